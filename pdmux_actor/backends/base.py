@@ -1,0 +1,59 @@
+"""What an actor needs of an engine, whatever runs inside."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapacity:
+    device: str
+    memory_bytes: int
+    block_bytes: int
+    total_blocks: int
+
+
+class Engine(Protocol):
+    """Asyncio side of an engine. Every submitted request ends with exactly one event whose `finish` is set,
+    unless the engine dies: then `events` raises EngineDied and the caller owes the answers."""
+
+    async def start(self) -> EngineCapacity: ...
+
+    async def add_model(self, assignment: ModelAssignment) -> int:
+        """Returns the model's maximum length in tokens.
+
+        Raises:
+            ModelLoadError: the checkpoint cannot be served.
+        """
+        ...
+
+    async def remove_model(self, model: str) -> None:
+        """Aborts what the model still runs and frees its memory."""
+        ...
+
+    async def set_quotas(self, quota_blocks: Mapping[str, int]) -> None: ...
+
+    async def set_policy(self, policy: str) -> None: ...
+
+    def submit(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def events(self) -> AsyncIterator[Sequence[TokenEvent]]:
+        """One item per engine step. Iterate once.
+
+        Raises:
+            EngineDied: the engine process ended.
+        """
+        ...
+
+    def load_report(self) -> LoadReport | None:
+        """The newest report, a fraction of a second old; None before the first."""
+        ...
+
+    def is_alive(self) -> bool: ...
+
+    async def stop(self) -> None: ...

@@ -1,0 +1,41 @@
+"""Errors of the engine.
+
+EngineError
+├── ModelLoadError     a checkpoint cannot be served: missing, broken, unsupported or too large
+├── EngineDied         the engine process is gone
+├── StreamRefused      a unit's frame stream refused the connection (token, version)
+└── UnitLost           the frame stream of a unit broke or went silent
+"""
+
+
+class EngineError(Exception):
+    """Base of this package's errors."""
+
+
+class ModelLoadError(EngineError):
+    def __init__(self, *, model: str, reason: str, remedy: str) -> None:
+        super().__init__(f"model {model!r} does not load: {reason}; {remedy}")
+        self.model = model
+        self.reason = reason
+        self.remedy = remedy
+
+
+class EngineDied(EngineError):
+    def __init__(self, *, pid: int | None, exit_code: int | None) -> None:
+        super().__init__(f"engine process {pid} ended with exit code {exit_code}; Serve restarts its unit")
+        self.pid = pid
+        self.exit_code = exit_code
+
+
+class StreamRefused(EngineError):
+    def __init__(self, *, endpoint: str, reason: str) -> None:
+        super().__init__(f"unit at {endpoint} refused the stream: {reason}")
+        self.endpoint = endpoint
+        self.reason = reason
+
+
+class UnitLost(EngineError):
+    def __init__(self, *, endpoint: str, reason: str) -> None:
+        super().__init__(f"lost the unit at {endpoint}: {reason}")
+        self.endpoint = endpoint
+        self.reason = reason

@@ -1,0 +1,84 @@
+"""The seam between deciding and doing. The executor owns time, memory and the lanes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pdmux_actor.scheduling.launch import Completion, Launch
+from profiler.specs import DeviceSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvGeometry:
+    """How a model lays its KV into the pool's blocks.
+
+    A block holds K and V of one KV head in one layer for `tokens_per_row` tokens. A row is the set of
+    `blocks_per_row` = layers x KV heads blocks that hold the same tokens; block (layer, head) of row r is
+    `row_table[r, layer * num_kv_heads + head]`.
+    """
+
+    blocks_per_row: int
+    tokens_per_row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What the scheduler knows of a model that the executor holds."""
+
+    model: str
+    spec: ModelSpec
+    geometry: KvGeometry
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+
+class Executor(Protocol):
+    """Lanes are FIFO with one launch in flight each (the scheduler holds to it).
+
+    Only the engine thread calls; `wake` and `load_model` may be called from any thread.
+    """
+
+    device: DeviceSpec
+    total_blocks: int
+    block_bytes: int
+
+    def now(self) -> float:
+        """Seconds; monotonic or virtual."""
+        ...
+
+    def load_model(
+        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+    ) -> ModelInfo:
+        """Slow: reads weights. The model can be launched after `attach_model`.
+
+        Raises:
+            ModelLoadError: the checkpoint is missing, broken or unsupported; the message names the remedy.
+        """
+        ...
+
+    def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
+        """Gives the executor the row table `[max_rows, blocks_per_row]` that the block pool fills in place."""
+        ...
+
+    def detach_model(self, model: str) -> None:
+        """Frees the weights. No launch of the model is in flight."""
+        ...
+
+    def submit(self, launch: Launch) -> None:
+        """Returns at once. A failure of the launch comes back as a completion with `error`."""
+        ...
+
+    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+        """At least one completion, or none at `deadline_s` or on `wake`. With None it waits without limit."""
+        ...
+
+    def wake(self) -> None:
+        """Makes a running or the next `wait` return."""
+        ...
+
+    def close(self) -> None:
+        """Stops the lanes after their launches in flight."""
+        ...

@@ -1,0 +1,64 @@
+"""What the control loop and a unit tell each other: a unit registers by its first heartbeat, the answer is its lease."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdmux_actor.messages import LoadReport, Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAssignment:
+    """A model that a unit shall serve. `source` is a local folder in Hugging Face layout or a Hugging Face id."""
+
+    model: str
+    source: str
+    quota_blocks: int
+    slo: Slo
+    revision: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """`version` grows with every change; a unit applies the newest it has seen. `stream_token` authenticates gateways
+    on the unit's frame stream."""
+
+    version: int
+    models: tuple[ModelAssignment, ...]
+    policy: str
+    stream_token: str
+
+
+class ModelPhase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """`max_model_len` is known once the model is READY; `error` says why it FAILED and the remedy."""
+
+    model: str
+    phase: ModelPhase
+    max_model_len: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitReport:
+    """One heartbeat. `unit_id` is new for every start of a unit's process; `endpoint` is host:port of its frame stream."""
+
+    unit_id: str
+    node: str
+    pool: str
+    num_gpus: int
+    endpoint: str
+    memory_bytes: int
+    block_bytes: int
+    total_blocks: int
+    lease_version: int
+    models: tuple[ModelStatus, ...]
+    load: LoadReport | None = None

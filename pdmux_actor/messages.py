@@ -1,0 +1,96 @@
+"""Values that enter and leave an engine. Plain data: msgspec encodes them, nothing is pickled."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence token or a stop string
+    LENGTH = "length"  # max_tokens or the model's context length
+    ABORT = "abort"  # the client went away
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """`temperature == 0` is greedy. `top_k == 0` means all tokens.
+
+    `logprobs` is how many alternatives to report per token; 0 reports the chosen token only, None nothing.
+    The random draw for output token i depends on (seed, i) only, so batching, preemption and migration do not change it.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Targets of a request: time to first token, and each gap between tokens."""
+
+    ttft_s: float
+    tbt_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """`output_token_ids` are tokens that another unit already produced for this request (it died): the engine
+    recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    slo: Slo
+    output_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+class SampledToken(NamedTuple):
+    """`top` holds (token id, log-probability), most probable first."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """What one engine step produced for one request. `finish` is set exactly once per request, on its last event."""
+
+    request_id: str
+    tokens: tuple[SampledToken, ...] = ()
+    finish: FinishReason | None = None
+    error: str | None = None  # with FinishReason.ERROR: what happened and the remedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """State of one model inside a unit."""
+
+    model: str
+    running: int
+    waiting: int
+    used_blocks: int
+    quota_blocks: int
+    preemptions_total: int
+    prompt_tokens_total: int
+    output_tokens_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """State of a unit. `prefill_sms` and `decode_sms` are the partition in force (cores on a CPU)."""
+
+    models: tuple[ModelLoad, ...]
+    total_blocks: int
+    free_blocks: int
+    prefill_sms: int
+    decode_sms: int
+    steps_total: int

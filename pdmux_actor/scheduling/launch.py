@@ -1,0 +1,108 @@
+"""The units of work that the scheduler gives to an executor's lanes, and what comes back."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.sequence import Sequence
+
+
+class Lane(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `[start, start + length)` of a sequence, to be given KV. A token is sampled after the last known token."""
+
+    sequence: Sequence
+    start: int
+    length: int
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.length == len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSlice:
+    """Layers `[first_layer, last_layer)` of a prefill batch, on the prefill lane.
+
+    Slices of one batch share `batch_id` and `chunks`, come in order, and the executor keeps the hidden states between
+    them. The slice that ends at the model's last layer samples one token for each chunk that `samples`.
+    """
+
+    batch_id: int
+    model: str
+    chunks: tuple[Chunk, ...]
+    first_layer: int
+    last_layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropPrefill:
+    """Forget the hidden states of an unfinished prefill batch. Takes effect at once; has no completion."""
+
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeStep:
+    """`steps` tokens for each sequence, on the decode lane. KV rows for all steps are allocated beforehand."""
+
+    model: str
+    sequences: tuple[Sequence, ...]
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedStep:
+    """All layers over prefill chunks and one decode step of `sequences`, fused, on the decode lane."""
+
+    model: str
+    chunks: tuple[Chunk, ...]
+    sequences: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repartition:
+    """SMs (cores on a CPU) of the lanes' next launches. Their sum never exceeds the device. Has no completion."""
+
+    prefill_sms: int
+    decode_sms: int
+
+
+ComputeLaunch = PrefillSlice | DecodeStep | MixedStep
+Launch = ComputeLaunch | DropPrefill | Repartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """`tokens[i]` are the new tokens of the launch's i-th sampling sequence, in the order of `sampling_sequences`.
+
+    `error` means that the launch produced nothing; its sequences fail with that reason.
+    """
+
+    launch: ComputeLaunch
+    started_s: float
+    finished_s: float
+    tokens: tuple[tuple[SampledToken, ...], ...] = ()
+    error: str | None = None
+
+
+def lane_of(launch: ComputeLaunch) -> Lane:
+    return Lane.PREFILL if isinstance(launch, PrefillSlice) else Lane.DECODE
+
+
+def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[Sequence, ...]:
+    """Sequences that receive tokens from `launch`: sampling chunks first, then decoding sequences."""
+    match launch:
+        case PrefillSlice(chunks=chunks, last_layer=last_layer):
+            if last_layer < num_layers:
+                return ()
+            return tuple(c.sequence for c in chunks if c.samples)
+        case DecodeStep(sequences=sequences):
+            return sequences
+        case MixedStep(chunks=chunks, sequences=sequences):
+            return tuple(c.sequence for c in chunks if c.samples) + sequences

@@ -1,0 +1,58 @@
+"""A request's state inside an engine."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pdmux_actor.messages import FinishReason, GenerateRequest
+
+
+class SequenceStatus(Enum):
+    WAITING = "waiting"  # holds no KV
+    PREFILLING = "prefilling"  # holds KV rows, some known tokens have no KV yet
+    RUNNING = "running"  # every known token but the last has KV: ready to decode
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Cursor over a request's tokens.
+
+    While a launch that names the sequence is in flight, executor threads read it and nobody writes it; `pending_finish`
+    is the one exception (the engine thread notes an abort there and acts on it at completion).
+
+    KV of token i lies in row `rows[i // tokens_per_row]` of the model's row table, at offset `i % tokens_per_row`.
+    """
+
+    request: GenerateRequest
+    arrival_s: float
+    token_ids: list[int]  # prompt, then output
+    num_prompt_tokens: int
+    num_computed_tokens: int = 0  # KV exists for token_ids[:num_computed_tokens]
+    rows: list[int] = field(default_factory=list)
+    status: SequenceStatus = SequenceStatus.WAITING
+    in_flight: bool = False
+    pending_finish: FinishReason | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_preemptions: int = 0
+
+    @classmethod
+    def from_request(cls, request: GenerateRequest, arrival_s: float) -> "Sequence":
+        return cls(
+            request=request,
+            arrival_s=arrival_s,
+            token_ids=[*request.prompt_token_ids, *request.output_token_ids],
+            num_prompt_tokens=len(request.prompt_token_ids),
+        )
+
+    @property
+    def model(self) -> str:
+        return self.request.model
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens

@@ -1,0 +1,126 @@
+"""The frame stream between gateways and a unit: one TCP connection, many requests, no pickle.
+
+A frame is a 4-byte big-endian length and a msgpack-encoded message of one of the tagged types below. The gateway opens
+the connection with Hello; the unit answers Welcome or Refused. `stream` ids are chosen by the gateway, unique within a
+connection. Either side sends Ping when it has been silent for `HEARTBEAT_S`; silence of `SILENCE_S` means that the peer
+is lost. A stream ends with a Delta whose `finish` is set; the unit forgets it then.
+
+Credit: a unit sends at most `credit` Deltas per stream beyond what the gateway has granted and merges what it must hold
+back, so a slow client costs neither side unbounded memory.
+"""
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from pdmux_actor.messages import FinishReason, GenerateRequest
+
+PROTOCOL_VERSION = 1
+HEARTBEAT_S = 1.0
+SILENCE_S = 5.0
+INITIAL_CREDIT = 64
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top: list[TopLogprob]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    version: int
+    token: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    unit_id: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    reason: str
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate"):
+    stream: int
+    request: GenerateRequest
+    credit: int = INITIAL_CREDIT
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """The client is gone or has enough: free the sequence within one step. The unit sends no further Delta."""
+
+    stream: int
+
+
+class Credit(msgspec.Struct, frozen=True, tag="credit"):
+    stream: int
+    deltas: int
+
+
+class Delta(msgspec.Struct, frozen=True, tag="delta"):
+    """New output of a stream. `sequence` counts Deltas from 0. `text` is what may be shown; it can lag behind
+    `token_ids` while a character is incomplete or a stop string may be forming. `retryable` marks a failure that another
+    unit may not share (the model left this unit, the engine died)."""
+
+    stream: int
+    sequence: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    error: str | None = None
+    retryable: bool = False
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    pass
+
+
+ToUnit = Hello | Generate | Cancel | Credit | Ping
+FromUnit = Welcome | Refused | Delta | Ping
+
+
+class FrameTooLarge(ValueError):
+    """A peer announced a frame above `MAX_FRAME_BYTES`."""
+
+
+def encode(message: ToUnit | FromUnit) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frame bodies (sans-I/O).
+
+    >>> splitter = FrameSplitter()
+    >>> data = encode(Ping())
+    >>> [len(b) for b in splitter.feed(data[:3])], [len(b) for b in splitter.feed(data[3:] + data)]
+    ([], [11, 11])
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Raises FrameTooLarge; the connection is of no use after that."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise FrameTooLarge(f"frame of {length} bytes, limit {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield body
