@@ -1,4 +1,4 @@
-"""What the control loop and a unit tell each other: a unit registers by its first heartbeat, the answer is its lease."""
+"""What the control loop and a unit tell each other: a unit registers by its first heartbeat; the answer is a lease."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,8 @@ class ModelAssignment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """`version` grows with every change; a unit applies the newest it has seen. `stream_token` authenticates gateways
-    on the unit's frame stream."""
+    on the unit's frame stream.
+    """
 
     version: int
     models: tuple[ModelAssignment, ...]
@@ -49,7 +50,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReport:
-    """One heartbeat. `unit_id` is new for every start of a unit's process; `endpoint` is host:port of its frame stream."""
+    """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream."""
 
     unit_id: str
     node: str

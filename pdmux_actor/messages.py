@@ -17,7 +17,7 @@ class SamplingParams:
     """`temperature == 0` is greedy. `top_k == 0` means all tokens.
 
     `logprobs` is how many alternatives to report per token; 0 reports the chosen token only, None nothing.
-    The random draw for output token i depends on (seed, i) only, so batching, preemption and migration do not change it.
+    The draw for output token i depends on (seed, i) only: batching, preemption and migration do not change it.
     """
 
     max_tokens: int
@@ -41,7 +41,8 @@ class Slo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """`output_token_ids` are tokens that another unit already produced for this request (it died): the engine
-    recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again."""
+    recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again.
+    """
 
     request_id: str
     model: str

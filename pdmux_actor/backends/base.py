@@ -18,7 +18,8 @@ class EngineCapacity:
 
 class Engine(Protocol):
     """Asyncio side of an engine. Every submitted request ends with exactly one event whose `finish` is set,
-    unless the engine dies: then `events` raises EngineDied and the caller owes the answers."""
+    unless the engine dies: then `events` raises EngineDied and the caller owes the answers.
+    """
 
     async def start(self) -> EngineCapacity: ...
 

@@ -69,8 +69,9 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
     """New output of a stream. `sequence` counts Deltas from 0. `text` is what may be shown; it can lag behind
-    `token_ids` while a character is incomplete or a stop string may be forming. `retryable` marks a failure that another
-    unit may not share (the model left this unit, the engine died)."""
+    `token_ids` while a character is incomplete or a stop string may be forming. `retryable` marks a failure that
+    another unit may not share (the model left this unit, the engine died).
+    """
 
     stream: int
     sequence: int
