@@ -70,7 +70,8 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
     """New output of a stream. `sequence` counts Deltas from 0. `text` is what may be shown; it can lag behind
     `token_ids` while a character is incomplete or a stop string may be forming. `retryable` marks a failure that
-    another unit may not share (the model left this unit, the engine died).
+    another unit may not share (the model left this unit, the engine died). `held_back` counts the newest tokens of the
+    stream that `text` does not reflect yet: a gateway that continues elsewhere resends the tokens before them.
     """
 
     stream: int
@@ -80,6 +81,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     logprobs: list[TokenLogprob] | None = None
     finish: FinishReason | None = None
     error: str | None = None
+    held_back: int = 0
     retryable: bool = False
 
 
