@@ -1,0 +1,54 @@
+"""What reaches the scheduler from outside, in the order of arrival."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdmux_actor.executor.base import ModelInfo
+from pdmux_actor.messages import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The request's last event will be ABORT, unless it has finished already."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttachModel:
+    """The executor holds the model's weights; requests for it are welcome from now on."""
+
+    info: ModelInfo
+    quota_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveModel:
+    """Ends the model's requests with an error and frees its blocks; the weights go when its launches have ended."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetQuotas:
+    """New token-block quotas; models not named keep theirs."""
+
+    quota_blocks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicy:
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The engine loop returns after this turn. What still runs is not answered: drain first."""
+
+
+Event = Arrival | Abort | AttachModel | RemoveModel | SetQuotas | SetPolicy | Stop
