@@ -1,38 +1,15 @@
 """The seam between deciding and doing. The executor owns time, memory and the lanes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pdmux_actor.kv.geometry import KvGeometry as KvGeometry
+from pdmux_actor.model_info import ModelInfo as ModelInfo
 from pdmux_actor.scheduling.launch import Completion, Launch
-from profiler.specs import DeviceSpec, ModelSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvGeometry:
-    """How a model lays its KV into the pool's blocks.
-
-    A block holds K and V of one KV head in one layer for `tokens_per_row` tokens. A row is the set of
-    `blocks_per_row` = layers x KV heads blocks that hold the same tokens; block (layer, head) of row r is
-    `row_table[r, layer * num_kv_heads + head]`.
-    """
-
-    blocks_per_row: int
-    tokens_per_row: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What the scheduler knows of a model that the executor holds."""
-
-    model: str
-    spec: ModelSpec
-    geometry: KvGeometry
-    eos_token_ids: frozenset[int]
-    max_model_len: int
+from profiler.specs import DeviceSpec
 
 
 class Executor(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pdmux_actor.executor.base import KvGeometry
+from pdmux_actor.kv.geometry import KvGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

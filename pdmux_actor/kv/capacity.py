@@ -1,6 +1,6 @@
 """How long a sequence can get."""
 
-from pdmux_actor.executor.base import ModelInfo
+from pdmux_actor.model_info import ModelInfo
 
 
 def longest_sequence_tokens(info: ModelInfo, quota_blocks: int) -> int:

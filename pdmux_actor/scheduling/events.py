@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdmux_actor.executor.base import ModelInfo
 from pdmux_actor.messages import GenerateRequest
+from pdmux_actor.model_info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
