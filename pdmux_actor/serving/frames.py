@@ -71,7 +71,9 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     """New output of a stream. `sequence` counts Deltas from 0. `text` is what may be shown; it can lag behind
     `token_ids` while a character is incomplete or a stop string may be forming. `retryable` marks a failure that
     another unit may not share (the model left this unit, the engine died). `held_back` counts the newest tokens of the
-    stream that `text` does not reflect yet: a gateway that continues elsewhere resends the tokens before them.
+    stream that `text` does not reflect yet: a gateway that continues elsewhere resends the tokens before them. So the
+    text shown so far always ends at the end of a token: one that may be shown only in part is held back whole, and a
+    unit that starts from `output_token_ids` shows only what comes after them.
     """
 
     stream: int
