@@ -1,0 +1,53 @@
+# Every target builds the environment it needs. `make help` lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed.stamp
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
+HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>&1; then echo yes; fi)
+
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check
+
+help: ## List the targets
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+venv: $(STAMP) ## Environment only: .venv with pinned packages
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "muxfleet needs Python 3.11 or newer; '$(PYTHON)' is not. Point at another one: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@echo "[1/3] virtual environment in $(VENV)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+ifeq ($(HAS_GPU),yes)
+	@echo "[2/3] torch $(TORCH) for CUDA (an NVIDIA GPU is here; some GB, takes minutes)"
+	@# === refuses builds with another label, so that an index with CPU wheels does not win here.
+	@$(PIP) 'torch===$(TORCH)'
+else
+	@echo "[2/3] torch $(TORCH), CPU build (some 200 MB)"
+	@$(PIP) 'torch==$(TORCH)+cpu' 2>$(VENV)/torch.log || { \
+	  grep -q 'No matching distribution found for torch' $(VENV)/torch.log || { cat $(VENV)/torch.log >&2; exit 1; }; \
+	  echo "      not on your package index: taking the default build, which can be some GB larger."; \
+	  echo "      To avoid that, point PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels."; \
+	  $(PIP) 'torch==$(TORCH)'; }
+endif
+	@echo "[3/3] the other packages"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: venv ## Three models behind one endpoint on this machine; ARGS="--once --json out.json"
+	@$(BIN)/muxfleet demo $(ARGS)
+
+check: venv ## Format, lint, types and import rules: what CI runs before the tests
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@report=$$($(BIN)/lint-imports --no-logo) || { echo "$$report" >&2; exit 1; }
+
+test: venv check ## All checks, then the tests; ARGS="-k gateway" narrows them
+	@$(BIN)/python -m pytest $(ARGS)
