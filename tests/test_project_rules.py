@@ -1,0 +1,220 @@
+"""Rules of CONTRIBUTING.md that no linter knows. A rule that nothing runs is not a rule."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+BANNED_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "core", "manager"})
+MUTABLE_CALLS = frozenset({"dict", "list", "set", "defaultdict", "deque", "OrderedDict", "Counter", "bytearray"})
+FROZEN_CALLS = frozenset({"frozenset", "tuple", "MappingProxyType"})
+
+# File -> why it may look at the environment although it is not deploy/settings.py.
+ENVIRONMENT_READERS: dict[str, str] = {}
+
+# Pure modules that the planner, the simulator and a gateway's decisions need; none of them may pull in torch.
+TORCH_FREE_MODULES = (
+    "traces.record",
+    "profiler.roofline",
+    "placement.plan",
+    "placement.solvers.memory_greedy",
+    "pdmux_actor.messages",
+    "pdmux_actor.lease",
+    "pdmux_actor.engine",
+    "pdmux_actor.executor.base",
+    "pdmux_actor.executor.simulated",
+    "pdmux_actor.executor.replay",
+    "pdmux_actor.scheduling.scheduler",
+    "pdmux_actor.serving.frames",
+    "router.view",
+    "router.routing",
+    "router.admission",
+)
+
+
+def product_files() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def tracked_files() -> list[Path]:
+    """Text files that git knows; without git (an unpacked archive) what the packages hold."""
+    listing = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        return [path for path in product_files() if path.is_file()]
+    return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_files__any__are_short() -> None:
+    long = {
+        relative(path): lines
+        for path in [*product_files(), *sorted((ROOT / "tests").rglob("*.py"))]
+        if (lines := len(path.read_text().splitlines())) > MAX_FILE_LINES
+    }
+    assert not long, f"files above {MAX_FILE_LINES} lines: {long}"
+
+
+def test_functions__any__are_short() -> None:
+    long = {
+        f"{relative(path)}:{node.name}": lines
+        for path in product_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and (lines := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert not long, f"functions above {MAX_FUNCTION_LINES} lines: {long}"
+
+
+def names_with_banned_words() -> Iterator[str]:
+    for path in product_files():
+        if BANNED_NAMES & {part.lower() for part in (path.parent.name, *path.stem.split("_"))}:
+            yield relative(path)
+        for node in ast.walk(tree_of(path)):
+            words = re.findall(r"[A-Z][a-z]+", node.name) if isinstance(node, ast.ClassDef) else []
+            if BANNED_NAMES & {word.lower() for word in words}:
+                yield f"{relative(path)}:{node.name}"
+
+
+def test_names__modules_and_classes__say_something() -> None:
+    assert not list(names_with_banned_words())
+
+
+def test_globals__any_function__declares_none() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in product_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Global)
+    ]
+    assert not found, f"'global' makes hidden state: {found}"
+
+
+def is_constant_mapping(node: ast.AnnAssign | ast.Assign) -> bool:
+    """`NAME: Mapping[...] = {...}` (or Sequence, Final) cannot be written to under mypy --strict."""
+    if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+        return False
+    annotation = ast.unparse(node.annotation).removeprefix("Final[")
+    return node.target.id.isupper() and annotation.startswith(("Mapping", "Sequence", "AbstractSet", "Collection"))
+
+
+def is_mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp):
+        return True
+    if isinstance(value, ast.Call):
+        name = ast.unparse(value.func).rsplit(".", 1)[-1]
+        return name in MUTABLE_CALLS and name not in FROZEN_CALLS
+    return False
+
+
+def mutable_module_state(tree: ast.Module) -> Iterator[int]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and is_mutable(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            is_dunder = all(isinstance(t, ast.Name) and t.id.startswith("__") for t in targets)
+            if not is_dunder and not is_constant_mapping(node):
+                yield node.lineno
+
+
+def test_module_state__any_module__is_immutable() -> None:
+    found = [f"{relative(path)}:{line}" for path in product_files() for line in mutable_module_state(tree_of(path))]
+    assert not found, f"annotate constants as Mapping/Sequence, or use MappingProxyType/frozenset/tuple: {found}"
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("cache = {}", [1]),
+        ("CACHE: dict[str, int] = {}", [1]),
+        ("seen = set()\nqueue = collections.deque()", [1, 2]),
+        ("NAMES = [n for n in x]", [1]),
+        ("BYTES: Mapping[str, int] = {'a': 1}", []),
+        ("NAMES = frozenset({'a'})\nX = MappingProxyType({})\nY = (1,)", []),
+        ("def f():\n    local = {}", []),
+    ],
+)
+def test_mutable_module_state__samples__are_told_apart(source: str, lines: list[int]) -> None:
+    assert list(mutable_module_state(ast.parse(source))) == lines
+
+
+def test_init_files__any_package__are_empty() -> None:
+    filled = [relative(path) for path in product_files() if path.name == "__init__.py" and path.read_text().strip()]
+    assert not filled, f"importing a module runs its package's __init__.py; keep it empty: {filled}"
+
+
+def test_tests__folders__hold_unique_module_names() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names)), "pytest needs unique file names: tests/ has no __init__.py"
+
+
+def test_tracked_files__any__hold_no_machine_paths() -> None:
+    machine_path = re.compile(r"(?<![\w./-])/(?:work|root|home)/[\w.-]+")
+    found = []
+    for path in tracked_files():
+        if path.suffix in {".png", ".parquet", ".safetensors"} or path == Path(__file__):
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+            if machine_path.search(line):
+                found.append(f"{relative(path)}:{number}: {line.strip()[:80]}")
+    assert not found, f"paths of one machine: {found}"
+
+
+def environment_reads(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv", "os.environb"}:
+            yield node.lineno
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and {a.name for a in node.names} & {"environ", "getenv"}
+        ):
+            yield node.lineno
+
+
+def test_environment__outside_settings__is_not_read() -> None:
+    found = [
+        f"{relative(path)}:{line}"
+        for path in product_files()
+        if relative(path) != "deploy/settings.py" and relative(path) not in ENVIRONMENT_READERS
+        for line in environment_reads(tree_of(path))
+    ]
+    assert not found, f"only deploy/settings.py reads the environment: {found}"
+
+
+def test_environment__allow_list__names_files_that_read_it() -> None:
+    stale = [name for name in ENVIRONMENT_READERS if not list(environment_reads(tree_of(ROOT / name)))]
+    assert not stale
+
+
+def test_pure_modules__imported__leave_torch_out() -> None:
+    present = [
+        name
+        for name in TORCH_FREE_MODULES
+        if (ROOT / (name.replace(".", "/") + ".py")).exists() or (ROOT / name.replace(".", "/")).is_dir()
+    ]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, f'{name} imports torch'\n"
+        "    assert 'ray' not in sys.modules, f'{name} imports ray'\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, *present], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
