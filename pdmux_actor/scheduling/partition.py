@@ -1,0 +1,23 @@
+"""Which shares of a device the two lanes can take."""
+
+from collections.abc import Callable, Iterator
+
+from profiler.specs import DeviceSpec
+
+
+def decode_shares(device: DeviceSpec) -> Iterator[int]:
+    """SMs that decode can have while prefill has the rest, ascending, in steps of the device's granularity."""
+    yield from range(device.partition_granularity_sms, device.num_sms, device.partition_granularity_sms)
+
+
+def least_decode_share(device: DeviceSpec, worst_decode_s: Callable[[int], float], target_s: float) -> int | None:
+    """The least share whose worst-case decode latency meets the target; else the largest one.
+
+    Prefill gets what remains: the split that meets the TBT target and is best for prefill (MuxWise §3.4.1). None when
+    the device cannot be shared (a single SM).
+    """
+    share: int | None = None
+    for share in decode_shares(device):
+        if worst_decode_s(share) <= target_s:
+            return share
+    return share  # the largest, since none meets the target

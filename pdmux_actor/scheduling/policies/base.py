@@ -1,0 +1,96 @@
+"""What a dispatch policy sees and what it may ask for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdmux_actor.scheduling.batch import PrefillBatch
+from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.specs import DeviceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrefill:
+    """Form a prefill batch from the model's first waiting sequences and run its first `layers` layers."""
+
+    model: str
+    layers: int
+    sms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuePrefill:
+    """Run the next `layers` layers of the prefill batch."""
+
+    layers: int
+    sms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """`steps` decode steps of all running sequences of the model."""
+
+    model: str
+    sms: int
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Running sequences of the model and up to `token_budget` tokens in all, prompts filling what decode leaves."""
+
+    model: str
+    token_budget: int
+    sms: int
+
+
+Action = StartPrefill | ContinuePrefill | Decode | Mixed
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """`sms` is the share of the launch in flight, 0 when the lane is idle."""
+
+    busy: bool
+    sms: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """A policy reads this; it changes nothing in it."""
+
+    device: DeviceSpec
+    settings: SchedulerSettings
+    predictor: LatencyPredictor
+    queues: Mapping[str, ModelQueue]
+    batch: PrefillBatch | None
+    prefill_lane: LaneState
+    decode_lane: LaneState
+
+    @property
+    def idle(self) -> bool:
+        return not self.prefill_lane.busy and not self.decode_lane.busy
+
+    def prefillable(self, queue: ModelQueue) -> bool:
+        """Whether a prefill batch of the model could be formed now."""
+        if queue.removing:
+            return False
+        if queue.partial:
+            return True
+        return bool(queue.waiting) and queue.admits(
+            queue.waiting[0],
+            max_resident=self.settings.max_running_sequences,
+            watermark=self.settings.kv_watermark,
+        )
+
+
+class DispatchPolicy(Protocol):
+    """Deterministic: the same states in the same order give the same actions."""
+
+    name: str
+
+    def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
+        """At most one action per idle lane; the shares of the two lanes never sum to more than the device."""
+        ...

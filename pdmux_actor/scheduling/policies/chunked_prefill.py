@@ -1,0 +1,22 @@
+"""Decode first, prompt chunks fill a token budget (Sarathi-Serve, arXiv:2403.02310)."""
+
+from collections.abc import Sequence
+
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Mixed, UnitState
+from pdmux_actor.scheduling.rotation import Rotation
+
+
+class ChunkedPrefill:
+    name = "chunked_prefill"
+
+    def __init__(self) -> None:
+        self._turn = Rotation()
+
+    def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
+        if not state.idle:
+            return ()
+        sms = state.device.num_sms
+        if state.batch is not None:  # left over from another policy
+            return (ContinuePrefill(state.batch.layers_left, sms),)
+        model = self._turn.take(q.model for q in state.queues.values() if q.decode_ready or state.prefillable(q))
+        return () if model is None else (Mixed(model, state.settings.chunk_budget_tokens, sms),)

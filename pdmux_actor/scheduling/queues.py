@@ -1,0 +1,84 @@
+"""One model's sequences inside a unit. Policies read it, the scheduler alone changes it."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
+from profiler.latency import ChunkShape
+
+
+@dataclass(slots=True, eq=False)
+class ModelQueue:
+    """`partial` sequences hold KV for a part of their prompt (chunked prefill); `running` is ordered by arrival."""
+
+    info: ModelInfo
+    pool: BlockPool
+    waiting: deque[Sequence] = field(default_factory=deque)
+    partial: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    num_prefilling: int = 0  # sequences inside the unit's prefill batch
+    removing: bool = False
+    preemptions_total: int = 0
+    prompt_tokens_total: int = 0
+    output_tokens_total: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.info.model
+
+    @property
+    def num_resident(self) -> int:
+        """Sequences that hold KV."""
+        return self.num_prefilling + len(self.partial) + len(self.running)
+
+    @property
+    def decode_ready(self) -> bool:
+        return bool(self.running) and not self.running[0].in_flight
+
+    @property
+    def tightest_tbt_s(self) -> float:
+        return min((s.request.slo.tbt_s for s in self.running), default=float("inf"))
+
+    @property
+    def context_tokens(self) -> list[int]:
+        return [len(s.token_ids) for s in self.running]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.waiting and self.num_resident == 0
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All but those inside a prefill batch."""
+        yield from self.waiting
+        yield from self.partial
+        yield from self.running
+
+    def rows_for(self, num_tokens: int) -> int:
+        """Rows that hold the KV of `num_tokens` tokens."""
+        return -(-num_tokens // self.info.geometry.tokens_per_row)
+
+    def admits(self, sequence: Sequence, *, max_resident: int, watermark: float, claimed_rows: int = 0) -> bool:
+        """Whether a waiting sequence may take KV for all its known tokens now.
+
+        The watermark leaves room for running sequences to grow, so that admission does not cause preemption at once.
+        """
+        if self.num_resident >= max_resident:
+            return False
+        rows = self.rows_for(len(sequence.token_ids)) + claimed_rows
+        spare = int(watermark * self.pool.quota_rows(self.model)) + 1 if self.num_resident or claimed_rows else 0
+        return rows + spare <= self.pool.allocatable_rows(self.model)
+
+    def chunk_shape(self, sequence: Sequence) -> ChunkShape:
+        return ChunkShape(sequence.num_uncomputed_tokens, sequence.num_computed_tokens)
+
+    def check_integrity(self) -> None:
+        """Asserts that statuses match the queues and that rows cover the computed tokens."""
+        assert all(s.status is SequenceStatus.WAITING and not s.rows for s in self.waiting)
+        assert all(s.status is SequenceStatus.PREFILLING for s in self.partial)
+        assert all(s.status is SequenceStatus.RUNNING for s in self.running)
+        assert all(s.num_uncomputed_tokens == 1 for s in self.running)
+        for sequence in self.sequences():
+            assert len(sequence.rows) >= self.rows_for(sequence.num_computed_tokens)
