@@ -1,0 +1,66 @@
+"""Reads Azure's LLM inference traces (CSV): TIMESTAMP, ContextTokens, GeneratedTokens."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from traces.errors import BadTraceFile
+from traces.readers.fields import Cell
+from traces.record import TraceRecord
+
+REQUIRED_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_TIME_REMEDY = "give the time as YYYY-MM-DD HH:MM:SS.fffffff"
+
+
+def iter_records(path: Path) -> Iterator[TraceRecord]:
+    """Yields one record per row, in the order of the file; times count from the first row.
+
+    Raises:
+        BadTraceFile: a column is missing, or a row holds a value that no request can have.
+    """
+    first: tuple[int, float] | None = None
+    row = 0
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        try:
+            reader = csv.DictReader(lines)
+            _check_columns(path, reader.fieldnames or ())
+            for row, values in enumerate(reader, start=1):
+                time = _time(Cell(path, row, "TIMESTAMP", values["TIMESTAMP"]))
+                first = first or time
+                yield TraceRecord(
+                    arrival_s=(time[0] - first[0]) + (time[1] - first[1]),
+                    input_tokens=Cell(path, row, "ContextTokens", values["ContextTokens"]).tokens(minimum=1),
+                    output_tokens=Cell(path, row, "GeneratedTokens", values["GeneratedTokens"]).tokens(minimum=0),
+                )
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise BadTraceFile(
+                path=path, field="line", row=row + 1, value=str(error), remedy="make the file a CSV file in UTF-8"
+            ) from error
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    for column in REQUIRED_COLUMNS:
+        if column not in names:
+            raise BadTraceFile(
+                path=path,
+                field=column,
+                row=None,
+                value="<missing>",
+                remedy=f"add the column; an Azure trace needs {', '.join(REQUIRED_COLUMNS)}",
+            )
+
+
+def _time(cell: Cell) -> tuple[int, float]:
+    """Whole seconds and their fraction apart: a float of the sum would lose the 100 ns resolution."""
+    if not isinstance(cell.value, str):
+        raise cell.bad(_TIME_REMEDY)
+    whole, _, rest = cell.value.strip().partition(".")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    try:
+        moment = datetime.fromisoformat(whole + rest[len(digits) :])
+    except ValueError as error:
+        raise cell.bad(_TIME_REMEDY) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp()), float(f"0.{digits}") if digits else 0.0

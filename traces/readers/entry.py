@@ -1,0 +1,111 @@
+"""The way into every trace file: recognises the format and reads it."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from traces.errors import BadParameter, TraceUnreadable
+from traces.readers import azure, mooncake, parquet
+from traces.record import TraceRecord
+from traces.trace import Trace
+from traces.transforms import spread_ticks
+
+Jitter = Literal["none", "tick"]
+_HEAD_BYTES = 4096
+
+
+class TraceFormat(StrEnum):
+    PARQUET = "parquet"
+    MOONCAKE = "mooncake"
+    AZURE = "azure"
+
+
+def recognise(path: Path) -> TraceFormat:
+    """Looks at the content; the name does not matter.
+
+    Raises:
+        TraceUnreadable: there is no such file, or its content is none of the formats.
+    """
+    remedy = "give a parquet trace, a Mooncake JSONL file or an Azure CSV file, not compressed as a whole"
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise TraceUnreadable(path=path, reason=error.strerror or str(error), remedy=remedy) from error
+    if head.startswith(parquet.MAGIC):
+        return TraceFormat.PARQUET
+    text = head.decode("utf-8-sig", errors="replace").lstrip()
+    if text.startswith("{"):
+        return TraceFormat.MOONCAKE
+    header = [name.strip().strip('"') for name in text.partition("\n")[0].split(",")]
+    if any(column in header for column in azure.REQUIRED_COLUMNS):
+        return TraceFormat.AZURE
+    reason = "the file is empty" if not text else f"unknown format (begins with {text[:20]!r})"
+    raise TraceUnreadable(path=path, reason=reason, remedy=remedy)
+
+
+def iter_trace(path: Path | str) -> Iterator[TraceRecord]:
+    """Streams a file too large to hold. Records come in the order and with the times of the file.
+
+    Raises:
+        TraceUnreadable, BadTraceFile: as `read_trace`; a bad row raises when it is reached.
+    """
+    path = Path(path)
+    match recognise(path):
+        case TraceFormat.PARQUET:
+            return parquet.iter_records(path, parquet.read_facts(path))
+        case TraceFormat.MOONCAKE:
+            return mooncake.iter_records(path)
+        case TraceFormat.AZURE:
+            return azure.iter_records(path)
+
+
+def read_trace(path: Path | str, *, limit: int | None = None, jitter: Jitter = "none", seed: int = 0) -> Trace:
+    """Reads a file, or its first `limit` rows, into records sorted by arrival that start at 0 s.
+
+    `jitter="tick"` spreads requests whose times were rounded to ticks (Mooncake: 3 s) inside their tick.
+
+    Raises:
+        TraceUnreadable: there is no such file, it is broken, or in no known format.
+        BadTraceFile: a value in it is not usable; the message names field, row, value and remedy.
+        BadParameter: `limit` is below 1, or `jitter` is asked for a file without arrival times.
+    """
+    path = Path(path)
+    if limit is not None and limit < 1:
+        raise BadParameter(name="limit", value=limit, remedy="give at least 1")
+    trace = _whole(path, limit)
+    if not trace.records:
+        raise TraceUnreadable(path=path, reason="the file holds no request", remedy="give a trace with rows")
+    if jitter == "tick":
+        return spread_ticks(trace, seed=seed)
+    return trace
+
+
+def _whole(path: Path, limit: int | None) -> Trace:
+    match recognise(path):
+        case TraceFormat.PARQUET:
+            facts = parquet.read_facts(path)
+            return Trace(
+                name=facts.metadata.get("name", path.stem),
+                records=_in_order(itertools.islice(parquet.iter_records(path, facts), limit)),
+                block_tokens=facts.block_tokens,
+                has_arrivals=facts.has_arrivals,
+                metadata=facts.metadata,
+            )
+        case TraceFormat.MOONCAKE:
+            records = _in_order(itertools.islice(mooncake.iter_records(path), limit))
+            hashed = any(record.prefix_block_hashes for record in records)
+            return Trace(name=path.stem, records=records, block_tokens=mooncake.BLOCK_TOKENS if hashed else None)
+        case TraceFormat.AZURE:
+            return Trace(name=path.stem, records=_in_order(itertools.islice(azure.iter_records(path), limit)))
+
+
+def _in_order(rows: Iterator[TraceRecord]) -> tuple[TraceRecord, ...]:
+    records = sorted(rows, key=lambda record: record.arrival_s)
+    if not records or records[0].arrival_s == 0.0:
+        return tuple(records)
+    start_s = records[0].arrival_s
+    return tuple(replace(record, arrival_s=record.arrival_s - start_s) for record in records)
