@@ -1,0 +1,58 @@
+"""Errors of composition.
+
+DeployError
+├── FleetFileError     the fleet file cannot be used; one line per problem
+├── SourceNotFound     a model's checkpoint is not where the fleet file says
+├── PortTaken          something else listens on the gateway's port
+├── FleetStartError    the fleet did not come up
+└── FleetUnreachable   no fleet answers where one was expected
+"""
+
+from collections.abc import Sequence
+
+
+class DeployError(Exception):
+    """Base of this package's errors. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class FleetFileError(DeployError):
+    """`problems` are whole lines, each with the place, the value and the remedy."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class SourceNotFound(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, model: str, source: str, remedy: str) -> None:
+        super().__init__(f"model {model!r}: no checkpoint at {source}: {remedy}")
+        self.model = model
+        self.source = source
+        self.remedy = remedy
+
+
+class PortTaken(DeployError):
+    def __init__(self, *, host: str, port: int) -> None:
+        super().__init__(f"{host}:{port} is in use by another process; choose another with --port")
+        self.host = host
+        self.port = port
+
+
+class FleetStartError(DeployError):
+    def __init__(self, *, reason: str, remedy: str) -> None:
+        super().__init__(f"the fleet did not start: {reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class FleetUnreachable(DeployError):
+    def __init__(self, *, address: str, reason: str) -> None:
+        super().__init__(f"no fleet answers at {address}: {reason}")
+        self.address = address
+        self.reason = reason

@@ -1,0 +1,258 @@
+"""The fleet file: its schema, and the only place that reads files or the environment for configuration."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import ValidationError as PydanticValidationError
+
+from deploy.errors import FleetFileError, SourceNotFound
+from deploy.fleet_problems import Problem, problems_of
+from deploy.yaml_source import parse_yaml
+
+MAX_FILE_BYTES = 1024 * 1024
+
+ModelId = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$")
+]
+"""Chosen so that an id is usable as it stands in a URL path, a metric label and a file name."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$")]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class SloSection(Section):
+    ttft_s: PositiveFloat = 2.0
+    """Target for the time to the first token."""
+    tbt_s: PositiveFloat = 0.2
+    """Target for each gap between two tokens."""
+
+
+class DemandSection(Section):
+    """What is expected of a model before it has seen traffic."""
+
+    rate_per_s: Annotated[float, Field(ge=0)] = 1.0
+    prompt_tokens: PositiveInt = 512
+    """Mean length of a prompt."""
+    output_tokens: PositiveInt = 128
+    """Mean length of an answer."""
+
+
+class ReplicasSection(Section):
+    min: PositiveInt = 1
+    max: PositiveInt = 1
+
+
+class ModelSection(Section):
+    id: ModelId
+    """The name clients use."""
+    source: Annotated[str, Field(min_length=1, max_length=4096)]
+    """A folder in Hugging Face layout (relative to this file), or a Hugging Face id."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id."""
+    dtype: Dtype | None = None
+    """Default: engine.dtype."""
+    max_model_len: PositiveInt | None = None
+    """Default: what the checkpoint allows."""
+    slo: SloSection = SloSection()
+    demand: DemandSection = DemandSection()
+    replicas: ReplicasSection = ReplicasSection()
+
+
+class NodesSection(Section):
+    min: PositiveInt = 1
+    max: PositiveInt | None = None
+    """Default: the same as min."""
+
+
+class PoolSection(Section):
+    """Nodes that are alike."""
+
+    name: Name = "default"
+    device: Literal["cpu", "cuda", "simulated"] = "cpu"
+    gpu_type: str | None = None
+    """For cuda and simulated: a device the profiler knows, for example H100."""
+    gpus_per_node: PositiveInt = 1
+    mesh_gpus: Literal[1, 2, 4, 8] = 1
+    """GPUs of one unit: one tensor-parallel group."""
+    nodes: NodesSection = NodesSection()
+    cores: PositiveInt | None = None
+    """For cpu: cores of one unit. Default: all."""
+    kv_memory: ByteSize = ByteSize(256 * 1024 * 1024)
+    """Token-block pool of one unit, for example 256MiB."""
+    device_memory: ByteSize | None = None
+    """Memory for weights and KV of one unit. Default: what the device has."""
+
+
+class EngineSection(Section):
+    backend: Literal["native"] = "native"
+    policy: Literal["mux", "prefill_first", "chunked_prefill"] = "mux"
+    block_bytes: ByteSize = ByteSize(16 * 1024)
+    """One token block: K and V of one KV head in one layer."""
+    dtype: Dtype | None = None
+    """Default: what each checkpoint says."""
+    max_batch_tokens: PositiveInt = 2048
+    """New tokens of one prefill batch."""
+    max_running_sequences: PositiveInt = 64
+    """Sequences of one model that hold KV at once."""
+
+
+class PlacementSection(Section):
+    solver: Literal["memory_greedy"] = "memory_greedy"
+
+
+class GatewaySection(Section):
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    replicas: PositiveInt = 2
+    proxy: Literal["python", "haproxy"] = "python"
+    """haproxy is several times cheaper per token."""
+    max_body_bytes: ByteSize = ByteSize(8 * 1024 * 1024)
+    max_queued_requests: PositiveInt = 512
+    """Requests of one model that may wait in one gateway replica; more are answered 429 with Retry-After."""
+    hold_s: PositiveFloat = 30.0
+    """How long a request waits for its model to become ready before it is answered 503."""
+
+
+class FleetFile(Section):
+    name: Name = "fleet"
+    models: Annotated[tuple[ModelSection, ...], Field(min_length=1)]
+    pools: Annotated[tuple[PoolSection, ...], Field(min_length=1)] = (PoolSection(),)
+    engine: EngineSection = EngineSection()
+    placement: PlacementSection = PlacementSection()
+    gateway: GatewaySection = GatewaySection()
+
+    def pool(self, name: str) -> PoolSection:
+        return next(p for p in self.pools if p.name == name)
+
+
+def fleet_json_schema() -> dict[str, Any]:
+    schema = FleetFile.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "muxfleet fleet file"
+    return schema
+
+
+def read_fleet_file(path: Path, source_root: Path | None = None) -> FleetFile:
+    """Sources come back as absolute folders or Hugging Face ids. With `source_root`, relative folders are looked up
+    there instead of beside the file: for a cluster whose nodes hold the checkpoints elsewhere.
+
+    Raises:
+        FleetFileError: every problem of the file, one line each.
+    """
+    name = str(path)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise FleetFileError([f"{name}: no such file"]) from error
+    except OSError as error:
+        raise FleetFileError([f"{name}: cannot be read: {error.strerror}"]) from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise FleetFileError([f"{name}: larger than {MAX_FILE_BYTES} bytes; is this a fleet file?"])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FleetFileError([f"{name}: not UTF-8 text (byte {error.start}); save it as UTF-8"]) from error
+    return parse_fleet_file(text, name=name, base=source_root or path.resolve().parent)
+
+
+def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
+    """Raises FleetFileError: every problem of the text, one line each."""
+    source = parse_yaml(text, name)
+    try:
+        # Strict JSON mode refuses "yes" for a number and takes YAML lists for tuples.
+        fleet = FleetFile.model_validate_json(json.dumps(source.data, default=str), strict=True)
+    except PydanticValidationError as error:
+        raise FleetFileError([p.line(source) for p in problems_of(error, FleetFile)]) from error
+    problems = list(_semantic_problems(fleet))
+    if problems:
+        raise FleetFileError([p.line(source) for p in problems])
+    models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
+    return fleet.model_copy(update={"models": models})
+
+
+def resolve_source(source: str, base: Path) -> str:
+    """A folder is written with ./, ../, ~ or /, or exists beside the fleet file; anything else is a Hugging Face id."""
+    if source.startswith(("./", "../", "/", "~")) or source in (".", "..") or (base / source).is_dir():
+        return os.path.normpath(base / Path(source).expanduser())
+    return source
+
+
+def check_sources(fleet: FleetFile) -> None:
+    """Raises SourceNotFound: a local checkpoint has no config.json. For commands that start a fleet on this machine."""
+    for model in fleet.models:
+        if os.path.isabs(model.source) and not (Path(model.source) / "config.json").is_file():
+            raise SourceNotFound(
+                model=model.id,
+                source=model.source,
+                remedy="it must be a folder in Hugging Face layout with a config.json",
+            )
+
+
+def cache_folder() -> Path:
+    """Where generated checkpoints live: the XDG cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "muxfleet"
+
+
+def ray_address() -> str | None:
+    """An existing cluster to join, from RAY_ADDRESS."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+def _semantic_problems(fleet: FleetFile) -> list[Problem]:
+    """What a schema cannot say."""
+    problems = _repeated([m.id for m in fleet.models], "models", "id")
+    problems += _repeated([p.name for p in fleet.pools], "pools", "name")
+    for i, model in enumerate(fleet.models):
+        if model.replicas.max < model.replicas.min:
+            remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"
+            problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
+    for i, pool in enumerate(fleet.pools):
+        problems += _pool_problems(pool, ("pools", i))
+    return problems
+
+
+def _pool_problems(pool: PoolSection, path: tuple[str | int, ...]) -> list[Problem]:
+    problems: list[Problem] = []
+
+    def refuse(key: str, value: object, remedy: str) -> None:
+        problems.append(Problem(path=(*path, *key.split(".")), value=value, remedy=remedy))
+
+    if pool.device == "cuda":
+        refuse("device", "cuda", "this release serves on cpu; the CUDA executor comes with a later one")
+    if pool.gpus_per_node % pool.mesh_gpus:
+        refuse("mesh_gpus", pool.mesh_gpus, f"must divide gpus_per_node ({pool.gpus_per_node})")
+    if pool.nodes.max is not None and pool.nodes.max < pool.nodes.min:
+        refuse("nodes.max", pool.nodes.max, f"smaller than min ({pool.nodes.min}); raise it or lower min")
+    elif pool.nodes.max is not None and pool.nodes.max > pool.nodes.min:
+        refuse(
+            "nodes.max", pool.nodes.max, f"this release does not scale pools; make it equal to min ({pool.nodes.min})"
+        )
+    if pool.device == "cpu":
+        if pool.gpu_type is not None:
+            refuse("gpu_type", pool.gpu_type, "a cpu pool has no GPUs; remove it")
+        if pool.gpus_per_node != 1:
+            refuse("gpus_per_node", pool.gpus_per_node, "a cpu pool has one device per node; remove it")
+    elif pool.cores is not None:
+        refuse("cores", pool.cores, "only for cpu pools; remove it")
+    if pool.device_memory is not None and pool.kv_memory >= pool.device_memory:
+        refuse("kv_memory", pool.kv_memory.human_readable(), "leaves no device_memory for weights; lower it")
+    return problems
+
+
+def _repeated(values: list[str], section: str, key: str) -> list[Problem]:
+    first: dict[str, int] = {}
+    problems = []
+    for i, value in enumerate(values):
+        if value in first:
+            remedy = f"also {section}[{first[value]}].{key}; choose another"
+            problems.append(Problem(path=(section, i, key), value=value, remedy=remedy))
+        first.setdefault(value, i)
+    return problems

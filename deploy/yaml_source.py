@@ -1,0 +1,103 @@
+"""YAML text to plain data, with the line of every key: duplicate keys and tags are refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from deploy.errors import FleetFileError
+
+KeyPath = tuple[str | int, ...]
+_MAX_NODES = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YamlSource:
+    """`lines` maps the path of a key or list item to its line, counted from 1."""
+
+    name: str
+    data: object
+    lines: Mapping[KeyPath, int]
+
+    def place(self, path: KeyPath) -> str:
+        """`name:line` of the nearest known ancestor of `path`."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.lines:
+                return f"{self.name}:{self.lines[path[:end]]}"
+        return self.name
+
+
+def path_text(path: KeyPath) -> str:
+    """Writes a path the way users think of it.
+
+    >>> path_text(("models", 0, "slo", "ttft_s"))
+    'models[0].slo.ttft_s'
+    """
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def parse_yaml(text: str, name: str) -> YamlSource:
+    """Raises FleetFileError: the text is not YAML, is empty, repeats a key, or is not made of plain values."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None:
+            raise FleetFileError([f"{name}: the file is empty; start from examples/demo.yaml"])
+        lines = _Lines(name).of(root)
+        return YamlSource(name=name, data=yaml.safe_load(text), lines=lines)
+    except RecursionError as error:
+        raise FleetFileError([f"{name}: not a fleet file: nested too deeply"]) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{name}:{mark.line + 1}" if mark else name
+        raise FleetFileError([f"{place}: not valid YAML: {error.problem or error.context}"]) from error
+    except yaml.YAMLError as error:
+        raise FleetFileError([f"{name}: not valid YAML: {' '.join(str(error).split())}"]) from error
+
+
+class _Lines:
+    """Walks the node tree once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lines: dict[KeyPath, int] = {}
+        self._open: set[int] = set()
+
+    def of(self, root: yaml.Node) -> Mapping[KeyPath, int]:
+        self._walk(root, ())
+        return self._lines
+
+    def _walk(self, node: yaml.Node, path: KeyPath) -> None:
+        if id(node) in self._open:
+            raise self._refuse(node, path, "an alias contains itself; write the value out")
+        if len(self._lines) > _MAX_NODES:
+            raise self._refuse(node, path, f"more than {_MAX_NODES} values; split the fleet")
+        self._lines.setdefault(path, node.start_mark.line + 1)
+        self._open.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            self._walk_mapping(node, path)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._walk(item, (*path, index))
+        self._open.discard(id(node))
+
+    def _walk_mapping(self, node: yaml.MappingNode, path: KeyPath) -> None:
+        seen: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            if key is None:
+                raise self._refuse(key_node, path, "a key is a list or a mapping; keys are plain words")
+            line = key_node.start_mark.line + 1
+            if key in seen:
+                raise self._refuse(
+                    key_node, (*path, key), f"the key appears twice (first in line {seen[key]}); keep one"
+                )
+            seen[key] = line
+            self._lines[*path, key] = line
+            self._walk(value_node, (*path, key))
+
+    def _refuse(self, node: yaml.Node, path: KeyPath, reason: str) -> FleetFileError:
+        where = f"{path_text(path)}: " if path else ""
+        return FleetFileError([f"{self._name}:{node.start_mark.line + 1}: {where}{reason}"])

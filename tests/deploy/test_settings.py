@@ -1,0 +1,222 @@
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from deploy.errors import FleetFileError, SourceNotFound
+from deploy.settings import check_sources, fleet_json_schema, parse_fleet_file, read_fleet_file
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODEL = "models: [{id: a, source: x}]\n"
+
+BAD_FILES = {
+    "empty": ("", ["f.yaml: the file is empty; start from examples/demo.yaml"]),
+    "only comments": ("# nothing\n", ["f.yaml: the file is empty; start from examples/demo.yaml"]),
+    "not a mapping": ("- a", ['f.yaml:1: the file = ["a"]: must be a mapping of keys to values']),
+    "syntax": ("models:\n  - {id: a, source: x\nb: 1", ["f.yaml:3: not valid YAML: expected ',' or '}', but got ':'"]),
+    "no models": ("name: x", ["f.yaml:1: models: required, but missing"]),
+    "empty models": ("models: []", ["f.yaml:1: models = []: needs at least 1 item"]),
+    "unknown key, near": (
+        "models:\n  - id: a\n    source: x\n    slo: {ttft: 1}\n",
+        ["f.yaml:4: models[0].slo.ttft = 1: unknown key; did you mean ttft_s?"],
+    ),
+    "unknown key, far": (
+        MODEL + "zebra: 1\n",
+        ["f.yaml:2: zebra = 1: unknown key; known here: name, models, pools, engine, placement, gateway"],
+    ),
+    "missing and misspelt": (
+        "models:\n  - id: a\n    surce: ./x\n",
+        [
+            "f.yaml:2: models[0].source: required, but missing",
+            'f.yaml:3: models[0].surce = "./x": unknown key; did you mean source?',
+        ],
+    ),
+    "duplicate key": (
+        "models: [{id: a, source: x}]\nname: b\nname: c",
+        ["f.yaml:3: name: the key appears twice (first in line 2); keep one"],
+    ),
+    "duplicate key deep inside": (
+        "models:\n  - id: a\n    id: b\n    source: x",
+        ["f.yaml:3: models[0].id: the key appears twice (first in line 2); keep one"],
+    ),
+    "duplicate model": (
+        "models:\n  - {id: a, source: x}\n  - {id: a, source: y}",
+        ['f.yaml:3: models[1].id = "a": also models[0].id; choose another'],
+    ),
+    "duplicate pool": (
+        MODEL + "pools: [{name: p}, {name: p}]",
+        ['f.yaml:2: pools[1].name = "p": also pools[0].name; choose another'],
+    ),
+    "wrong types": (
+        MODEL + "gateway: {port: '80', replicas: 1.5, hold_s: .inf, host: 3}",
+        [
+            "f.yaml:2: gateway.host = 3: must be a string (put it in quotes)",
+            'f.yaml:2: gateway.port = "80": must be a whole number',
+            "f.yaml:2: gateway.replicas = 1.5: must be a whole number",
+            "f.yaml:2: gateway.hold_s = Infinity: must be a finite number",
+        ],
+    ),
+    "yes is not a number": (
+        MODEL + "gateway: {replicas: yes}",
+        ["f.yaml:2: gateway.replicas = true: must be a whole number"],
+    ),
+    "out of range": (
+        MODEL + "gateway: {port: 70000, replicas: 0}",
+        [
+            "f.yaml:2: gateway.port = 70000: must be at most 65535",
+            "f.yaml:2: gateway.replicas = 0: must be greater than 0",
+        ],
+    ),
+    "unknown choice": (
+        MODEL + "engine: {policy: fifo}",
+        ['f.yaml:2: engine.policy = "fifo": must be one of: mux, prefill_first or chunked_prefill'],
+    ),
+    "bad size": (
+        MODEL + "pools: [{kv_memory: 12 parsecs}]",
+        ["f.yaml:2: pools[0].kv_memory = \"12 parsecs\": unknown unit 'parsecs'; write a size such as 256MiB"],
+    ),
+    "section without content": (
+        MODEL + "engine:\n",
+        ["f.yaml:2: engine: must be a mapping of keys to values"],
+    ),
+    "bad id": (
+        "models: [{id: a b, source: x}]",
+        ['f.yaml:1: models[0].id = "a b": must be letters, digits and ._:-/ that begin with a letter or digit'],
+    ),
+    "cuda": (
+        MODEL + "pools: [{device: cuda}]",
+        ['f.yaml:2: pools[0].device = "cuda": this release serves on cpu; the CUDA executor comes with a later one'],
+    ),
+    "mesh does not divide the node": (
+        MODEL + "pools: [{device: simulated, gpus_per_node: 6, mesh_gpus: 4}]",
+        ["f.yaml:2: pools[0].mesh_gpus = 4: must divide gpus_per_node (6)"],
+    ),
+    "bounds the wrong way round": (
+        "models: [{id: a, source: x, replicas: {min: 2, max: 1}}]",
+        ["f.yaml:1: models[0].replicas.max = 1: smaller than min (2); raise it or lower min"],
+    ),
+    "pool that would scale": (
+        MODEL + "pools: [{nodes: {min: 1, max: 4}}]",
+        ["f.yaml:2: pools[0].nodes.max = 4: this release does not scale pools; make it equal to min (1)"],
+    ),
+    "cores of GPUs": (
+        MODEL + "pools: [{device: simulated, cores: 2}]",
+        ["f.yaml:2: pools[0].cores = 2: only for cpu pools; remove it"],
+    ),
+    "KV fills the device": (
+        MODEL + "pools: [{kv_memory: 2GiB, device_memory: 1GiB}]",
+        ['f.yaml:2: pools[0].kv_memory = "2.0GiB": leaves no device_memory for weights; lower it'],
+    ),
+    "alias of itself": ("a: &a [*a]", ["f.yaml:1: a[0]: an alias contains itself; write the value out"]),
+    "tag": (
+        "name: !!python/name:os.system x",
+        [
+            "f.yaml:1: not valid YAML: could not determine a constructor for the tag "
+            "'tag:yaml.org,2002:python/name:os.system'"
+        ],
+    ),
+    "key that is a list": ("{name: x, ? [y] : z}", ["f.yaml:1: a key is a list or a mapping; keys are plain words"]),
+    "bottomless": ("[" * 5000, ["f.yaml: not a fleet file: nested too deeply"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_parse_fleet_file__bad_file__names_place_value_and_remedy(case: str) -> None:
+    text, expected = BAD_FILES[case]
+
+    with pytest.raises(FleetFileError) as caught:
+        parse_fleet_file(text, name="f.yaml", base=Path("/fleet"))
+
+    assert list(caught.value.problems) == expected
+
+
+def test_parse_fleet_file__minimal_file__fills_defaults() -> None:
+    fleet = parse_fleet_file(MODEL, name="f.yaml", base=Path("/fleet"))
+
+    assert fleet.models[0].slo.ttft_s > 0
+    assert fleet.pools[0].device == "cpu"
+    assert fleet.gateway.replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "resolved"),
+    [
+        ("./ckpt/a", "/fleet/ckpt/a"),
+        ("../a", "/a"),
+        ("/models/a", "/models/a"),
+        ("org/name", "org/name"),
+        ("name", "name"),
+    ],
+)
+def test_parse_fleet_file__source__is_a_folder_only_when_written_as_one(written: str, resolved: str) -> None:
+    fleet = parse_fleet_file(f"models: [{{id: a, source: {written}}}]", name="f.yaml", base=Path("/fleet"))
+
+    assert fleet.models[0].source == resolved
+
+
+def test_parse_fleet_file__source_without_dot_beside_the_file__is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+
+    fleet = parse_fleet_file("models: [{id: a, source: ckpt}]", name="f.yaml", base=tmp_path)
+
+    assert fleet.models[0].source == str(tmp_path / "ckpt")
+
+
+def test_parse_fleet_file__human_sizes__become_bytes() -> None:
+    fleet = parse_fleet_file(MODEL + "pools: [{kv_memory: 1.5GiB}]", name="f.yaml", base=Path("/fleet"))
+
+    assert fleet.pools[0].kv_memory == 3 * 2**29
+
+
+def test_read_fleet_file__relative_source__resolves_beside_the_file_not_the_working_folder(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{id: a, source: ./ckpt}]")
+
+    assert read_fleet_file(file).models[0].source == str(tmp_path / "ckpt")
+    assert read_fleet_file(file, source_root=Path("/models")).models[0].source == "/models/ckpt"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "no such file"),
+        (b"\xff\xfe\x00", "not UTF-8 text (byte 0); save it as UTF-8"),
+        (b"#" * 2**21, "larger than 1048576 bytes; is this a fleet file?"),
+    ],
+)
+def test_read_fleet_file__unreadable__says_why(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(FleetFileError) as caught:
+        read_fleet_file(file)
+
+    assert caught.value.problems == (f"{file}: {problem}",)
+
+
+def test_read_fleet_file__folder__says_why(tmp_path: Path) -> None:
+    with pytest.raises(FleetFileError, match="cannot be read: Is a directory"):
+        read_fleet_file(tmp_path)
+
+
+def test_check_sources__folder_without_config__is_refused(tmp_path: Path) -> None:
+    fleet = parse_fleet_file("models: [{id: a, source: ./nothing}]", name="f.yaml", base=tmp_path)
+
+    with pytest.raises(SourceNotFound, match=r"model 'a': no checkpoint at .*nothing"):
+        check_sources(fleet)
+
+
+def test_fleet_json_schema__describes_the_same_files_as_the_parser() -> None:
+    validator = jsonschema.Draft202012Validator(fleet_json_schema())
+
+    assert validator.is_valid({"models": [{"id": "a", "source": "x"}], "pools": [{"kv_memory": "1GiB"}]})
+    assert not validator.is_valid({"models": [{"id": "a", "source": "x", "surce": "y"}]})
+    assert not validator.is_valid({"models": []})
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda f: f.name)
+def test_examples__every_fleet_file__is_valid_by_parser_and_schema(file: Path) -> None:
+    assert read_fleet_file(file).models
+    jsonschema.Draft202012Validator(fleet_json_schema()).validate(yaml.safe_load(file.read_text()))
