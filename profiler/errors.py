@@ -1,7 +1,8 @@
 """Errors of the profiler.
 
 ProfilerError
-└── UnsupportedModel   a checkpoint whose config.json the engine cannot serve
+├── UnsupportedModel   a checkpoint whose config.json the engine cannot serve
+└── UnknownDevice      a device name that profiler/devices.py does not list
 """
 
 
@@ -17,3 +18,12 @@ class UnsupportedModel(ProfilerError):
         self.field = field
         self.value = value
         self.remedy = remedy
+
+
+class UnknownDevice(ProfilerError):
+    def __init__(self, *, name: str, nearest: str | None, known: tuple[str, ...]) -> None:
+        hint = f"did you mean {nearest!r}? " if nearest else ""
+        super().__init__(f"device {name!r} is not known: {hint}known devices are {', '.join(known)}")
+        self.name = name
+        self.nearest = nearest
+        self.known = known

@@ -95,7 +95,12 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """A device that lanes share. `num_sms` counts cores on a CPU."""
+    """A device that lanes share. `num_sms` counts cores on a CPU.
+
+    Rates are what large kernels reach, not what the data sheet promises. `launch_overhead_s` is what a kernel costs
+    beside its work. `bandwidth_saturation_share` is the share of SMs that draws 63 % (1 - 1/e) of the bandwidth;
+    compute grows with the share of SMs to the power of `compute_scaling_exponent`.
+    """
 
     name: str
     num_sms: int
@@ -104,4 +109,6 @@ class DeviceSpec:
     memory_bytes: int
     launch_overhead_s: float
     partition_granularity_sms: int = 1
+    bandwidth_saturation_share: float = 0.22
+    compute_scaling_exponent: float = 1.0
     source: str = ""

@@ -1,0 +1,124 @@
+"""Devices as data: data-sheet figures, what kernels were measured to reach of them, and where both come from."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from profiler.errors import UnknownDevice
+from profiler.specs import DeviceSpec
+
+_GIB = 1024**3
+_TERA = 1e12
+_GIGA = 1e9
+
+A100_80G = DeviceSpec(
+    name="A100-80G",
+    num_sms=108,
+    peak_flops_per_s=231 * _TERA,
+    memory_bandwidth_bytes_per_s=1_695 * _GIGA,
+    memory_bytes=80 * _GIB,
+    launch_overhead_s=5.4e-6,
+    partition_granularity_sms=4,
+    source="NVIDIA A100 data sheet (SXM, 312 TFLOP/s dense bf16, 2039 GB/s); reached: fit of Vidur's A100 GEMM profile",
+)
+
+H100 = DeviceSpec(
+    name="H100",
+    num_sms=132,
+    peak_flops_per_s=745 * _TERA,
+    memory_bandwidth_bytes_per_s=3_241 * _GIGA,
+    memory_bytes=80 * _GIB,
+    launch_overhead_s=6.7e-6,
+    partition_granularity_sms=8,
+    source="NVIDIA H100 data sheet (SXM, 989 TFLOP/s dense bf16, 3350 GB/s); reached: fit of Vidur's H100 GEMM profile",
+)
+
+H200 = DeviceSpec(
+    name="H200",
+    num_sms=132,
+    peak_flops_per_s=790 * _TERA,
+    memory_bandwidth_bytes_per_s=4_300 * _GIGA,
+    memory_bytes=139 * _GIB,
+    launch_overhead_s=6.7e-6,
+    partition_granularity_sms=8,
+    source="NVIDIA H200 data sheet (989 TFLOP/s dense bf16, 4800 GB/s); reached: measured bf16 matmul and copy on one "
+    "H200; launch overhead as on H100",
+)
+
+B200 = DeviceSpec(
+    name="B200",
+    num_sms=148,
+    peak_flops_per_s=1_690 * _TERA,
+    memory_bandwidth_bytes_per_s=7_000 * _GIGA,
+    memory_bytes=180 * _GIB,
+    launch_overhead_s=6.7e-6,
+    partition_granularity_sms=8,
+    source="NVIDIA DGX B200 data sheet (2250 TFLOP/s dense bf16, 8000 GB/s, 180 GB a GPU); reached: NOT measured, "
+    "assumed 75 % and 88 % as on A100, H100 and H200; launch overhead as on H100",
+)
+
+L40S = DeviceSpec(
+    name="L40S",
+    num_sms=142,
+    peak_flops_per_s=272 * _TERA,
+    memory_bandwidth_bytes_per_s=690 * _GIGA,
+    memory_bytes=48 * _GIB,
+    launch_overhead_s=6e-6,
+    partition_granularity_sms=4,
+    source="NVIDIA L40S data sheet (362 TFLOP/s dense bf16, 864 GB/s); reached: NOT measured, assumed 75 % and 80 % as "
+    "on A40; launch overhead between A100's and H100's",
+)
+
+A40 = DeviceSpec(
+    name="A40",
+    num_sms=84,
+    peak_flops_per_s=116 * _TERA,
+    memory_bandwidth_bytes_per_s=549 * _GIGA,
+    memory_bytes=48 * _GIB,
+    launch_overhead_s=5.4e-6,
+    partition_granularity_sms=4,
+    source="NVIDIA A40 data sheet (150 TFLOP/s dense bf16, 696 GB/s); reached: fit of Vidur's A40 GEMM profile; launch "
+    "overhead as on A100",
+)
+
+DEVICES: Mapping[str, DeviceSpec] = MappingProxyType(
+    {device.name: device for device in (A100_80G, H100, H200, B200, L40S, A40)}
+)
+
+
+def device_named(name: str) -> DeviceSpec:
+    """Looks a GPU up, whatever its case.
+
+    Raises:
+        UnknownDevice: with the nearest known name.
+
+    >>> device_named("h200").num_sms
+    132
+    """
+    by_folded_name = {known.lower(): device for known, device in DEVICES.items()}
+    device = by_folded_name.get(name.lower())
+    if device is not None:
+        return device
+    near = get_close_matches(name.lower(), by_folded_name, n=1)
+    nearest = by_folded_name[near[0]].name if near else None
+    raise UnknownDevice(name=name, nearest=nearest, known=tuple(DEVICES))
+
+
+def laptop_cpu(*, num_cores: int, memory_bytes: int) -> DeviceSpec:
+    """A generic x86 laptop in float32, to plan and simulate with before anything was measured.
+
+    >>> laptop_cpu(num_cores=2, memory_bytes=8 * 1024**3).name
+    'cpu-2'
+    """
+    return DeviceSpec(
+        name=f"cpu-{num_cores}",
+        num_sms=num_cores,
+        peak_flops_per_s=50 * _GIGA * num_cores,
+        memory_bandwidth_bytes_per_s=20 * _GIGA,
+        memory_bytes=memory_bytes,
+        launch_overhead_s=10e-6,
+        # One core of two drew all of the bandwidth that two draw; prefill gained 1.75x = 2 ** 0.8 from the second.
+        bandwidth_saturation_share=0.12,
+        compute_scaling_exponent=0.8,
+        source="AVX2 core near 3 GHz, two DDR4 channels, an order of magnitude; scaling measured on two cores",
+    )
