@@ -21,4 +21,4 @@ class PrefillBatch:
 
     @property
     def shapes(self) -> list[ChunkShape]:
-        return [ChunkShape(chunk.length, chunk.start) for chunk in self.chunks]
+        return [chunk.shape for chunk in self.chunks]

@@ -15,16 +15,16 @@ class Decision:
 
 
 class DecisionLog:
-    """A ring: the newest `max_entries` launches."""
+    """A ring of the newest `max_entries` launches, as text: it keeps no sequence alive."""
 
     def __init__(self, max_entries: int) -> None:
-        self._ring: deque[tuple[float, Launch]] = deque(maxlen=max_entries)
+        self._ring: deque[Decision] = deque(maxlen=max_entries)
 
     def record(self, now_s: float, launches: Iterable[Launch]) -> None:
-        self._ring.extend((now_s, launch) for launch in launches)
+        self._ring.extend(_describe(now_s, launch) for launch in launches)
 
     def decisions(self) -> list[Decision]:
-        return [_describe(now_s, launch) for now_s, launch in self._ring]
+        return list(self._ring)
 
 
 def _describe(now_s: float, launch: Launch) -> Decision:

@@ -5,6 +5,7 @@ from enum import Enum
 
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import Sequence
+from profiler.latency import ChunkShape
 
 
 class Lane(Enum):
@@ -23,6 +24,10 @@ class Chunk:
     @property
     def samples(self) -> bool:
         return self.start + self.length == len(self.sequence.token_ids)
+
+    @property
+    def shape(self) -> ChunkShape:
+        return ChunkShape(self.length, self.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

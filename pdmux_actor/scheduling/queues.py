@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.messages import ModelLoad
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
 from profiler.latency import ChunkShape
@@ -35,10 +36,6 @@ class ModelQueue:
         return self.num_prefilling + len(self.partial) + len(self.running)
 
     @property
-    def decode_ready(self) -> bool:
-        return bool(self.running) and not self.running[0].in_flight
-
-    @property
     def tightest_tbt_s(self) -> float:
         return min((s.request.slo.tbt_s for s in self.running), default=float("inf"))
 
@@ -60,19 +57,49 @@ class ModelQueue:
         """Rows that hold the KV of `num_tokens` tokens."""
         return -(-num_tokens // self.info.geometry.tokens_per_row)
 
-    def admits(self, sequence: Sequence, *, max_resident: int, watermark: float, claimed_rows: int = 0) -> bool:
+    def admits(self, sequence: Sequence, *, max_resident: int, watermark: float, num_taken: int = 0) -> bool:
         """Whether a waiting sequence may take KV for all its known tokens now.
 
         The watermark leaves room for running sequences to grow, so that admission does not cause preemption at once.
+        `num_taken` sequences are on their way into a batch that is being formed.
         """
-        if self.num_resident >= max_resident:
+        resident = self.num_resident + num_taken
+        if resident >= max_resident:
             return False
-        rows = self.rows_for(len(sequence.token_ids)) + claimed_rows
-        spare = int(watermark * self.pool.quota_rows(self.model)) + 1 if self.num_resident or claimed_rows else 0
-        return rows + spare <= self.pool.allocatable_rows(self.model)
+        spare_rows = int(watermark * self.pool.quota_rows(self.model)) + 1 if resident else 0
+        return self.rows_for(len(sequence.token_ids)) + spare_rows <= self.pool.allocatable_rows(self.model)
 
     def chunk_shape(self, sequence: Sequence) -> ChunkShape:
         return ChunkShape(sequence.num_uncomputed_tokens, sequence.num_computed_tokens)
+
+    def insert_running(self, sequence: Sequence) -> None:
+        """Keeps `running` ordered by arrival; a newcomer is nearly always the youngest."""
+        position = len(self.running)
+        while position and self.running[position - 1].arrival_s > sequence.arrival_s:
+            position -= 1
+        self.running.insert(position, sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Takes a sequence out of whichever list holds it."""
+        if sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.status is SequenceStatus.RUNNING:
+            self.running.remove(sequence)
+        elif sequence in self.partial:
+            self.partial.remove(sequence)
+
+    def load(self) -> ModelLoad:
+        usage = self.pool.usage(self.model)
+        return ModelLoad(
+            model=self.model,
+            running=self.num_resident,
+            waiting=len(self.waiting),
+            used_blocks=usage.used_blocks,
+            quota_blocks=usage.quota_blocks,
+            preemptions_total=self.preemptions_total,
+            prompt_tokens_total=self.prompt_tokens_total,
+            output_tokens_total=self.output_tokens_total,
+        )
 
     def check_integrity(self) -> None:
         """Asserts that statuses match the queues and that rows cover the computed tokens."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdmux_actor.scheduling.batch import PrefillBatch
+from pdmux_actor.scheduling.batching import next_for_prefill
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -75,15 +76,7 @@ class UnitState:
 
     def prefillable(self, queue: ModelQueue) -> bool:
         """Whether a prefill batch of the model could be formed now."""
-        if queue.removing:
-            return False
-        if queue.partial:
-            return True
-        return bool(queue.waiting) and queue.admits(
-            queue.waiting[0],
-            max_resident=self.settings.max_running_sequences,
-            watermark=self.settings.kv_watermark,
-        )
+        return next_for_prefill(queue, self.settings) is not None
 
 
 class DispatchPolicy(Protocol):

@@ -18,5 +18,5 @@ class ChunkedPrefill:
         sms = state.device.num_sms
         if state.batch is not None:  # left over from another policy
             return (ContinuePrefill(state.batch.layers_left, sms),)
-        model = self._turn.take(q.model for q in state.queues.values() if q.decode_ready or state.prefillable(q))
+        model = self._turn.take(q.model for q in state.queues.values() if q.running or state.prefillable(q))
         return () if model is None else (Mixed(model, state.settings.chunk_budget_tokens, sms),)

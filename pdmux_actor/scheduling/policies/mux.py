@@ -86,7 +86,7 @@ class Mux:
     def _decode(self, state: UnitState, decoding: Sequence[ModelQueue], sms: int) -> Sequence[Action]:
         if state.decode_lane.busy or sms <= 0:
             return ()
-        model = self._decode_turn.take(q.model for q in decoding if q.decode_ready)
+        model = self._decode_turn.take(q.model for q in decoding if q.running)
         return () if model is None else (Decode(model, sms),)
 
     def _fused(self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue]) -> Mixed | None:

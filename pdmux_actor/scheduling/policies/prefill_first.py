@@ -22,5 +22,5 @@ class PrefillFirst:
         model = self._prefill_turn.take(q.model for q in state.queues.values() if state.prefillable(q))
         if model is not None:
             return (StartPrefill(model, state.queues[model].info.spec.num_layers, sms),)
-        model = self._decode_turn.take(q.model for q in state.queues.values() if q.decode_ready)
+        model = self._decode_turn.take(q.model for q in state.queues.values() if q.running)
         return () if model is None else (Decode(model, sms),)

@@ -1,0 +1,120 @@
+"""The only loop in the product: events in, launches out, completions back."""
+
+from collections.abc import Callable, Sequence
+
+from pdmux_actor.executor.base import Executor
+from pdmux_actor.inbox import EventSource, Inbox
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.messages import LoadReport, TokenEvent
+from pdmux_actor.scheduling.events import AttachModel, Event, Stop
+from pdmux_actor.scheduling.policies.registry import make_policy
+from pdmux_actor.scheduling.scheduler import Scheduler
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.latency import LatencyModel
+
+
+class EngineLoop:
+    """`outbox` gets one call per turn that produced events, `on_load_report` one call per period and on change of models.
+
+    Both run on the engine thread and must not block for long.
+    """
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        scheduler: Scheduler,
+        events: EventSource,
+        outbox: Callable[[Sequence[TokenEvent]], None],
+        on_load_report: Callable[[LoadReport], None] | None = None,
+        report_period_s: float = 0.25,
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._events = events
+        self._outbox = outbox
+        self._on_load_report = on_load_report
+        self._report_period_s = report_period_s
+        self._next_report_s = float("-inf")
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until Stop. Closes the executor, also when a turn raises."""
+        try:
+            while not self._stopping:
+                self.turn()
+        finally:
+            self._executor.close()
+
+    def turn(self) -> None:
+        """One pass of the loop. Tokens leave after the next launches are on the lanes, so that the lanes never wait."""
+        now_s = self._executor.now()
+        for event in self._events.due(now_s):
+            self._handle(event, now_s)
+        for launch in self.scheduler.decide(now_s):
+            self._executor.submit(launch)
+        self._flush()
+        self._report(now_s)
+        if self._stopping:
+            return
+        for done in self._executor.wait(self._deadline_s()):
+            self.scheduler.on_completion(done)
+        for model in self.scheduler.take_detached():
+            self._executor.detach_model(model)
+
+    def _handle(self, event: Event, now_s: float) -> None:
+        match event:
+            case AttachModel(info=info, quota_blocks=quota_blocks):
+                self._executor.attach_model(info, self.scheduler.attach_model(info, quota_blocks))
+                self._next_report_s = now_s
+            case Stop():
+                self._stopping = True
+            case _:
+                self.scheduler.on_event(event, now_s)
+                for model in self.scheduler.take_detached():
+                    self._executor.detach_model(model)
+
+    def _flush(self) -> None:
+        events = self.scheduler.take_token_events()
+        if events:
+            self._outbox(events)
+
+    def _report(self, now_s: float) -> None:
+        if self._on_load_report is not None and now_s >= self._next_report_s:
+            self._next_report_s = now_s + self._report_period_s
+            self._on_load_report(self.scheduler.load_report())
+
+    def _deadline_s(self) -> float | None:
+        report_s = self._next_report_s if self._on_load_report is not None else None
+        deadlines = (self.scheduler.next_deadline_s(), self._events.next_due_s(), report_s)
+        return min((d for d in deadlines if d is not None), default=None)
+
+
+def build_engine(
+    executor: Executor,
+    *,
+    policy: str,
+    settings: SchedulerSettings,
+    latency: LatencyModel,
+    outbox: Callable[[Sequence[TokenEvent]], None],
+    on_load_report: Callable[[LoadReport], None] | None = None,
+) -> tuple[EngineLoop, Inbox]:
+    """An engine and the inbox that feeds it. Raises ValueError for an unknown policy."""
+    inbox = Inbox(executor.wake)
+    scheduler = build_scheduler(executor, policy=policy, settings=settings, latency=latency)
+    loop = EngineLoop(
+        executor=executor, scheduler=scheduler, events=inbox, outbox=outbox, on_load_report=on_load_report
+    )
+    return loop, inbox
+
+
+def build_scheduler(
+    executor: Executor, *, policy: str, settings: SchedulerSettings, latency: LatencyModel
+) -> Scheduler:
+    return Scheduler(
+        policy=make_policy(policy),
+        settings=settings,
+        pool=BlockPool(executor.total_blocks),
+        device=executor.device,
+        latency=latency,
+    )

@@ -1,0 +1,234 @@
+"""An executor whose launches take the time that a latency model says. No tensors, no torch.
+
+Lanes that overlap slow each other down: every launch has remaining solo work, and while both lanes are busy it shrinks by
+1 / slowdown per second. Tokens are made up: deterministic per sequence position, never an end-of-sequence token, so that a
+sequence ends at `max_tokens`, as a trace says.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.launch import (
+    Completion,
+    ComputeLaunch,
+    DecodeStep,
+    DropPrefill,
+    Lane,
+    Launch,
+    MixedStep,
+    PrefillSlice,
+    Repartition,
+    lane_of,
+    sampling_sequences,
+)
+from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from profiler.errors import UnsupportedModel
+from profiler.latency import LatencyModel
+from profiler.specs import DeviceSpec, ModelSpec
+
+
+class Clock(Protocol):
+    """Time of a simulation: virtual (jumps) or real (sleeps)."""
+
+    def now(self) -> float: ...
+
+    def advance_to(self, time_s: float | None) -> bool:
+        """Goes on to `time_s`, or without limit when None; False when woken before."""
+        ...
+
+    def wake(self) -> None: ...
+
+
+class VirtualClock:
+    """Jumps. Single-threaded: nothing wakes it, so it must be told where to go."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        return self._now_s
+
+    def advance_to(self, time_s: float | None) -> bool:
+        assert time_s is not None, "nothing is in flight and nothing will arrive: the simulation is over"
+        self._now_s = max(self._now_s, time_s)
+        return True
+
+    def wake(self) -> None:
+        """Events of a virtual world come from its timetable."""
+
+
+class RealClock:
+    """Sleeps on a condition that `wake` notifies."""
+
+    def __init__(self) -> None:
+        self._condition = Condition()
+        self._woken = False
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def advance_to(self, time_s: float | None) -> bool:
+        with self._condition:
+            timeout_s = None if time_s is None else max(0.0, time_s - self.now())
+            woken = self._condition.wait_for(lambda: self._woken, timeout_s)
+            self._woken = False
+            return not woken
+
+    def wake(self) -> None:
+        with self._condition:
+            self._woken = True
+            self._condition.notify()
+
+
+@dataclass(slots=True)
+class _Work:
+    launch: ComputeLaunch
+    started_s: float
+    remaining_s: float  # of solo time
+
+
+class SimulatedExecutor:
+    """`slowdown[lane]` is how much longer work on the lane takes while the other lane is busy too."""
+
+    def __init__(
+        self,
+        *,
+        device: DeviceSpec,
+        latency: LatencyModel,
+        total_blocks: int,
+        block_bytes: int,
+        clock: Clock,
+        prefill_slowdown: float = 1.1,
+        decode_slowdown: float = 1.15,
+    ) -> None:
+        self.device = device
+        self.total_blocks = total_blocks
+        self.block_bytes = block_bytes
+        self._latency = latency
+        self._clock = clock
+        self._slowdown = {Lane.PREFILL: prefill_slowdown, Lane.DECODE: decode_slowdown}
+        self._infos: dict[str, ModelInfo] = {}
+        self._lanes: dict[Lane, _Work] = {}
+        self._partition = Repartition(prefill_sms=0, decode_sms=device.num_sms)
+        self._updated_s = clock.now()
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def load_model(
+        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+    ) -> ModelInfo:
+        """Reads `config.json` only; no weights are needed to simulate."""
+        path = Path(source) / "config.json"
+        try:
+            spec = ModelSpec.from_config(json.loads(path.read_text()), dtype)
+        except FileNotFoundError:
+            raise ModelLoadError(
+                model=model,
+                reason=f"{path} does not exist",
+                remedy="set source to a local folder in Hugging Face layout",
+            ) from None
+        except (UnsupportedModel, ValueError) as error:
+            raise ModelLoadError(model=model, reason=str(error), remedy="fix its config.json") from error
+        limit = min(spec.max_position_embeddings, max_model_len or spec.max_position_embeddings)
+        return ModelInfo(
+            model=model,
+            spec=spec,
+            geometry=KvGeometry.of(spec, self.block_bytes),
+            eos_token_ids=frozenset(),
+            max_model_len=limit,
+        )
+
+    def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
+        self._infos[info.model] = info
+
+    def detach_model(self, model: str) -> None:
+        del self._infos[model]
+
+    def submit(self, launch: Launch) -> None:
+        match launch:
+            case Repartition():
+                self._partition = launch
+            case DropPrefill():
+                pass  # there are no hidden states to forget
+            case PrefillSlice() | DecodeStep() | MixedStep():
+                self._progress(self.now())
+                assert lane_of(launch) not in self._lanes
+                self._lanes[lane_of(launch)] = _Work(launch, self.now(), self._solo_s(launch))
+
+    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+        next_end_s = self._next_end_s()
+        ends = [t for t in (next_end_s, deadline_s) if t is not None]
+        reached = self._clock.advance_to(min(ends, default=None))
+        now_s = self.now()
+        self._progress(now_s)
+        if not reached and (next_end_s is None or now_s < next_end_s):
+            return ()
+        return [self._complete(lane, now_s) for lane in Lane if lane in self._lanes and self._is_done(lane)]
+
+    def wake(self) -> None:
+        self._clock.wake()
+
+    def close(self) -> None:
+        self._lanes.clear()
+
+    def _rate(self, lane: Lane) -> float:
+        """Solo seconds of work done per second."""
+        return 1 / self._slowdown[lane] if len(self._lanes) == len(Lane) else 1.0
+
+    def _progress(self, now_s: float) -> None:
+        elapsed_s = now_s - self._updated_s
+        for lane, work in self._lanes.items():
+            work.remaining_s -= elapsed_s * self._rate(lane)
+        self._updated_s = now_s
+
+    def _next_end_s(self) -> float | None:
+        ends = (self._updated_s + max(0.0, work.remaining_s) / self._rate(lane) for lane, work in self._lanes.items())
+        return min(ends, default=None)
+
+    def _is_done(self, lane: Lane) -> bool:
+        return self._lanes[lane].remaining_s <= 1e-9  # seconds; what rounding leaves
+
+    def _complete(self, lane: Lane, now_s: float) -> Completion:
+        work = self._lanes.pop(lane)
+        info = self._infos[work.launch.model]
+        steps = work.launch.steps if isinstance(work.launch, DecodeStep) else 1
+        tokens = tuple(
+            tuple(_made_up_token(sequence, step, info.spec.vocab_size) for step in range(steps))
+            for sequence in sampling_sequences(work.launch, info.spec.num_layers)
+        )
+        return Completion(launch=work.launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
+
+    def _solo_s(self, launch: ComputeLaunch) -> float:
+        spec = self._infos[launch.model].spec
+        match launch:
+            case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
+                whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], self._partition.prefill_sms)
+                return whole_s * (last - first) / spec.num_layers
+            case DecodeStep(sequences=sequences, steps=steps):
+                contexts = [len(s.token_ids) for s in sequences]
+                return steps * self._latency.decode_s(spec, contexts, self._partition.decode_sms)
+            case MixedStep(chunks=chunks, sequences=sequences):
+                contexts = [len(s.token_ids) for s in sequences]
+                shapes = [c.shape for c in chunks]
+                return self._latency.mixed_s(spec, shapes, contexts, self._partition.decode_sms)
+
+
+def _made_up_token(sequence: TokenSequence, step: int, vocab_size: int) -> SampledToken:
+    """Depends on the prompt's first token and the output position only: the same whatever the policy."""
+    position = sequence.num_output_tokens + step
+    first = sequence.token_ids[0]
+    printable = min(vocab_size, 128)
+    return SampledToken(token_id=(31 * first + 17 * position) % max(1, printable - 33) + min(33, printable - 1))

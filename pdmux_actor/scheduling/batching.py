@@ -1,0 +1,78 @@
+"""Taking sequences for prefill, and KV rows for sequences that decode. The only places that allocate."""
+
+from collections.abc import Callable
+
+from pdmux_actor.scheduling.launch import Chunk
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
+from pdmux_actor.scheduling.settings import SchedulerSettings
+
+
+def take_chunks(
+    queue: ModelQueue, settings: SchedulerSettings, budget_tokens: int, *, whole_prompts: bool
+) -> list[Chunk]:
+    """Takes sequences out of `partial` and `waiting`, with rows for all their known tokens, as chunks.
+
+    With `whole_prompts` every chunk completes its prompt and only the first may exceed the budget; without it the last
+    chunk is cut at the budget.
+    """
+    chunks: list[Chunk] = []
+    while budget_tokens > 0:
+        sequence = next_for_prefill(queue, settings, num_taken=len(chunks))
+        if sequence is None:
+            break
+        length = sequence.num_uncomputed_tokens
+        if length > budget_tokens:
+            if whole_prompts and chunks:
+                break
+            length = length if whole_prompts else budget_tokens
+        _take(queue, sequence)
+        chunks.append(Chunk(sequence, sequence.num_computed_tokens, length))
+        budget_tokens -= length
+    return chunks
+
+
+def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_taken: int = 0) -> Sequence | None:
+    """The sequence whose prefill is next, if the model may take KV for it now."""
+    if queue.removing:
+        return None
+    if queue.partial and not queue.partial[0].in_flight:
+        return queue.partial[0]
+    if queue.waiting and queue.admits(
+        queue.waiting[0],
+        max_resident=settings.max_running_sequences,
+        watermark=settings.kv_watermark,
+        num_taken=num_taken,
+    ):
+        return queue.waiting[0]
+    return None
+
+
+def _take(queue: ModelQueue, sequence: Sequence) -> None:
+    if sequence.status is not SequenceStatus.WAITING:
+        queue.partial.popleft()
+        return
+    queue.waiting.popleft()
+    rows = queue.pool.allocate_rows(queue.model, queue.rows_for(len(sequence.token_ids)))
+    assert rows is not None, "admitted beyond the pool"
+    sequence.rows = rows
+    sequence.status = SequenceStatus.PREFILLING
+
+
+def grow_running(queue: ModelQueue, steps: int, preempt: Callable[[Sequence], None]) -> list[Sequence]:
+    """Running sequences, oldest first, with rows for `steps` more tokens.
+
+    Where rows run out, `preempt` takes the youngest out of `running`: the oldest always gets on, nothing deadlocks.
+    """
+    ready: list[Sequence] = []
+    while len(ready) < len(queue.running):
+        sequence = queue.running[len(ready)]
+        missing = queue.rows_for(len(sequence.token_ids) - 1 + steps) - len(sequence.rows)
+        if missing > 0:
+            rows = queue.pool.allocate_rows(queue.model, missing)
+            if rows is None:
+                preempt(queue.running[-1])
+                continue
+            sequence.rows += rows
+        ready.append(sequence)
+    return ready

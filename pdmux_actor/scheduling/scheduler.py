@@ -1,0 +1,324 @@
+"""The sans-I/O scheduler of a unit: events and completions in, launches and token events out.
+
+It never sleeps, reads a clock, awaits, or touches a tensor. Policies choose, this class makes it so: it forms batches,
+allocates KV, preempts, applies results and answers every request exactly once.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.kv.capacity import longest_sequence_tokens
+from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SampledToken, TokenEvent
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.batch import PrefillBatch
+from pdmux_actor.scheduling.completion import append_tokens
+from pdmux_actor.scheduling.decision_log import DecisionLog
+from pdmux_actor.scheduling.dispatcher import Dispatcher, set_in_flight
+from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, Event, RemoveModel, SetPolicy, SetQuotas, Stop
+from pdmux_actor.scheduling.launch import (
+    Chunk,
+    Completion,
+    DecodeStep,
+    DropPrefill,
+    Launch,
+    MixedStep,
+    PrefillSlice,
+    sampling_sequences,
+)
+from pdmux_actor.scheduling.policies.base import (
+    DispatchPolicy,
+)
+from pdmux_actor.scheduling.policies.registry import make_policy
+from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.latency import LatencyModel
+from profiler.specs import DeviceSpec
+
+
+class Scheduler:
+    def __init__(
+        self,
+        *,
+        policy: DispatchPolicy,
+        settings: SchedulerSettings,
+        pool: BlockPool,
+        device: DeviceSpec,
+        latency: LatencyModel,
+    ) -> None:
+        self.log = DecisionLog(settings.decision_log_entries)
+        self._policy = policy
+        self._pool = pool
+        self._predictor = LatencyPredictor(latency)
+        self._queues: dict[str, ModelQueue] = {}
+        self._sequences: dict[str, Sequence] = {}  # every request that has not been answered
+        self._dispatcher = Dispatcher(
+            device=device,
+            settings=settings,
+            predictor=self._predictor,
+            queues=self._queues,
+            preempt=self._preempt,
+        )
+        self._dropped: list[Launch] = []
+        self._token_events: list[TokenEvent] = []
+        self._detached: list[str] = []
+        self._steps_total = 0
+
+    # ---- what the engine loop calls ----
+
+    def on_event(self, event: Event, now_s: float) -> None:
+        match event:
+            case Arrival(request=request):
+                self._arrive(request, now_s)
+            case Abort(request_id=request_id):
+                sequence = self._sequences.get(request_id)
+                if sequence is not None:
+                    self._end(sequence, FinishReason.ABORT)
+            case RemoveModel(model=model):
+                self._remove_model(model)
+            case SetQuotas(quota_blocks=quotas):
+                self._set_quotas(quotas)
+            case SetPolicy(policy=policy):
+                self._policy = make_policy(policy)
+            case AttachModel() | Stop():
+                raise AssertionError(f"{type(event).__name__} is for the engine loop")
+
+    def attach_model(self, info: ModelInfo, quota_blocks: int) -> npt.NDArray[np.int64]:
+        """Returns the row table `[max_rows, blocks_per_row]` for the executor."""
+        table = self._pool.add_model(info.model, info.geometry, quota_blocks)
+        self._queues[info.model] = ModelQueue(info=info, pool=self._pool)
+        return table
+
+    def decide(self, now_s: float) -> Seq[Launch]:
+        """Launches to submit now, in order."""
+        launches, self._dropped = self._dropped, []
+        if self._sequences and not self._dispatcher.flight.all_busy:
+            for action in self._policy.choose(self._dispatcher.state(), now_s):
+                launches += self._dispatcher.act(action)
+        self.log.record(now_s, launches)
+        return launches
+
+    def on_completion(self, done: Completion) -> None:
+        launch = done.launch
+        queue = self._queues[launch.model]
+        self._dispatcher.land(done)
+        self._steps_total += 1
+        if isinstance(launch, PrefillSlice):
+            self._complete_slice(queue, launch, done)
+        else:
+            self._complete_step(queue, launch, done)
+        self._finish_removal(queue)
+
+    def take_token_events(self) -> Seq[TokenEvent]:
+        """What has been produced since the last call."""
+        events, self._token_events = self._token_events, []
+        return events
+
+    def take_detached(self) -> Seq[str]:
+        """Models whose removal is complete: nothing of them is in flight or in the pool any more."""
+        detached, self._detached = self._detached, []
+        return detached
+
+    def next_deadline_s(self) -> float | None:
+        """When `decide` wants to be called although nothing has happened; no policy needs that yet."""
+        return None
+
+    def load_report(self) -> LoadReport:
+        return LoadReport(
+            models=tuple(queue.load() for queue in self._queues.values()),
+            total_blocks=self._pool.total_blocks,
+            free_blocks=self._pool.free_blocks,
+            prefill_sms=self._dispatcher.flight.partition.prefill_sms,
+            decode_sms=self._dispatcher.flight.partition.decode_sms,
+            steps_total=self._steps_total,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests, after any step."""
+        self._pool.check_integrity()
+        held_blocks = 0
+        for queue in self._queues.values():
+            queue.check_integrity()
+            resident = list(queue.sequences())
+            if self._dispatcher.batch is not None and self._dispatcher.batch.model == queue.model:
+                resident += [chunk.sequence for chunk in self._dispatcher.batch.chunks]
+            held_blocks += sum(len(s.rows) for s in resident) * queue.info.geometry.blocks_per_row
+        assert held_blocks == self._pool.total_blocks - self._pool.free_blocks, "blocks leaked"
+
+    # ---- arrivals, aborts, removal ----
+
+    def _arrive(self, request: GenerateRequest, now_s: float) -> None:
+        assert request.request_id not in self._sequences, f"request id {request.request_id} is in use"
+        sequence = Sequence.from_request(request, now_s)
+        self._sequences[request.request_id] = sequence
+        queue = self._queues.get(request.model)
+        if queue is None or queue.removing:
+            self._answer(sequence, (), FinishReason.ERROR, f"model {request.model!r} is not on this unit")
+            return
+        queue.waiting.append(sequence)
+        queue.prompt_tokens_total += len(sequence.token_ids)
+        self._refuse_if_too_long(queue, sequence)
+
+    def _refuse_if_too_long(self, queue: ModelQueue, waiting: Sequence) -> None:
+        known, limit = len(waiting.token_ids), self._max_len(queue)
+        if not 0 < known < limit:
+            reason = f"{known} tokens do not fit: model {queue.model!r} takes 1 to {limit - 1} on this unit"
+            remedy = "shorten the prompt, or raise the model's max_model_len or its KV quota"
+            self._end(waiting, FinishReason.ERROR, f"{reason}; {remedy}")
+
+    def _set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
+        self._pool.set_quotas({m: blocks for m, blocks in quota_blocks.items() if m in self._queues})
+        for queue in self._queues.values():
+            for sequence in tuple(queue.waiting):  # what a lowered quota can never hold must not wait for ever
+                self._refuse_if_too_long(queue, sequence)
+
+    def _remove_model(self, model: str) -> None:
+        queue = self._queues.get(model)
+        if queue is None:
+            return
+        queue.removing = True
+        for sequence in [s for s in self._sequences.values() if s.model == model]:
+            self._end(sequence, FinishReason.ERROR, f"model {model!r} has left this unit")
+        self._finish_removal(queue)
+
+    def _finish_removal(self, queue: ModelQueue) -> None:
+        if queue.removing and queue.is_empty and not self._dispatcher.flight.uses(queue.model):
+            del self._queues[queue.model]
+            self._pool.remove_model(queue.model)
+            self._predictor.forget(queue.model)
+            self._detached.append(queue.model)
+
+    # ---- results ----
+
+    def _complete_slice(self, queue: ModelQueue, launch: PrefillSlice, done: Completion) -> None:
+        batch = self._dispatcher.batch
+        assert batch is not None
+        assert batch.batch_id == launch.batch_id
+        batch.in_flight = False
+        batch.next_layer = launch.last_layer
+        if done.error is not None:
+            self._fail([chunk.sequence for chunk in batch.chunks], done.error)
+        elif batch.layers_left == 0:
+            self._dispatcher.batch = None
+            queue.num_prefilling = 0
+            self._advance(queue, launch.chunks)
+            self._apply_tokens(queue, sampling_sequences(launch, batch.num_layers), done)
+        self._drop_if_deserted(batch)
+
+    def _complete_step(self, queue: ModelQueue, launch: DecodeStep | MixedStep, done: Completion) -> None:
+        chunks = launch.chunks if isinstance(launch, MixedStep) else ()
+        involved = [*(chunk.sequence for chunk in chunks), *launch.sequences]
+        set_in_flight(involved, False)
+        if done.error is not None:
+            for sequence in [s for s in involved if s.pending_finish is not None]:
+                self._release(sequence)
+            self._fail(involved, done.error)
+            return
+        for chunk in chunks:
+            queue.partial.remove(chunk.sequence)
+        self._advance(queue, chunks)
+        self._apply_tokens(queue, sampling_sequences(launch, queue.info.spec.num_layers), done)
+
+    def _advance(self, queue: ModelQueue, chunks: Seq[Chunk]) -> None:
+        """The chunks' tokens have KV now: complete prompts run, the others are next in line for their next chunk."""
+        for chunk in reversed(chunks):
+            sequence = chunk.sequence
+            sequence.num_computed_tokens = chunk.start + chunk.length
+            if sequence.pending_finish is not None:
+                self._release(sequence)
+            elif chunk.samples:
+                sequence.status = SequenceStatus.RUNNING
+                queue.insert_running(sequence)
+            else:
+                queue.partial.appendleft(sequence)
+
+    def _apply_tokens(self, queue: ModelQueue, sequences: Seq[Sequence], done: Completion) -> None:
+        max_len, eos = self._max_len(queue), queue.info.eos_token_ids
+        for sequence, sampled in zip(sequences, done.tokens, strict=True):
+            if sequence.pending_finish is not None:  # answered while the launch was in flight
+                if sequence.status is not SequenceStatus.FINISHED:
+                    self._release(sequence)
+                continue
+            tokens, finish = append_tokens(sequence, sampled, eos_token_ids=eos, max_len=max_len)
+            sequence.num_computed_tokens = len(sequence.token_ids) - 1
+            sequence.last_token_s = done.finished_s
+            if sequence.first_token_s is None:
+                sequence.first_token_s = done.finished_s
+            queue.output_tokens_total += len(tokens)
+            self._answer(sequence, tokens, finish)
+            if finish is not None:
+                self._release(sequence)
+
+    # ---- how sequences end ----
+
+    def _answer(
+        self,
+        sequence: Sequence,
+        tokens: tuple[SampledToken, ...],
+        finish: FinishReason | None,
+        error: str | None = None,
+    ) -> None:
+        """The only place that reports tokens and ends: a request leaves `_sequences` with its one finish."""
+        request_id = sequence.request.request_id
+        self._token_events.append(TokenEvent(request_id=request_id, tokens=tokens, finish=finish, error=error))
+        if finish is not None:
+            sequence.pending_finish = finish
+            del self._sequences[request_id]
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """Answers the request now; its KV goes at once, or when the launch that uses it has completed."""
+        self._answer(sequence, (), reason, error)
+        batch = self._dispatcher.batch
+        if batch is not None and any(chunk.sequence is sequence for chunk in batch.chunks):
+            self._drop_if_deserted(batch)
+        elif not sequence.in_flight:
+            self._release(sequence)
+
+    def _fail(self, sequences: Seq[Sequence], error: str) -> None:
+        for sequence in sequences:
+            if sequence.pending_finish is None:
+                self._end(sequence, FinishReason.ERROR, error)
+
+    def _drop_if_deserted(self, batch: PrefillBatch) -> None:
+        """A batch whose every request has ended is of no use; between slices it goes at once."""
+        deserted = all(chunk.sequence.pending_finish is not None for chunk in batch.chunks)
+        if batch is not self._dispatcher.batch or batch.in_flight or not deserted:
+            return
+        self._dispatcher.batch = None
+        self._queues[batch.model].num_prefilling = 0
+        for chunk in batch.chunks:
+            self._release(chunk.sequence)
+        self._dropped.append(DropPrefill(batch_id=batch.batch_id))
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Gives a running sequence's KV back; it is recomputed ahead of everything that waits."""
+        assert not victim.in_flight
+        assert victim.status is SequenceStatus.RUNNING
+        queue = self._queues[victim.model]
+        self._withdraw(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.status = SequenceStatus.WAITING
+        queue.waiting.appendleft(victim)
+        queue.preemptions_total += 1
+        self._refuse_if_too_long(queue, victim)  # after the quota was lowered below what it needs
+
+    def _release(self, sequence: Sequence) -> None:
+        self._withdraw(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Out of its queue (a batch's sequences are in none), and its KV rows back to the pool."""
+        assert sequence.status is not SequenceStatus.FINISHED
+        queue = self._queues[sequence.model]
+        queue.discard(sequence)
+        self._pool.free_rows(queue.model, sequence.rows)
+        sequence.rows = []
+
+    def _max_len(self, queue: ModelQueue) -> int:
+        return longest_sequence_tokens(queue.info, self._pool.usage(queue.model).quota_blocks)
