@@ -71,8 +71,8 @@ def describe_models(trace: Trace) -> dict[str, TraceStats]:
 def prefix_hit_ratio(records: Sequence[TraceRecord], block_tokens: int) -> float:
     """Share of prompt tokens that a cache of infinite size holds already; blocks enter it when their request arrives.
 
-    Models share nothing. A request reuses the leading blocks it shares with earlier ones; its last, partial block counts
-    as the tokens it holds.
+    Models share nothing. A request reuses the leading blocks it shares with earlier ones; its last, partial block
+    counts as the tokens it holds.
 
     >>> request = TraceRecord(arrival_s=0.0, input_tokens=20, output_tokens=1, prefix_block_hashes=(7, 8))
     >>> prefix_hit_ratio([request, request], block_tokens=16)
