@@ -1,0 +1,103 @@
+"""What may be shown of a request's tokens: text, stop strings, log-probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.serving.frames import TokenLogprob, TopLogprob
+from pdmux_actor.serving.stop_strings import StopStrings
+from pdmux_actor.serving.token_text import TokenBytes, token_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Text that became showable. `num_tokens` were read; with `stopped` it can be fewer than were given."""
+
+    text: str
+    num_tokens: int
+    stopped: bool = False
+
+
+class Vocabulary:
+    """A model's tokenizer as its requests need it. Shared by them; holds no state of a request."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.token_bytes = TokenBytes(tokenizer)
+
+    def logprob(self, sampled: SampledToken) -> TokenLogprob:
+        assert sampled.logprob is not None
+        token, token_bytes = self._shown(sampled.token_id)
+        return TokenLogprob(token, sampled.logprob, token_bytes, [self._alternative(*top) for top in sampled.top])
+
+    def _alternative(self, token_id: int, logprob: float) -> TopLogprob:
+        token, token_bytes = self._shown(token_id)
+        return TopLogprob(token, logprob, token_bytes)
+
+    def _shown(self, token_id: int) -> tuple[str, list[int]]:
+        token_bytes = self.token_bytes.of(token_id)
+        return token_bytes.decode(errors="replace"), list(token_bytes)
+
+
+class Detokenizer:
+    """One request's output. Text comes out in whole tokens: a token is held back with all of its text."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        prior_token_ids: Sequence[int] = (),
+    ) -> None:
+        """`prior_token_ids` were produced elsewhere: their text is out, except what would still be held back.
+
+        Stop strings are looked for in what comes after the first `min_tokens` tokens.
+        """
+        self._text = token_text(vocabulary.tokenizer, vocabulary.token_bytes)
+        self._stop = StopStrings(stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._open_tokens = 0  # tokens whose last character is incomplete
+        self._held_pieces: list[int] = []  # tokens of each piece that a stop string holds back
+        self.push(prior_token_ids)
+
+    @property
+    def held_back_tokens(self) -> int:
+        return self._open_tokens + sum(self._held_pieces)
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        """Reads tokens until a stop string is complete; nothing may follow a piece that `stopped`."""
+        texts: list[str] = []
+        for count, token_id in enumerate(token_ids, start=1):
+            self._num_tokens += 1
+            self._open_tokens += 1
+            piece = self._text.push(token_id)
+            if piece is None:
+                continue
+            if self._release(piece, texts):
+                return Piece(text="".join(texts), num_tokens=count, stopped=True)
+        return Piece(text="".join(texts), num_tokens=len(token_ids))
+
+    def finish(self) -> Piece:
+        """All that was held back; an incomplete character is shown as U+FFFD."""
+        texts: list[str] = []
+        if self._open_tokens and self._release(self._text.flush(), texts):
+            return Piece(text="".join(texts), num_tokens=0, stopped=True)
+        texts.append(self._stop.flush())
+        self._held_pieces.clear()
+        return Piece(text="".join(texts), num_tokens=0)
+
+    def _release(self, piece: str, texts: list[str]) -> bool:
+        """Adds what may be shown; True when a stop string is complete."""
+        num_tokens, self._open_tokens = self._open_tokens, 0
+        if self._num_tokens <= self._min_tokens:
+            texts.append(piece)
+            return False
+        self._held_pieces.append(num_tokens)
+        released = self._stop.push(piece)
+        texts.append(released.text)
+        del self._held_pieces[: len(self._held_pieces) - self._stop.num_held_pieces]
+        return released.stopped
