@@ -1,0 +1,129 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.devices import A100_80G, DEVICES, H100, H200, laptop_cpu
+from profiler.latency import ChunkShape
+from profiler.roofline import RooflineLatency, bandwidth, compute_rate
+from profiler.specs import DeviceSpec, ModelSpec
+
+LLAMA_3_8B = ModelSpec(
+    architecture="LlamaForCausalLM",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+    dtype="bfloat16",
+)
+LAPTOP = laptop_cpu(num_cores=8, memory_bytes=16 * 1024**3)
+ALL_DEVICES = (*DEVICES.values(), LAPTOP)
+
+devices = st.sampled_from(ALL_DEVICES)
+chunks = st.lists(st.builds(ChunkShape, st.integers(1, 4096), st.integers(0, 16384)), min_size=1, max_size=8)
+contexts = st.lists(st.integers(0, 32768), min_size=1, max_size=64)
+
+
+@given(devices, chunks, contexts, st.data())
+def test_roofline__more_of_anything__takes_no_less_time(
+    device: DeviceSpec, shapes: list[ChunkShape], context_tokens: list[int], data: st.DataObject
+) -> None:
+    latency = RooflineLatency(device)
+    sms = data.draw(st.integers(1, device.num_sms))
+    index = data.draw(st.integers(0, len(shapes) - 1))
+    longer = [replace(c, new_tokens=c.new_tokens + 16) if i == index else c for i, c in enumerate(shapes)]
+    deeper = [replace(c, context_tokens=c.context_tokens + 16) if i == index else c for i, c in enumerate(shapes)]
+
+    base_s = latency.mixed_s(LLAMA_3_8B, shapes, context_tokens, sms)
+
+    assert latency.mixed_s(LLAMA_3_8B, longer, context_tokens, sms) > base_s
+    assert latency.mixed_s(LLAMA_3_8B, deeper, context_tokens, sms) >= base_s
+    assert latency.mixed_s(LLAMA_3_8B, shapes, [*context_tokens, 0], sms) > base_s
+    assert latency.mixed_s(LLAMA_3_8B, shapes, [c + 1 for c in context_tokens], sms) > base_s
+    assert latency.prefill_s(LLAMA_3_8B, shapes, sms) < base_s
+    assert latency.decode_s(LLAMA_3_8B, context_tokens, sms) < base_s
+
+
+@given(devices, chunks, contexts, st.data())
+def test_roofline__more_sms__are_faster_but_not_more_than_in_proportion(
+    device: DeviceSpec, shapes: list[ChunkShape], context_tokens: list[int], data: st.DataObject
+) -> None:
+    latency = RooflineLatency(device)
+    few = data.draw(st.integers(1, device.num_sms))
+    many = data.draw(st.integers(few, device.num_sms))
+
+    few_s = latency.mixed_s(LLAMA_3_8B, shapes, context_tokens, few)
+    many_s = latency.mixed_s(LLAMA_3_8B, shapes, context_tokens, many)
+
+    assert many_s <= few_s <= many_s * many / few * (1 + 1e-9)
+
+
+@given(devices, contexts, st.data())
+def test_roofline__decode_sum_without_a_loop__equals_the_sum_over_requests(
+    device: DeviceSpec, context_tokens: list[int], data: st.DataObject
+) -> None:
+    sms = data.draw(st.integers(1, device.num_sms))
+    latency = RooflineLatency(device)
+    as_chunks = [ChunkShape(new_tokens=1, context_tokens=c) for c in context_tokens]
+
+    assert latency.decode_s(LLAMA_3_8B, context_tokens, sms) == pytest.approx(
+        latency.prefill_s(LLAMA_3_8B, as_chunks, sms), rel=1e-9
+    )
+
+
+def test_roofline__empty_batch__takes_no_time() -> None:
+    latency = RooflineLatency(H100)
+
+    assert latency.prefill_s(LLAMA_3_8B, (), sms=132) == 0.0
+    assert latency.decode_s(LLAMA_3_8B, (), sms=132) == 0.0
+
+
+def test_roofline__decode_on_a_fifth_of_the_sms__loses_little_prefill_loses_much() -> None:
+    latency = RooflineLatency(H100)
+
+    decode_ratio = latency.decode_s(LLAMA_3_8B, [1024] * 32, 48) / latency.decode_s(LLAMA_3_8B, [1024] * 32, 132)
+    prefill_ratio = latency.prefill_s(LLAMA_3_8B, [ChunkShape(2048)], 48) / latency.prefill_s(
+        LLAMA_3_8B, [ChunkShape(2048)], 132
+    )
+
+    assert decode_ratio < 1.3
+    assert prefill_ratio > 2.5
+
+
+def test_roofline__one_core_of_two__decodes_as_fast_and_prefills_slower() -> None:
+    """Measured on two cores: a decode step takes the same time on one; prefill gains 1.75x from the second."""
+    latency = RooflineLatency(laptop_cpu(num_cores=2, memory_bytes=8 * 1024**3))
+    spec = replace(LLAMA_3_8B, dtype="float32")
+
+    assert latency.decode_s(spec, [128], 1) < 1.03 * latency.decode_s(spec, [128], 2)
+    prefill_gain = latency.prefill_s(spec, [ChunkShape(512)], 1) / latency.prefill_s(spec, [ChunkShape(512)], 2)
+    assert prefill_gain == pytest.approx(1.75, rel=0.03)
+
+
+def test_roofline__h200_and_llama_3_8b__stays_near_the_floors() -> None:
+    """Floors of one H200: weights and KV over 4.3 TB/s, 16.1 GFLOP a token over 790 TFLOP/s plus attention."""
+    latency = RooflineLatency(H200)
+
+    assert 3.5e-3 <= latency.decode_s(LLAMA_3_8B, [1], 132) <= 3.5e-3 * 1.6
+    assert 7.5e-3 <= latency.decode_s(LLAMA_3_8B, [1024] * 128, 132) <= 7.5e-3 * 1.35
+    assert 41e-3 <= latency.prefill_s(LLAMA_3_8B, [ChunkShape(2048)], 132) <= 42e-3 * 1.1
+    assert 165e-3 <= latency.prefill_s(LLAMA_3_8B, [ChunkShape(8192)], 132) <= 180e-3 * 1.15
+
+
+@pytest.mark.parametrize("device", ALL_DEVICES, ids=lambda d: d.name)
+def test_rates__whole_device__are_those_of_the_spec(device: DeviceSpec) -> None:
+    assert compute_rate(device, device.num_sms) == pytest.approx(device.peak_flops_per_s)
+    assert bandwidth(device, device.num_sms) == pytest.approx(device.memory_bandwidth_bytes_per_s)
+    assert device.num_sms > device.partition_granularity_sms > 0
+    assert device.source
+
+
+def test_rates__partition_larger_than_the_device__is_our_own_fault() -> None:
+    with pytest.raises(AssertionError, match="109 of 108"):
+        RooflineLatency(A100_80G).decode_s(LLAMA_3_8B, [1], 109)
