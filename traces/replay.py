@@ -10,7 +10,7 @@ import msgspec
 from traces.completion_stream import CompletionStream, error_message
 from traces.errors import BadParameter
 from traces.outcome import Ending, RequestOutcome
-from traces.prompts import DEFAULT_VOCAB_SIZE, prompt_token_ids
+from traces.prompts import DEFAULT_VOCAB_SIZE, FIRST_TOKEN_ID, prompt_token_ids
 from traces.record import TraceRecord
 
 _REJECTED_STATUSES = frozenset({429, 503})
@@ -49,16 +49,13 @@ async def replay(
     the outcomes in the order of `records`.
 
     Raises:
-        BadParameter: `url` or `timeout_s` is not usable, or a record has no model, or block ids and no `block_tokens`.
+        BadParameter: an argument is not usable, a record has no model, or it names blocks and `block_tokens` is not
+            given. Nothing has been sent then.
     """
     endpoint = completions_url(url)
     if not 0 < timeout_s < float("inf"):
         raise BadParameter(name="timeout_s", value=timeout_s, remedy="give a finite number of seconds above 0")
-    for record in records:
-        if record.model is None:
-            raise BadParameter(name="records", value="a record without a model", remedy="use assign_models first")
-        if record.prefix_block_hashes and block_tokens is None:
-            raise BadParameter(name="block_tokens", value=None, remedy="give the trace's block_tokens")
+    _check(records, block_tokens, vocab_sizes or {}, extra_body or {})
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
@@ -92,6 +89,28 @@ def completions_url(url: str) -> str:
         raise BadParameter(name="url", value=url, remedy=remedy)
     base = url.rstrip("/")
     return f"{base}/completions" if base.endswith("/v1") else f"{base}/v1/completions"
+
+
+def _check(
+    records: Sequence[TraceRecord],
+    block_tokens: int | None,
+    vocab_sizes: Mapping[str, int],
+    extra_body: Mapping[str, object],
+) -> None:
+    """Everything that could stop the replay half-way."""
+    for record in records:
+        if record.model is None:
+            raise BadParameter(name="records", value="a record without a model", remedy="use assign_models first")
+        if record.prefix_block_hashes and (block_tokens is None or block_tokens < 1):
+            raise BadParameter(name="block_tokens", value=block_tokens, remedy="give the trace's block_tokens")
+    if min(vocab_sizes.values(), default=DEFAULT_VOCAB_SIZE) <= FIRST_TOKEN_ID:
+        raise BadParameter(
+            name="vocab_sizes", value=dict(vocab_sizes), remedy=f"give more than {FIRST_TOKEN_ID} for each model"
+        )
+    try:
+        msgspec.json.encode(extra_body)
+    except TypeError as error:
+        raise BadParameter(name="extra_body", value=dict(extra_body), remedy=f"give JSON values ({error})") from error
 
 
 def _prepare(
