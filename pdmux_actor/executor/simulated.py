@@ -1,8 +1,8 @@
 """An executor whose launches take the time that a latency model says. No tensors, no torch.
 
-Lanes that overlap slow each other down: every launch has remaining solo work, and while both lanes are busy it shrinks by
-1 / slowdown per second. Tokens are made up: deterministic per sequence position, never an end-of-sequence token, so that a
-sequence ends at `max_tokens`, as a trace says.
+Lanes that overlap slow each other down: every launch has remaining solo work, and while both lanes are busy it shrinks
+by 1 / slowdown per second. Tokens are made up: deterministic per sequence position, never an end-of-sequence token, so
+that a sequence ends at `max_tokens`, as a trace says.
 """
 
 import json
@@ -52,7 +52,7 @@ class Clock(Protocol):
 
 
 class VirtualClock:
-    """Jumps. Single-threaded: nothing wakes it, so it must be told where to go."""
+    """Jumps. Single-threaded, so without a time to go to it stays where it is: the simulation is over."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -61,7 +61,8 @@ class VirtualClock:
         return self._now_s
 
     def advance_to(self, time_s: float | None) -> bool:
-        assert time_s is not None, "nothing is in flight and nothing will arrive: the simulation is over"
+        if time_s is None:
+            return False
         self._now_s = max(self._now_s, time_s)
         return True
 
@@ -183,6 +184,11 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         self._lanes.clear()
+
+    @property
+    def in_flight(self) -> int:
+        """Launches on the lanes."""
+        return len(self._lanes)
 
     def _rate(self, lane: Lane) -> float:
         """Solo seconds of work done per second."""

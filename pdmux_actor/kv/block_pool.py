@@ -97,7 +97,7 @@ class BlockPool:
             return
         rows = self._models[model]
         num_blocks = len(row_ids) * rows.geometry.blocks_per_row
-        self._free[self._num_free : self._num_free + num_blocks] = rows.table[row_ids].ravel()
+        self._free[self._num_free : self._num_free + num_blocks] = rows.table.take(row_ids, axis=0).ravel()
         self._num_free += num_blocks
         rows.free_rows.extend(row_ids)
         rows.used_rows -= len(row_ids)

@@ -1,0 +1,155 @@
+"""Recording a run's `now` and `wait`, and playing it back to a fresh scheduler.
+
+The scheduler is a function of what it is given, so a replay makes the same decisions: if it does not, something reads a
+clock, iterates a set, or shares state it should not.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pdmux_actor.executor.base import Executor
+from pdmux_actor.inbox import EventSource
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.events import Event
+from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Launch, Repartition
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCompletion:
+    """A completion whose launch is named by its position among the run's compute launches."""
+
+    launch_index: int
+    started_s: float
+    finished_s: float
+    tokens: tuple[tuple[SampledToken, ...], ...]
+    error: str | None
+
+
+@dataclass(slots=True)
+class Tape:
+    """What a run was given, in the order in which it asked."""
+
+    now_s: list[float] = field(default_factory=list)
+    events: list[tuple[Event, ...]] = field(default_factory=list)  # per turn
+    completions: list[tuple[RecordedCompletion, ...]] = field(default_factory=list)  # per turn
+
+
+class RecordingExecutor:
+    """Passes everything on to `inner` and writes the tape."""
+
+    def __init__(self, inner: Executor, tape: Tape) -> None:
+        self.device, self.total_blocks, self.block_bytes = inner.device, inner.total_blocks, inner.block_bytes
+        self._inner = inner
+        self._tape = tape
+        self._launches: list[ComputeLaunch] = []
+
+    def now(self) -> float:
+        now_s = self._inner.now()
+        self._tape.now_s.append(now_s)
+        return now_s
+
+    def load_model(
+        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+    ) -> ModelInfo:
+        return self._inner.load_model(model, source, revision=revision, dtype=dtype, max_model_len=max_model_len)
+
+    def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
+        self._inner.attach_model(info, row_table)
+
+    def detach_model(self, model: str) -> None:
+        self._inner.detach_model(model)
+
+    def submit(self, launch: Launch) -> None:
+        if not isinstance(launch, Repartition | DropPrefill):
+            self._launches.append(launch)
+        self._inner.submit(launch)
+
+    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+        completions = self._inner.wait(deadline_s)
+        self._tape.completions.append(tuple(self._record(done) for done in completions))
+        return completions
+
+    def wake(self) -> None:
+        self._inner.wake()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _record(self, done: Completion) -> RecordedCompletion:
+        index = next(i for i, launch in enumerate(self._launches) if launch is done.launch)
+        return RecordedCompletion(index, done.started_s, done.finished_s, done.tokens, done.error)
+
+
+class RecordingEvents:
+    def __init__(self, inner: EventSource, tape: Tape) -> None:
+        self._inner = inner
+        self._tape = tape
+
+    def due(self, now_s: float) -> Iterable[Event]:
+        events = tuple(self._inner.due(now_s))
+        self._tape.events.append(events)
+        return events
+
+    def next_due_s(self) -> float | None:
+        return self._inner.next_due_s()
+
+
+class ReplayEvents:
+    def __init__(self, tape: Tape) -> None:
+        self._turns = iter(tape.events)
+
+    def due(self, now_s: float) -> Iterable[Event]:
+        return next(self._turns)
+
+    def next_due_s(self) -> float | None:
+        return None
+
+
+class ReplayExecutor:
+    """Gives back what the tape holds; computes nothing. Same device and pool as the run that was recorded."""
+
+    def __init__(self, tape: Tape, recorded: Executor) -> None:
+        self.device, self.total_blocks, self.block_bytes = recorded.device, recorded.total_blocks, recorded.block_bytes
+        self._now_s = iter(tape.now_s)
+        self._completions = iter(tape.completions)
+        self._launches: list[ComputeLaunch] = []
+
+    def now(self) -> float:
+        return next(self._now_s)
+
+    def load_model(
+        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+    ) -> ModelInfo:
+        raise AssertionError("the tape's AttachModel events carry the models")
+
+    def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
+        """Nothing to prepare."""
+
+    def detach_model(self, model: str) -> None:
+        """Nothing to free."""
+
+    def submit(self, launch: Launch) -> None:
+        if not isinstance(launch, Repartition | DropPrefill):
+            self._launches.append(launch)
+
+    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+        return [
+            Completion(
+                launch=self._launches[done.launch_index],
+                started_s=done.started_s,
+                finished_s=done.finished_s,
+                tokens=done.tokens,
+                error=done.error,
+            )
+            for done in next(self._completions)
+        ]
+
+    def wake(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing runs."""

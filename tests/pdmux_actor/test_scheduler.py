@@ -1,0 +1,214 @@
+import pytest
+from engine_rig import INFOS, TOTAL_BLOCKS, VirtualEngine, make_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdmux_actor.messages import FinishReason
+from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy, SetQuotas
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.scheduling.settings import SchedulerSettings
+
+ALL_POLICIES = sorted(POLICIES)
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_scheduler__one_request__yields_max_tokens_and_one_end(policy):
+    engine = VirtualEngine([(0.0, Arrival(make_request("r", max_tokens=5)))], policy=policy).run()
+
+    assert len(engine.tokens_of("r")) == 5
+    assert [e.finish for e in engine.ends_of("r")] == [FinishReason.LENGTH]
+    assert engine.scheduler.load_report().free_blocks == TOTAL_BLOCKS
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_scheduler__same_requests__same_tokens_as_alone(policy):
+    requests = [make_request(f"r{i}", "abc"[i % 3], 5 + 17 * i % 90, 3 + i % 9, first=i) for i in range(24)]
+    alone = {
+        r.request_id: VirtualEngine([(0.0, Arrival(r))], models="abc").run().tokens_of(r.request_id) for r in requests
+    }
+
+    arrivals = [(0.003 * i, Arrival(r)) for i, r in enumerate(requests)]
+    together = VirtualEngine(arrivals, policy=policy, models="abc", quota_blocks=160).run()
+
+    assert {r.request_id: together.tokens_of(r.request_id) for r in requests} == alone
+    assert all(len(together.ends_of(r.request_id)) == 1 for r in requests)
+
+
+def test_scheduler__prompt_longer_than_context__is_refused_with_remedy():
+    engine = VirtualEngine([(0.0, Arrival(make_request("r", prompt_tokens=512)))], quota_blocks=TOTAL_BLOCKS).run()
+
+    (end,) = engine.ends_of("r")
+    assert end.finish is FinishReason.ERROR
+    assert "512 tokens do not fit" in end.error
+    assert "shorten the prompt" in end.error
+
+
+def test_scheduler__unknown_model__is_refused():
+    engine = VirtualEngine([(0.0, Arrival(make_request("r", model="nope")))]).run()
+
+    assert [e.finish for e in engine.ends_of("r")] == [FinishReason.ERROR]
+
+
+def test_scheduler__generation_reaches_kv_quota__ends_with_length():
+    rows = 3
+    engine = VirtualEngine(
+        [(0.0, Arrival(make_request("r", prompt_tokens=4, max_tokens=400)))],
+        quota_blocks=rows * INFOS["a"].geometry.blocks_per_row,
+    ).run()
+
+    total = 4 + len(engine.tokens_of("r"))
+    assert total == rows * INFOS["a"].geometry.tokens_per_row
+    assert [e.finish for e in engine.ends_of("r")] == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_scheduler__memory_runs_out__preempts_and_loses_nothing(policy):
+    requests = [make_request(f"r{i}", prompt_tokens=10, max_tokens=40, first=i) for i in range(6)]
+    arrivals = [(0.0, Arrival(r)) for r in requests]
+    quota = 10 * INFOS["a"].geometry.blocks_per_row
+
+    engine = VirtualEngine(
+        arrivals, policy=policy, quota_blocks=quota, settings=SchedulerSettings(kv_watermark=0.0)
+    ).run()
+
+    assert engine.scheduler.load_report().models[0].preemptions_total > 0
+    for request in requests:
+        assert len(engine.tokens_of(request.request_id)) == 40
+        assert len(engine.ends_of(request.request_id)) == 1
+
+
+def test_scheduler__abort_while_decoding__frees_blocks_within_one_step():
+    events = [(0.0, Arrival(make_request("r", max_tokens=300))), (0.1, Abort("r"))]
+    engine = VirtualEngine(events)
+    while not engine.ends_of("r"):
+        engine.loop.turn()
+    steps = engine.scheduler.load_report().steps_total
+
+    engine.run()
+
+    assert [e.finish for e in engine.ends_of("r")] == [FinishReason.ABORT]
+    assert engine.scheduler.load_report().steps_total - steps <= 1
+    assert engine.scheduler.load_report().free_blocks == TOTAL_BLOCKS
+
+
+def test_scheduler__abort_between_prefill_slices__drops_the_batch():
+    events = [
+        (0.0, Arrival(make_request("decoding", max_tokens=200, tbt_s=0.005))),
+        (0.05, Arrival(make_request("long", prompt_tokens=150, max_tokens=4, tbt_s=0.005))),
+        (0.065, Abort("long")),
+    ]
+    engine = VirtualEngine(events, quota_blocks=400).run()
+
+    log = [d.launch for d in engine.scheduler.log.decisions()]
+    assert any("drop batch" in line for line in log)
+    assert engine.tokens_of("long") == []
+    assert len(engine.tokens_of("decoding")) == 200
+
+
+def test_scheduler__model_removed_under_load__others_go_on():
+    events = [
+        (0.0, Arrival(make_request("x", "a", max_tokens=50))),
+        (0.0, Arrival(make_request("y", "b", max_tokens=50))),
+        (0.05, RemoveModel("a")),
+    ]
+    engine = VirtualEngine(events, models="ab").run()
+
+    assert [e.finish for e in engine.ends_of("x")] == [FinishReason.ERROR]
+    assert len(engine.tokens_of("y")) == 50
+    assert [m.model for m in engine.scheduler.load_report().models] == ["b"]
+
+
+def test_scheduler__continued_request__samples_only_the_rest():
+    whole = VirtualEngine([(0.0, Arrival(make_request("r", max_tokens=9)))]).run().tokens_of("r")
+
+    rest = VirtualEngine([(0.0, Arrival(make_request("r", max_tokens=9, prior=tuple(whole[:4]))))]).run()
+
+    assert rest.tokens_of("r") == whole[4:]
+
+
+def test_mux__prompt_beside_tight_decode__runs_in_slices_beside_it():
+    events = [
+        (0.0, Arrival(make_request("decoding", max_tokens=100, tbt_s=0.006))),
+        (0.05, Arrival(make_request("long", prompt_tokens=200, max_tokens=2, tbt_s=0.006))),
+    ]
+    engine = VirtualEngine(events, quota_blocks=500).run()
+
+    log = [d.launch for d in engine.scheduler.log.decisions()]
+    slices = [line for line in log if line.startswith("prefill a batch 2")]
+    assert len(slices) > 1
+    assert "partition prefill 1 decode 1" in log
+
+
+def test_mux__prompt_that_fits_the_target__is_fused():
+    events = [
+        (0.0, Arrival(make_request("decoding", max_tokens=100, tbt_s=0.5))),
+        (0.05, Arrival(make_request("short", prompt_tokens=20, max_tokens=2, tbt_s=0.5))),
+    ]
+    engine = VirtualEngine(events, quota_blocks=500).run()
+
+    assert any(d.launch.startswith("mixed a tokens 0+20 decodes 1") for d in engine.scheduler.log.decisions())
+
+
+def test_mux__single_sm__alternates_without_starving():
+    events = [
+        (0.0, Arrival(make_request("decoding", max_tokens=60, tbt_s=0.001))),
+        (0.05, Arrival(make_request("long", prompt_tokens=200, max_tokens=2, tbt_s=0.001))),
+    ]
+    engine = VirtualEngine(events, quota_blocks=500, num_sms=1).run()
+
+    assert len(engine.tokens_of("decoding")) == 60
+    assert len(engine.tokens_of("long")) == 2
+
+
+_events = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("arrive"),
+            st.sampled_from("abc"),
+            st.integers(1, 120),
+            st.integers(1, 30),
+            st.sampled_from([0.003, 0.5]),
+        ),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("quota"), st.sampled_from("abc"), st.integers(0, 200)),
+        st.tuples(st.just("policy"), st.sampled_from(ALL_POLICIES)),
+        st.tuples(st.just("remove"), st.just("c")),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    plan=_events,
+    gap_s=st.sampled_from([0.0, 0.002, 0.02]),
+    num_sms=st.integers(1, 4),
+    policy=st.sampled_from(ALL_POLICIES),
+)
+def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(plan, gap_s, num_sms, policy):
+    events, requests = [], []
+    for i, step in enumerate(plan):
+        match step:
+            case ("arrive", model, prompt, output, tbt_s):
+                request = make_request(f"r{len(requests)}", model, prompt, output, first=len(requests), tbt_s=tbt_s)
+                requests.append(request)
+                events.append((gap_s * i, Arrival(request)))
+            case ("abort", number):
+                events.append((gap_s * i, Abort(f"r{number}")))
+            case ("quota", model, blocks):
+                events.append((gap_s * i, SetQuotas({model: blocks})))
+            case ("policy", name):
+                events.append((gap_s * i, SetPolicy(name)))
+            case ("remove", model):
+                events.append((gap_s * i, RemoveModel(model)))
+
+    small = SchedulerSettings(max_batch_tokens=100, chunk_budget_tokens=16, max_running_sequences=5)
+    engine = VirtualEngine(events, policy=policy, models="abc", num_sms=num_sms, settings=small).run()
+
+    for request in requests:
+        assert len(engine.ends_of(request.request_id)) == 1, request
+        assert engine.token_events.index(engine.ends_of(request.request_id)[0]) == max(
+            i for i, e in enumerate(engine.token_events) if e.request_id == request.request_id
+        )
+    assert engine.scheduler.load_report().free_blocks == TOTAL_BLOCKS
