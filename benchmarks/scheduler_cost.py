@@ -2,8 +2,8 @@
 
     python benchmarks/scheduler_cost.py [--json FILE] [--quick]
 
-Every step decodes all running sequences of one model under the `mux` policy with the roofline latency model, as the engine
-does. Reported is the median over steps of this process's CPU time, and the 10th and 90th percentile.
+Every step decodes all running sequences of one model under the `mux` policy with the roofline latency model, as the
+engine does. Reported is the median over steps of this process's CPU time, and the 10th and 90th percentile.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from profiler.latency import LatencyModel
 
 
 class EngineLoop:
-    """`outbox` gets one call per turn that produced events, `on_load_report` one call per period and on change of models.
+    """`outbox` gets one call per turn that produced events, `on_load_report` one per period and when a model attaches.
 
     Both run on the engine thread and must not block for long.
     """
