@@ -1,0 +1,60 @@
+"""What this machine's cores can do, by a measurement of a fraction of a second."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from profiler.specs import DeviceSpec
+
+_MATRIX_SIZE = 768
+_STREAM_BYTES = 64 * 1024 * 1024
+_BUDGET_S = 0.08
+# Small tensor operations that Python issues in a step of a model of a few layers.
+_OPERATIONS_PER_STEP = 100
+
+
+def measure_cpu(num_cores: int) -> DeviceSpec:
+    """Best of several runs each of a float32 matrix product, a copy and a tiny operation, on `num_cores` threads."""
+    measured: list[DeviceSpec] = []
+    # A thread of its own: the number of threads torch uses is a property of the calling thread.
+    thread = threading.Thread(target=lambda: measured.append(_measure(num_cores)), name="measure-cpu")
+    thread.start()
+    thread.join()
+    assert measured, "measuring the CPU failed"
+    return measured[0]
+
+
+def _measure(num_cores: int) -> DeviceSpec:
+    torch.set_num_threads(num_cores)
+    with torch.inference_mode():
+        left = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE)
+        product = torch.empty_like(left)
+        source = torch.ones(_STREAM_BYTES, dtype=torch.uint8)
+        target = torch.empty_like(source)
+        tiny = torch.ones(8)
+        matmul_s = _best_s(lambda: torch.mm(left, left, out=product))
+        copy_s = _best_s(lambda: target.copy_(source))
+        operation_s = _best_s(lambda: tiny.add_(1.0))
+    return DeviceSpec(
+        name="cpu",
+        num_sms=num_cores,
+        peak_flops_per_s=2 * _MATRIX_SIZE**3 / matmul_s,
+        memory_bandwidth_bytes_per_s=2 * _STREAM_BYTES / copy_s,
+        memory_bytes=psutil.virtual_memory().total,
+        launch_overhead_s=operation_s * _OPERATIONS_PER_STEP,
+        source=f"measured at start on {num_cores} cores",
+    )
+
+
+def _best_s(operation: Callable[[], object]) -> float:
+    operation()
+    best_s, spent_s = float("inf"), 0.0
+    while spent_s < _BUDGET_S:
+        started_s = time.perf_counter()
+        operation()
+        elapsed_s = time.perf_counter() - started_s
+        best_s, spent_s = min(best_s, elapsed_s), spent_s + elapsed_s
+    return best_s

@@ -1,0 +1,143 @@
+"""Runs launches of one lane, one after the other, on whatever thread calls it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pdmux_actor.executor.kv_storage import KvView, Scratch
+from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack
+from pdmux_actor.executor.paged_attention import PagedAttention
+from pdmux_actor.executor.sampler import Sampler
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, sampling_sequences
+
+Tokens = tuple[tuple[SampledToken, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedModel:
+    info: ModelInfo
+    decoder: Decoder
+    kv: KvView
+    row_table: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _PrefillState:
+    """A prefill batch between two slices."""
+
+    model: str
+    batch: PackedBatch
+    rotary: Tensor
+    hidden: Tensor
+    next_layer: int
+
+
+class ModelRunner:
+    """`models` is shared with the executor, which adds and removes entries while no launch of them is in flight."""
+
+    def __init__(self, models: Mapping[str, AttachedModel]) -> None:
+        self._models = models
+        self._prefills: dict[int, _PrefillState] = {}
+        self._scratch = Scratch()
+
+    def run(self, launch: ComputeLaunch) -> Tokens:
+        """New tokens of the launch's sampling sequences, in the order of `sampling_sequences`."""
+        match launch:
+            case PrefillSlice():
+                return self._prefill(launch)
+            case DecodeStep():
+                return self._decode(launch)
+            case MixedStep():
+                return self._mixed(launch)
+
+    def drop_prefill(self, batch_id: int) -> None:
+        self._prefills.pop(batch_id, None)
+
+    def forget_model(self, model: str) -> None:
+        for batch_id, state in list(self._prefills.items()):
+            if state.model == model:
+                self.drop_prefill(batch_id)
+
+    def _prefill(self, launch: PrefillSlice) -> Tokens:
+        model = self._models[launch.model]
+        if launch.first_layer == 0:
+            batch = pack(
+                launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64), 0, model.kv.tokens_per_row
+            )
+            decoder = model.decoder
+            state = _PrefillState(
+                launch.model, batch, decoder.rotary(batch.positions), decoder.embed(batch.token_ids), 0
+            )
+        else:
+            state = self._prefills.pop(launch.batch_id)
+        assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
+        state.hidden = self._forward(
+            model, state.batch, state.hidden, state.rotary, launch.first_layer, launch.last_layer
+        )
+        state.next_layer = launch.last_layer
+        if launch.last_layer < model.info.spec.num_layers:
+            self._prefills[launch.batch_id] = state
+            return ()
+        sampler = Sampler(sampling_sequences(launch, launch.last_layer), model.info.eos_token_ids)
+        return self._sample(model, state.batch, state.hidden, sampler)
+
+    def _decode(self, launch: DecodeStep) -> Tokens:
+        model = self._models[launch.model]
+        inputs = DecodeInputs.of(launch.sequences)
+        ordered = [launch.sequences[index] for index in inputs.order]
+        sampler = Sampler(ordered, model.info.eos_token_ids)
+        token_ids = inputs.last_tokens(launch.sequences)
+        sampled = []
+        for step in range(launch.steps):
+            batch = pack((), inputs, token_ids, step, model.kv.tokens_per_row)
+            sampled.append(sampler.sample(model.decoder.logits(self._forward_all(model, batch)), step))
+            token_ids = sampled[-1].token_ids
+        tokens = list(zip(*(sampler.tokens(one_step) for one_step in sampled), strict=True))
+        return _in_launch_order(tokens, inputs.order)
+
+    def _mixed(self, launch: MixedStep) -> Tokens:
+        model = self._models[launch.model]
+        inputs = DecodeInputs.of(launch.sequences)
+        token_ids = inputs.last_tokens(launch.sequences)
+        batch = pack(launch.chunks, inputs, token_ids, 0, model.kv.tokens_per_row)
+        hidden = self._forward_all(model, batch)
+        sampling = [c.sequence for c in launch.chunks if c.samples]
+        sampler = Sampler([*sampling, *(launch.sequences[index] for index in inputs.order)], model.info.eos_token_ids)
+        tokens = self._sample(model, batch, hidden, sampler)
+        return tokens[: len(sampling)] + _in_launch_order(tokens[len(sampling) :], inputs.order)
+
+    def _forward_all(self, model: AttachedModel, batch: PackedBatch) -> Tensor:
+        decoder = model.decoder
+        hidden, rotary = decoder.embed(batch.token_ids), decoder.rotary(batch.positions)
+        return self._forward(model, batch, hidden, rotary, 0, model.info.spec.num_layers)
+
+    def _forward(
+        self,
+        model: AttachedModel,
+        batch: PackedBatch,
+        hidden: Tensor,
+        rotary: Tensor,
+        first_layer: int,
+        last_layer: int,
+    ) -> Tensor:
+        attention = PagedAttention(batch, model.kv, model.row_table, self._scratch, first_layer, last_layer)
+        return model.decoder.forward_layers(hidden, rotary, attention, first_layer, last_layer)
+
+    def _sample(self, model: AttachedModel, batch: PackedBatch, hidden: Tensor, sampler: Sampler) -> Tokens:
+        if not len(batch.sample_tokens):
+            return ()
+        logits = model.decoder.logits(hidden.index_select(0, batch.sample_tokens))
+        return tuple((token,) for token in sampler.tokens(sampler.sample(logits)))
+
+
+def _in_launch_order(tokens: Tokens | list[tuple[SampledToken, ...]], order: npt.NDArray[np.int64]) -> Tokens:
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return tuple(tokens[place] for place in places)

@@ -1,0 +1,103 @@
+"""Attention of one launch: keeps new K and V in the block pool and attends over what the pool holds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pdmux_actor.executor.kv_storage import KvView, Scratch, layer_blocks
+from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch, PackedChunk
+from pdmux_actor.models.attention import chunk_attention, decode_attention, prompt_attention
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkReads:
+    chunk: PackedChunk
+    blocks: Tensor | None  # [layers, kv_heads * rows]; None: nothing is cached, no read
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeReads:
+    first: int
+    last: int
+    blocks: Tensor  # [layers, sequences * kv_heads * rows]
+    mask: Tensor  # [sequences, 1, 1, rows * tokens_per_row]
+
+
+class PagedAttention:
+    """Implements models.decoder.Attention for layers `[first_layer, last_layer)`.
+
+    All block ids are computed here, once per launch, so that a layer costs one write and one read per chunk or group.
+    """
+
+    def __init__(
+        self,
+        batch: PackedBatch,
+        view: KvView,
+        row_table: npt.NDArray[np.int64],
+        scratch: Scratch,
+        first_layer: int,
+        last_layer: int,
+    ) -> None:
+        self._view = view
+        self._scratch = scratch
+        self._first_layer = first_layer
+        self._offsets = batch.token_offsets
+
+        def blocks_of(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            return layer_blocks(row_table, rows, view.kv_heads, first_layer, last_layer)
+
+        self._writes = _contiguous(blocks_of(batch.token_rows).transpose(1, 0, 2))
+        self._fresh = _contiguous(blocks_of(batch.fresh_rows).transpose(1, 0, 2)).flatten(1)
+        self._chunks = tuple(
+            _ChunkReads(
+                chunk, _contiguous(blocks_of(chunk.rows).transpose(1, 2, 0)).flatten(1) if chunk.start > 0 else None
+            )
+            for chunk in batch.chunks
+        )
+        self._decodes = tuple(_decode_reads(group, blocks_of(group.rows), view) for group in batch.decodes)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        index = layer - self._first_layer
+        if self._fresh.shape[1] > 0:
+            self._view.clear(self._fresh[index])
+        self._view.write(self._writes[index], self._offsets, key, value)
+        parts = [self._attend_chunk(reads, index, query, key, value) for reads in self._chunks]
+        parts += [self._attend_decodes(reads, index, query) for reads in self._decodes]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_chunk(self, reads: _ChunkReads, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        chunk = reads.chunk
+        tokens = slice(chunk.first, chunk.first + chunk.length)
+        if reads.blocks is None:
+            return prompt_attention(query[tokens], key[tokens], value[tokens])
+        cached = self._view.read(reads.blocks[index], self._scratch)
+        key_value = cached.view(self._view.kv_heads, -1, *cached.shape[2:])
+        return chunk_attention(query[tokens], key_value[:, : chunk.start + chunk.length])
+
+    def _attend_decodes(self, reads: _DecodeReads, index: int, query: Tensor) -> Tensor:
+        kv_heads = self._view.kv_heads
+        cached = self._view.read(reads.blocks[index], self._scratch)
+        key_value = cached.view(reads.last - reads.first, kv_heads, -1, *cached.shape[2:])
+        queries = query[reads.first : reads.last]
+        return decode_attention(queries.view(len(queries), kv_heads, -1, queries.shape[2]), key_value, reads.mask)
+
+
+def _decode_reads(group: DecodeGroup, blocks: npt.NDArray[np.int64], view: KvView) -> _DecodeReads:
+    """`blocks` is `[sequences, rows, layers, kv_heads]`; padding rows read the zero block."""
+    padded = np.where((group.rows < 0)[:, :, None, None], view.zero_block, blocks)
+    num_sequences, num_rows = group.rows.shape
+    hidden = np.arange(num_rows * view.tokens_per_row) >= group.context_tokens[:, None]
+    mask = torch.zeros(hidden.shape, dtype=view.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
+    return _DecodeReads(
+        group.first,
+        group.first + num_sequences,
+        _contiguous(padded.transpose(2, 0, 3, 1)).flatten(1),
+        mask[:, None, None, :],
+    )
+
+
+def _contiguous(array: npt.NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

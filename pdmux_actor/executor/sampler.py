@@ -1,0 +1,143 @@
+"""Turns logits into tokens, for a whole batch at once.
+
+The draw for output token i of a request uses one uniform number that depends on (seed, i) only, and which of the two
+sampling paths a row takes depends on its own parameters only: neighbours, preemption and restarts change no token.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.sequence import Sequence
+
+_UINT64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledBatch:
+    """`logprobs[j]` and `top_*[j]` belong to the j-th row that asked for log-probabilities."""
+
+    token_ids: Tensor  # [rows]
+    logprobs: Tensor | None = None  # [rows that asked]
+    top_ids: Tensor | None = None  # [rows that asked, most alternatives]
+    top_logprobs: Tensor | None = None
+
+
+class Sampler:
+    """Sampling parameters of the rows of one launch, as tensors."""
+
+    def __init__(self, sequences: Seq[Sequence], eos_token_ids: frozenset[int]) -> None:
+        params = [s.request.sampling for s in sequences]
+        self._eos = torch.tensor(sorted(eos_token_ids), dtype=torch.int64)
+        self._output_indices = np.array([s.num_output_tokens for s in sequences], dtype=np.int64)
+        self._min_tokens = np.array([p.min_tokens for p in params], dtype=np.int64)
+        self._seeds = np.array([p.seed & _UINT64 for p in params], dtype=np.uint64)
+        self._temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float64)
+        self._top_ps = torch.tensor([p.top_p for p in params], dtype=torch.float64)
+        self._top_ks = torch.tensor([p.top_k for p in params], dtype=torch.int64)
+        self._num_alternatives = [p.logprobs for p in params]
+        self._logprob_rows = torch.tensor([i for i, p in enumerate(params) if p.logprobs is not None])
+        drawn = self._temperatures > 0
+        filtered = drawn & ((self._top_ps < 1) | (self._top_ks > 0))
+        self._plain_rows = (drawn & ~filtered).nonzero().squeeze(1)
+        self._filtered_rows = filtered.nonzero().squeeze(1)
+
+    def sample(self, logits: Tensor, step: int = 0) -> SampledBatch:
+        """logits: float32 [rows, vocab_size], overwritten; `step` counts look-ahead steps of the launch.
+
+        Raises:
+            FloatingPointError: the model produced NaN or infinity.
+        """
+        report = self._log_softmax(logits)
+        too_short = self._output_indices + step < self._min_tokens
+        if len(self._eos) and too_short.any():
+            rows = torch.from_numpy(np.flatnonzero(too_short))
+            logits[rows[:, None], self._eos] = float("-inf")
+        highest, token_ids = logits.max(dim=-1)
+        if not bool(highest.isfinite().all()):
+            raise FloatingPointError("the model produced logits that are not finite; try dtype float32 or bfloat16")
+        if len(self._plain_rows) + len(self._filtered_rows):
+            uniforms = torch.from_numpy(uniform(self._seeds, self._output_indices + step))
+            scaled = (logits - highest[:, None]).double().div_(self._temperatures[:, None].clamp(min=1e-12))
+            for rows, draw in ((self._plain_rows, _draw), (self._filtered_rows, self._draw_filtered)):
+                if len(rows):
+                    token_ids[rows] = draw(scaled[rows], uniforms[rows])
+        return self._with_logprobs(token_ids, report)
+
+    def tokens(self, sampled: SampledBatch) -> list[SampledToken]:
+        """Plain values of one step, in the order of the rows."""
+        ids: list[int] = sampled.token_ids.tolist()
+        if sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
+            return [SampledToken(token_id) for token_id in ids]
+        reports = zip(sampled.logprobs.tolist(), sampled.top_ids.tolist(), sampled.top_logprobs.tolist(), strict=True)
+        result = []
+        for token_id, wanted in zip(ids, self._num_alternatives, strict=True):
+            if wanted is None:
+                result.append(SampledToken(token_id))
+                continue
+            logprob, top_ids, top_logprobs = next(reports)
+            top = tuple(zip(top_ids[:wanted], top_logprobs[:wanted], strict=True))
+            result.append(SampledToken(token_id, logprob, top))
+        return result
+
+    def _log_softmax(self, logits: Tensor) -> Tensor | None:
+        """Of the model's own distribution: before temperature, filters and masked end tokens."""
+        if not len(self._logprob_rows):
+            return None
+        return logits[self._logprob_rows].log_softmax(dim=-1)
+
+    def _with_logprobs(self, token_ids: Tensor, report: Tensor | None) -> SampledBatch:
+        if report is None:
+            return SampledBatch(token_ids=token_ids)
+        chosen = token_ids[self._logprob_rows]
+        most = min(max(n for n in self._num_alternatives if n is not None), report.shape[1])
+        top_logprobs, top_ids = report.topk(most, dim=-1)
+        return SampledBatch(
+            token_ids=token_ids,
+            logprobs=report.gather(1, chosen[:, None]).squeeze(1),
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+        )
+
+    def _draw_filtered(self, scaled: Tensor, uniforms: Tensor) -> Tensor:
+        """top-k first, then top-p over what top-k left, as transformers and vLLM do."""
+        rows = self._filtered_rows
+        ordered, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
+        ranks = torch.arange(scaled.shape[1])
+        ks = torch.where(self._top_ks[rows] > 0, self._top_ks[rows], scaled.shape[1])
+        ordered.masked_fill_(ranks >= ks[:, None], float("-inf"))
+        probabilities = ordered.softmax(dim=-1)
+        mass_before = probabilities.cumsum(dim=-1) - probabilities
+        outside = (mass_before >= self._top_ps[rows][:, None]) & (ranks > 0)
+        ordered.masked_fill_(outside, float("-inf"))
+        return token_ids.gather(1, _draw(ordered, uniforms)[:, None]).squeeze(1)
+
+
+def _draw(scaled: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse of the distribution function. float64 throughout: 150,000 tokens add up."""
+    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
+    total = cumulative[:, -1]
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    targets = torch.minimum(uniforms * total, below_total)
+    return torch.searchsorted(cumulative, targets[:, None], right=True).squeeze(1)
+
+
+def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) from (seed, index) by SplitMix64's finaliser (Steele et al., OOPSLA 2014), twice.
+
+    A generator object per token (Philox: 20 us each) would cost more than the model's step on a small model.
+    """
+    mixed = _mix(_mix(seeds) ^ indices.astype(np.uint64))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,105 @@
+"""A checkpoint folder in Hugging Face layout, without its weights."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from tokenizers import Tokenizer
+
+from pdmux_actor.errors import ModelLoadError
+
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+
+def resolve_checkpoint(model: str, source: str, revision: str | None) -> Path:
+    """The local folder of `source`: a folder as it is, a Hugging Face id through the local cache or a download.
+
+    Raises:
+        ModelLoadError: no such folder, or the hub does not give it.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelLoadError(model=model, reason=f"{source} is a file", remedy="name the folder that holds config.json")
+    if folder.is_absolute() or source.startswith((".", "~")):
+        raise ModelLoadError(
+            model=model, reason=f"folder {source} does not exist", remedy="correct `source` or put the checkpoint there"
+        )
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=list(_FILES)))
+    except HFValidationError as error:
+        raise ModelLoadError(
+            model=model,
+            reason=f"{source!r} is neither a folder nor a Hugging Face id ({error})",
+            remedy="give an existing folder or an id such as Qwen/Qwen3-0.6B",
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            model=model,
+            reason=f"{source!r} (revision {revision or 'main'}) is no local folder and the download failed: {error}",
+            remedy="check the id, the revision, the network and HF_TOKEN, or give a local folder",
+        ) from error
+
+
+def read_json(model: str, folder: Path, name: str) -> Mapping[str, Any]:
+    """Raises ModelLoadError if the file is missing, unreadable or not a JSON object."""
+    path = folder / name
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(
+            model=model, reason=f"{path} is missing", remedy="point `source` to a complete checkpoint in HF layout"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(
+            model=model, reason=f"{path} cannot be read: {error}", remedy="copy or download the file again"
+        ) from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(
+            model=model, reason=f"{path} holds no JSON object", remedy="copy or download the file again"
+        )
+    return content
+
+
+def eos_token_ids(model: str, folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
+    """Every id that ends a sequence by config.json, generation_config.json or the tokenizer's `eos_token`."""
+    ids = set(_ids(model, "config.json", config.get("eos_token_id")))
+    if (folder / "generation_config.json").exists():
+        generation = read_json(model, folder, "generation_config.json")
+        ids.update(_ids(model, "generation_config.json", generation.get("eos_token_id")))
+    ids.update(_tokenizer_eos(model, folder))
+    return frozenset(ids)
+
+
+def _ids(model: str, name: str, value: object) -> tuple[int, ...]:
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) for item in items):
+        raise ModelLoadError(
+            model=model,
+            reason=f"{name}: eos_token_id={value!r} is neither a number nor a list of numbers",
+            remedy=f"correct eos_token_id in {name}",
+        )
+    return tuple(items)
+
+
+def _tokenizer_eos(model: str, folder: Path) -> tuple[int, ...]:
+    if not (folder / "tokenizer_config.json").exists() or not (folder / "tokenizer.json").exists():
+        return ()
+    eos = read_json(model, folder, "tokenizer_config.json").get("eos_token")
+    content = eos.get("content") if isinstance(eos, dict) else eos
+    if not isinstance(content, str):
+        return ()
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # noqa: BLE001,RUF100 - the tokenizers library raises bare Exception
+        raise ModelLoadError(
+            model=model,
+            reason=f"{folder / 'tokenizer.json'} cannot be read: {error}",
+            remedy="copy or download the file again",
+        ) from error
+    token_id = tokenizer.token_to_id(content)
+    return () if token_id is None else (token_id,)

@@ -1,0 +1,114 @@
+"""One dense decoder for Llama, Mistral, Qwen2 and Qwen3, over a packed batch of tokens.
+
+It knows nothing of sequences, caches or sampling: attention is a callable that the executor provides.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdmux_actor.models.config import DecoderConfig
+from pdmux_actor.models.rope import rotary_table
+
+# Look-ahead decoding may compute a few tokens past the longest sequence before its end is noticed.
+_LOOK_AHEAD_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """Matrices are `[out, in]`. `qkv` stacks the Q, K and V heads, `gate_up` the gate and up projections."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    post_attention_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    lm_head: Tensor
+
+
+class Attention(Protocol):
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Keeps the new keys and values and attends to everything each token may see.
+
+        query: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; returns [tokens, heads * head_dim].
+        """
+        ...
+
+
+class Decoder:
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int) -> None:
+        self.config = config
+        self.spec = config.spec
+        self._weights = weights
+        table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
+        self._rotary = table.to(weights.embedding.dtype)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> hidden states [tokens, hidden_size]."""
+        return functional.embedding(token_ids, self._weights.embedding)
+
+    def rotary(self, positions: Tensor) -> Tensor:
+        """[tokens] -> [2, tokens, 1, head_dim], for `forward_layers`."""
+        return self._rotary.index_select(0, positions).transpose(0, 1).unsqueeze(2)
+
+    def forward_layers(
+        self, hidden: Tensor, rotary: Tensor, attention: Attention, first_layer: int, last_layer: int
+    ) -> Tensor:
+        """Layers `[first_layer, last_layer)` over hidden states `[tokens, hidden_size]`."""
+        eps = self.config.rms_norm_eps
+        for index in range(first_layer, last_layer):
+            layer = self._weights.layers[index]
+            hidden = hidden + self._attend(
+                index,
+                layer,
+                functional.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps),
+                rotary,
+                attention,
+            )
+            normed = functional.rms_norm(hidden, layer.post_attention_norm.shape, layer.post_attention_norm, eps)
+            gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+            hidden = hidden + functional.linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden_size] after the last layer -> float32 [tokens, vocab_size]."""
+        norm = self._weights.final_norm
+        return functional.linear(
+            functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps), self._weights.lm_head
+        ).float()
+
+    def _attend(self, index: int, layer: LayerWeights, normed: Tensor, rotary: Tensor, attention: Attention) -> Tensor:
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias).view(normed.shape[0], heads + 2 * kv_heads, -1)
+        query_key, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            eps = self.config.rms_norm_eps
+            query = functional.rms_norm(query_key[:, :heads], layer.q_norm.shape, layer.q_norm, eps)
+            key = functional.rms_norm(query_key[:, heads:], layer.k_norm.shape, layer.k_norm, eps)
+            query_key = torch.cat((query, key), dim=1)
+        query_key = _rotate(query_key, rotary)
+        attended = attention(index, query_key[:, :heads], query_key[:, heads:], value)
+        return functional.linear(attended, layer.output, layer.output_bias)
+
+
+def _rotate(heads: Tensor, rotary: Tensor) -> Tensor:
+    """Rotary embedding in the half-split layout: x * cos + swap_halves(x) * (-sin, sin)."""
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * rotary[0], swapped, rotary[1])

@@ -1,0 +1,189 @@
+"""Writes small checkpoints with random weights in Hugging Face layout, for demos and tests. Needs no torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from pdmux_actor.models.demo_tokenizer import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    TURN_END,
+    TURN_START,
+    build_demo_tokenizer,
+)
+
+Floats = npt.NDArray[np.float32]
+
+_ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }
+)
+# Wide enough that greedy output wanders through the vocabulary instead of settling on one token.
+_WEIGHT_STD = 0.08
+_EMBEDDING_STD = 0.5
+# Logits of tokens that are no plain text are damped, so that a demo's answers are readable.
+_NON_TEXT_SCALE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointShape:
+    """`model_type` is llama, mistral, qwen2 or qwen3; float32."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int = 640
+    max_position_embeddings: int = 4096
+    tie_word_embeddings: bool = False
+    rope_theta: float = 10_000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    sliding_window: int | None = None
+    attention_bias: bool = False
+
+
+DEMO_SHAPES: Mapping[str, CheckpointShape] = MappingProxyType(
+    {
+        "demo-llama": CheckpointShape(
+            model_type="llama",
+            num_layers=4,
+            hidden_size=128,
+            intermediate_size=384,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+        ),
+        "demo-qwen2": CheckpointShape(
+            model_type="qwen2",
+            num_layers=6,
+            hidden_size=192,
+            intermediate_size=512,
+            num_heads=6,
+            num_kv_heads=2,
+            head_dim=32,
+            rope_theta=1_000_000.0,
+        ),
+        "demo-qwen3": CheckpointShape(
+            model_type="qwen3",
+            num_layers=5,
+            hidden_size=256,
+            intermediate_size=640,
+            num_heads=8,
+            num_kv_heads=4,
+            head_dim=64,
+            rope_theta=1_000_000.0,
+        ),
+    }
+)
+
+
+def write_random_checkpoint(folder: Path, shape: CheckpointShape, seed: int) -> None:
+    """Same shape and seed, same bytes. Creates `folder`; overwrites the files it writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_demo_tokenizer(shape.vocab_size)
+    end_ids = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_file(_random_tensors(shape, seed, _text_scale(tokenizer)), folder / "model.safetensors", {"format": "pt"})
+    _write_json(folder / "config.json", _config(shape, end_ids))
+    _write_json(folder / "generation_config.json", {"eos_token_id": end_ids, "pad_token_id": end_ids[1]})
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": shape.max_position_embeddings,
+            "eos_token": TURN_END,
+            "pad_token": END_OF_TEXT,
+            "additional_special_tokens": [TURN_START, TURN_END],
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+
+
+def _config(shape: CheckpointShape, end_ids: list[int | None]) -> dict[str, Any]:
+    return {
+        "architectures": [_ARCHITECTURES[shape.model_type]],
+        "model_type": shape.model_type,
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None if shape.rope_scaling is None else dict(shape.rope_scaling),
+        "sliding_window": shape.sliding_window,
+        "attention_bias": shape.attention_bias,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "eos_token_id": end_ids[0],
+        "torch_dtype": "float32",
+    }
+
+
+def _text_scale(tokenizer: Tokenizer) -> Floats:
+    """`[vocab_size]`: 1 for ids that decode to ASCII text on their own and for end tokens, less for the others."""
+    ends = {tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)}
+    texts = (tokenizer.decode([token_id]) for token_id in range(tokenizer.get_vocab_size()))
+    keep = [i in ends or (bool(t) and t.isascii() and (t.isprintable() or t == "\n")) for i, t in enumerate(texts)]
+    return np.where(keep, 1.0, _NON_TEXT_SCALE).astype(np.float32)
+
+
+def _random_tensors(shape: CheckpointShape, seed: int, text_scale: Floats) -> dict[str, Floats]:
+    generator = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int, std: float = _WEIGHT_STD) -> Floats:
+        return (generator.standard_normal((rows, columns), dtype=np.float32) * np.float32(std)).astype(np.float32)
+
+    def vector(size: int) -> Floats:
+        return (generator.standard_normal(size, dtype=np.float32) * np.float32(_WEIGHT_STD)).astype(np.float32)
+
+    def norm(size: int) -> Floats:
+        return 1 + vector(size)
+
+    hidden, q_dim, kv_dim = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    tensors = {"model.embed_tokens.weight": matrix(shape.vocab_size, hidden, _EMBEDDING_STD)}
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        attention = f"{prefix}.self_attn"
+        tensors[f"{prefix}.input_layernorm.weight"] = norm(hidden)
+        tensors[f"{prefix}.post_attention_layernorm.weight"] = norm(hidden)
+        for name, size in (("q_proj", q_dim), ("k_proj", kv_dim), ("v_proj", kv_dim)):
+            tensors[f"{attention}.{name}.weight"] = matrix(size, hidden)
+            if shape.model_type == "qwen2" or shape.attention_bias:
+                tensors[f"{attention}.{name}.bias"] = vector(size)
+        tensors[f"{attention}.o_proj.weight"] = matrix(hidden, q_dim)
+        if shape.attention_bias and shape.model_type in ("llama", "qwen3"):
+            tensors[f"{attention}.o_proj.bias"] = vector(hidden)
+        if shape.model_type == "qwen3":
+            tensors[f"{attention}.q_norm.weight"] = norm(shape.head_dim)
+            tensors[f"{attention}.k_norm.weight"] = norm(shape.head_dim)
+        tensors[f"{prefix}.mlp.gate_proj.weight"] = matrix(shape.intermediate_size, hidden)
+        tensors[f"{prefix}.mlp.up_proj.weight"] = matrix(shape.intermediate_size, hidden)
+        tensors[f"{prefix}.mlp.down_proj.weight"] = matrix(hidden, shape.intermediate_size)
+    tensors["model.norm.weight"] = norm(hidden)
+    if not shape.tie_word_embeddings:
+        tensors["lm_head.weight"] = matrix(shape.vocab_size, hidden) * text_scale[:, None]
+    return tensors
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
