@@ -1,0 +1,185 @@
+"""The gateway as an ASGI application."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from router.answer import Answer
+from router.error_bodies import error_response
+from router.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    PathNotFound,
+    RouterError,
+    UnsupportedMediaType,
+)
+from router.gateway import VERSION, Gateway
+from router.model_list import model_entry, model_list
+from router.openai.body import RequestT, parse_body
+from router.openai.chat import ChatCompletionRequest
+from router.openai.completions import CompletionRequest
+from router.openai.document import Document, body_of, responses_of
+from router.openai.schemas import ChatCompletion, Completion, Health, Model, ModelList, Readiness, Version
+from router.request_identity import RequestIdentity
+from router.streaming import ClientDisconnected, EventStream, unless_disconnected
+
+Feed = Callable[[Gateway], Awaitable[None]]
+
+
+def create_app(gateway: Gateway, feed: Feed | None = None) -> FastAPI:
+    """`feed` runs for the app's life and keeps the gateway's view fresh."""
+    app = FastAPI(
+        title="muxfleet",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan(gateway, feed),
+    )
+    app.add_middleware(RequestIdentity, metrics=gateway.metrics)
+    app.add_exception_handler(RouterError, _on_router_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    _add_generation_routes(app, gateway)
+    _add_model_routes(app, gateway)
+    _add_operation_routes(app, gateway)
+    app.openapi = Document(app).build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """The API as an OpenAPI document."""
+    return create_app(Gateway()).openapi()
+
+
+def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest), **responses_of(ChatCompletion))
+    async def create_chat_completion(request: Request) -> Response:
+        asked = await _parse(request, gateway, ChatCompletionRequest)
+        return await _reply(request, gateway, asked.streams, gateway.chat(asked))
+
+    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), **responses_of(Completion))
+    async def create_completion(request: Request) -> Response:
+        asked = await _parse(request, gateway, CompletionRequest)
+        return await _reply(request, gateway, asked.streams, gateway.complete(asked))
+
+
+def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/v1/models", response_model=ModelList)
+    async def list_models() -> ModelList:
+        return model_list(gateway.view)
+
+    # Ids contain slashes, raw or as %2F: servers hand over the decoded path.
+    @app.get("/v1/models/{model:path}", response_model=Model, **responses_of(Model, 404, 503))
+    async def retrieve_model(model: str) -> Model:
+        return model_entry(gateway.view, gateway.card(model))
+
+
+def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health")
+    async def health() -> Health:
+        return Health()
+
+    @app.get("/ready", **responses_of(Readiness, 503))
+    async def ready() -> Readiness:
+        return Readiness(models=gateway.ready_models())
+
+    @app.get("/version")
+    async def version() -> Version:
+        return Version(version=VERSION)
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        return Response(gateway.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def _parse(request: Request, gateway: Gateway, schema: type[RequestT]) -> RequestT:
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType(content_type=content_type)
+    asked = parse_body(await _read_body(request, gateway.limits.max_body_bytes), schema)
+    if gateway.view.card(asked.model) is not None:  # names of models that do not exist would grow the metrics
+        request.state.model = asked.model
+    return asked
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise BodyTooLarge(limit_bytes=limit_bytes)
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit_bytes:
+                raise BodyTooLarge(limit_bytes=limit_bytes)
+    except ClientDisconnect as error:
+        raise ClientDisconnected from error
+    return bytes(body)
+
+
+async def _reply(request: Request, gateway: Gateway, streams: bool, accepting: Awaitable[Answer]) -> Response:
+    """A status is sent only when the first output, or the error in its place, is there."""
+    if not streams:
+        body = await unless_disconnected(request, _document(accepting))
+        return Response(body, media_type="application/json")
+    events = await unless_disconnected(request, _started(accepting))
+    return EventStream(events, request_id=request.state.request_id, keep_alive_s=gateway.limits.keep_alive_s)
+
+
+async def _document(accepting: Awaitable[Answer]) -> bytes:
+    return await (await accepting).document()
+
+
+async def _started(accepting: Awaitable[Answer]) -> AsyncGenerator[bytes, None]:
+    events = (await accepting).events()
+    first = await anext(events)
+    return _resumed(first, events)
+
+
+async def _resumed(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _lifespan(gateway: Gateway, feed: Feed | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        feeding = None if feed is None else asyncio.ensure_future(feed(gateway))
+        try:
+            yield
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+            await gateway.close()
+
+    return lifespan
+
+
+async def _on_router_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RouterError)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        return error_response(PathNotFound(method=request.method, path=path))
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return error_response(MethodNotAllowed(method=request.method, path=path, allow=allow))
+    return error_response(InvalidRequest(str(error.detail)))

@@ -1,0 +1,217 @@
+"""The life of one accepted generation: choose a unit, stream, and go on elsewhere if the unit is lost."""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdmux_actor.errors import StreamRefused, UnitLost
+from pdmux_actor.lease import ModelPhase
+from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo
+from pdmux_actor.serving.frames import Delta, TokenLogprob
+from router.errors import ContextLengthExceeded, GenerationFailed, ModelNotFound, ModelUnavailable, UnitsLost
+from router.in_flight import InFlight
+from router.limits import GatewayLimits
+from router.live_view import LiveView
+from router.routing import UnitChoice, choose_unit
+from router.unit_client import UnitTransport, UnitUnreachable
+
+logger = logging.getLogger(__name__)
+
+_AVOID_S = 2.0  # then a unit that failed this request may be tried again: it may be the only one
+_POLL_S = 0.5  # units become reachable again without a new view
+_RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One choice of one request. `request_id` is unique in the fleet."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    prompt_param: str
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    slo: Slo
+
+    @property
+    def needed_tokens(self) -> int:
+        return len(self.prompt_token_ids) + self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What became final since the previous Output. `num_tokens` are the tokens that `text` now reflects."""
+
+    text: str
+    num_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+
+
+class Transports(Protocol):
+    def transport(self, endpoint: str) -> UnitTransport: ...
+
+    def unreachable(self) -> frozenset[str]: ...
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Tokens of a generation. `final` ones are reflected in text that was handed out and survive the unit; `open`
+    ones (held back by the detokenizer) do not: another unit generates them again, and only then are they reported.
+    """
+
+    final: list[int] = field(default_factory=list)
+    open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> Output:
+        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.token_ids)
+        self.open.extend(zip(delta.token_ids, logprobs, strict=True))
+        held_back = 0 if delta.finish is not None else delta.held_back
+        settled, self.open = self.open[: len(self.open) - held_back], self.open[len(self.open) - held_back :]
+        self.final.extend(token_id for token_id, _ in settled)
+        return Output(
+            text=delta.text,
+            num_tokens=len(settled),
+            logprobs=tuple(logprob for _, logprob in settled if logprob is not None),
+            finish=delta.finish,
+        )
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        *,
+        view: LiveView,
+        transports: Transports,
+        in_flight: InFlight,
+        limits: GatewayLimits,
+        clock: Callable[[], float],
+        on_continuation: Callable[[str], None],
+        salt: str,
+    ) -> None:
+        self._view = view
+        self._transports = transports
+        self._in_flight = in_flight
+        self._limits = limits
+        self._clock = clock
+        self._on_continuation = on_continuation
+        self._salt = salt
+
+    async def run(self, generation: Generation) -> AsyncGenerator[Output, None]:
+        """Ends with exactly one Output that has `finish` set, or raises; closing it early cancels the generation.
+
+        Raises:
+            ModelUnavailable: no unit with room for it became ready in time.
+            GenerationFailed: the engine gave it up for a reason that another unit would share.
+            UnitsLost: too many units died under it.
+        """
+        progress = _Progress()
+        failed: set[str] = set()
+        waiting_since_s = self._clock()
+        attempts = 0
+        while len(progress.final) < generation.sampling.max_tokens:
+            unit = await self._wait_for_unit(generation, failed, waiting_since_s)
+            try:
+                async with aclosing(self._attempt(generation, unit, progress, attempts)) as outputs:
+                    async for output in outputs:
+                        yield output
+                        if output.finish is not None:
+                            return
+                        waiting_since_s = self._clock()
+                raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
+            except (UnitLost, StreamRefused) as error:
+                attempts += not isinstance(error, UnitUnreachable | StreamRefused)
+                failed.add(unit.unit_id)
+                progress.open.clear()
+                self._note_loss(generation, unit, progress, error)
+            if attempts >= self._limits.max_attempts:
+                raise UnitsLost(model=generation.model, attempts=attempts, retry_after_s=_RETRY_AFTER_S)
+        yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # only the end itself was lost
+
+    async def _attempt(
+        self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int
+    ) -> AsyncGenerator[Output, None]:
+        transport = self._transports.transport(unit.endpoint)
+        with self._in_flight.on_unit(unit.unit_id):
+            async with aclosing(transport.generate(_continuation(generation, progress, attempt))) as deltas:
+                async for delta in deltas:
+                    if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
+                        raise _failure(generation.model, unit, delta)
+                    output = progress.take(delta)
+                    if output.text or output.num_tokens or output.finish is not None:
+                        yield output
+
+    def _note_loss(self, generation: Generation, unit: UnitChoice, progress: _Progress, error: Exception) -> None:
+        self._on_continuation(generation.model)
+        logger.warning(
+            "request lost its unit",
+            extra={
+                "request_id": generation.request_id,
+                "unit_id": unit.unit_id,
+                "reason": str(error),
+                "kept_tokens": len(progress.final),
+            },
+        )
+
+    async def _wait_for_unit(self, generation: Generation, failed: set[str], since_s: float) -> UnitChoice:
+        started_s = self._clock()
+        while True:
+            unreachable = self._transports.unreachable()
+            avoid = failed | {
+                unit.report.unit_id for unit in self._view.current.units if unit.report.endpoint in unreachable
+            }
+            unit = choose_unit(
+                self._view.current,
+                generation.model,
+                own=self._in_flight.own_load,
+                needed_tokens=generation.needed_tokens,
+                avoid=avoid,
+                stale_after_s=self._limits.stale_after_s,
+                salt=self._salt,
+            )
+            if unit is not None:
+                return unit
+            waited_s = self._clock() - since_s
+            self._raise_if_hopeless(generation, waited_s)
+            await self._view.changed(min(_POLL_S, self._limits.hold_s - waited_s))
+            if self._clock() - started_s >= _AVOID_S:
+                failed.clear()
+
+    def _raise_if_hopeless(self, generation: Generation, waited_s: float) -> None:
+        model = generation.model
+        if self._view.card(model) is None:
+            raise ModelNotFound(model=model)
+        longest = self._view.max_model_len(model)
+        if longest is not None and generation.needed_tokens > longest:
+            # The length was unknown, or longer, when the request was accepted.
+            raise ContextLengthExceeded(
+                max_model_len=longest,
+                prompt_tokens=len(generation.prompt_token_ids),
+                max_tokens=generation.sampling.max_tokens,
+                param=generation.prompt_param,
+            )
+        if waited_s >= self._limits.hold_s:
+            loading = ModelPhase.LOADING in self._view.phases(model)
+            raise ModelUnavailable(model=model, loading=loading, waited_s=waited_s, retry_after_s=_RETRY_AFTER_S)
+
+
+def _continuation(generation: Generation, progress: _Progress, attempt: int) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"{generation.request_id}.{attempt}",
+        model=generation.model,
+        prompt_token_ids=generation.prompt_token_ids,
+        sampling=generation.sampling,
+        slo=generation.slo,
+        output_token_ids=tuple(progress.final),
+        stop=generation.stop,
+    )
+
+
+def _failure(model: str, unit: UnitChoice, delta: Delta) -> UnitLost | GenerationFailed:
+    # An abort that nobody asked for: the unit let go of the model.
+    if delta.retryable or delta.finish is FinishReason.ABORT:
+        return UnitLost(endpoint=unit.endpoint, reason=delta.error or "the unit gave the request back")
+    return GenerationFailed(model=model, reason=delta.error or "no reason given")

@@ -1,0 +1,84 @@
+"""One table: errors to statuses and OpenAI error bodies."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from router import errors
+
+MAX_RETRY_AFTER_S = 120  # the OpenAI SDK gives up above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorShape:
+    """`should_retry` tells SDKs whether the same request can succeed later."""
+
+    status: int
+    type: str
+    code: str | None
+    should_retry: bool = False
+
+
+_CALLER = "invalid_request_error"
+INTERNAL = ErrorShape(status=500, type="server_error", code="internal_error")
+
+SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
+    errors.InvalidRequest: ErrorShape(status=400, type=_CALLER, code="invalid_value"),
+    errors.ContextLengthExceeded: ErrorShape(status=400, type=_CALLER, code="context_length_exceeded"),
+    errors.UnsupportedParameter: ErrorShape(status=400, type=_CALLER, code="unsupported_parameter"),
+    errors.BodyTooLarge: ErrorShape(status=413, type=_CALLER, code="request_too_large"),
+    errors.UnsupportedMediaType: ErrorShape(status=415, type=_CALLER, code="unsupported_media_type"),
+    errors.PathNotFound: ErrorShape(status=404, type=_CALLER, code="unknown_url"),
+    errors.MethodNotAllowed: ErrorShape(status=405, type=_CALLER, code="method_not_supported"),
+    errors.ModelNotFound: ErrorShape(status=404, type=_CALLER, code="model_not_found"),
+    errors.Overloaded: ErrorShape(status=429, type="rate_limit_error", code="slow_down", should_retry=True),
+    errors.ModelUnavailable: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
+    errors.GatewayNotReady: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
+    errors.TokenizerUnavailable: ErrorShape(status=500, type="server_error", code="tokenizer_unavailable"),
+    errors.GenerationFailed: ErrorShape(status=500, type="server_error", code="generation_failed"),
+    errors.UnitsLost: ErrorShape(status=502, type="server_error", code="unit_lost", should_retry=True),
+}
+
+
+def shape_of(error: errors.RouterError) -> ErrorShape:
+    shape = SHAPES.get(type(error))
+    assert shape is not None, f"{type(error).__name__} has no row in SHAPES"
+    return shape
+
+
+def error_body(error: errors.RouterError) -> dict[str, Any]:
+    shape = shape_of(error)
+    return _body(error.message, shape.type, error.param, error.code or shape.code)
+
+
+def internal_error_body(request_id: str) -> dict[str, Any]:
+    message = f"The gateway failed on this request; report it with request id {request_id}."
+    return _body(message, INTERNAL.type, None, INTERNAL.code)
+
+
+def error_response(error: errors.RouterError) -> Response:
+    shape = shape_of(error)
+    headers = {"x-should-retry": "true" if shape.should_retry else "false"}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, min(MAX_RETRY_AFTER_S, error.retry_after_s)))
+    if isinstance(error, errors.MethodNotAllowed):
+        headers["allow"] = error.allow
+    return Response(
+        msgspec.json.encode(error_body(error)), shape.status, headers=headers, media_type="application/json"
+    )
+
+
+def internal_error_response(request_id: str) -> Response:
+    return Response(
+        msgspec.json.encode(internal_error_body(request_id)),
+        INTERNAL.status,
+        headers={"x-should-retry": "false"},
+        media_type="application/json",
+    )
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

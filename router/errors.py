@@ -1,0 +1,141 @@
+"""Errors that a client of the gateway can meet; `router/error_bodies.py` maps them to HTTP.
+
+RouterError
+├── InvalidRequest           the request breaks the API's rules; `param` names where
+│   ├── ContextLengthExceeded  prompt and completion do not fit the model
+│   └── UnsupportedParameter   a parameter that would change the output and is not implemented
+├── BodyTooLarge
+├── UnsupportedMediaType
+├── PathNotFound
+├── MethodNotAllowed
+├── ModelNotFound            the fleet does not offer this model
+├── Overloaded               the model's queue is full
+├── ModelUnavailable         no unit serves the model within the time a request may wait
+├── GatewayNotReady          no model is routable
+├── TokenizerUnavailable     the gateway cannot load the model's tokenizer
+├── GenerationFailed         the engine gave the request up
+└── UnitsLost                every unit that was tried died under the request
+"""
+
+
+class RouterError(Exception):
+    """Base of this package's errors. `param` and `retry_after_s` go to the client."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(RouterError):
+    pass
+
+
+class ContextLengthExceeded(InvalidRequest):
+    def __init__(self, *, max_model_len: int, prompt_tokens: int, max_tokens: int | None, param: str) -> None:
+        asked = f"you requested {prompt_tokens + (max_tokens or 0)} tokens ({prompt_tokens} in the {param}"
+        asked += f", {max_tokens} in the completion)" if max_tokens is not None else ")"
+        remedy = f"reduce the length of the {param}" + (" or completion" if max_tokens is not None else "")
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, {asked}. Please {remedy}.",
+            param=param,
+        )
+        self.max_model_len = max_model_len
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+
+
+class UnsupportedParameter(InvalidRequest):
+    pass
+
+
+class BodyTooLarge(RouterError):
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"The request body exceeds {limit_bytes} bytes; send a shorter prompt.")
+        self.limit_bytes = limit_bytes
+
+
+class UnsupportedMediaType(RouterError):
+    def __init__(self, *, content_type: str) -> None:
+        super().__init__(f"Content-Type {content_type[:100]!r} is not supported; send application/json.")
+        self.content_type = content_type
+
+
+class PathNotFound(RouterError):
+    def __init__(self, *, method: str, path: str) -> None:
+        super().__init__(f"Unknown request URL: {method} {path[:200]}. The API is listed at /openapi.json.")
+        self.path = path
+
+
+class MethodNotAllowed(RouterError):
+    def __init__(self, *, method: str, path: str, allow: str) -> None:
+        super().__init__(f"Not allowed to {method} on {path[:200]} (HINT: use {allow}).")
+        self.allow = allow
+
+
+class ModelNotFound(RouterError):
+    def __init__(self, *, model: str) -> None:
+        super().__init__(
+            f"The model {model[:200]!r} does not exist; GET /v1/models lists what is served.", param="model"
+        )
+        self.model = model
+
+
+class Overloaded(RouterError):
+    def __init__(self, *, model: str, retry_after_s: int) -> None:
+        super().__init__(
+            f"The queue of model {model!r} is full; retry in {retry_after_s} s or slow down.",
+            retry_after_s=retry_after_s,
+        )
+        self.model = model
+
+
+class ModelUnavailable(RouterError):
+    """`code` is `model_loading` while a unit loads the model, `no_capacity` otherwise."""
+
+    def __init__(self, *, model: str, loading: bool, waited_s: float, retry_after_s: int) -> None:
+        state = "is loading" if loading else "has no unit that serves it now"
+        super().__init__(
+            f"The model {model!r} {state} (waited {waited_s:.0f} s); retry in {retry_after_s} s.",
+            code="model_loading" if loading else "no_capacity",
+            retry_after_s=retry_after_s,
+        )
+        self.model = model
+        self.loading = loading
+
+
+class GatewayNotReady(RouterError):
+    def __init__(self, *, retry_after_s: int) -> None:
+        super().__init__("No model is routable yet.", code="no_capacity", retry_after_s=retry_after_s)
+
+
+class TokenizerUnavailable(RouterError):
+    def __init__(self, *, model: str, reason: str) -> None:
+        super().__init__(
+            f"The gateway cannot load the tokenizer of model {model!r}; the gateway's log tells its operator why.",
+            code="tokenizer_unavailable",
+        )
+        self.model = model
+        self.reason = reason
+
+
+class GenerationFailed(RouterError):
+    def __init__(self, *, model: str, reason: str) -> None:
+        super().__init__(f"The engine failed this request to model {model!r}: {reason}", code="generation_failed")
+        self.model = model
+        self.reason = reason
+
+
+class UnitsLost(RouterError):
+    def __init__(self, *, model: str, attempts: int, retry_after_s: int) -> None:
+        super().__init__(
+            f"Lost the unit that served model {model!r} {attempts} times; retry in {retry_after_s} s.",
+            code="unit_lost",
+            retry_after_s=retry_after_s,
+        )
+        self.model = model
+        self.attempts = attempts

@@ -1,0 +1,57 @@
+"""The newest view of the fleet, and a way to wait for the next one."""
+
+import asyncio
+from collections.abc import Mapping
+
+from pdmux_actor.lease import ModelPhase
+from router.view import FleetView, ModelCard
+
+_NOTHING = FleetView(models=(), units=(), stream_token="")
+
+
+class LiveView:
+    """Keeps the last view for as long as no newer one comes: a lost control loop does not stop traffic."""
+
+    def __init__(self) -> None:
+        self._view = _NOTHING
+        self._cards: Mapping[str, ModelCard] = {}
+        self._max_model_lens: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self.updated_s: float | None = None
+
+    @property
+    def current(self) -> FleetView:
+        return self._view
+
+    def update(self, view: FleetView, now_s: float) -> None:
+        self._view = view
+        self._cards = {card.model: card for card in view.models}
+        known = {m: length for m, length in self._max_model_lens.items() if m in self._cards}
+        ready: dict[str, int] = {}
+        for unit in view.units:
+            for status in unit.report.models:
+                if status.phase is ModelPhase.READY and status.max_model_len is not None:
+                    ready[status.model] = max(ready.get(status.model, 0), status.max_model_len)
+        self._max_model_lens = {**known, **ready}
+        self.updated_s = now_s
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def card(self, model: str) -> ModelCard | None:
+        return self._cards.get(model)
+
+    def max_model_len(self, model: str) -> int | None:
+        """The longest context that a unit offered for the model; None before the first unit was ready."""
+        return self._max_model_lens.get(model)
+
+    def phases(self, model: str) -> frozenset[ModelPhase]:
+        return frozenset(
+            status.phase for unit in self._view.units for status in unit.report.models if status.model == model
+        )
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns at the next update, or after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return

@@ -1,0 +1,29 @@
+"""GET /v1/models: the fleet's models as clients see them."""
+
+from typing import Literal
+
+from pdmux_actor.lease import ModelPhase
+from router.live_view import LiveView
+from router.openai.schemas import Model, ModelList
+from router.view import ModelCard
+
+
+def model_list(view: LiveView) -> ModelList:
+    return ModelList(data=[model_entry(view, card) for card in view.current.models])
+
+
+def model_entry(view: LiveView, card: ModelCard) -> Model:
+    return Model(
+        id=card.model,
+        created=card.created_s,
+        max_model_len=view.max_model_len(card.model),
+        status=_status(view.phases(card.model)),
+    )
+
+
+def _status(phases: frozenset[ModelPhase]) -> Literal["ready", "loading", "failed", "unavailable"]:
+    if ModelPhase.READY in phases:
+        return "ready"
+    if ModelPhase.LOADING in phases:
+        return "loading"
+    return "failed" if ModelPhase.FAILED in phases else "unavailable"

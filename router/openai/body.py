@@ -1,0 +1,71 @@
+"""From the bytes of a request body to a validated request."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from router.errors import InvalidRequest, UnsupportedParameter
+from router.openai.parameters import UNIMPLEMENTED, GenerationParameters
+
+RequestT = TypeVar("RequestT", bound=GenerationParameters)
+
+
+def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
+    """Raises:
+    InvalidRequest: the body is not JSON, or breaks `schema`; `param` names the first offending field.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        message = f"We could not parse the JSON body of your request: {error}."
+        raise InvalidRequest(message, code="invalid_json") from error
+    if not isinstance(document, dict):
+        raise InvalidRequest("The JSON body of the request must be an object.", code="invalid_type")
+    try:
+        return schema.model_validate(document)
+    except ValidationError as error:
+        raise _invalid(document, error.errors(include_url=False, include_context=False)) from error
+
+
+def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails]) -> InvalidRequest:
+    unknown = next((d for d in details if d["type"] == "extra_forbidden" and len(d["loc"]) == 1), None)
+    if unknown is not None:
+        name = str(unknown["loc"][0])[:100]
+        message = f"Unrecognized request argument supplied: {name}"
+        return InvalidRequest(message, param=name, code="unknown_parameter")
+    first = details[0]
+    field = str(first["loc"][0]) if first["loc"] else None
+    if field in UNIMPLEMENTED:
+        message = f"{field!r} with this value is not implemented: {first['msg'][:200]}. Leave it out."
+        return UnsupportedParameter(message, param=field)
+    param = _param(document, first)
+    if first["type"] == "missing":
+        message = f"Missing required parameter: {param!r}."
+        return InvalidRequest(message, param=param, code="missing_required_parameter")
+    # A union reports one error per member: name them all.
+    wishes = dict.fromkeys(d["msg"] for d in details if d["loc"][:1] == first["loc"][:1])
+    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return InvalidRequest(f"Invalid value for {param!r}: {'; or '.join(list(wishes)[:4])}.", param=param, code=code)
+
+
+def _param(document: object, detail: ErrorDetails) -> str:
+    """`messages[0].content`: the error's location without the names of union members, which are not in the input."""
+    path = ""
+    here: Any = document
+    *parents, last = detail["loc"]
+    for step in parents:
+        if isinstance(step, int) and isinstance(here, list) and step < len(here):
+            path += f"[{step}]"
+        elif isinstance(here, dict) and step in here:
+            path += f".{step}" if path else str(step)
+        else:
+            continue
+        here = here[step]
+    if isinstance(last, int):
+        path += f"[{last}]" if isinstance(here, list) else ""
+    elif detail["type"] == "missing" or (isinstance(here, dict) and last in here):
+        path += f".{last}" if path else str(last)
+    return path[:200]

@@ -1,0 +1,67 @@
+"""POST /v1/completions: the reply."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pdmux_actor.serving.frames import TokenLogprob
+from router.dispatch import Output
+from router.openai.reply import LOWEST_LOGPROB, Choice, EventEncoder, ReplyHead, Usage, document, finish_name
+
+
+class CompletionReply:
+    """`echoes` is the text to put before each choice, empty unless `echo` was asked for."""
+
+    def __init__(self, head: ReplyHead, *, with_logprobs: bool, usage_is_asked: bool, echoes: Sequence[str]) -> None:
+        self._head = head
+        self._with_logprobs = with_logprobs
+        self._encoder = EventEncoder(head, "text_completion", usage_is_asked=usage_is_asked)
+        self._echoes = echoes
+        self._offsets: dict[int, int] = {}
+
+    def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
+        text = output.text
+        if index not in self._offsets:
+            self._offsets[index] = len(self._echoes[index])
+            text = self._echoes[index] + text
+        logprobs = None
+        if self._with_logprobs:
+            logprobs, self._offsets[index] = completion_logprobs(output.logprobs, self._offsets[index])
+        finish = None if output.finish is None else finish_name(output.finish)
+        return self._encoder.choice(
+            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}, usage
+        )
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._encoder.usage(usage)
+
+    def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        bodies = []
+        for index, choice in enumerate(choices):
+            assert choice.finish is not None, "a document is made of finished choices"
+            echo = self._echoes[index]
+            bodies.append(
+                {
+                    "index": index,
+                    "text": echo + choice.text,
+                    "logprobs": completion_logprobs(choice.logprobs, len(echo))[0] if self._with_logprobs else None,
+                    "finish_reason": finish_name(choice.finish),
+                }
+            )
+        return document(self._head, "text_completion", bodies, usage)
+
+
+def completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> tuple[dict[str, Any], int]:
+    """The legacy shape, and the offset after the last token. Offsets count characters of the reply's text."""
+    offsets = []
+    for entry in logprobs:
+        offsets.append(offset)
+        offset += len(entry.token)
+    body = {
+        "tokens": [entry.token for entry in logprobs],
+        "token_logprobs": [max(entry.logprob, LOWEST_LOGPROB) for entry in logprobs],
+        "top_logprobs": [
+            {top.token: max(top.logprob, LOWEST_LOGPROB) for top in entry.top} or None for entry in logprobs
+        ],
+        "text_offset": offsets,
+    }
+    return body, offset

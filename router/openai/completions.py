@@ -1,0 +1,35 @@
+"""POST /v1/completions: the request."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from router.openai.parameters import MAX_LOGPROBS, GenerationParameters
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationParameters):
+    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    # See UNIMPLEMENTED.
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: Annotated[str, Field(max_length=0)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt: text, or token ids."""
+        match self.prompt:
+            case str() as text:
+                return [text]
+            case [int(), *_] as token_ids:
+                return [token_ids]  # type: ignore[list-item]  # mypy does not narrow the union by its first element
+            case several:
+                return list(several)  # type: ignore[arg-type]  # as above
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs

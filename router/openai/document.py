@@ -1,0 +1,70 @@
+"""The OpenAPI document: FastAPI's, plus the request bodies, which the gateway reads itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from router.openai.chat import ChatCompletionRequest
+from router.openai.completions import CompletionRequest
+from router.openai.schemas import ErrorResponse
+
+_REQUESTS: Sequence[type[BaseModel]] = (ChatCompletionRequest, CompletionRequest)
+_GENERATION_ERRORS = (400, 404, 413, 415, 429, 500, 502, 503)
+_REF = "#/components/schemas/{model}"
+_MEANINGS = {
+    400: "Invalid request",
+    404: "No such model",
+    413: "Body too large",
+    415: "Not JSON",
+    429: "The model's queue is full; honour Retry-After",
+    500: "The gateway or the engine failed",
+    502: "Units died under the request",
+    503: "No unit serves the model now; honour Retry-After",
+}
+
+
+def body_of(schema: type[BaseModel]) -> dict[str, Any]:
+    reference = {"$ref": _REF.format(model=schema.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+def responses_of(schema: type[BaseModel], *errors: int) -> dict[str, Any]:
+    """Keyword arguments of a route: its success and its errors (a generation's, if none are named)."""
+    responses: dict[int, dict[str, Any]] = {
+        status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in errors or _GENERATION_ERRORS
+    }
+    responses[200] = {"model": schema}
+    if not errors:
+        responses[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        responses[200]["description"] = "The completion; server-sent chunks with `stream`"
+    return {"responses": responses}
+
+
+class Document:
+    """Builds once."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._built: dict[str, Any] | None = None
+
+    def build(self) -> dict[str, Any]:
+        if self._built is None:
+            document = get_openapi(title=self._app.title, version=self._app.version, routes=self._app.routes)
+            _, definitions = models_json_schema([(m, "validation") for m in _REQUESTS], ref_template=_REF)
+            _forget_validation_errors(document)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            self._built = document
+        return self._built
+
+
+def _forget_validation_errors(document: dict[str, Any]) -> None:
+    """FastAPI lists its 422 for every route with a parameter; no path here can break its schema."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)

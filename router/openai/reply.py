@@ -1,0 +1,104 @@
+"""What both kinds of replies share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from pdmux_actor.messages import FinishReason
+from pdmux_actor.serving.frames import TokenLogprob
+from router.dispatch import Output
+
+LOWEST_LOGPROB = -9999.0  # JSON has no -inf; this is what peers send
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+    def to_json(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one choice has said so far."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_tokens: int = 0
+    finish: FinishReason | None = None
+
+    def add(self, output: Output) -> None:
+        self.texts.append(output.text)
+        self.logprobs.extend(output.logprobs)
+        self.num_tokens += output.num_tokens
+        self.finish = output.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyHead:
+    """Fields that every object of one reply repeats."""
+
+    reply_id: str
+    model: str
+    created_s: int
+
+
+class ReplyFormat(Protocol):
+    """How outputs look on the wire. One instance serves one request."""
+
+    def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
+        """Server-sent events for one Output; with `usage`, each event carries the usage so far."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes: ...
+
+    def document(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
+
+
+class EventEncoder:
+    """Encodes the events of one stream; the part that they share is encoded once."""
+
+    def __init__(self, head: ReplyHead, kind: str, *, usage_is_asked: bool) -> None:
+        shared = {"id": head.reply_id, "object": kind, "created": head.created_s, "model": head.model}
+        self._before = b"data: " + _encode(shared)[:-1] + b',"choices":['
+        self._after = b'],"usage":null}\n\n' if usage_is_asked else b"]}\n\n"
+
+    def choice(self, choice: dict[str, Any], usage: Usage | None) -> bytes:
+        if usage is not None:
+            return self._before + _encode(choice) + b'],"usage":' + _encode(usage.to_json()) + b"}\n\n"
+        return self._before + _encode(choice) + self._after
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._before + b'],"usage":' + _encode(usage.to_json()) + b"}\n\n"
+
+
+def finish_name(finish: FinishReason) -> str:
+    assert finish in (FinishReason.STOP, FinishReason.LENGTH), f"{finish} is an error, not an answer"
+    return finish.value
+
+
+def document(head: ReplyHead, kind: str, choices: Sequence[dict[str, Any]], usage: Usage) -> bytes:
+    return _encode(
+        {
+            "id": head.reply_id,
+            "object": kind,
+            "created": head.created_s,
+            "model": head.model,
+            "choices": choices,
+            "usage": usage.to_json(),
+        }
+    )

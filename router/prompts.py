@@ -1,0 +1,69 @@
+"""From a validated request to token ids, and how many tokens may follow them."""
+
+from dataclasses import dataclass
+
+from router.errors import ContextLengthExceeded, InvalidRequest
+from router.openai.chat import ChatCompletionRequest
+from router.openai.completions import CompletionRequest
+from router.tokenization import PromptEncoder, Tokenizers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """`echo` is what the reply repeats before the completion."""
+
+    token_ids: tuple[int, ...]
+    echo: str = ""
+
+
+async def chat_prompt(request: ChatCompletionRequest, encoder: PromptEncoder, tokenizers: Tokenizers) -> Prompt:
+    """Raises:
+    InvalidRequest: the model's chat template cannot render the messages.
+    """
+    messages = [message.for_template() for message in request.messages]
+    text = await tokenizers.render_chat(encoder, messages, request.chat_template_kwargs or {})
+    token_ids = await tokenizers.encode(encoder, text, add_special_tokens=False)  # the template writes its own
+    if not token_ids:
+        raise InvalidRequest("The messages render to an empty prompt.", param="messages")
+    return Prompt(token_ids=tuple(token_ids))
+
+
+async def completion_prompts(
+    request: CompletionRequest, encoder: PromptEncoder, tokenizers: Tokenizers
+) -> list[Prompt]:
+    """Raises:
+    InvalidRequest: a prompt is empty, or holds token ids that the model does not have.
+    """
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest("'echo' with 'logprobs' is not implemented: leave one out.", param="echo")
+    prompts = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            token_ids = await tokenizers.encode(encoder, prompt, add_special_tokens=True)
+        else:
+            token_ids = prompt
+            highest = max(token_ids)
+            if highest >= encoder.vocab_size:
+                message = f"Token id {highest} is outside the model's vocabulary of {encoder.vocab_size} tokens."
+                raise InvalidRequest(message, param="prompt")
+        if not token_ids:
+            raise InvalidRequest("The prompt is empty: it has no tokens.", param="prompt")
+        echo = ""
+        if request.echo:
+            echo = prompt if isinstance(prompt, str) else encoder.decode(token_ids)
+        prompts.append(Prompt(token_ids=tuple(token_ids), echo=echo))
+    return prompts
+
+
+def completion_tokens(*, prompt_tokens: int, asked: int | None, max_model_len: int, param: str) -> int:
+    """What `max_tokens` means for this prompt.
+
+    Raises:
+        ContextLengthExceeded: the prompt, or the prompt and what was asked for, do not fit the model.
+    """
+    room = max_model_len - prompt_tokens
+    if room < (asked or 1):
+        raise ContextLengthExceeded(
+            max_model_len=max_model_len, prompt_tokens=prompt_tokens, max_tokens=asked, param=param
+        )
+    return room if asked is None else asked

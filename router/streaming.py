@@ -1,0 +1,110 @@
+"""Sending replies and noticing that the client left, by the rules of server-sent events."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.error_bodies import error_body, internal_error_body
+from router.errors import RouterError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Awaits `work`; cancels it as soon as the client is gone. The request's body must have been read.
+
+    Raises:
+        ClientDisconnected: the client left first.
+    """
+    task = asyncio.ensure_future(work)
+    left = asyncio.create_task(_disconnected(request.receive))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnected
+        return task.result()
+    finally:
+        left.cancel()
+        task.cancel()
+        await asyncio.gather(left, task, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends `events` as they come. Closes them as soon as the client leaves; an error becomes the last event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, request_id: str, keep_alive_s: float) -> None:
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self._request_id = request_id
+        self._keep_alive_s = keep_alive_s
+        self._last_sent_s = 0.0
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.create_task(self._send_events(send))
+        keeper = asyncio.create_task(self._keep_alive(send))
+        left = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((sender, left), return_when=asyncio.FIRST_COMPLETED)
+            if not sender.done():
+                raise ClientDisconnected
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)  # nothing may follow the end
+            await send({"type": "http.response.body", "body": sender.result(), "more_body": False})
+        finally:
+            for task in (sender, keeper, left):
+                task.cancel()
+            await asyncio.gather(sender, keeper, left, return_exceptions=True)
+
+    async def _send_events(self, send: Send) -> bytes:
+        """Returns what comes last."""
+        loop = asyncio.get_running_loop()
+        async with aclosing(self._events) as events:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                async for event in events:
+                    self._last_sent_s = loop.time()
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            except RouterError as error:
+                logger.warning("stream ends with an error", extra={"request_id": self._request_id, "error": str(error)})
+                return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
+            except OSError as error:  # some servers tell of a client that left by the write that fails
+                raise ClientDisconnected from error
+            except Exception:
+                logger.exception("stream ends with our own error", extra={"request_id": self._request_id})
+                return b"data: " + msgspec.json.encode(internal_error_body(self._request_id)) + b"\n\n"
+        return DONE
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._last_sent_s = loop.time()
+        while True:
+            idle_s = loop.time() - self._last_sent_s
+            await asyncio.sleep(max(self._keep_alive_s - idle_s, 0.01))
+            if loop.time() - self._last_sent_s >= self._keep_alive_s:
+                self._last_sent_s = loop.time()
+                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
