@@ -2,6 +2,7 @@
 
 EngineError
 ├── ModelLoadError     a checkpoint cannot be served: missing, broken, unsupported or too large
+├── EngineStartFailed  the engine process did not come up
 ├── EngineDied         the engine process is gone
 ├── StreamRefused      a unit's frame stream refused the connection (token, version)
 └── UnitLost           the frame stream of a unit broke or went silent
@@ -38,4 +39,10 @@ class UnitLost(EngineError):
     def __init__(self, *, endpoint: str, reason: str) -> None:
         super().__init__(f"lost the unit at {endpoint}: {reason}")
         self.endpoint = endpoint
+        self.reason = reason
+
+
+class EngineStartFailed(EngineError):
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(f"the engine process did not start: {reason}")
         self.reason = reason

@@ -1,0 +1,254 @@
+"""Our engine in its own process, as asyncio sees it."""
+
+import asyncio
+import itertools
+import logging
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
+
+from pdmux_actor.backends.base import EngineCapacity
+from pdmux_actor.errors import EngineDied, EngineStartFailed, ModelLoadError
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.serving.commands import (
+    AbortRequest,
+    ChangePolicy,
+    ChangeQuotas,
+    Command,
+    EngineSettings,
+    Load,
+    LoadModel,
+    ModelFailed,
+    ModelLoaded,
+    ModelRemoved,
+    Notice,
+    NoticeReader,
+    RemoveModel,
+    Shutdown,
+    Started,
+    Submit,
+    Tokens,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_PROGRAM = "pdmux_actor.serving.process"
+_READ_BYTES = 256 * 1024
+_LAST_LINES = 20
+_MAX_LINE_BYTES = 16 * 1024
+_EXIT_TIMEOUT_S = 5.0
+
+
+class NativeEngine:
+    """Implements backends.base.Engine over an engine process.
+
+    Call `start` on a thread that lives as long as the engine: the kernel ends the process with the thread that started
+    it. The process's end shows as end-of-file on the socket, within milliseconds.
+    """
+
+    def __init__(self, settings: EngineSettings, *, start_timeout_s: float = 120.0) -> None:
+        self._settings = settings
+        self._start_timeout_s = start_timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started: asyncio.Future[Started] | None = None
+        self._calls: dict[int, asyncio.Future[ModelLoaded | ModelFailed | ModelRemoved]] = {}
+        self._call_ids = itertools.count()
+        self._events: asyncio.Queue[Sequence[TokenEvent] | None] = asyncio.Queue()  # None: no more will come
+        self._load: LoadReport | None = None
+        self._death: EngineDied | None = None
+        self._stopping = False
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> EngineCapacity:
+        """Raises EngineStartFailed: the process ended, or said nothing for `start_timeout_s`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                _PROGRAM,
+                str(theirs.fileno()),
+                msgspec.json.encode(self._settings).decode(),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        ours.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._started = asyncio.get_running_loop().create_future()
+        self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._log_stderr())]
+        try:
+            started = await asyncio.wait_for(self._started, self._start_timeout_s)
+        except TimeoutError:
+            await self._kill()
+            raise EngineStartFailed(reason=f"no sign of life in {self._start_timeout_s:g} s") from None
+        except EngineDied as death:
+            await asyncio.wait(self._tasks, timeout=1.0)
+            raise EngineStartFailed(reason=f"{death}; its last words: {self._last_words()}") from death
+        return EngineCapacity(
+            device=started.device,
+            memory_bytes=started.memory_bytes,
+            block_bytes=started.block_bytes,
+            total_blocks=started.total_blocks,
+        )
+
+    async def add_model(self, assignment: ModelAssignment) -> int:
+        call = next(self._call_ids)
+        answer = await self._call(
+            LoadModel(
+                call=call,
+                model=assignment.model,
+                source=assignment.source,
+                quota_blocks=assignment.quota_blocks,
+                revision=assignment.revision,
+                dtype=assignment.dtype,
+                max_model_len=assignment.max_model_len,
+            )
+        )
+        if isinstance(answer, ModelFailed):
+            raise ModelLoadError(model=assignment.model, reason=answer.reason, remedy=answer.remedy)
+        assert isinstance(answer, ModelLoaded)
+        return answer.max_model_len
+
+    async def remove_model(self, model: str) -> None:
+        await self._call(RemoveModel(call=next(self._call_ids), model=model))
+
+    async def set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
+        self._send(ChangeQuotas(dict(quota_blocks)))
+
+    async def set_policy(self, policy: str) -> None:
+        self._send(ChangePolicy(policy))
+
+    def submit(self, request: GenerateRequest) -> None:
+        self._send(Submit(request))
+
+    def abort(self, request_id: str) -> None:
+        self._send(AbortRequest(request_id))
+
+    async def events(self) -> AsyncIterator[Sequence[TokenEvent]]:
+        while (events := await self._events.get()) is not None:
+            yield events
+        if self._death is not None:
+            raise self._death
+
+    def load_report(self) -> LoadReport | None:
+        return self._load
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._death is None and not self._stopping
+
+    async def stop(self) -> None:
+        """Ends the process: gently, then for good. What still runs is not answered."""
+        self._stopping = True
+        if self._process is None:
+            return
+        self._send(Shutdown())
+        try:
+            await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("engine process %s does not end by itself", self.pid)
+        await self._kill()
+
+    async def _call(self, command: LoadModel | RemoveModel) -> ModelLoaded | ModelFailed | ModelRemoved:
+        if self._death is not None:
+            raise self._death
+        answer: asyncio.Future[ModelLoaded | ModelFailed | ModelRemoved] = asyncio.get_running_loop().create_future()
+        self._calls[command.call] = answer
+        self._send(command)
+        try:
+            return await answer
+        finally:
+            del self._calls[command.call]
+
+    def _send(self, command: Command) -> None:
+        """To a dead engine nothing is sent: `events` tells its death."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(command))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        notices = NoticeReader()
+        try:
+            while data := await reader.read(_READ_BYTES):
+                for notice in notices.feed(data):
+                    self._take(notice)
+        except ConnectionError as error:
+            logger.info("the engine's socket broke: %s", error)
+        finally:
+            await self._note_end()
+
+    def _take(self, notice: Notice) -> None:
+        match notice:
+            case Tokens(events=events):
+                self._events.put_nowait(events)
+            case Load(report=report):
+                self._load = report
+            case Started():
+                assert self._started is not None
+                self._started.set_result(notice)
+            case ModelLoaded(call=call) | ModelFailed(call=call) | ModelRemoved(call=call):
+                answer = self._calls.get(call)
+                if answer is not None and not answer.done():  # its caller may have been cancelled
+                    answer.set_result(notice)
+
+    async def _note_end(self) -> None:
+        """The socket is closed: the process has ended, or must."""
+        assert self._process is not None
+        assert self._writer is not None
+        self._writer.close()
+        try:
+            exit_code = await asyncio.wait_for(self._process.wait(), 1.0)
+        except TimeoutError:
+            self._process.kill()
+            exit_code = await self._process.wait()
+        death = EngineDied(pid=self.pid, exit_code=exit_code)
+        if not self._stopping:
+            self._death = death
+        for waiting in [self._started, *self._calls.values()]:
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(death)
+        self._events.put_nowait(None)
+        if not self._stopping:
+            await self._log_last_words(death)
+
+    async def _log_last_words(self, death: EngineDied) -> None:
+        await asyncio.wait(self._tasks[1:], timeout=1.0)
+        logger.error("%s; its last words: %s", death, self._last_words())
+
+    def _last_words(self) -> str:
+        return "\n".join(self._last_lines) or "none"
+
+    async def _log_stderr(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        unfinished = b""
+        while data := await self._process.stderr.read(_READ_BYTES):
+            *lines, unfinished = (unfinished + data).split(b"\n")
+            if len(unfinished) > _MAX_LINE_BYTES:
+                lines, unfinished = [*lines, unfinished], b""
+            for line in lines:
+                self._note_line(line)
+        if unfinished:
+            self._note_line(unfinished)
+
+    def _note_line(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        self._last_lines.append(text)
+        logger.info("engine: %s", text)
+
+    async def _kill(self) -> None:
+        assert self._process is not None
+        self._stopping = True
+        if self._process.returncode is None:
+            self._process.kill()
+        await asyncio.wait(self._tasks)

@@ -1,0 +1,138 @@
+"""What an actor and its engine process tell each other: length-prefixed msgpack over a socket pair, no pickle."""
+
+import struct
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.serving.frames import FrameSplitter
+
+_LENGTH = struct.Struct(">I")
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What shapes an engine process; nothing here changes while it runs, except the policy.
+
+    `device_type` names a device the profiler knows, for "simulated"; None simulates a laptop's CPU. `num_cores` None
+    means all. `dtype` None means each checkpoint's own. `device_memory_bytes` is what the planner may fill with weights
+    and KV; None means what the device has.
+    """
+
+    kind: Literal["torch_cpu", "simulated"]
+    kv_pool_bytes: int
+    block_bytes: int = 16 * 1024
+    dtype: str | None = None
+    num_cores: int | None = None
+    device_type: str | None = None
+    device_memory_bytes: int | None = None
+    policy: str = "mux"
+    scheduler: SchedulerSettings = SchedulerSettings()
+
+
+class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
+    """Answered by ModelLoaded or ModelFailed with the same `call`."""
+
+    call: int
+    model: str
+    source: str
+    quota_blocks: int
+    revision: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+
+
+class RemoveModel(msgspec.Struct, frozen=True, tag="remove_model"):
+    """Answered by ModelRemoved when the weights are gone."""
+
+    call: int
+    model: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request: GenerateRequest
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class ChangeQuotas(msgspec.Struct, frozen=True, tag="quotas"):
+    quota_blocks: dict[str, int]
+
+
+class ChangePolicy(msgspec.Struct, frozen=True, tag="policy"):
+    policy: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The first message of an engine process."""
+
+    device: str
+    memory_bytes: int
+    block_bytes: int
+    total_blocks: int
+
+
+class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):
+    call: int
+    max_model_len: int
+
+
+class ModelFailed(msgspec.Struct, frozen=True, tag="model_failed"):
+    call: int
+    reason: str
+    remedy: str
+
+
+class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
+    call: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """All that one engine step produced."""
+
+    events: tuple[TokenEvent, ...]
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    report: LoadReport
+
+
+Command = LoadModel | RemoveModel | Submit | AbortRequest | ChangeQuotas | ChangePolicy | Shutdown
+Notice = Started | ModelLoaded | ModelFailed | ModelRemoved | Tokens | Load
+
+
+def encode(message: Command | Notice) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class CommandReader:
+    """Bytes from the actor to commands (sans-I/O)."""
+
+    def __init__(self) -> None:
+        self._splitter = FrameSplitter()
+        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+    def feed(self, data: bytes) -> Iterator[Command]:
+        for body in self._splitter.feed(data):
+            yield self._decoder.decode(body)
+
+
+class NoticeReader:
+    """Bytes from the engine process to notices (sans-I/O)."""
+
+    def __init__(self) -> None:
+        self._splitter = FrameSplitter()
+        self._decoder: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
+
+    def feed(self, data: bytes) -> Iterator[Notice]:
+        for body in self._splitter.feed(data):
+            yield self._decoder.decode(body)

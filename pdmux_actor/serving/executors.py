@@ -1,0 +1,40 @@
+"""The executor that an engine process runs, by its settings."""
+
+import os
+
+import psutil
+
+from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.simulated import RealClock, SimulatedExecutor
+from pdmux_actor.serving.commands import EngineSettings
+from profiler.devices import device_named, laptop_cpu
+from profiler.roofline import RooflineLatency
+from profiler.specs import DeviceSpec
+
+
+def build_executor(settings: EngineSettings) -> Executor:
+    if settings.kind == "simulated":
+        device = _simulated_device(settings)
+        return SimulatedExecutor(
+            device=device,
+            latency=RooflineLatency(device),
+            total_blocks=settings.kv_pool_bytes // settings.block_bytes,
+            block_bytes=settings.block_bytes,
+            clock=RealClock(),
+        )
+    # torch takes seconds to import and a simulated fleet does without it (ADR on optional heavy imports).
+    from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+
+    return TorchCpuExecutor(
+        kv_pool_bytes=settings.kv_pool_bytes,
+        block_bytes=settings.block_bytes,
+        num_cores=settings.num_cores,
+        default_dtype=settings.dtype,
+    )
+
+
+def _simulated_device(settings: EngineSettings) -> DeviceSpec:
+    if settings.device_type is not None:
+        return device_named(settings.device_type)
+    num_cores = settings.num_cores or os.cpu_count() or 1
+    return laptop_cpu(num_cores=num_cores, memory_bytes=psutil.virtual_memory().total)

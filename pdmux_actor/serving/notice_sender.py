@@ -1,0 +1,61 @@
+"""The engine process's side of the wire: sends without making the engine thread wait for a slow actor."""
+
+import socket
+import threading
+
+from pdmux_actor.serving.commands import Notice, encode
+
+
+class NoticeSender:
+    """Thread-safe. Writes at once when the socket takes it; otherwise a thread writes what has piled up, in order."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._backlog = bytearray()
+        self._writing = False  # the thread is inside a blocking write: nobody else may write
+        self._broken = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write_backlog, name="notice-sender", daemon=True).start()
+
+    def send(self, notice: Notice) -> None:
+        data = encode(notice)
+        with self._changed:
+            if self._broken:
+                return  # the actor is gone; the reader ends the process
+            if not self._backlog and not self._writing:
+                data = data[self._send_now(data) :]
+            if data:
+                self._backlog += data
+                self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until everything is written; False when it is not after `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._broken or not (self._backlog or self._writing), timeout_s)
+
+    def _send_now(self, data: bytes) -> int:
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._broken = True
+            return len(data)
+
+    def _write_backlog(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._backlog))
+                data = bytes(self._backlog)
+                self._backlog.clear()
+                self._writing = True
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                with self._changed:
+                    self._broken = True
+                    self._writing = False
+                    self._changed.notify_all()
+                return

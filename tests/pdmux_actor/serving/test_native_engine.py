@@ -1,0 +1,202 @@
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import msgspec
+import psutil
+import pytest
+
+from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.errors import EngineDied, EngineStartFailed, ModelLoadError
+from pdmux_actor.messages import FinishReason
+from pdmux_actor.serving.commands import EngineSettings
+
+
+@asynccontextmanager
+async def running(settings):
+    engine = NativeEngine(settings, start_timeout_s=60)
+    try:
+        yield engine, await engine.start()
+    finally:
+        await engine.stop()
+
+
+async def answers_of(engine, request_ids):
+    """Tokens and finish of every request, once all have finished."""
+    tokens = dict.fromkeys(request_ids, 0)
+    finishes = {}
+    async for events in engine.events():
+        for event in events:
+            tokens[event.request_id] += len(event.tokens)
+            if event.finish is not None:
+                assert event.request_id not in finishes
+                finishes[event.request_id] = event
+        if len(finishes) == len(tokens):
+            break
+    return tokens, finishes
+
+
+def quotas_of(engine):
+    report = engine.load_report()
+    return {} if report is None else {load.model: load.quota_blocks for load in report.models}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until(condition, timeout_s=20.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - other processes' states, which set no event
+            await asyncio.sleep(0.01)
+
+
+async def test_native_engine__life_of_models_and_requests(engine_settings, make_assignment, make_request):
+    async with running(engine_settings) as (engine, capacity):
+        assert capacity.total_blocks == engine_settings.kv_pool_bytes // engine_settings.block_bytes
+        assert capacity.block_bytes == engine_settings.block_bytes
+        assert capacity.memory_bytes > 0
+
+        assert await engine.add_model(make_assignment("a")) == 4096
+        assert await engine.add_model(make_assignment("b", max_model_len=64)) == 64
+        await engine.set_quotas({"a": 500})
+        await engine.set_policy("prefill_first")
+        await engine.set_policy("no-such-policy")  # logged by the process, which lives on
+
+        for i in range(6):
+            engine.submit(make_request(f"r{i}", model="ab"[i % 2], max_tokens=3 + i))
+        engine.submit(make_request("unknown", model="c"))
+        engine.submit(make_request("aborted", model="a", max_tokens=4000))
+        engine.abort("aborted")
+        tokens, finishes = await answers_of(engine, [*(f"r{i}" for i in range(6)), "unknown", "aborted"])
+
+        assert [tokens[f"r{i}"] for i in range(6)] == [3, 4, 5, 6, 7, 8]
+        assert {finishes[f"r{i}"].finish for i in range(6)} == {FinishReason.LENGTH}
+        assert finishes["unknown"].finish is FinishReason.ERROR
+        assert "'c'" in finishes["unknown"].error
+        assert finishes["aborted"].finish is FinishReason.ABORT
+
+        await until(lambda: quotas_of(engine) == {"a": 500, "b": 1000})
+
+
+async def test_native_engine__model_removed_under_load__requests_fail_and_it_can_return(
+    engine_settings, make_assignment, make_request
+):
+    async with running(engine_settings) as (engine, _):
+        await engine.add_model(make_assignment("a"))
+        engine.submit(make_request("long", model="a", max_tokens=4000))
+        await engine.remove_model("a")
+        await engine.remove_model("a")  # gone already
+        await engine.add_model(make_assignment("a"))
+        engine.submit(make_request("again", model="a", max_tokens=2))
+
+        tokens, finishes = await answers_of(engine, ["long", "again"])
+
+        assert finishes["long"].finish is FinishReason.ERROR
+        assert finishes["again"].finish is FinishReason.LENGTH
+        assert tokens["again"] == 2
+
+
+async def test_native_engine__missing_checkpoint__raises_and_serves_on(
+    engine_settings, make_assignment, make_request, tmp_path
+):
+    async with running(engine_settings) as (engine, _):
+        with pytest.raises(ModelLoadError, match=r"config\.json does not exist") as caught:
+            await engine.add_model(make_assignment("broken", source=str(tmp_path)))
+        assert caught.value.model == "broken"
+
+        await engine.add_model(make_assignment("a"))
+        engine.submit(make_request("r", model="a"))
+        _, finishes = await answers_of(engine, ["r"])
+        assert finishes["r"].finish is FinishReason.LENGTH
+
+
+async def test_native_engine__process_killed__events_and_calls_raise(engine_settings, make_assignment, make_request):
+    async with running(engine_settings) as (engine, _):
+        await engine.add_model(make_assignment("a"))
+        engine.submit(make_request("r", model="a", max_tokens=4000))
+        os.kill(engine.pid, signal.SIGSTOP)
+        pending = asyncio.create_task(engine.remove_model("a"))
+        await asyncio.sleep(0)
+
+        os.kill(engine.pid, signal.SIGKILL)
+
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineDied) as caught:
+                async for _ in engine.events():
+                    pass
+            with pytest.raises(EngineDied):
+                await pending
+        assert caught.value.exit_code == -signal.SIGKILL
+        assert not engine.is_alive()
+        with pytest.raises(EngineDied):
+            await engine.add_model(make_assignment("b"))
+        engine.submit(make_request("late"))  # to a dead engine: no error here, `events` has told
+
+
+async def test_native_engine__cannot_start__raises_with_last_words(caplog):
+    settings = EngineSettings(kind="simulated", kv_pool_bytes=1024 * 1024, device_type="no-such-gpu")
+    engine = NativeEngine(settings)
+
+    with caplog.at_level(logging.INFO), pytest.raises(EngineStartFailed, match="no-such-gpu"):
+        await engine.start()
+
+    await engine.stop()
+    assert "no-such-gpu" in caplog.text
+
+
+async def test_native_engine__silent_process__start_has_a_deadline(engine_settings):
+    engine = NativeEngine(engine_settings, start_timeout_s=0.001)
+
+    with pytest.raises(EngineStartFailed, match=r"no sign of life in 0\.001 s"):
+        await engine.start()
+
+    assert not is_running(engine.pid)
+
+
+async def test_native_engine__stopped__process_ends_and_events_end(engine_settings):
+    async with running(engine_settings) as (engine, _):
+        await engine.stop()
+
+        assert not is_running(engine.pid)
+        assert [events async for events in engine.events()] == []
+
+
+OWNER = """
+import asyncio, sys
+import msgspec
+from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.serving.commands import EngineSettings
+
+async def own():
+    engine = NativeEngine(msgspec.json.decode(sys.argv[1], type=EngineSettings))
+    await engine.start()
+    print(engine.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(own())
+"""
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+async def test_engine_process__owner_killed__leaves_no_orphan(engine_settings, frozen):
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, msgspec.json.encode(engine_settings).decode(), stdout=subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        pid = int(await owner.stdout.readline())
+    assert is_running(pid)
+    if frozen:
+        os.kill(pid, signal.SIGSTOP)  # cannot read its socket: the kernel's parent-death signal is left
+
+    owner.kill()
+    await owner.wait()
+
+    await until(lambda: not is_running(pid))
