@@ -178,6 +178,7 @@ def test_read_trace__mooncake_line_that_is_no_object__is_refused(tmp_path, line)
         ("2023-11-16 18:17:03.1,5,-6", "GeneratedTokens"),
         ("2023-11-16 18:17:03.1,5,6.5", "GeneratedTokens"),
         ("2023-11-16 18:17:03.1,5", "GeneratedTokens"),
+        ("2023-11-16 18:17:03.1,1,155,211", "line"),
     ],
 )
 def test_read_trace__bad_azure_value__error_names_field_and_row(tmp_path, row, field):

@@ -26,6 +26,8 @@ def iter_records(path: Path) -> Iterator[TraceRecord]:
             reader = csv.DictReader(lines)
             _check_columns(path, reader.fieldnames or ())
             for row, values in enumerate(reader, start=1):
+                if None in values:  # more cells than columns: a thousands separator would pass for a column's end
+                    raise Cell(path, row, "line", ",".join(map(str, values.values()))).bad("give one cell per column")
                 time = _time(Cell(path, row, "TIMESTAMP", values["TIMESTAMP"]))
                 first = first or time
                 yield TraceRecord(
