@@ -1,6 +1,6 @@
 """The OpenAPI document: FastAPI's, plus the request bodies, which the gateway reads itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,7 +15,7 @@ from router.openai.schemas import ErrorResponse
 _REQUESTS: Sequence[type[BaseModel]] = (ChatCompletionRequest, CompletionRequest)
 _GENERATION_ERRORS = (400, 404, 413, 415, 429, 500, 502, 503)
 _REF = "#/components/schemas/{model}"
-_MEANINGS = {
+_MEANINGS: Mapping[int, str] = {
     400: "Invalid request",
     404: "No such model",
     413: "Body too large",

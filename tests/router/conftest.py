@@ -1,0 +1,63 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer
+
+from router.app import create_app
+from router.gateway import Gateway
+from router.limits import GatewayLimits
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(tmp_path_factory.mktemp("byte-tokenizer"))
+
+
+class ServedGateway:
+    """A gateway on a real server, its units, and the view that joins them."""
+
+    def __init__(self, gateway: Gateway, url: str, folder: Path, units: list[FakeUnit]) -> None:
+        self.gateway = gateway
+        self.url = url
+        self.folder = folder
+        self.units = units
+
+    def show(self, *units: FakeUnit, **overrides) -> None:
+        self.gateway.update_view(fleet_view(*units, source=self.folder, **overrides))
+
+
+@pytest.fixture
+async def serve(tokenizer_folder: Path):
+    """`serve(*units, limits=...)` starts units and a gateway that knows them."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*units: FakeUnit, limits: GatewayLimits | None = None) -> ServedGateway:
+            for unit in units:
+                await stack.enter_async_context(unit)
+            gateway = Gateway(limits)
+            url = await stack.enter_async_context(_running(gateway))
+            served = ServedGateway(gateway, url, tokenizer_folder, list(units))
+            served.show(*units)
+            return served
+
+        yield start
+
+
+@contextlib.asynccontextmanager
+async def _running(gateway: Gateway) -> AsyncIterator[str]:
+    config = uvicorn.Config(
+        create_app(gateway), host="127.0.0.1", port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    await eventually(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
