@@ -1,12 +1,19 @@
 """Which models sit on which units, with which quotas."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
+
+from placement.errors import InvalidPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCapacity:
-    """What a unit offers. `total_blocks` counts the token blocks of its KV pool, `block_bytes` their size."""
+    """What a unit offers. `total_blocks` counts the token blocks of its KV pool, `block_bytes` their size; the pool is
+    part of `memory_bytes`.
+    """
 
     unit_id: str
     num_gpus: int
@@ -31,7 +38,7 @@ class UnitPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`unplaced` maps a model to the reason why no unit took it."""
+    """`unplaced` maps a model to the reason why no unit took it, or why it has fewer replicas than it must have."""
 
     units: tuple[UnitPlan, ...]
     unplaced: Mapping[str, str] = field(default_factory=dict)
@@ -39,3 +46,46 @@ class Plan:
     def units_of(self, model: str) -> tuple[str, ...]:
         """Ids of the units that hold a replica of `model`."""
         return tuple(u.unit_id for u in self.units if any(p.model == model for p in u.models))
+
+    def models_of(self, unit_id: str) -> tuple[ModelPlacement, ...]:
+        return next((u.models for u in self.units if u.unit_id == unit_id), ())
+
+    def validate(self, units: Sequence[UnitCapacity]) -> None:
+        """Checks the plan against what the units offer; whether weights fit is `placement.memory`'s to say.
+
+        Raises:
+            InvalidPlan: with every problem found.
+        """
+        problems = tuple(self._problems({u.unit_id: u for u in units}))
+        if problems:
+            raise InvalidPlan(problems=problems)
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Raises:
+        InvalidPlan: `text` is not a plan.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise InvalidPlan(problems=(str(error),)) from error
+
+    def _problems(self, capacity: Mapping[str, UnitCapacity]) -> Iterator[str]:
+        for unit_id, count in Counter(u.unit_id for u in self.units).items():
+            if count > 1:
+                yield f"unit {unit_id!r} appears {count} times"
+            if unit_id not in capacity:
+                yield f"unit {unit_id!r} does not exist"
+        for unit in self.units:
+            for model, count in Counter(p.model for p in unit.models).items():
+                if count > 1:
+                    yield f"unit {unit.unit_id!r} holds {model!r} {count} times"
+            for placement in unit.models:
+                if placement.quota_blocks <= 0:
+                    yield f"unit {unit.unit_id!r} gives {placement.model!r} {placement.quota_blocks} blocks"
+            granted = sum(p.quota_blocks for p in unit.models)
+            if unit.unit_id in capacity and granted > capacity[unit.unit_id].total_blocks:
+                yield f"unit {unit.unit_id!r} grants {granted} of {capacity[unit.unit_id].total_blocks} blocks"

@@ -1,0 +1,51 @@
+"""The one definition of what a model needs on a unit, in bytes and in token blocks."""
+
+import math
+
+from placement.plan import UnitCapacity
+from profiler.specs import ModelSpec
+
+# What the reserve is sized for: new tokens of the largest prefill batch, and sequences that sample in one step.
+RESERVED_BATCH_TOKENS = 2048
+RESERVED_SAMPLING_ROWS = 64
+_LOGIT_BYTES = 4  # sampling works in float32
+
+
+def workspace_bytes(spec: ModelSpec) -> int:
+    """Live activations of the largest batch in the widest spot of a layer, and its logits."""
+    attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    widest = max(attention, 3 * spec.intermediate_size)  # gate, up and their product
+    residual_and_normed = 2 * spec.hidden_size
+    activations = RESERVED_BATCH_TOKENS * (residual_and_normed + widest) * spec.dtype_bytes
+    return activations + RESERVED_SAMPLING_ROWS * spec.vocab_size * _LOGIT_BYTES
+
+
+def resident_bytes(spec: ModelSpec) -> int:
+    """What a replica takes beside the KV pool."""
+    return spec.weight_bytes + workspace_bytes(spec)
+
+
+def kv_pool_bytes(unit: UnitCapacity) -> int:
+    return unit.total_blocks * unit.block_bytes
+
+
+def bytes_for_models(unit: UnitCapacity) -> int:
+    """Memory of a unit beside its KV pool; negative if the pool alone is too large."""
+    return unit.memory_bytes - kv_pool_bytes(unit)
+
+
+def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int) -> int | None:
+    """Token blocks that hold `tokens` tokens of one sequence; None if not even one token's K and V fit a block.
+
+    A block holds K and V of one KV head in one layer, so tokens come in rows of layers x KV heads blocks.
+
+    >>> spec = ModelSpec(architecture="LlamaForCausalLM", num_layers=4, hidden_size=128, intermediate_size=256,
+    ...     num_heads=4, num_kv_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=1024,
+    ...     tie_word_embeddings=False, dtype="float32")
+    >>> blocks_for_tokens(spec, block_bytes=8192, tokens=33)  # 32 tokens a row: two rows of 4 x 2 blocks
+    16
+    """
+    tokens_per_row = block_bytes // (2 * spec.head_dim * spec.dtype_bytes)
+    if tokens_per_row == 0:
+        return None
+    return math.ceil(tokens / tokens_per_row) * spec.num_layers * spec.num_kv_heads

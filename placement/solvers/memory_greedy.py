@@ -1,0 +1,138 @@
+"""The first solver: the hottest model first onto the unit with the most free memory, and what sits well stays."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from placement.memory import bytes_for_models, resident_bytes
+from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
+from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
+from placement.refusal import refusal
+from placement.solvers.base import PlacementModel
+
+_Order = Callable[[PlacementModel], tuple[float, str]]
+
+
+class MemoryGreedySolver:
+    """Knows memory and nothing of speed: it uses every replica that `max_replicas` allows and memory admits."""
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        """Packs twice, in the order of popularity and of size, and keeps what leaves the least demand unplaced."""
+        orders: tuple[_Order, ...] = (
+            lambda m: (-m.demand.rate_per_s, m.model),
+            lambda m: (-resident_bytes(m.spec), m.model),
+        )
+        packings = [_Packing(units, sorted(models, key=order), current) for order in orders]
+        return min(packings, key=lambda packing: packing.unmet_demand()).plan()
+
+
+class _Packing:
+    """Units being filled, with models in order of precedence."""
+
+    def __init__(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> None:
+        self._units = {u.unit_id: u for u in sorted(units, key=lambda u: u.unit_id)}
+        self._models = {m.model: m for m in models}
+        self._bytes = {m.model: resident_bytes(m.spec) for m in models}
+        self._held: dict[str, list[str]] = {unit_id: [] for unit_id in self._units}
+        self._free_bytes = {unit_id: bytes_for_models(unit) for unit_id, unit in self._units.items()}
+        self._replicas = dict.fromkeys(self._models, 0)
+        for model in models:
+            self._keep(model, current)
+        self._fill(lambda m: min(1, m.min_replicas), may_evict=True)
+        self._fill(lambda m: m.min_replicas, may_evict=True)
+        self._fill(lambda m: m.max_replicas, may_evict=False)
+
+    def unmet_demand(self) -> tuple[float, int]:
+        missing = {m: n for m in self._models.values() if (n := m.min_replicas - self._replicas[m.model]) > 0}
+        rate_per_s = sum(m.demand.rate_per_s * n / m.min_replicas for m, n in missing.items())
+        return rate_per_s, sum(missing.values())
+
+    def plan(self) -> Plan:
+        return Plan(units=tuple(self._unit_plans()), unplaced=dict(sorted(self._refusals())))
+
+    def _keep(self, model: PlacementModel, current: Plan | None) -> None:
+        homes = current.units_of(model.model) if current is not None else ()
+        for unit_id in sorted(set(homes) & set(self._units)):
+            if self._replicas[model.model] < model.max_replicas and self._fits(unit_id, model):
+                self._put(unit_id, model.model)
+
+    def _fill(self, wanted: Callable[[PlacementModel], int], *, may_evict: bool) -> None:
+        """Gives every model up to `wanted` replicas, a first one to each before a second to any."""
+        hopeful = list(self._models.values())
+        for replica in range(1, max((wanted(m) for m in hopeful), default=0) + 1):
+            for model in [m for m in hopeful if self._replicas[m.model] < replica <= wanted(m)]:
+                unit_id = self._roomiest(model) or (self._evict_for(model, wanted) if may_evict else None)
+                if unit_id is not None:
+                    self._put(unit_id, model.model)
+                else:
+                    hopeful.remove(model)  # what a later eviction leaves over, the next pass finds
+            if not hopeful:
+                return
+
+    def _put(self, unit_id: str, model: str) -> None:
+        self._held[unit_id].append(model)
+        self._free_bytes[unit_id] -= self._bytes[model]
+        self._replicas[model] += 1
+
+    def _take(self, unit_id: str, model: str) -> None:
+        self._held[unit_id].remove(model)
+        self._free_bytes[unit_id] += self._bytes[model]
+        self._replicas[model] -= 1
+
+    def _roomiest(self, model: PlacementModel) -> str | None:
+        return next((u for u in self._by_free_memory() if self._fits(u, model)), None)
+
+    def _by_free_memory(self) -> list[str]:
+        return sorted(self._units, key=lambda u: (-self._free_bytes[u], u))
+
+    def _evict_for(self, model: PlacementModel, wanted: Callable[[PlacementModel], int]) -> str | None:
+        """Takes replicas beyond what their models want now off one unit, those of least precedence first."""
+        precedence = list(self._models)
+        for unit_id in self._by_free_memory():
+            if model.model in self._held[unit_id]:
+                continue
+            surplus = [m for m in self._held[unit_id] if self._replicas[m] > wanted(self._models[m])]
+            victims = sorted(surplus, key=precedence.index, reverse=True)
+            for victim in victims:
+                self._take(unit_id, victim)
+                if self._fits(unit_id, model):
+                    return unit_id
+            for victim in victims:
+                self._put(unit_id, victim)
+        return None
+
+    def _fits(self, unit_id: str, model: PlacementModel) -> bool:
+        if model.model in self._held[unit_id] or self._bytes[model.model] > self._free_bytes[unit_id]:
+            return False
+        return not isinstance(self._quotas(unit_id, (*self._held[unit_id], model.model)), QuotaShortage)
+
+    def _quotas(self, unit_id: str, models: Sequence[str]) -> dict[str, int] | QuotaShortage:
+        unit = self._units[unit_id]
+        quotas = initial_quotas(
+            [self._claim(m) for m in models], total_blocks=unit.total_blocks, block_bytes=unit.block_bytes
+        )
+        return quotas if isinstance(quotas, QuotaShortage) else dict(quotas)
+
+    def _claim(self, name: str) -> QuotaClaim:
+        model = self._models[name]
+        part = replace(model.demand, rate_per_s=model.demand.rate_per_s / max(1, self._replicas[name]))
+        return QuotaClaim(model=name, spec=model.spec, demand=part, max_model_len=model.max_model_len)
+
+    def _unit_plans(self) -> Iterator[UnitPlan]:
+        for unit_id, held in self._held.items():
+            quotas = self._quotas(unit_id, held)
+            assert not isinstance(quotas, QuotaShortage), "floors do not depend on how demand is split over replicas"
+            placements = tuple(ModelPlacement(model=m, quota_blocks=quotas[m]) for m in sorted(held))
+            yield UnitPlan(unit_id=unit_id, models=placements)
+
+    def _refusals(self) -> Iterator[tuple[str, str]]:
+        for model in self._models.values():
+            placed = self._replicas[model.model]
+            if placed < model.min_replicas:
+                others = {
+                    unit: [self._models[m] for m in held]
+                    for unit, held in self._held.items()
+                    if model.model not in held
+                }
+                why = refusal(model, [(self._units[u], held) for u, held in others.items()])
+                prefix = f"{placed} of {model.min_replicas} replicas placed: " if placed else ""
+                yield model.model, prefix + why
