@@ -1,0 +1,127 @@
+"""Invariant 6: tokens depend on neither policy, partition, slicing, batching, preemption nor quota."""
+
+import threading
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pdmux_actor.engine import build_engine
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.scheduling.events import Arrival, AttachModel, SetPolicy, Stop
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.roofline import RooflineLatency
+
+NUM_REQUESTS = 17
+MAX_TOKENS = 16
+
+
+def make_requests(models, *, tbt_s):
+    """Prompts of 1 to 700 tokens; every third request samples with a seed."""
+    lengths = [1, 700, 2, 33, 64, 65, 127, 300, 5, 17, 450, 31, 32, 90, 8, 210, 3]
+    for i in range(NUM_REQUESTS):
+        for number, model in enumerate(models):
+            length = lengths[(i + 5 * number) % len(lengths)]
+            yield GenerateRequest(
+                request_id=f"{model}/{i}",
+                model=model,
+                prompt_token_ids=tuple((7 * i + 3 * j + number) % 200 + 20 for j in range(length)),
+                sampling=SamplingParams(
+                    max_tokens=MAX_TOKENS, temperature=0.0 if i % 3 else 0.8, seed=i, ignore_eos=True
+                ),
+                slo=Slo(ttft_s=5.0, tbt_s=tbt_s),
+            )
+
+
+def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, settings=None):
+    """Answers all requests on a real engine; returns tokens by request and the engine's preemptions."""
+    executor = TorchCpuExecutor(kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32")
+    tokens = {r.request_id: [] for r in requests}
+    ends = dict.fromkeys(tokens, 0)
+    all_done = threading.Event()
+
+    def outbox(events):
+        for event in events:
+            assert event.error is None, event.error
+            tokens[event.request_id] += [t.token_id for t in event.tokens]
+            ends[event.request_id] += event.finish is not None
+        if all(ends.values()):
+            all_done.set()
+
+    settings = settings or SchedulerSettings(max_batch_tokens=512, chunk_budget_tokens=64)
+    loop, inbox = build_engine(
+        executor, policy=policy, settings=settings, latency=RooflineLatency(executor.device), outbox=outbox
+    )
+    for model, path in checkpoints.items():
+        info = executor.load_model(model, str(path), revision=None, dtype=None, max_model_len=1024)
+        quota_rows = -(-quota_tokens // info.geometry.tokens_per_row)
+        inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        for i, request in enumerate(requests):
+            inbox.put(Arrival(request))
+            for event in changes[i : i + 1]:
+                inbox.put(event)
+        assert all_done.wait(120), f"unanswered: {[r for r, n in ends.items() if not n]}"
+    finally:
+        inbox.put(Stop())
+        thread.join(30)
+    assert set(ends.values()) == {1}
+    report = loop.scheduler.load_report()
+    assert report.free_blocks == report.total_blocks
+    return tokens, sum(m.preemptions_total for m in report.models)
+
+
+@pytest.fixture(scope="module")
+def expected(demo_checkpoints):
+    """Each request on an engine by itself, whole prefill, nothing beside it."""
+    requests = list(make_requests(demo_checkpoints, tbt_s=1.0))
+    one_by_one = SchedulerSettings(max_running_sequences=1)
+    tokens, _ = run_engine(demo_checkpoints, requests, policy="prefill_first", settings=one_by_one)
+    return tokens
+
+
+def test_reference__greedy_requests__equal_transformers(demo_checkpoints, expected):
+    for model, path in demo_checkpoints.items():
+        reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        for request in make_requests(demo_checkpoints, tbt_s=1.0):
+            if request.sampling.temperature or request.model != model:
+                continue
+            prompt = torch.tensor([request.prompt_token_ids])
+            out = reference.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=MAX_TOKENS, do_sample=False,
+                eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+            assert expected[request.request_id] == out[0, prompt.shape[1] :].tolist(), request.request_id
+
+
+@pytest.mark.parametrize("tbt_s", [0.001, 1.0], ids=["tight", "loose"])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_engine__any_policy__same_tokens(demo_checkpoints, expected, policy, tbt_s):
+    requests = list(make_requests(demo_checkpoints, tbt_s=tbt_s))
+
+    tokens, _ = run_engine(demo_checkpoints, requests, policy=policy)
+
+    assert tokens == expected
+
+
+def test_engine__little_memory_and_changing_policies__same_tokens(demo_checkpoints, expected):
+    short = [r for r in make_requests(demo_checkpoints, tbt_s=0.002) if len(r.prompt_token_ids) < 140]
+    requests = list(reversed(short))
+    names = sorted(POLICIES)
+    changes = [SetPolicy(names[i % len(names)]) for i in range(len(requests))]
+
+    tokens, preemptions = run_engine(
+        demo_checkpoints,
+        requests,
+        policy="mux",
+        changes=changes,
+        quota_tokens=160,
+        settings=SchedulerSettings(max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0),
+    )
+
+    assert tokens == {r.request_id: expected[r.request_id] for r in requests}
+    assert preemptions > 0
