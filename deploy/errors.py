@@ -5,7 +5,8 @@ DeployError
 ├── SourceNotFound     a model's checkpoint is not where the fleet file says
 ├── PortTaken          something else listens on the gateway's port
 ├── FleetStartError    the fleet did not come up
-└── FleetUnreachable   no fleet answers where one was expected
+├── FleetUnreachable   no fleet answers where one was expected
+└── OutputNotWritable  a file that a command shall write cannot be written
 """
 
 from collections.abc import Sequence
@@ -55,4 +56,13 @@ class FleetUnreachable(DeployError):
     def __init__(self, *, address: str, reason: str) -> None:
         super().__init__(f"no fleet answers at {address}: {reason}")
         self.address = address
+        self.reason = reason
+
+
+class OutputNotWritable(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(f"{path}: cannot be written: {reason}")
+        self.path = path
         self.reason = reason

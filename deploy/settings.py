@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,8 @@ from pydantic import ValidationError as PydanticValidationError
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of
 from deploy.yaml_source import parse_yaml
+from profiler.devices import device_named
+from profiler.errors import UnknownDevice
 
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -206,6 +209,12 @@ def ray_address() -> str | None:
     return os.environ.get("RAY_ADDRESS") or None
 
 
+def export_environment(variables: Mapping[str, str]) -> None:
+    """For this process and those it starts. What the user has set already stays."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 def _semantic_problems(fleet: FleetFile) -> list[Problem]:
     """What a schema cannot say."""
     problems = _repeated([m.id for m in fleet.models], "models", "id")
@@ -240,11 +249,22 @@ def _pool_problems(pool: PoolSection, path: tuple[str | int, ...]) -> list[Probl
             refuse("gpu_type", pool.gpu_type, "a cpu pool has no GPUs; remove it")
         if pool.gpus_per_node != 1:
             refuse("gpus_per_node", pool.gpus_per_node, "a cpu pool has one device per node; remove it")
-    elif pool.cores is not None:
+    elif pool.gpu_type is not None and (unknown := _unknown_device(pool.gpu_type)):
+        refuse("gpu_type", pool.gpu_type, unknown)
+    if pool.device != "cpu" and pool.cores is not None:
         refuse("cores", pool.cores, "only for cpu pools; remove it")
     if pool.device_memory is not None and pool.kv_memory >= pool.device_memory:
         refuse("kv_memory", pool.kv_memory.human_readable(), "leaves no device_memory for weights; lower it")
     return problems
+
+
+def _unknown_device(gpu_type: str) -> str | None:
+    try:
+        device_named(gpu_type)
+    except UnknownDevice as error:
+        near = f"did you mean {error.nearest}?" if error.nearest else f"known: {', '.join(error.known)}"
+        return f"unknown device; {near}"
+    return None
 
 
 def _repeated(values: list[str], section: str, key: str) -> list[Problem]:

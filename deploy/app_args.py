@@ -1,0 +1,56 @@
+"""What travels in the Serve config: `args` shape processes, `user_config` changes without a restart."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from deploy.settings import Dtype, ModelSection
+
+UNITS_APP = "units"
+GATEWAY_APP = "gateway"
+CONTROLLER_DEPLOYMENT = "Controller"
+GATEWAY_DEPLOYMENT = "Gateway"
+
+
+class Args(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class UnitShape(Args):
+    """One deployment: units that are alike."""
+
+    deployment: str
+    pool: str
+    num_gpus: int
+    device: str
+    gpu_type: str | None = None
+    cores: int | None = None
+    kv_pool_bytes: int
+    device_memory_bytes: int | None = None
+    block_bytes: int
+    dtype: str | None = None
+    max_batch_tokens: int
+    max_running_sequences: int
+
+
+class UnitsArgs(Args):
+    shapes: tuple[UnitShape, ...]
+
+
+class GatewayArgs(Args):
+    max_body_bytes: int
+    max_queued_requests: int
+    hold_s: float
+
+
+class ControllerConfig(Args):
+    """The Controller's `user_config`. `expected_units` counts units per pool."""
+
+    models: tuple[ModelSection, ...]
+    dtype: Dtype | None = None
+    policy: str
+    solver: str
+    expected_units: dict[str, int]
+
+    def as_user_config(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True)

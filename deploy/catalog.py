@@ -1,0 +1,81 @@
+"""What the fleet shall serve, as the control loop holds it."""
+
+from dataclasses import dataclass
+
+from placement.demand import ModelDemand
+from placement.solvers.base import PlacementModel
+
+from deploy.settings import ModelSection
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.messages import Slo
+from profiler.specs import ModelSpec
+from router.view import ModelCard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogModel:
+    """`spec` is None while the checkpoint's shape is unknown; `problem` says why."""
+
+    settings: ModelSection
+    dtype: str | None
+    created_s: int
+    spec: ModelSpec | None
+    problem: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.settings.id
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(ttft_s=self.settings.slo.ttft_s, tbt_s=self.settings.slo.tbt_s)
+
+    def card(self) -> ModelCard:
+        return ModelCard(
+            model=self.id,
+            source=self.settings.source,
+            revision=self.settings.revision,
+            slo=self.slo,
+            created_s=self.created_s,
+        )
+
+    def assignment(self, quota_blocks: int) -> ModelAssignment:
+        return ModelAssignment(
+            model=self.id,
+            source=self.settings.source,
+            quota_blocks=quota_blocks,
+            slo=self.slo,
+            revision=self.settings.revision,
+            dtype=self.dtype,
+            max_model_len=self.settings.max_model_len,
+        )
+
+    def placement(self) -> PlacementModel | None:
+        """None if the model cannot be planned for yet."""
+        if self.spec is None:
+            return None
+        demand = self.settings.demand
+        return PlacementModel(
+            model=self.id,
+            spec=self.spec,
+            demand=ModelDemand(
+                model=self.id,
+                rate_per_s=demand.rate_per_s,
+                prompt_tokens=demand.prompt_tokens,
+                output_tokens=demand.output_tokens,
+            ),
+            min_replicas=self.settings.replicas.min,
+            max_replicas=self.settings.replicas.max,
+            max_model_len=min(
+                self.settings.max_model_len or self.spec.max_position_embeddings, self.spec.max_position_embeddings
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    models: tuple[CatalogModel, ...]
+    policy: str
+
+    def get(self, model: str) -> CatalogModel | None:
+        return next((m for m in self.models if m.id == model), None)

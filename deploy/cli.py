@@ -1,0 +1,54 @@
+"""The command line."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from deploy.commands.bench import bench
+from deploy.commands.demo import demo
+from deploy.commands.plan import plan
+from deploy.commands.render import render, schema
+from deploy.commands.status import status
+from deploy.commands.traces import traces
+from deploy.commands.up import up
+from deploy.errors import DeployError
+from profiler.errors import ProfilerError
+from traces.errors import TraceError
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Ends the process: 0 on success, 1 when the work failed, 2 when the input is not usable, 130 on Ctrl-C."""
+    try:
+        build_app()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="muxfleet")
+    except DeployError as error:
+        _fail(error, error.exit_code)
+    except (ProfilerError, TraceError) as error:
+        _fail(error, 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", _INTERRUPTED)
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(
+        help="Many LLMs on few GPUs behind one OpenAI-compatible endpoint.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for command in (demo, up, plan, render, schema, bench, status):
+        app.command()(command)
+    app.add_typer(traces, name="traces")
+    return app
+
+
+def _fail(reason: object, exit_code: int) -> None:
+    typer.echo(f"muxfleet: {reason}", err=True)
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""muxfleet bench"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.commands.json_file import write_json
+from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
+from deploy.commands.terminal import terminal
+from deploy.errors import OutputNotWritable
+from deploy.served_models import ServedModel, served_models
+from deploy.workload import fit_lengths, fit_models, fit_rate
+from traces.outcome import RequestOutcome, write_outcomes_parquet
+from traces.readers.entry import read_trace
+from traces.report import SloTarget, summarize
+
+
+def bench(
+    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint.")],
+    trace: Annotated[Path, typer.Option(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV.")],
+    requests: Annotated[int | None, typer.Option(help="Replay only the first N.", min=1)] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean requests per second.")] = None,
+    rate_scale: Annotated[float, typer.Option(help="Multiply the rate.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Multiply prompt and output lengths.")] = 1.0,
+    model: Annotated[str | None, typer.Option(help="Send everything to this model.")] = None,
+    spread_ticks: Annotated[bool, typer.Option(help="Spread requests inside the ticks of rounded times.")] = False,
+    slo_ttft: Annotated[float | None, typer.Option(help="Target in seconds instead of the fleet's own.")] = None,
+    slo_tbt: Annotated[float | None, typer.Option(help="Target in seconds instead of the fleet's own.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until an unanswered request counts as lost.")] = 300.0,
+    seed: Annotated[int, typer.Option(help="Of prompts and of everything drawn.", min=0)] = 0,
+    api_key: Annotated[str | None, typer.Option(help="Sent as bearer token.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="PARQUET", help="Write one row per request.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
+) -> None:
+    """Replay a trace against an endpoint at its arrival times, never waiting for earlier answers.
+
+    Exit code 1 if a request was lost or failed.
+
+    Example: muxfleet bench http://127.0.0.1:8000 --trace trace.parquet --requests 200 --length-scale 0.1
+    """
+    console = terminal()
+    models = served_models(url, api_key=api_key)
+    whole = read_trace(trace, limit=requests, jitter="tick" if spread_ticks else "none", seed=seed)
+    timed = fit_rate(whole, rate_per_s=rate, rate_scale=rate_scale, seed=seed)
+    named = fit_models(timed.trace, models, only=model, seed=seed)
+    fitted = fit_lengths(named.trace, models, length_scale=length_scale)
+    console.print(f"{len(whole.records)} requests of {whole.name} in {fitted.trace.span_s:.1f} s")
+    for note in (*timed.notes, *named.notes, *fitted.notes):
+        console.print(f"  {note}")
+    outcomes = replay_with_progress(console, fitted.trace, url=url, timeout_s=timeout, seed=seed, api_key=api_key)
+    used = {r.model for r in fitted.trace.records}
+    summary = summarize(outcomes, _targets([m for m in models if m.id in used], ttft_s=slo_ttft, tbt_s=slo_tbt))
+    console.print(summary_table(summary))
+    if json_file is not None:
+        write_json(json_file, summary.as_dict())
+    if out is not None:
+        _write_outcomes(outcomes, out, {"trace": whole.name, "url": url, "seed": str(seed)})
+    if trouble := trouble_line(summary):
+        console.print(trouble, style="red")
+        for line in first_errors(outcomes):
+            console.print(f"  {line}", soft_wrap=True)
+    if summary.total.lost or summary.total.failed:
+        raise typer.Exit(1)
+
+
+def _targets(models: list[ServedModel], *, ttft_s: float | None, tbt_s: float | None) -> dict[str, SloTarget]:
+    """A model without a target of its own is judged only if both are given."""
+    targets: dict[str, SloTarget] = {}
+    for model in models:
+        own = model.slo
+        ttft = ttft_s if ttft_s is not None or own is None else own.ttft_s
+        tbt = tbt_s if tbt_s is not None or own is None else own.tbt_s
+        if ttft is not None and tbt is not None:
+            targets[model.id] = SloTarget(ttft_s=ttft, tbt_s=tbt)
+    return targets
+
+
+def _write_outcomes(outcomes: list[RequestOutcome], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        write_outcomes_parquet(outcomes, path, metadata)
+    except OSError as error:
+        raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error

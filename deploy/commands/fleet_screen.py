@@ -1,0 +1,115 @@
+"""Brings a fleet up with a line per step on the terminal, and takes it down again."""
+
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from deploy.errors import PortTaken
+from deploy.fleet_status import ModelState
+from deploy.ray_environment import ray_environment
+from deploy.render import logical_cpus
+from deploy.settings import FleetFile, export_environment, ray_address
+
+if TYPE_CHECKING:
+    from deploy.serve_fleet import ServeFleet
+
+_PORTS_TO_TRY = 50
+
+
+@contextmanager
+def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wait_s: float) -> Iterator["ServeFleet"]:
+    """Yields the fleet when its models are ready. On the way out it stops everything it started.
+
+    Raises:
+        FleetStartError: it did not come up; what was started is stopped.
+    """
+    export_environment(ray_environment(proxy=fleet.gateway.proxy, auth_token=secrets.token_hex(16)))
+    # Ray reads its environment when it is imported.
+    from deploy.serve_fleet import serve_fleet
+
+    began_s = time.monotonic()
+
+    def show(model: ModelState) -> None:
+        elapsed = f"{time.monotonic() - began_s:5.1f} s"
+        phase = "ready" if model.is_ready else ", ".join(model.phases) or "waiting for a unit"
+        console.print(f"  {elapsed}  {model.model}: {phase}")
+        if model.problem is not None:
+            console.print(f"           {model.problem}", style="yellow")
+
+    with _cluster(fleet, console, is_verbose=is_verbose):
+        console.print(f"  {time.monotonic() - began_s:5.1f} s  Ray is up, deploying fleet {fleet.name!r}")
+        with _terminable(), serve_fleet(fleet) as running:
+            running.wait_until_ready(on_change=show, deadline_s=wait_s)
+            yield running
+            console.print("stopping")
+
+
+def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: FleetFile) -> None:
+    """Returns on Ctrl-C or SIGTERM."""
+    console.print(f"\nserving at {running.url} (Ctrl-C stops)\n")
+    console.print(curl_line(running.url, fleet.models[0].id), soft_wrap=True)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        console.print()
+
+
+def curl_line(url: str, model: str) -> str:
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
+    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+
+
+def with_free_port(fleet: FleetFile, console: Console, *, asked: int | None) -> FleetFile:
+    """A port that was asked for on the command line is taken or refused; the file's own gives way to the next free.
+
+    Raises:
+        PortTaken: the port asked for, or every port tried, is in use.
+    """
+    host = fleet.gateway.host
+    first = asked if asked is not None else fleet.gateway.port
+    port = first
+    while not _is_free(host, port):
+        if asked is not None or port >= min(first + _PORTS_TO_TRY, 65535):
+            raise PortTaken(host=host, port=first)
+        port += 1
+    if port != first:
+        console.print(f"port {first} is in use by another process; taking {port}")
+    return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"port": port})})
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _cluster(fleet: FleetFile, console: Console, *, is_verbose: bool) -> AbstractContextManager[Any]:
+    from deploy.local_ray import joined_ray, local_ray  # after the environment is set, as above
+
+    address = ray_address()
+    if address is not None:
+        console.print(f"joining the Ray cluster at {address}")
+        return joined_ray(address, is_verbose=is_verbose)
+    console.print("starting Ray on this machine")
+    return local_ray(num_cpus=logical_cpus(fleet), is_verbose=is_verbose)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM stops as Ctrl-C does, with everything taken down."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

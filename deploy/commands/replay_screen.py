@@ -1,0 +1,80 @@
+"""Replays a trace with a progress bar and shows the summary as a table."""
+
+import asyncio
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from traces.outcome import RequestOutcome
+from traces.replay import replay
+from traces.report import Figures, Percentiles, Summary
+from traces.trace import Trace
+
+
+def replay_with_progress(
+    console: Console,
+    trace: Trace,
+    *,
+    url: str,
+    timeout_s: float,
+    seed: int,
+    api_key: str | None = None,
+    vocab_sizes: Mapping[str, int] | None = None,
+) -> list[RequestOutcome]:
+    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("replay", total=len(trace.records))
+        return asyncio.run(
+            replay(
+                trace.records,
+                url=url,
+                timeout_s=timeout_s,
+                api_key=api_key,
+                block_tokens=trace.block_tokens,
+                vocab_sizes=vocab_sizes,
+                seed=seed,
+                on_progress=lambda done, _total: progress.update(task, completed=done),
+            )
+        )
+
+
+def summary_table(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model")
+    for title in ("requests", "lost", "TTFT p50", "p99", "TBT p50", "p99", "SLO", "tokens/s"):
+        table.add_column(title, justify="right")
+    for name, figures in summary.rows():
+        table.add_row(name, *_cells(figures), style="bold" if name == "total" else None)
+    return table
+
+
+def trouble_line(summary: Summary) -> str | None:
+    """What did not end well, or None."""
+    total = summary.total
+    counts = {"lost": total.lost, "failed": total.failed, "rejected": total.rejected}
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    return ", ".join(parts) or None
+
+
+def first_errors(outcomes: list[RequestOutcome], limit: int = 3) -> list[str]:
+    return [f"request {o.index} ({o.model}): {o.error}" for o in outcomes if o.error is not None][:limit]
+
+
+def _cells(figures: Figures) -> tuple[str, ...]:
+    attainment = "-" if figures.slo_attainment is None else f"{figures.slo_attainment:.1%}"
+    rate = "-" if figures.output_tokens_per_s is None else f"{figures.output_tokens_per_s:.1f}"
+    return (
+        str(figures.requests),
+        str(figures.lost),
+        *_milliseconds(figures.ttft_s),
+        *_milliseconds(figures.tbt_s),
+        attainment,
+        rate,
+    )
+
+
+def _milliseconds(percentiles: Percentiles) -> tuple[str, str]:
+    p50, p99 = ("-" if v is None else f"{v * 1000:.0f} ms" for v in (percentiles.p50, percentiles.p99))
+    return p50, p99

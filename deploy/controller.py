@@ -1,0 +1,144 @@
+"""The control loop as a Serve deployment: units and gateways call it, it calls nobody."""
+
+import asyncio
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ray.experimental import internal_kv
+
+from deploy.app_args import ControllerConfig
+from deploy.catalog import Catalog, CatalogModel
+from deploy.control_loop import ControlLoop
+from deploy.errors import SourceNotFound
+from deploy.fleet_status import FleetStatus
+from deploy.model_specs import read_model_spec
+from deploy.planning import SOLVERS
+from deploy.settings import ModelSection
+from pdmux_actor.lease import Lease, UnitReport
+from profiler.errors import UnsupportedModel
+from profiler.specs import ModelSpec
+from router.view import FleetView
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_KEY = b"muxfleet/stream_token"
+_RETRY_S = 30.0
+_SPEC_PATIENCE_S = 2.0
+_VIEW_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SpecKey:
+    model: str
+    source: str
+    revision: str | None
+    dtype: str | None
+
+
+class Controller:
+    """Holds no state that a restart loses: units report what they serve, the catalog comes as `user_config`, the stream
+    token lies in the cluster's key-value store.
+    """
+
+    def __init__(self) -> None:
+        self._loop = ControlLoop(
+            stream_token=stream_token(),
+            # Milliseconds outrun the versions that any predecessor can have given out.
+            first_version=int(time.time() * 1000),
+            started_s=time.monotonic(),
+        )
+        self._heard = asyncio.Event()
+        self._config: ControllerConfig | None = None
+        self._created_s: dict[str, int] = {}
+        self._specs: dict[_SpecKey, ModelSpec] = {}
+        self._problems: dict[_SpecKey, str] = {}
+        self._reading: dict[_SpecKey, asyncio.Task[None]] = {}
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self._config = ControllerConfig.model_validate(user_config)
+        wanted = {self._spec_key(m) for m in self._config.models}
+        for key in [k for k in self._reading if k not in wanted]:
+            self._reading.pop(key).cancel()
+        for key in wanted - self._specs.keys() - self._reading.keys():
+            self._reading[key] = asyncio.create_task(self._read_spec(key))
+        self._apply()
+        if self._reading:
+            # Local checkpoints are read in milliseconds: plan with all of them at once.
+            await asyncio.wait(list(self._reading.values()), timeout=_SPEC_PATIENCE_S)
+
+    async def heartbeat(self, report: UnitReport) -> Lease:
+        lease = self._loop.heartbeat(report, time.monotonic())
+        heard, self._heard = self._heard, asyncio.Event()
+        heard.set()
+        return lease
+
+    async def fleet_view(self) -> FleetView:
+        """Waits while a fresh control loop may not have heard of all units: its callers keep what they know."""
+        while (view := self._loop.fleet_view(time.monotonic())) is None:
+            await self._wait_for_heartbeat()
+        return view
+
+    async def status(self) -> FleetStatus:
+        return self._loop.status(time.monotonic())
+
+    async def _wait_for_heartbeat(self) -> None:
+        try:
+            await asyncio.wait_for(self._heard.wait(), _VIEW_POLL_S)
+        except TimeoutError:
+            return  # the warm-up ends without news too
+
+    def _spec_key(self, model: ModelSection) -> _SpecKey:
+        assert self._config is not None
+        return _SpecKey(
+            model=model.id, source=model.source, revision=model.revision, dtype=model.dtype or self._config.dtype
+        )
+
+    async def _read_spec(self, key: _SpecKey) -> None:
+        while True:
+            try:
+                self._specs[key] = await asyncio.to_thread(
+                    read_model_spec, key.model, key.source, key.revision, key.dtype
+                )
+            except (SourceNotFound, UnsupportedModel) as error:
+                logger.warning("checkpoint not usable: %s", error)
+                self._problems[key] = str(error)
+                self._apply()
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._problems.pop(key, None)
+                del self._reading[key]
+                self._apply()
+                return
+
+    def _apply(self) -> None:
+        assert self._config is not None
+        now_s = int(time.time())
+        self._created_s = {m.id: self._created_s.get(m.id, now_s) for m in self._config.models}
+        self._loop.set_catalog(
+            Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
+            expected_units=self._config.expected_units,
+            solver=SOLVERS[self._config.solver](),
+        )
+
+    def _catalog_model(self, model: ModelSection) -> CatalogModel:
+        key = self._spec_key(model)
+        spec = self._specs.get(key)
+        return CatalogModel(
+            settings=model,
+            dtype=key.dtype,
+            created_s=self._created_s[model.id],
+            spec=spec,
+            problem=None if spec is not None else self._problems.get(key),
+        )
+
+
+def stream_token() -> str:
+    """The secret of this cluster's frame streams: the same after a restart of the Controller, gone with the cluster."""
+    fresh = secrets.token_urlsafe(32).encode()
+    internal_kv._internal_kv_put(_TOKEN_KEY, fresh, overwrite=False)
+    kept = internal_kv._internal_kv_get(_TOKEN_KEY)
+    assert kept is not None
+    return bytes(kept).decode()

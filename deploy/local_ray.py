@@ -1,0 +1,60 @@
+"""A Ray cluster for as long as a command runs. Import it only after the environment is set: ray reads it on import."""
+
+import logging
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+_OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
+
+
+@contextmanager
+def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
+    """Starts a cluster on the loopback interface; yields the folder of its logs, which goes with it."""
+    # Sockets in it have paths of at most 107 bytes: no deep TMPDIR.
+    folder = Path(tempfile.mkdtemp(prefix="muxfleet-", dir="/tmp"))
+    try:
+        ray.init(
+            address="local",
+            num_cpus=math.ceil(num_cpus),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=is_verbose,
+            logging_level=logging.INFO if is_verbose else logging.CRITICAL,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+        )
+        quiet_serve(is_verbose)
+        yield folder / "session_latest" / "logs"
+    finally:
+        ray.shutdown()
+        if not _is_failing() or not is_verbose:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
+    """A cluster that is already there."""
+    ray.init(address=address, log_to_driver=is_verbose, logging_level=logging.INFO if is_verbose else logging.CRITICAL)
+    try:
+        quiet_serve(is_verbose)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def quiet_serve(is_verbose: bool) -> None:
+    """Serve's client logs every step of a deployment to the terminal."""
+    if not is_verbose:
+        logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+
+
+def _is_failing() -> bool:
+    return sys.exc_info()[0] is not None

@@ -1,0 +1,50 @@
+"""Reads the shape of a checkpoint, which placement needs, without its weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from deploy.errors import SourceNotFound
+from profiler.specs import ModelSpec
+
+
+def read_model_spec(model: str, source: str, revision: str | None, dtype: str | None) -> ModelSpec:
+    """Blocks on disk, or on the network for a Hugging Face id.
+
+    Raises:
+        SourceNotFound: no config.json to be had there.
+        UnsupportedModel: the config.json describes a model that the engine cannot serve.
+    """
+    return ModelSpec.from_config(_read_config(model, source, revision), dtype)
+
+
+def _read_config(model: str, source: str, revision: str | None) -> dict[str, Any]:
+    file = Path(source) / "config.json" if Path(source).is_absolute() else _download_config(model, source, revision)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        remedy = f"config.json cannot be read ({error.strerror})"
+        raise SourceNotFound(model=model, source=source, remedy=remedy) from error
+    except ValueError as error:
+        remedy = "its config.json is not JSON; fetch the checkpoint again"
+        raise SourceNotFound(model=model, source=source, remedy=remedy) from error
+    if not isinstance(config, dict):
+        raise SourceNotFound(model=model, source=source, remedy="its config.json is not a JSON object")
+    return config
+
+
+def _download_config(model: str, source: str, revision: str | None) -> Path:
+    try:
+        return Path(huggingface_hub.hf_hub_download(source, "config.json", revision=revision))
+    except HFValidationError as error:
+        remedy = "neither a folder (write ./name) nor a Hugging Face id (org/name)"
+        raise SourceNotFound(model=model, source=source, remedy=remedy) from error
+    except LocalEntryNotFoundError as error:
+        remedy = "Hugging Face is not reachable and its cache does not hold it; use a local folder"
+        raise SourceNotFound(model=model, source=source, remedy=remedy) from error
+    except HfHubHTTPError as error:
+        remedy = "Hugging Face does not give it out; check the id, the revision and HF_TOKEN"
+        raise SourceNotFound(model=model, source=source, remedy=remedy) from error

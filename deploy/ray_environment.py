@@ -1,0 +1,22 @@
+"""Environment of every process of a Ray cluster that muxfleet starts. Ray reads it when it is imported."""
+
+from collections.abc import Mapping
+
+HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+"""The same on the head, on workers and where an application is built."""
+
+
+def ray_environment(*, proxy: str, auth_token: str) -> Mapping[str, str]:
+    variables: dict[str, str] = {
+        # Without it Ray writes a token to the user's home and every later `ray` command asks for it.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": auth_token,
+        # Ray's default of 15 lets any other program starve the engine.
+        "RAY_worker_niceness": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # HAProxy mode waits 30 s for clients of a gateway that goes; a local fleet has none worth it.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    }
+    return {**variables, **HAPROXY} if proxy == "haproxy" else variables

@@ -1,0 +1,149 @@
+"""A fleet file as the config that `serve deploy` takes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from deploy.app_args import (
+    CONTROLLER_DEPLOYMENT,
+    GATEWAY_APP,
+    GATEWAY_DEPLOYMENT,
+    UNITS_APP,
+    ControllerConfig,
+    GatewayArgs,
+    UnitsArgs,
+    UnitShape,
+)
+from deploy.ray_environment import HAPROXY
+from deploy.settings import FleetFile, PoolSection
+
+# A crashed replica is replaced after one period, a hung one after three timeouts (Serve's defaults: 10 s and 30 s).
+_UNIT_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
+_QUICK_SHUTDOWN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 10.0}
+_DRAIN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 60.0}
+# Control calls only; Serve's default of 5 would queue them behind each other.
+_CONTROL_CALLS = 1000
+_STREAMS_PER_GATEWAY = 10_000
+_SMALL_CPUS = 0.1
+
+
+def serve_config(fleet: FleetFile) -> dict[str, Any]:
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": fleet.gateway.host, "port": fleet.gateway.port},
+        "logging_config": {"log_level": "INFO", "enable_access_log": False},
+        "applications": [_units_application(fleet), _gateway_application(fleet)],
+    }
+
+
+def serve_yaml(fleet: FleetFile) -> str:
+    header = "# Written by `muxfleet render`. For `serve deploy`.\n"
+    if fleet.gateway.proxy == "haproxy":
+        flags = " ".join(f"{k}={v}" for k, v in HAPROXY.items())
+        header += f"# The head, the workers and this command need {flags}.\n"
+    return header + yaml.safe_dump(serve_config(fleet), sort_keys=False, width=120)
+
+
+def units_of(pool: PoolSection) -> int:
+    return pool.nodes.min * pool.gpus_per_node // pool.mesh_gpus
+
+
+def logical_cpus(fleet: FleetFile) -> float:
+    """What the whole fleet asks of Ray's scheduler."""
+    units = sum(units_of(p) * _unit_cpus(p) for p in fleet.pools)
+    return units + _SMALL_CPUS * (fleet.gateway.replicas + 1)
+
+
+def controller_config(fleet: FleetFile) -> ControllerConfig:
+    return ControllerConfig(
+        models=fleet.models,
+        dtype=fleet.engine.dtype,
+        policy=fleet.engine.policy,
+        solver=fleet.placement.solver,
+        expected_units={p.name: units_of(p) for p in fleet.pools},
+    )
+
+
+def _units_application(fleet: FleetFile) -> dict[str, Any]:
+    shapes = [_unit_shape(fleet, p) for p in fleet.pools]
+    return {
+        "name": UNITS_APP,
+        "route_prefix": None,
+        "import_path": "deploy.app:build_units",
+        "args": UnitsArgs(shapes=tuple(shapes)).model_dump(mode="json", exclude_none=True),
+        "deployments": [_unit_deployment(shape, pool) for shape, pool in zip(shapes, fleet.pools, strict=True)],
+    }
+
+
+def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
+    engine = fleet.engine
+    return UnitShape(
+        deployment=f"unit-{pool.mesh_gpus}g" if len(fleet.pools) == 1 else f"unit-{pool.mesh_gpus}g-{pool.name}",
+        pool=pool.name,
+        num_gpus=pool.mesh_gpus,
+        device=pool.device,
+        gpu_type=pool.gpu_type,
+        cores=pool.cores,
+        kv_pool_bytes=pool.kv_memory,
+        device_memory_bytes=pool.device_memory,
+        block_bytes=engine.block_bytes,
+        dtype=engine.dtype,
+        max_batch_tokens=engine.max_batch_tokens,
+        max_running_sequences=engine.max_running_sequences,
+    )
+
+
+def _unit_deployment(shape: UnitShape, pool: PoolSection) -> dict[str, Any]:
+    actor: dict[str, Any] = {"num_cpus": _unit_cpus(pool)}
+    if pool.device == "cuda":
+        actor["num_gpus"] = pool.mesh_gpus
+    return {
+        "name": shape.deployment,
+        "num_replicas": units_of(pool),
+        "max_ongoing_requests": _CONTROL_CALLS,
+        "ray_actor_options": actor,
+        **_UNIT_HEALTH,
+        **_DRAIN,
+    }
+
+
+def _unit_cpus(pool: PoolSection) -> float:
+    return float(pool.cores or 1) if pool.device == "cpu" else _SMALL_CPUS
+
+
+def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
+    gateway = fleet.gateway
+    args = GatewayArgs(
+        max_body_bytes=gateway.max_body_bytes,
+        max_queued_requests=gateway.max_queued_requests,
+        hold_s=gateway.hold_s,
+    )
+    return {
+        "name": GATEWAY_APP,
+        "route_prefix": "/",
+        "import_path": "deploy.app:build_gateway",
+        "args": args.model_dump(mode="json"),
+        "deployments": [
+            {
+                "name": GATEWAY_DEPLOYMENT,
+                "num_replicas": gateway.replicas,
+                "max_ongoing_requests": _STREAMS_PER_GATEWAY,
+                "max_surge_percent": 100,
+                "ray_actor_options": {"num_cpus": _SMALL_CPUS},
+                "health_check_period_s": 2.0,
+                "health_check_timeout_s": 10.0,
+                **_DRAIN,
+            },
+            {
+                "name": CONTROLLER_DEPLOYMENT,
+                "num_replicas": 1,
+                "max_ongoing_requests": _CONTROL_CALLS,
+                "user_config": controller_config(fleet).as_user_config(),
+                "ray_actor_options": {"num_cpus": _SMALL_CPUS},
+                "health_check_period_s": 1.0,
+                "health_check_timeout_s": 10.0,
+                **_QUICK_SHUTDOWN,
+            },
+        ],
+    }

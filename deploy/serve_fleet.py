@@ -1,0 +1,138 @@
+"""Deploys a fleet on Serve and watches it come up. Import it only after the environment is set, as `local_ray`."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import httpx
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, UNITS_APP
+from deploy.errors import FleetStartError
+from deploy.fleet_status import FleetStatus, ModelState
+from deploy.render import serve_config
+from deploy.settings import FleetFile
+
+_POLL_S = 0.2
+_CALL_TIMEOUT_S = 10.0
+_APPS = (GATEWAY_APP, UNITS_APP)
+
+
+class ServeFleet:
+    def __init__(self, fleet: FleetFile) -> None:
+        self._fleet = fleet
+        host = fleet.gateway.host
+        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{fleet.gateway.port}"
+
+    def status(self) -> FleetStatus:
+        handle = serve.get_deployment_handle(CONTROLLER_DEPLOYMENT, app_name=GATEWAY_APP)
+        return cast(FleetStatus, handle.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
+
+    def wait_until_ready(self, *, on_change: Callable[[ModelState], None], deadline_s: float) -> None:
+        """Returns when every model is READY or has a problem that waiting does not solve.
+
+        Raises:
+            FleetStartError: an application failed, no model became READY, or the time is over.
+        """
+        until_s = time.monotonic() + deadline_s
+        self._wait_for_applications(until_s)
+        shown: dict[str, ModelState] = {}
+        while True:
+            models = self.status().models
+            for model in models:
+                if (model.phases, model.problem) != _seen(shown.get(model.model)):
+                    shown[model.model] = model
+                    on_change(model)
+            if all(m.is_ready or m.problem is not None for m in models):
+                break
+            self._check_time(until_s, f"models not ready: {', '.join(m.model for m in models if not m.is_ready)}")
+            time.sleep(_POLL_S)
+        if not any(m.is_ready for m in models):
+            raise FleetStartError(
+                reason="no model is ready", remedy="; ".join(f"{m.model}: {m.problem}" for m in models)
+            )
+        self._wait_for_gateway(until_s)
+
+    def _wait_for_applications(self, until_s: float) -> None:
+        while True:
+            statuses = serve.status().applications
+            for name, app in statuses.items():
+                if app.status == ApplicationStatus.DEPLOY_FAILED:
+                    raise FleetStartError(
+                        reason=f"Serve could not deploy {name!r}: {_last_line(app.message)}",
+                        remedy="run again with -v for the logs",
+                    )
+            if all(n in statuses and statuses[n].status == ApplicationStatus.RUNNING for n in _APPS):
+                return
+            self._check_time(until_s, f"Serve is still deploying ({_describe(statuses)})")
+            time.sleep(_POLL_S)
+
+    def _wait_for_gateway(self, until_s: float) -> None:
+        while True:
+            try:
+                if httpx.get(f"{self.url}/ready", timeout=_CALL_TIMEOUT_S, trust_env=False).status_code == 200:
+                    return
+            except httpx.TransportError as error:
+                self._check_time(until_s, f"the gateway does not answer at {self.url}: {error}")
+            self._check_time(until_s, f"the gateway at {self.url} is not ready")
+            time.sleep(_POLL_S)
+
+    @staticmethod
+    def _check_time(until_s: float, reason: str) -> None:
+        if time.monotonic() > until_s:
+            raise FleetStartError(reason=reason, remedy="run again with -v for the logs, or allow more with --wait")
+
+
+@contextmanager
+def serve_fleet(fleet: FleetFile) -> Iterator[ServeFleet]:
+    """Deploys both applications and takes them down at the end, letting streams in flight finish for a while.
+
+    Raises:
+        FleetStartError: Serve runs other applications in the cluster.
+    """
+    _refuse_foreign_applications()
+    config = serve_config(fleet)
+    serve.start(
+        proxy_location=config["proxy_location"],
+        http_options=config["http_options"],
+        logging_config=config["logging_config"],
+    )
+    # The call behind `serve deploy`: options of the config apply, and later changes of it restart no more than needed.
+    _client().deploy_apps(ServeDeploySchema.model_validate(config))
+    try:
+        yield ServeFleet(fleet)
+    finally:
+        _client().delete_apps(list(_APPS), blocking=True)
+
+
+def _refuse_foreign_applications() -> None:
+    try:
+        _client()
+    except RayServeException:
+        return  # Serve does not run there yet
+    if others := sorted(serve.status().applications):
+        raise FleetStartError(
+            reason=f"Serve already runs {', '.join(others)} in this cluster",
+            remedy="use `muxfleet render FILE` and `serve deploy` to change a running cluster",
+        )
+
+
+def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls
+    return _get_global_client()
+
+
+def _seen(model: ModelState | None) -> tuple[object, object] | None:
+    return None if model is None else (model.phases, model.problem)
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+def _describe(statuses: Any) -> str:  # noqa: ANN401  a mapping of Serve's own status objects
+    return ", ".join(f"{name}: {app.status.value}" for name, app in statuses.items()) or "nothing is deployed yet"
