@@ -69,14 +69,16 @@ def speech_tokens(request: GenerateRequest) -> list[int]:
 
 @dataclass(eq=False)
 class FakeUnit:
-    """`die_after` tokens of a request it drops every connection, once. `fail` ends each request at once."""
+    """After `fuse[0]` tokens of a request it drops every connection and takes that entry off; units may share a fuse.
+    `fail` ends a request at once.
+    """
 
     unit_id: str = "unit-a"
     models: tuple[str, ...] = ("demo/bytes",)
     max_model_len: int = 4096
     token_gap_s: float = 0.0
     tokens_per_delta: int = 1
-    die_after: int | None = None
+    fuse: list[int] = field(default_factory=list)
     mute: bool = False
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -183,8 +185,8 @@ class FakeUnit:
         sequence = 0
         while position < len(tokens):
             await asyncio.sleep(self.token_gap_s)
-            if self.die_after is not None and position >= self.die_after:
-                self.die_after = None
+            if self.fuse and position >= self.fuse[0]:
+                self.fuse.pop(0)
                 self.drop_connections()
                 return
             await credit.acquire()

@@ -1,0 +1,134 @@
+"""A unit dies under a request: the client sees every token once."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from fake_unit import SPEECH, FakeUnit, eventually, speech_tokens
+
+from pdmux_actor.messages import FinishReason
+from pdmux_actor.serving.frames import Delta
+from router.limits import GatewayLimits
+
+MODEL = "demo/bytes"
+PATIENT = GatewayLimits(hold_s=20)
+
+
+def ask(**changes) -> dict:
+    return {"model": MODEL, "prompt": "x", "max_tokens": 60, "temperature": 0, "logprobs": 0, **changes}
+
+
+def streamed(reply: httpx.Response) -> list[dict]:
+    lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+# Token 3 is the first byte of "ü": at 3 its half is held back when the unit dies; at 0 nothing was sent yet.
+@pytest.mark.parametrize("fuse", [[0], [1], [3], [4], [5], [28], [56], [3, 28]], ids=str)
+@pytest.mark.parametrize("tokens_per_delta", [1, 4])
+async def test_stream__unit_dies__goes_on_elsewhere_without_gap_or_repeat(serve, fuse, tokens_per_delta) -> None:
+    deaths = len(fuse)
+    shared = list(fuse)
+    units = [FakeUnit(unit_id=f"unit-{i}", fuse=shared, tokens_per_delta=tokens_per_delta) for i in range(3)]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        reply = await http.post("/v1/completions", json=ask(stream=True))
+
+    chunks = streamed(reply)
+    tokens = [b for c in chunks for b in c["choices"][0]["logprobs"]["tokens"]]
+    assert "".join(c["choices"][0]["text"] for c in chunks) == SPEECH.encode()[:60].decode(errors="replace")
+    assert len(tokens) == 60
+    assert [c["choices"][0]["finish_reason"] for c in chunks].count("length") == 1
+    asked = [r for u in units for r in u.requests]
+    assert len({r.request_id for r in asked}) == len(asked) == 1 + deaths
+    assert {r.request_id.rpartition(".")[0] for r in asked} == {asked[0].request_id.rpartition(".")[0]}
+    assert all(len(u.requests) <= 1 for u in units)
+
+
+async def test_stream__stop_string_spans_the_cut__still_stops(serve) -> None:
+    # "Küche" starts at token 16; the unit dies when its first letters are held back.
+    fuse = [18]
+    units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        reply = await http.post("/v1/completions", json=ask(stop="Küche"))
+
+    choice = reply.json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("Grüße aus der ", "stop")
+    continued = [r for u in units for r in u.requests if r.output_token_ids]
+    assert continued[0].output_token_ids == tuple(SPEECH.encode()[:16])
+
+
+async def test_stream__sampled__continuation_keeps_the_seed(serve) -> None:
+    fuse = [10]
+    units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        reply = await http.post("/v1/completions", json=ask(temperature=1.0))
+
+    asked = [r for u in units for r in u.requests]
+    assert len(asked) == 2
+    assert len({r.sampling.seed for r in asked}) == 1
+    assert reply.json()["choices"][0]["text"] == bytes(speech_tokens(asked[0])[:60]).decode(errors="replace")
+
+
+async def test_only_unit__dies_and_comes_back__request_waits_for_it(serve) -> None:
+    unit = FakeUnit(fuse=[10])
+    served = await serve(unit, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask()))
+        await eventually(lambda: not unit.fuse)
+        served.show()
+        reborn = FakeUnit(unit_id="unit-a2")
+        async with reborn:
+            served.show(reborn)
+            reply = await asking
+
+    assert reply.json()["usage"]["completion_tokens"] == 60
+    assert len(reborn.requests[0].output_token_ids) == 10
+
+
+async def test_model__leaves_the_unit__retryable_error_moves_on(serve) -> None:
+    gone = Delta(stream=0, sequence=0, text="", token_ids=[], finish=FinishReason.ERROR, error="gone", retryable=True)
+    units = [FakeUnit(unit_id="a"), FakeUnit(unit_id="b")]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        units[0].fail = units[1].fail = lambda request: gone if request.request_id.endswith(".0") else None
+        reply = await http.post("/v1/completions", json=ask())
+
+    assert reply.status_code == 200
+    assert sorted(len(u.requests) for u in units) == [1, 1]
+
+
+async def test_units__all_die__502_before_and_event_after_the_first_byte(serve) -> None:
+    units = [FakeUnit(unit_id=f"unit-{i}", fuse=[i * 5]) for i in range(2)]
+    served = await serve(*units, limits=GatewayLimits(max_attempts=1))
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        served.show(units[0])
+        early = await http.post("/v1/completions", json=ask(stream=True))
+        served.show(units[1])
+        late = await http.post("/v1/completions", json=ask(stream=True))
+
+    assert early.status_code == 502
+    assert early.json()["error"]["code"] == "unit_lost"
+    assert late.status_code == 200
+    events = [line[6:] for line in late.text.splitlines() if line.startswith("data: ")]
+    assert json.loads(events[-1])["error"]["code"] == "unit_lost"
+    assert "[DONE]" not in late.text
+
+
+async def test_metrics__after_a_continuation__tell_it(serve) -> None:
+    fuse = [10]
+    units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        await http.post("/v1/completions", json=ask())
+        text = (await http.get("/metrics")).text
+
+    assert 'muxfleet_generation_continuations_total{model="demo/bytes"} 1.0' in text
+    assert 'muxfleet_generation_tokens_total{model="demo/bytes"} 60.0' in text
+    assert 'muxfleet_answers_total{model="demo/bytes"} 1.0' in text
+    assert 'muxfleet_generations_in_flight{model="demo/bytes"} 0.0' in text
+    assert 'muxfleet_requests_total{endpoint="/v1/completions",model="demo/bytes",status="200"} 1.0' in text

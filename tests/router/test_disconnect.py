@@ -1,0 +1,96 @@
+"""A client that leaves frees its sequences, whatever the gateway is doing for it."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from fake_unit import FakeUnit, eventually
+
+from router.limits import GatewayLimits
+
+MODEL = "demo/bytes"
+
+
+async def send_and_hang_up(url: str, body: dict, *, read_first: bool) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    payload = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}"
+    )
+    writer.write(head.encode() + b"\r\n\r\n" + payload)
+    await writer.drain()
+    if read_first:
+        await reader.readuntil(b"data: ")
+    else:
+        await asyncio.sleep(0.1)
+    writer.close()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client__leaves_midway__every_choice_is_cancelled(serve, stream: bool, n: int) -> None:
+    unit = FakeUnit(token_gap_s=0.02)
+    served = await serve(unit)
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2000, "stream": stream, "n": n}
+    await served.gateway._tokenizers.of(served.gateway.card(MODEL))
+    await send_and_hang_up(served.url, body, read_first=stream)
+
+    await eventually(lambda: len(unit.cancelled) == n)
+    assert len(unit.requests) == n
+    async with httpx.AsyncClient(base_url=served.url) as http:
+        assert 'status="499"} 1.0' in (await http.get("/metrics")).text
+
+
+async def test_client__leaves_a_silent_stream__is_noticed_without_a_token(serve) -> None:
+    unit = FakeUnit(token_gap_s=600)
+    served = await serve(unit)
+    await served.gateway._tokenizers.of(served.gateway.card(MODEL))
+    await send_and_hang_up(
+        served.url, {"model": MODEL, "prompt": "x", "max_tokens": 20, "stream": True}, read_first=False
+    )
+
+    await eventually(lambda: len(unit.cancelled) == 1)
+
+
+async def test_client__leaves_while_held__stops_waiting(serve) -> None:
+    served = await serve(limits=GatewayLimits(hold_s=600))
+    served.show()
+    await served.gateway._tokenizers.of(served.gateway.card(MODEL))
+    await send_and_hang_up(served.url, {"model": MODEL, "prompt": "x", "stream": True}, read_first=False)
+
+    await eventually(lambda: served.gateway._in_flight.queued(MODEL) == 0)
+    async with httpx.AsyncClient(base_url=served.url) as http:
+        await eventually(lambda: b'status="499"} 1.0' in served.gateway.metrics.exposition())
+        assert (await http.get("/health")).status_code == 200
+
+
+async def test_held_request__unit_arrives__is_served(serve) -> None:
+    unit = FakeUnit()
+    served = await serve(unit, limits=GatewayLimits(hold_s=20))
+    served.gateway.view._max_model_lens.clear()
+    served.show()
+    served.gateway.view._max_model_lens.clear()
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        asking = asyncio.create_task(
+            http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 4})
+        )
+        await eventually(lambda: served.gateway._in_flight.queued(MODEL) == 1)
+        served.show(unit)
+        reply = await asking
+
+    assert reply.status_code == 200
+
+
+async def test_slow_stream__keep_alive_comments__come_between(serve) -> None:
+    unit = FakeUnit(token_gap_s=0.3)
+    served = await serve(unit, limits=GatewayLimits(keep_alive_s=0.05))
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 3, "stream": True}
+        reply = await http.post("/v1/completions", json=body)
+
+    assert ": keep-alive\n\n" in reply.text
+    assert reply.text.endswith("data: [DONE]\n\n")
+    assert reply.headers["x-accel-buffering"] == "no"
+    assert reply.headers["content-type"].startswith("text/event-stream")
