@@ -244,7 +244,8 @@ class NativeEngine:
     def _note_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         self._last_lines.append(text)
-        logger.info("engine: %s", text)
+        # The process's own log lines begin with their level; what else ends up here (a traceback, a library) matters.
+        logger.log(logging.INFO if text.startswith("INFO ") else logging.WARNING, "engine: %s", text)
 
     async def _kill(self) -> None:
         assert self._process is not None

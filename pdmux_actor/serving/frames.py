@@ -6,7 +6,9 @@ connection. Either side sends Ping when it has been silent for `HEARTBEAT_S`; si
 is lost. A stream ends with a Delta whose `finish` is set; the unit forgets it then.
 
 Credit: a unit sends at most `credit` Deltas per stream beyond what the gateway has granted and merges what it must hold
-back, so a slow client costs neither side unbounded memory.
+back, so a slow client costs neither side unbounded memory. A stream's last Delta needs no credit.
+
+A unit that is sent what it cannot take answers Refused with the reason, at any time, and closes the connection.
 """
 
 import struct
@@ -96,7 +98,7 @@ FromUnit = Welcome | Refused | Delta | Ping
 
 
 class FrameTooLarge(ValueError):
-    """A peer announced a frame above `MAX_FRAME_BYTES`."""
+    """A peer announced a frame above the limit."""
 
 
 def encode(message: ToUnit | FromUnit) -> bytes:
@@ -113,7 +115,8 @@ class FrameSplitter:
     ([], [11, 11])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes  # may be raised between two frames
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -121,8 +124,8 @@ class FrameSplitter:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME_BYTES:
-                raise FrameTooLarge(f"frame of {length} bytes, limit {MAX_FRAME_BYTES}")
+            if length > self.max_frame_bytes:
+                raise FrameTooLarge(f"frame of {length} bytes, limit {self.max_frame_bytes}")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

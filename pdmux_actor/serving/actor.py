@@ -1,0 +1,106 @@
+"""The unit as a Ray Serve replica. Serve owns its life, the control loop what it serves."""
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
+
+from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.lease import Lease
+from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.unit import DRAIN_TIMEOUT_S, Unit
+
+logger = logging.getLogger(__name__)
+
+
+class UnitNotHealthy(RuntimeError):
+    """Serve replaces the replica."""
+
+
+class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`controller` names the deployment whose `heartbeat(UnitReport) -> Lease` this unit calls. `host` None is the
+    node's address. `drain_timeout_s` should be below the deployment's `graceful_shutdown_timeout_s`.
+    """
+
+    engine: EngineSettings
+    pool: str
+    num_gpus: int = 1
+    controller: str = "Controller"
+    controller_app: str = "gateway"
+    host: str | None = None
+    heartbeat_period_s: float = 0.5
+    heartbeat_timeout_s: float = 5.0
+    start_timeout_s: float = 120.0
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+
+
+class PdmuxActor:
+    """For `serve.deployment`. Keeps its last lease while the control loop is away."""
+
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        """`settings` is ActorSettings as plain data. Raises EngineStartFailed, which fails the deployment visibly."""
+        self._settings = msgspec.convert(settings, ActorSettings)
+        context = ray.get_runtime_context()
+        self._unit = Unit(
+            NativeEngine(self._settings.engine, start_timeout_s=self._settings.start_timeout_s),
+            unit_id=f"{self._settings.pool}-{uuid.uuid4().hex[:12]}",
+            node=context.get_node_id(),
+            pool=self._settings.pool,
+            num_gpus=self._settings.num_gpus,
+            host=self._settings.host or get_node_ip_address(),
+        )
+        await self._unit.start()
+        self._controller: DeploymentHandle | None = None
+        self._controller_missing = False
+        self._heartbeats = asyncio.create_task(self._beat())
+
+    async def check_health(self) -> None:
+        """Never waits; a model that is absent or loading is no illness."""
+        if self._heartbeats.done():
+            raise UnitNotHealthy("the unit no longer talks to the control loop") from self._heartbeats.exception()
+        if not self._unit.is_healthy():
+            raise UnitNotHealthy("the engine process is gone or the unit is broken; its log says why")
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops the replica."""
+        if not await self._unit.drain(self._settings.drain_timeout_s):
+            logger.warning("streams are still open after the drain")
+        self._heartbeats.cancel()
+        await self._unit.stop()
+
+    async def _beat(self) -> None:
+        while True:
+            lease = await self._heartbeat()
+            if lease is not None:
+                self._unit.apply_lease(lease)
+            await asyncio.sleep(self._settings.heartbeat_period_s)
+
+    async def _heartbeat(self) -> Lease | None:
+        """None while the control loop does not answer: the last lease stays."""
+        try:
+            if self._controller is None:
+                self._controller = await asyncio.to_thread(
+                    serve.get_deployment_handle, self._settings.controller, self._settings.controller_app
+                )
+            async with asyncio.timeout(self._settings.heartbeat_timeout_s):
+                lease: Lease = await self._controller.heartbeat.remote(self._unit.report())
+        except (ray.exceptions.RayError, RayServeException, KeyError, TimeoutError) as error:
+            self._note_controller(missing=True, why=str(error))
+            return None
+        self._note_controller(missing=False)
+        return lease
+
+    def _note_controller(self, *, missing: bool, why: str = "") -> None:
+        """One line when it goes and one when it comes back, not one per heartbeat."""
+        if missing and not self._controller_missing:
+            logger.warning("the control loop does not answer, the last lease stays: %s", why)
+        if not missing and self._controller_missing:
+            logger.info("the control loop answers again")
+        self._controller_missing = missing

@@ -1,0 +1,221 @@
+"""A gateway's connection, at the unit's end: framing, authentication, heartbeats, and which streams it opened."""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import msgspec
+
+from pdmux_actor.messages import FinishReason
+from pdmux_actor.serving.frames import (
+    HEARTBEAT_S,
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    SILENCE_S,
+    Cancel,
+    Credit,
+    Delta,
+    FrameSplitter,
+    FrameTooLarge,
+    FromUnit,
+    Generate,
+    Hello,
+    Ping,
+    Refused,
+    ToUnit,
+    Welcome,
+    encode,
+)
+from pdmux_actor.serving.token_stream import TokenStream
+
+logger = logging.getLogger(__name__)
+
+HELLO_DEADLINE_S = 5.0
+MAX_HELLO_BYTES = 4096
+MAX_STREAMS = 4096
+_BEAT_S = HEARTBEAT_S / 2
+_DECODER: msgspec.msgpack.Decoder[ToUnit] = msgspec.msgpack.Decoder(ToUnit)
+
+
+class StreamHandler(Protocol):
+    """What serves the streams."""
+
+    def open(self, message: Generate, send: Callable[[Delta], None]) -> TokenStream | None:
+        """None when the stream's only Delta, a failure, is sent already."""
+        ...
+
+    def cancel(self, stream: TokenStream) -> None:
+        """Nobody waits for the stream any more: it sends nothing from now on, its sequence is freed."""
+        ...
+
+
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
+    unit_id: str
+    max_streams: int = MAX_STREAMS
+    hello_deadline_s: float = HELLO_DEADLINE_S
+    silence_s: float = SILENCE_S
+
+
+class ProtocolViolation(Exception):
+    """The peer sent what it must not."""
+
+
+class GatewayConnection(asyncio.Protocol):
+    """All frames that one turn of the event loop produces for the gateway leave in one write."""
+
+    def __init__(
+        self,
+        settings: StreamSettings,
+        handler: StreamHandler,
+        *,
+        token: Callable[[], str | None],
+        on_lost: Callable[["GatewayConnection"], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._handler = handler
+        self._token = token
+        self._on_lost = on_lost
+        self._splitter = FrameSplitter(MAX_HELLO_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._welcomed = False
+        self._closing = False
+        self._streams: dict[int, TokenStream] = {}
+        self._outgoing: list[bytes] = []
+        self._last_received_s = self._last_sent_s = self._beat_due_s = self._loop.time()
+        self._opened_s = self._last_received_s
+        self._beat: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Sends what is queued, then closes."""
+        self._closing = True
+        self._write()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._schedule_beat()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._transport = None
+        if self._beat is not None:
+            self._beat.cancel()
+        for stream in self._streams.values():
+            self._handler.cancel(stream)
+        self._streams.clear()
+        self._outgoing.clear()
+        self._on_lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._last_received_s = self._loop.time()
+        try:
+            for body in self._splitter.feed(data):
+                self._take(_DECODER.decode(body))
+                if self._closing:
+                    return
+        except (FrameTooLarge, msgspec.DecodeError, ProtocolViolation) as error:
+            self._refuse(str(error))
+
+    # what the gateway says
+
+    def _take(self, message: ToUnit) -> None:
+        if isinstance(message, Hello):
+            self._greet(message)
+            return
+        if not self._welcomed:
+            raise ProtocolViolation("a connection begins with Hello")
+        match message:
+            case Generate():
+                self._open(message)
+            case Cancel(stream=stream_id):
+                stream = self._streams.pop(stream_id, None)  # absent: its last Delta was on its way
+                if stream is not None:
+                    self._handler.cancel(stream)
+            case Credit(stream=stream_id, deltas=deltas):
+                if deltas < 1:
+                    raise ProtocolViolation(f"credit of {deltas} Deltas")
+                stream = self._streams.get(stream_id)
+                if stream is not None:
+                    stream.grant(deltas)
+            case Ping():
+                pass
+
+    def _greet(self, hello: Hello) -> None:
+        if self._welcomed:
+            raise ProtocolViolation("a second Hello")
+        if hello.version != PROTOCOL_VERSION:
+            raise ProtocolViolation(f"protocol version {hello.version}, this unit speaks {PROTOCOL_VERSION}")
+        token = self._token()
+        if token is None:
+            raise ProtocolViolation("this unit has no lease yet; try again")
+        if not hmac.compare_digest(token.encode(), hello.token.encode()):
+            raise ProtocolViolation("wrong stream token")
+        self._welcomed = True
+        self._splitter.max_frame_bytes = MAX_FRAME_BYTES
+        self._queue(Welcome(self._settings.unit_id))
+
+    def _open(self, message: Generate) -> None:
+        if message.stream in self._streams:
+            raise ProtocolViolation(f"stream {message.stream} is open already")
+        if message.credit < 0:
+            raise ProtocolViolation(f"credit of {message.credit} Deltas")
+        if len(self._streams) >= self._settings.max_streams:
+            error = f"{len(self._streams)} streams are open on this connection, more are not taken"
+            self._send_delta(Delta(message.stream, 0, "", [], finish=FinishReason.ERROR, error=error, retryable=True))
+            return
+        stream = self._handler.open(message, self._send_delta)
+        if stream is not None and not stream.finished:
+            self._streams[message.stream] = stream
+
+    # what the unit says
+
+    def _send_delta(self, delta: Delta) -> None:
+        if delta.finish is not None:
+            self._streams.pop(delta.stream, None)
+        self._queue(delta)
+
+    def _queue(self, message: FromUnit) -> None:
+        if self._closing:
+            return
+        if not self._outgoing:
+            self._loop.call_soon(self._write)
+        self._outgoing.append(encode(message))
+
+    def _write(self) -> None:
+        if self._outgoing and self._transport is not None:
+            self._transport.write(b"".join(self._outgoing))
+            self._last_sent_s = self._loop.time()
+        self._outgoing.clear()
+
+    def _refuse(self, reason: str) -> None:
+        logger.warning("refused a gateway: %s", reason)
+        self._queue(Refused(reason))
+        self.close()
+
+    def _schedule_beat(self) -> None:
+        self._beat_due_s = self._loop.time() + _BEAT_S
+        self._beat = self._loop.call_at(self._beat_due_s, self._on_beat)
+
+    def _on_beat(self) -> None:
+        now_s = self._loop.time()
+        if not self._welcomed and not self._closing and now_s - self._opened_s > self._settings.hello_deadline_s:
+            self._refuse(f"no Hello in {self._settings.hello_deadline_s:g} s")
+        # When this loop itself was held up, the gateway's frames may lie unread in the socket: look again next time.
+        punctual = now_s - self._beat_due_s < _BEAT_S
+        if punctual and now_s - self._last_received_s > self._settings.silence_s:
+            logger.warning("a gateway went silent", extra={"streams": len(self._streams)})
+            self.abort()
+            return
+        if self._welcomed and now_s - self._last_sent_s >= HEARTBEAT_S:
+            self._queue(Ping())
+        self._schedule_beat()

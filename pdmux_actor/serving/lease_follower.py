@@ -1,0 +1,210 @@
+"""Makes an engine hold the models that the lease names: one task per model, none waits for another's load."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from pdmux_actor.backends.base import Engine
+from pdmux_actor.errors import EngineDied, ModelLoadError
+from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus
+from pdmux_actor.serving.detokenizer import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class HeldModel:
+    """A model that the unit loads, serves or lets go. The engine has its weights while `in_engine`."""
+
+    assignment: ModelAssignment
+    phase: ModelPhase = ModelPhase.LOADING
+    in_engine: bool = False
+    vocabulary: Vocabulary | None = None
+    max_model_len: int | None = None
+    error: str | None = None
+    open_streams: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # the lease, or the last stream ended
+
+    @property
+    def model(self) -> str:
+        return self.assignment.model
+
+    @property
+    def status(self) -> ModelStatus:
+        return ModelStatus(model=self.model, phase=self.phase, max_model_len=self.max_model_len, error=self.error)
+
+
+class LeaseFollower:
+    """A model that the lease no longer names, or names with other weights, takes no new streams from then on; it leaves
+    the engine when its streams have ended, at the latest after `drain_timeout_s`. Loads wait for models that leave:
+    they may need the memory. A load that fails is tried again, with growing pauses.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        load_vocabulary: Callable[[ModelAssignment], Vocabulary],
+        *,
+        drain_timeout_s: float,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self.lease_version = 0
+        self.failure: BaseException | None = None  # a bug of ours: the unit is of no use any more
+        self._engine = engine
+        self._load_vocabulary = load_vocabulary
+        self._drain_timeout_s = drain_timeout_s
+        self._first_retry_s = first_retry_s
+        self._policy: str | None = None
+        self._wanted: dict[str, ModelAssignment] = {}
+        self._held: dict[str, HeldModel] = {}
+        self._none_leaving = asyncio.Event()
+        self._none_leaving.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def apply(self, lease: Lease) -> bool:
+        """Returns at once. False for a lease that is not newer than the last."""
+        if lease.version <= self.lease_version:
+            return False
+        self.lease_version = lease.version
+        self._wanted = {assignment.model: assignment for assignment in lease.models}
+        for held in self._held.values():
+            if held.in_engine:
+                held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
+            held.changed.set()
+        for model, assignment in self._wanted.items():
+            if model not in self._held:
+                held = self._held[model] = HeldModel(assignment)
+                self._spawn(self._follow(held))
+        self._note_leaving()
+        self._spawn(self._tune(lease))
+        return True
+
+    def ready(self, model: str) -> HeldModel | None:
+        held = self._held.get(model)
+        return held if held is not None and held.phase is ModelPhase.READY else None
+
+    def statuses(self) -> tuple[ModelStatus, ...]:
+        return tuple(held.status for held in self._held.values())
+
+    def stream_ended(self, held: HeldModel) -> None:
+        held.open_streams -= 1
+        if held.open_streams == 0:
+            held.changed.set()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # ---- one model ----
+
+    async def _follow(self, held: HeldModel) -> None:
+        retry_s = self._first_retry_s
+        while True:
+            held.changed.clear()
+            wanted = self._wanted.get(held.model)
+            if held.in_engine and not self._keeps(held):
+                await self._let_go(held)
+            elif wanted is None:
+                del self._held[held.model]
+                return
+            elif not self._none_leaving.is_set():
+                await self._none_leaving.wait()
+            elif not held.in_engine:
+                if await self._load(held, wanted):
+                    retry_s = self._first_retry_s
+                    continue
+                await self._until_changed_weights(held, retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+            else:
+                held.assignment = wanted
+                await held.changed.wait()
+
+    async def _load(self, held: HeldModel, wanted: ModelAssignment) -> bool:
+        held.assignment, held.phase, held.error = wanted, ModelPhase.LOADING, None
+        try:
+            held.vocabulary = await asyncio.to_thread(self._load_vocabulary, wanted)
+            held.max_model_len = await self._engine.add_model(wanted)
+        except ModelLoadError as error:
+            logger.warning("a model does not load: %s", error)
+            held.phase, held.error = ModelPhase.FAILED, str(error)
+            return False
+        held.in_engine = True
+        held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
+        self._note_leaving()
+        newest = self._wanted.get(held.model)
+        if newest is not None and newest.quota_blocks != wanted.quota_blocks:
+            await self._engine.set_quotas({held.model: newest.quota_blocks})
+        return True
+
+    async def _until_changed_weights(self, held: HeldModel, timeout_s: float) -> None:
+        """A lease that changes other models, or this one's quota, is no reason to try again earlier."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._keeps(held):
+                    await held.changed.wait()
+                    held.changed.clear()
+        except TimeoutError:
+            pass  # the pause is over
+
+    async def _let_go(self, held: HeldModel) -> None:
+        """Returns early when the model is wanted again."""
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                while held.open_streams and not self._keeps(held):
+                    await held.changed.wait()
+                    held.changed.clear()
+        except TimeoutError:
+            logger.warning("model %s leaves with %d streams open", held.model, held.open_streams)
+        if self._keeps(held):
+            return
+        # From here on the model goes even if a lease wants it back meanwhile: it is loaded again then.
+        held.in_engine = False
+        held.max_model_len = None
+        await self._engine.remove_model(held.model)
+        held.phase = ModelPhase.LOADING
+        self._note_leaving()
+
+    def _keeps(self, held: HeldModel) -> bool:
+        """The lease wants the weights that `held` was loaded from."""
+        wanted = self._wanted.get(held.model)
+        return wanted is not None and _weights(wanted) == _weights(held.assignment)
+
+    def _note_leaving(self) -> None:
+        if any(held.phase is ModelPhase.DRAINING for held in self._held.values()):
+            self._none_leaving.clear()
+        else:
+            self._none_leaving.set()
+
+    # ---- all models ----
+
+    async def _tune(self, lease: Lease) -> None:
+        if lease.policy != self._policy:
+            self._policy = lease.policy
+            await self._engine.set_policy(lease.policy)
+        kept = [held for held in self._held.values() if held.in_engine and self._keeps(held)]
+        quotas = {held.model: self._wanted[held.model].quota_blocks for held in kept}
+        if quotas:
+            await self._engine.set_quotas(quotas)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, EngineDied):  # that one shows in the engine's events
+            logger.error("following the lease failed", exc_info=error)
+            self.failure = error
+
+
+def _weights(assignment: ModelAssignment) -> tuple[str, str | None, str | None, int | None]:
+    return assignment.source, assignment.revision, assignment.dtype, assignment.max_model_len

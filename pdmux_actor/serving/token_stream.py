@@ -1,0 +1,102 @@
+"""One request on its way to a gateway: engine events in, Deltas out (sans-I/O)."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
+from pdmux_actor.serving.detokenizer import Detokenizer, Vocabulary
+from pdmux_actor.serving.frames import Delta, TokenLogprob
+
+
+class TokenStream:
+    """Sends one Delta per event while it has credit, merges events while it has none, and ends with exactly one Delta
+    whose `finish` is set; that one needs no credit. After `cancel` it sends nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: int,
+        request: GenerateRequest,
+        vocabulary: Vocabulary,
+        credit: int,
+        send: Callable[[Delta], None],
+    ) -> None:
+        self.request = request
+        self.finished = False
+        self._vocabulary = vocabulary
+        self._wants_logprobs = request.sampling.logprobs is not None
+        self._detokenizer = Detokenizer(
+            vocabulary,
+            stop=request.stop,
+            min_tokens=request.sampling.min_tokens,
+            prior_token_ids=request.output_token_ids,
+        )
+        self._credit = credit
+        self._send = send
+        self._pending = Delta(stream=stream, sequence=0, text="", token_ids=[])
+        self._has_pending = False
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def absorb(self, event: TokenEvent, *, retryable: bool = False) -> None:
+        """`finished` afterwards although the event did not say so: a stop string is complete.
+
+        `retryable` belongs to an event that fails the request.
+        """
+        if self.finished:
+            return
+        piece = self._detokenizer.push([token.token_id for token in event.tokens])
+        text, stopped = piece.text, piece.stopped
+        if event.finish is not None and not stopped and not retryable:  # elsewhere, what is held back may go on
+            rest = self._detokenizer.finish()
+            text, stopped = text + rest.text, rest.stopped
+        self._merge(text, event.tokens[: piece.num_tokens])
+        if stopped:
+            self._end(FinishReason.STOP)
+        elif event.finish is not None:
+            self._end(event.finish, event.error, retryable)
+        elif self._credit > 0:
+            self._credit -= 1
+            self._flush()
+
+    def fail(self, error: str, *, retryable: bool) -> None:
+        event = TokenEvent(request_id=self.request_id, finish=FinishReason.ERROR, error=error)
+        self.absorb(event, retryable=retryable)
+
+    def grant(self, deltas: int) -> None:
+        self._credit += deltas
+        if self._has_pending and self._credit > 0 and not self.finished:
+            self._credit -= 1
+            self._flush()
+
+    def cancel(self) -> None:
+        self.finished = True
+
+    def _merge(self, text: str, tokens: tuple[SampledToken, ...]) -> None:
+        pending = self._pending
+        self._has_pending = True
+        self._pending = msgspec.structs.replace(
+            pending,
+            text=pending.text + text,
+            token_ids=[*pending.token_ids, *(token.token_id for token in tokens)],
+            logprobs=[*(pending.logprobs or ()), *self._logprobs(tokens)] if self._wants_logprobs else None,
+            held_back=self._detokenizer.held_back_tokens,
+        )
+
+    def _logprobs(self, tokens: tuple[SampledToken, ...]) -> list[TokenLogprob]:
+        return [self._vocabulary.logprob(token) for token in tokens]
+
+    def _end(self, finish: FinishReason, error: str | None = None, retryable: bool = False) -> None:
+        self._pending = msgspec.structs.replace(self._pending, finish=finish, error=error, retryable=retryable)
+        self._flush()
+        self.finished = True
+
+    def _flush(self) -> None:
+        delta = self._pending
+        self._pending = Delta(stream=delta.stream, sequence=delta.sequence + 1, text="", token_ids=[])
+        self._has_pending = False
+        self._send(delta)

@@ -1,0 +1,199 @@
+"""A unit without Ray: an engine, the models it is leased, and the streams that gateways open."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pdmux_actor.backends.base import Engine, EngineCapacity
+from pdmux_actor.errors import EngineDied
+from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.messages import FinishReason, TokenEvent
+from pdmux_actor.serving.detokenizer import Vocabulary
+from pdmux_actor.serving.frames import Delta, Generate
+from pdmux_actor.serving.gateway_connection import StreamSettings
+from pdmux_actor.serving.lease_follower import FIRST_RETRY_S, HeldModel, LeaseFollower
+from pdmux_actor.serving.stream_server import StreamServer
+from pdmux_actor.serving.token_stream import TokenStream
+from pdmux_actor.serving.vocabulary_source import load_vocabulary
+
+logger = logging.getLogger(__name__)
+
+DRAIN_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class _OpenStream:
+    stream: TokenStream
+    held: HeldModel
+
+
+class Unit:
+    """Implements gateway_connection.StreamHandler. Every stream it opens ends with exactly one last Delta, unless its
+    gateway cancels it or goes away: whether the engine finishes it, a stop string does, the model leaves, or the engine
+    dies.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        unit_id: str,
+        node: str,
+        pool: str,
+        num_gpus: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
+        first_retry_s: float = FIRST_RETRY_S,
+        load_vocabulary: Callable[[ModelAssignment], Vocabulary] = load_vocabulary,
+    ) -> None:
+        """`host` is bound and advertised."""
+        self._engine = engine
+        self._unit_id = unit_id
+        self._node = node
+        self._pool = pool
+        self._num_gpus = num_gpus
+        self._host = host
+        self._port = port
+        self._server = StreamServer(StreamSettings(unit_id=unit_id), self)
+        self._follower = LeaseFollower(
+            engine, load_vocabulary, drain_timeout_s=drain_timeout_s, first_retry_s=first_retry_s
+        )
+        self._capacity: EngineCapacity | None = None
+        self._streams: dict[str, _OpenStream] = {}
+        self._none_open = asyncio.Event()
+        self._stream_numbers = itertools.count()
+        self._refusal: str | None = None  # why no stream is opened any more
+        self._pump: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises EngineStartFailed, and OSError when the address cannot be bound."""
+        self._capacity = await self._engine.start()
+        self._pump = asyncio.create_task(self._pump_events())
+        self._port = await self._server.start(self._host, self._port)
+
+    @property
+    def endpoint(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._port}"
+
+    def apply_lease(self, lease: Lease) -> None:
+        """Returns at once; `report` tells how far it is. A lease that is not newer than the last changes nothing."""
+        if self._follower.apply(lease):
+            self._server.set_token(lease.stream_token)
+
+    def report(self) -> UnitReport:
+        assert self._capacity is not None, "the unit has not started"
+        return UnitReport(
+            unit_id=self._unit_id,
+            node=self._node,
+            pool=self._pool,
+            num_gpus=self._num_gpus,
+            endpoint=self.endpoint,
+            memory_bytes=self._capacity.memory_bytes,
+            block_bytes=self._capacity.block_bytes,
+            total_blocks=self._capacity.total_blocks,
+            lease_version=self._follower.lease_version,
+            models=self._model_statuses(),
+            load=self._engine.load_report(),
+        )
+
+    def _model_statuses(self) -> tuple[ModelStatus, ...]:
+        statuses = self._follower.statuses()
+        if self._refusal is None:
+            return statuses
+        return tuple(replace(s, phase=ModelPhase.DRAINING) if s.phase is ModelPhase.READY else s for s in statuses)
+
+    def is_healthy(self) -> bool:
+        """False: the engine is gone, or the unit is broken; only a restart helps."""
+        pumping = self._pump is not None and not self._pump.done()
+        return pumping and self._engine.is_alive() and self._follower.failure is None
+
+    async def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
+        """Opens no more streams and waits for those that are open; False when some still are after `timeout_s`."""
+        self._refusal = self._refusal or "this unit is shutting down"
+        self._none_open.clear()
+        if not self._streams:
+            return True
+        try:
+            await asyncio.wait_for(self._none_open.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Ends what is still open with a retryable failure, then the server and the engine."""
+        self._fail_all("this unit is shutting down")
+        await self._server.stop()
+        await self._follower.stop()
+        await self._engine.stop()
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
+
+    # ---- StreamHandler ----
+
+    def open(self, message: Generate, send: Callable[[Delta], None]) -> TokenStream | None:
+        held = self._follower.ready(message.request.model)
+        refusal = self._refusal
+        if held is None and refusal is None:
+            refusal = f"model {message.request.model!r} is not ready on this unit"
+        if held is None or refusal is not None:
+            send(Delta(message.stream, 0, "", [], finish=FinishReason.ERROR, error=refusal, retryable=True))
+            return None
+        assert held.vocabulary is not None
+        # Two gateways may use one id, and one gateway may come back with it before the engine has let go of it.
+        request_id = f"{message.request.request_id}#{next(self._stream_numbers)}"
+        request = replace(message.request, request_id=request_id)
+        stream = TokenStream(
+            stream=message.stream, request=request, vocabulary=held.vocabulary, credit=message.credit, send=send
+        )
+        self._streams[request_id] = _OpenStream(stream, held)
+        held.open_streams += 1
+        self._engine.submit(request)
+        return stream
+
+    def cancel(self, stream: TokenStream) -> None:
+        stream.cancel()
+        if self._forget(stream.request_id):
+            self._engine.abort(stream.request_id)
+
+    # ---- from the engine ----
+
+    async def _pump_events(self) -> None:
+        reason = "the engine has stopped"
+        try:
+            async for events in self._engine.events():
+                for event in events:
+                    self._on_event(event)
+        except EngineDied as death:
+            reason = str(death)
+        finally:  # also when a bug of ours ends the pump: nobody shall wait for ever
+            self._fail_all(reason)
+
+    def _on_event(self, event: TokenEvent) -> None:
+        opened = self._streams.get(event.request_id)
+        if opened is None:
+            return  # cancelled, or ended by a stop string: its last events were on their way
+        is_leaving = self._follower.ready(opened.held.model) is None
+        opened.stream.absorb(event, retryable=is_leaving and event.finish is FinishReason.ERROR)
+        if opened.stream.finished:
+            self._forget(event.request_id)
+            if event.finish is None:
+                self._engine.abort(event.request_id)
+
+    def _fail_all(self, reason: str) -> None:
+        self._refusal = reason
+        for request_id, opened in tuple(self._streams.items()):
+            opened.stream.fail(reason, retryable=True)
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> bool:
+        opened = self._streams.pop(request_id, None)
+        if opened is None:
+            return False
+        self._follower.stream_ended(opened.held)
+        if not self._streams:
+            self._none_open.set()
+        return True

@@ -1,0 +1,36 @@
+"""The tokenizer of a checkpoint, for turning tokens into text."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.models.checkpoint import resolve_checkpoint
+from pdmux_actor.serving.detokenizer import Vocabulary
+
+
+def load_vocabulary(assignment: ModelAssignment) -> Vocabulary:
+    """Slow: reads files, may download.
+
+    Raises:
+        ModelLoadError: the checkpoint has no usable tokenizer.
+    """
+    folder = resolve_checkpoint(assignment.model, assignment.source, assignment.revision)
+    path = folder / "tokenizer.json"
+    try:
+        return Vocabulary(Tokenizer.from_file(str(path)) if path.exists() else _converted(folder))
+    except Exception as error:  # tokenizers raises plain Exception for a broken file
+        raise ModelLoadError(
+            model=assignment.model,
+            reason=f"{folder} has no usable tokenizer: {type(error).__name__}: {error}",
+            remedy="add its tokenizer.json",
+        ) from error
+
+
+def _converted(folder: Path) -> Tokenizer:
+    """A sentencepiece model or GPT-2 files, as a fast tokenizer."""
+    from transformers import AutoTokenizer  # takes seconds to import and few checkpoints need it
+
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    return tokenizer
