@@ -21,7 +21,7 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-class CoreThread:
+class PinnedThread:
     """A thread, and the OpenMP team torch makes for it, bound to `cores` for life.
 
     OpenMP workers inherit the affinity of the thread that first needs them and keep it when that thread moves, so a
@@ -59,7 +59,7 @@ class Lane:
 
     def __init__(self, name: str, cores: tuple[int, ...]) -> None:
         self._name = name
-        self._threads: dict[tuple[int, ...], CoreThread] = {}
+        self._threads: dict[tuple[int, ...], PinnedThread] = {}
         self._cores = cores
 
     def submit(self, job: Job, cores: tuple[int, ...]) -> None:
@@ -75,8 +75,8 @@ class Lane:
         for thread in self._threads.values():
             thread.close()
 
-    def _thread(self) -> CoreThread:
+    def _thread(self) -> PinnedThread:
         if self._cores not in self._threads:
             name = f"{self._name}-lane-{len(self._cores)}"
-            self._threads[self._cores] = CoreThread(name, self._cores)
+            self._threads[self._cores] = PinnedThread(name, self._cores)
         return self._threads[self._cores]

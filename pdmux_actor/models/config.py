@@ -30,14 +30,18 @@ class DecoderConfig:
     def from_config(cls, model: str, config: Mapping[str, Any], dtype: str | None) -> "DecoderConfig":
         """Raises ModelLoadError naming the field of config.json that is missing or not supported."""
         try:
-            spec = ModelSpec.from_config(config, dtype)
+            return cls._read(model, config, dtype)
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
             raise ModelLoadError(model=model, reason=reason, remedy=error.remedy) from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise ModelLoadError(
                 model=model, reason=f"config.json holds a malformed number: {error}", remedy="correct config.json"
             ) from error
+
+    @classmethod
+    def _read(cls, model: str, config: Mapping[str, Any], dtype: str | None) -> "DecoderConfig":
+        spec = ModelSpec.from_config(config, dtype)
         _refuse_unsupported(model, config, spec)
         is_qwen2 = spec.architecture == "Qwen2ForCausalLM"
         is_mistral = spec.architecture == "MistralForCausalLM"

@@ -36,7 +36,12 @@ class RopeConfig:
         Raises:
             ModelLoadError: a scaling type that is not supported, or one of its parameters is missing.
         """
-        parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+        given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        if not isinstance(given, dict):
+            raise ModelLoadError(
+                model=model, reason=f"config.json: rope_scaling={given!r} is no object", remedy="correct config.json"
+            )
+        parameters = dict(given)
         rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
         if rope_type not in _REQUIRED:
             raise ModelLoadError(

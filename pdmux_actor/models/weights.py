@@ -144,9 +144,11 @@ def _tensor_files(model: str, folder: Path) -> dict[Path, set[str] | None]:
     """Weight files and the tensors each holds by the index; None stands for all."""
     if (folder / _INDEX_FILE).exists():
         weight_map = read_json(model, folder, _INDEX_FILE).get("weight_map")
-        if not isinstance(weight_map, dict):
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise ModelLoadError(
-                model=model, reason=f"{folder / _INDEX_FILE} has no weight_map", remedy="download the file again"
+                model=model,
+                reason=f"{folder / _INDEX_FILE} has no weight_map of tensor names to files",
+                remedy="copy or download the file again",
             )
         files: dict[Path, set[str] | None] = {}
         for name, file in weight_map.items():

@@ -1,0 +1,153 @@
+"""Drives a TorchCpuExecutor with hand-made launches: gives rows of shuffled blocks, keeps the sequences' cursors."""
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.messages import GenerateRequest, SampledToken, SamplingParams, Slo
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.launch import (
+    Chunk,
+    Completion,
+    ComputeLaunch,
+    DecodeStep,
+    MixedStep,
+    PrefillSlice,
+    sampling_sequences,
+)
+from pdmux_actor.scheduling.sequence import Sequence
+from profiler.specs import DeviceSpec
+
+NAN_BYTE = 0xFF  # 0xFFFF and 0xFFFFFFFF are NaN in every float type
+DEADLINE_S = 60.0
+
+
+def make_device(num_cores: int = 2) -> DeviceSpec:
+    return DeviceSpec(
+        name="cpu",
+        num_sms=num_cores,
+        peak_flops_per_s=1e11,
+        memory_bandwidth_bytes_per_s=1e10,
+        memory_bytes=1 << 30,
+        launch_overhead_s=1e-4,
+    )
+
+
+def make_prompt(length: int, seed: int = 0, vocab_size: int = 640) -> tuple[int, ...]:
+    return tuple(np.random.default_rng([seed, length]).integers(3, vocab_size, length).tolist())
+
+
+class CpuRig:
+    def __init__(self, *, pool_mib: int = 32, block_bytes: int = 4096, poisoned: bool = True) -> None:
+        self.executor = TorchCpuExecutor(kv_pool_bytes=pool_mib << 20, block_bytes=block_bytes, device=make_device())
+        if poisoned:
+            # All but the block that pads reads, which nobody can write.
+            self.executor._storage.pool[:-1].fill_(NAN_BYTE)
+        self._free_blocks = np.random.default_rng(0).permutation(self.executor.total_blocks)
+        self._batch_id = 0
+        self.infos: dict[str, ModelInfo] = {}
+        self._next_row: dict[str, int] = {}
+        self._tables: dict[str, np.ndarray] = {}
+
+    def load(self, model: str, folder: Path, dtype: str | None = None, max_rows: int = 400) -> ModelInfo:
+        info = self.executor.load_model(model, str(folder), revision=None, dtype=dtype, max_model_len=None)
+        table = np.zeros((max_rows, info.geometry.blocks_per_row), dtype=np.int64)
+        self.executor.attach_model(info, table)
+        self.infos[model], self._tables[model], self._next_row[model] = info, table, 0
+        return info
+
+    def sequence(self, model: str, prompt: Seq[int], max_new_tokens: int, **sampling: object) -> Sequence:
+        params = SamplingParams(max_tokens=max_new_tokens, **{"temperature": 0.0, **sampling})
+        request = GenerateRequest(
+            request_id=f"{model}-{len(prompt)}",
+            model=model,
+            prompt_token_ids=tuple(prompt),
+            sampling=params,
+            slo=Slo(ttft_s=1.0, tbt_s=1.0),
+        )
+        sequence = Sequence.from_request(request, 0.0)
+        self.give_rows(sequence, len(prompt) + max_new_tokens)
+        return sequence
+
+    def give_rows(self, sequence: Sequence, num_tokens: int) -> None:
+        model = sequence.model
+        geometry, table = self.infos[model].geometry, self._tables[model]
+        while len(sequence.rows) * geometry.tokens_per_row < num_tokens:
+            row = self._next_row[model]
+            assert row < len(table), "the rig is out of rows"
+            assert len(self._free_blocks) >= geometry.blocks_per_row, "the rig is out of blocks"
+            taken, self._free_blocks = np.split(self._free_blocks, [geometry.blocks_per_row])
+            table[row] = taken
+            self._next_row[model] += 1
+            sequence.rows.append(row)
+
+    def wait(self) -> Completion:
+        done = self.executor.wait(self.executor.now() + DEADLINE_S)
+        assert len(done) == 1, "expected one completion"
+        return done[0]
+
+    def run(self, launch: ComputeLaunch) -> tuple[tuple[SampledToken, ...], ...]:
+        self.executor.submit(launch)
+        return self.apply(self.wait())
+
+    def apply(self, done: Completion) -> tuple[tuple[SampledToken, ...], ...]:
+        assert done.error is None, done.error
+        assert done.finished_s >= done.started_s
+        launch = done.launch
+        num_layers = self.infos[launch.model].spec.num_layers
+        for sequence, tokens in zip(sampling_sequences(launch, num_layers), done.tokens, strict=True):
+            sequence.token_ids += [t.token_id for t in tokens]
+        return done.tokens
+
+    def prefill_slices(self, sequences: Seq[Sequence], layers_per_slice: int) -> list[PrefillSlice]:
+        self._batch_id += 1
+        model = sequences[0].model
+        num_layers = self.infos[model].spec.num_layers
+        chunks = tuple(Chunk(s, 0, len(s.token_ids)) for s in sequences)
+        return [
+            PrefillSlice(
+                batch_id=self._batch_id,
+                model=model,
+                chunks=chunks,
+                first_layer=first,
+                last_layer=min(first + layers_per_slice, num_layers),
+            )
+            for first in range(0, num_layers, layers_per_slice)
+        ]
+
+    def prefill(self, sequences: Seq[Sequence], layers_per_slice: int = 1000) -> None:
+        for launch in self.prefill_slices(sequences, layers_per_slice):
+            self.run(launch)
+
+    def decode(self, sequences: Seq[Sequence], num_tokens: int, steps_per_launch: int = 1) -> None:
+        while num_tokens > 0:
+            steps = min(steps_per_launch, num_tokens)
+            self.run(DecodeStep(model=sequences[0].model, sequences=tuple(sequences), steps=steps))
+            num_tokens -= steps
+
+    def generate_chunked(self, sequences: Seq[Sequence], num_tokens: int, chunk_tokens: int) -> None:
+        """Prompts one after another in chunks, fused with decode of those that are done, until all have `num_tokens`."""
+        model = sequences[0].model
+        waiting = list(sequences)
+        running: list[Sequence] = []
+        while waiting or running:
+            chunks = []
+            if waiting:
+                head = waiting[0]
+                length = min(chunk_tokens, head.num_uncomputed_tokens)
+                chunks = [Chunk(head, head.num_computed_tokens, length)]
+            self.run(MixedStep(model=model, chunks=tuple(chunks), sequences=tuple(running)))
+            for chunk in chunks:
+                chunk.sequence.num_computed_tokens += chunk.length
+                if chunk.sequence.num_output_tokens:
+                    running.append(waiting.pop(0))
+            running = [s for s in running if s.num_output_tokens < num_tokens]
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def outputs(sequences: Seq[Sequence], num_tokens: int) -> list[list[int]]:
+    return [s.token_ids[s.num_prompt_tokens :][:num_tokens] for s in sequences]

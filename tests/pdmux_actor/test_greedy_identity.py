@@ -1,0 +1,167 @@
+"""Greedy tokens are those of transformers' generate, however the work is cut up (invariant 6)."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_rig import CpuRig, make_prompt, outputs
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
+
+NEW_TOKENS = 16
+LENGTHS = (1, 700, 64, 2, 15, 16, 17, 3, 400, 7, 8, 9, 129, 31, 255, 100, 513)
+DEMOS = ("demo-llama", "demo-qwen2", "demo-qwen3")
+
+TINY = {"num_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: Mapping[str, CheckpointShape] = {
+    "mistral": CheckpointShape(model_type="mistral", **TINY),
+    "mistral-window": CheckpointShape(model_type="mistral", sliding_window=1024, **TINY),
+    "tied": CheckpointShape(model_type="qwen2", tie_word_embeddings=True, **TINY),
+    "llama-bias": CheckpointShape(model_type="llama", attention_bias=True, **TINY),
+    "qwen3-bias": CheckpointShape(model_type="qwen3", attention_bias=True, **TINY),
+    "rope-linear": CheckpointShape(model_type="llama", rope_scaling={"rope_type": "linear", "factor": 4.0}, **TINY),
+    "rope-llama3": CheckpointShape(model_type="llama", rope_theta=500_000.0, rope_scaling=LLAMA3_SCALING, **TINY),
+    "rope-yarn": CheckpointShape(
+        model_type="qwen3",
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        **TINY,
+    ),
+}
+
+Reference = Callable[[Path, tuple[int, ...]], list[int]]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    """Greedy continuation by transformers, cached: (checkpoint, prompt) -> NEW_TOKENS ids."""
+    transformers_logging.disable_progress_bar()
+
+    @cache
+    def model_of(folder: Path):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    @cache
+    def continuation(folder: Path, prompt: tuple[int, ...]) -> list[int]:
+        with torch.inference_mode():
+            ids = model_of(folder).generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return ids[0, len(prompt) :].tolist()
+
+    return continuation
+
+
+@pytest.fixture
+def rig() -> Iterator[CpuRig]:
+    rig = CpuRig(poisoned=True)
+    yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 17])
+@pytest.mark.parametrize("model", DEMOS)
+def test_whole_prefill_and_single_steps__any_batch__match_transformers(
+    rig: CpuRig, demo_checkpoints: Mapping[str, Path], reference: Reference, model: str, batch_size: int
+) -> None:
+    rig.load(model, demo_checkpoints[model])
+    prompts = [make_prompt(length) for length in LENGTHS[-batch_size:]]
+    sequences = [rig.sequence(model, prompt, NEW_TOKENS) for prompt in prompts]
+
+    rig.prefill(sequences)
+    rig.decode(sequences, NEW_TOKENS - 1)
+
+    assert outputs(sequences, NEW_TOKENS) == [reference(demo_checkpoints[model], prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("layers_per_slice", [1, 2])
+@pytest.mark.parametrize("model", DEMOS)
+def test_layer_sliced_prefill_and_look_ahead__batch_of_17__match_transformers(
+    rig: CpuRig, demo_checkpoints: Mapping[str, Path], reference: Reference, model: str, layers_per_slice: int
+) -> None:
+    rig.load(model, demo_checkpoints[model])
+    prompts = [make_prompt(length) for length in LENGTHS]
+    sequences = [rig.sequence(model, prompt, NEW_TOKENS) for prompt in prompts]
+
+    rig.prefill(sequences, layers_per_slice)
+    rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=6)
+
+    assert outputs(sequences, NEW_TOKENS) == [reference(demo_checkpoints[model], prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("chunk_tokens", [13, 96])
+@pytest.mark.parametrize("model", DEMOS)
+def test_chunked_prefill_fused_with_decode__batch_of_17__match_transformers(
+    rig: CpuRig, demo_checkpoints: Mapping[str, Path], reference: Reference, model: str, chunk_tokens: int
+) -> None:
+    rig.load(model, demo_checkpoints[model])
+    prompts = [make_prompt(length) for length in LENGTHS]
+    sequences = [rig.sequence(model, prompt, NEW_TOKENS) for prompt in prompts]
+
+    rig.generate_chunked(sequences, NEW_TOKENS, chunk_tokens)
+
+    assert outputs(sequences, NEW_TOKENS) == [reference(demo_checkpoints[model], prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants__prompts_of_1_to_700_tokens__match_transformers(
+    rig: CpuRig, tmp_path: Path, reference: Reference, variant: str
+) -> None:
+    write_random_checkpoint(tmp_path, VARIANTS[variant], seed=5)
+    rig.load(variant, tmp_path)
+    prompts = [make_prompt(length) for length in (1, 50, 700)]
+    sequences = [rig.sequence(variant, prompt, NEW_TOKENS) for prompt in prompts]
+
+    rig.prefill(sequences)
+    rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=NEW_TOKENS)
+
+    assert outputs(sequences, NEW_TOKENS) == [reference(tmp_path, prompt) for prompt in prompts]
+
+
+def test_chunk_over_long_prefix__several_query_tiles__matches_transformers(
+    rig: CpuRig, demo_checkpoints: Mapping[str, Path], reference: Reference
+) -> None:
+    rig.load("demo-llama", demo_checkpoints["demo-llama"])
+    prompt = make_prompt(1500)
+    sequence = rig.sequence("demo-llama", prompt, NEW_TOKENS)
+
+    rig.generate_chunked([sequence], NEW_TOKENS, chunk_tokens=700)
+
+    assert outputs([sequence], NEW_TOKENS) == [reference(demo_checkpoints["demo-llama"], prompt)]
+
+
+@pytest.mark.parametrize("block_bytes", [1024, 4096, 5000])
+def test_models_of_different_head_sizes__interleaved_in_one_pool__match_transformers(
+    demo_checkpoints: Mapping[str, Path], reference: Reference, block_bytes: int
+) -> None:
+    rig = CpuRig(block_bytes=block_bytes)
+    batches = {}
+    for model in DEMOS:
+        rig.load(model, demo_checkpoints[model], max_rows=800)
+        batches[model] = [rig.sequence(model, make_prompt(length), NEW_TOKENS) for length in (5, 90, 33)]
+
+    for model in DEMOS:
+        rig.prefill(batches[model], layers_per_slice=2)
+    for _ in range(NEW_TOKENS - 1):
+        for model in DEMOS:
+            rig.decode(batches[model], 1)
+    rig.close()
+
+    for model in DEMOS:
+        expected = [reference(demo_checkpoints[model], make_prompt(length)) for length in (5, 90, 33)]
+        assert outputs(batches[model], NEW_TOKENS) == expected

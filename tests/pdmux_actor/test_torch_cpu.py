@@ -1,0 +1,278 @@
+"""The executor's lanes, failures and isolation of models, with hand-made launches."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cpu_rig import DEADLINE_S, CpuRig, make_device, make_prompt, outputs
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.cpu_device import measure_cpu
+from pdmux_actor.executor.lanes import PinnedThread, available_cores
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
+from pdmux_actor.scheduling.launch import Completion, DecodeStep, DropPrefill, Lane, PrefillSlice, Repartition, lane_of
+from pdmux_actor.scheduling.sequence import Sequence
+
+NEW_TOKENS = 10
+two_cores = pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+
+
+@pytest.fixture
+def rig(demo_checkpoints: Mapping[str, Path]) -> Iterator[CpuRig]:
+    rig = CpuRig()
+    for model, folder in demo_checkpoints.items():
+        rig.load(model, folder)
+    yield rig
+    rig.close()
+
+
+def generate(rig: CpuRig, model: str, lengths: tuple[int, ...]) -> list[list[int]]:
+    sequences = [rig.sequence(model, make_prompt(length), NEW_TOKENS) for length in lengths]
+    rig.prefill(sequences)
+    rig.decode(sequences, NEW_TOKENS - 1)
+    return outputs(sequences, NEW_TOKENS)
+
+
+def run_side_by_side(rig: CpuRig, slices: list[PrefillSlice], decoding: list[Sequence], num_tokens: int) -> None:
+    """Keeps one launch in flight on each lane until both have nothing left."""
+    pending: dict[Lane, list] = {
+        Lane.PREFILL: list(slices),
+        Lane.DECODE: [DecodeStep(model=decoding[0].model, sequences=tuple(decoding)) for _ in range(num_tokens)],
+    }
+    in_flight = set()
+    while in_flight or any(pending.values()):
+        for lane in Lane:
+            if lane not in in_flight and pending[lane]:
+                rig.executor.submit(pending[lane].pop(0))
+                in_flight.add(lane)
+        done = rig.executor.wait(rig.executor.now() + DEADLINE_S)
+        assert done, "no completion before the deadline"
+        for completion in done:
+            rig.apply(completion)
+            in_flight.remove(lane_of(completion.launch))
+
+
+def test_executor__cpu__fits_the_protocol(rig: CpuRig) -> None:
+    executor: Executor = rig.executor
+
+    assert executor.total_blocks == (32 << 20) // 4096
+    assert executor.device.num_sms == 2
+
+
+@two_cores
+@pytest.mark.parametrize(("prefilling", "decoding"), [("demo-qwen3", "demo-llama"), ("demo-qwen2", "demo-qwen2")])
+def test_lanes__prefill_beside_decode_on_disjoint_cores__tokens_as_in_serial(
+    rig: CpuRig, prefilling: str, decoding: str
+) -> None:
+    expected_prefilled = generate(rig, prefilling, (300, 40))
+    expected_decoded = generate(rig, decoding, (20, 90, 7))
+    rig.executor.submit(Repartition(prefill_sms=1, decode_sms=1))
+    decoded = [rig.sequence(decoding, make_prompt(length), NEW_TOKENS) for length in (20, 90, 7)]
+    prefilled = [rig.sequence(prefilling, make_prompt(length), NEW_TOKENS) for length in (300, 40)]
+    rig.prefill(decoded)
+
+    run_side_by_side(rig, rig.prefill_slices(prefilled, 1), decoded, NEW_TOKENS - 1)
+    rig.decode(prefilled, NEW_TOKENS - 1)
+
+    assert outputs(decoded, NEW_TOKENS) == expected_decoded
+    assert outputs(prefilled, NEW_TOKENS) == expected_prefilled
+
+
+@two_cores
+def test_repartition__between_launches__tokens_do_not_change(rig: CpuRig) -> None:
+    expected = generate(rig, "demo-llama", (30, 5))
+    sequences = [rig.sequence("demo-llama", make_prompt(length), NEW_TOKENS) for length in (30, 5)]
+
+    rig.executor.submit(Repartition(prefill_sms=2, decode_sms=0))
+    rig.prefill(sequences, layers_per_slice=2)
+    for shares in [(0, 2), (1, 1), (0, 1)] * 3:
+        rig.executor.submit(Repartition(prefill_sms=shares[0], decode_sms=shares[1]))
+        rig.decode(sequences, 1)
+
+    assert outputs(sequences, NEW_TOKENS) == expected
+
+
+def test_repartition__beyond_the_device__is_refused(rig: CpuRig) -> None:
+    with pytest.raises(AssertionError, match="exceeds"):
+        rig.executor.submit(Repartition(prefill_sms=len(available_cores()), decode_sms=1))
+
+
+def test_submit__lane_without_cores__is_refused(rig: CpuRig) -> None:
+    sequence = rig.sequence("demo-llama", make_prompt(3), 2)
+    rig.executor.submit(Repartition(prefill_sms=1, decode_sms=0))
+
+    with pytest.raises(AssertionError, match="no cores"):
+        rig.executor.submit(DecodeStep(model="demo-llama", sequences=(sequence,)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="core affinity exists on Linux only")
+def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
+    cores = available_cores()[-1:]
+    before = set(os.listdir("/proc/self/task"))
+    seen: dict[str, object] = {}
+    done = threading.Event()
+    thread = PinnedThread("test-lane", cores)
+
+    def job() -> None:
+        seen["threads"] = torch.get_num_threads()
+        seen["inference"] = torch.is_inference_mode_enabled()
+        torch.rand(600, 600) @ torch.rand(600, 600)
+        new_threads = set(os.listdir("/proc/self/task")) - before
+        seen["affinities"] = {tuple(sorted(os.sched_getaffinity(int(tid)))) for tid in new_threads}
+        done.set()
+
+    thread.submit(job)
+    assert done.wait(DEADLINE_S)
+    thread.close()
+
+    assert seen == {"threads": 1, "inference": True, "affinities": {cores}}
+
+
+def test_drop_prefill__between_slices__frees_the_hidden_states(rig: CpuRig) -> None:
+    expected = generate(rig, "demo-qwen2", (50,))
+    dropped = rig.sequence("demo-qwen2", make_prompt(200), NEW_TOKENS)
+    slices = rig.prefill_slices([dropped], 2)
+    rig.run(slices[0])
+
+    rig.executor.submit(DropPrefill(batch_id=slices[0].batch_id))
+    later = rig.sequence("demo-qwen2", make_prompt(50), NEW_TOKENS)
+    rig.prefill([later], layers_per_slice=2)
+    rig.decode([later], NEW_TOKENS - 1)
+
+    assert outputs([later], NEW_TOKENS) == expected
+    assert rig.executor._runners[Lane.PREFILL]._prefills == {}
+
+
+def test_drop_prefill__unknown_batch__does_nothing(rig: CpuRig) -> None:
+    rig.executor.submit(DropPrefill(batch_id=12345))
+
+    assert generate(rig, "demo-llama", (4,))
+
+
+def test_detach_model__prefill_half_done__forgets_it_and_keeps_the_others(
+    rig: CpuRig, demo_checkpoints: Mapping[str, Path]
+) -> None:
+    expected = generate(rig, "demo-llama", (12,))
+    rig.run(rig.prefill_slices([rig.sequence("demo-qwen3", make_prompt(30), 4)], 1)[0])
+
+    rig.executor.detach_model("demo-qwen3")
+
+    assert rig.executor._runners[Lane.PREFILL]._prefills == {}
+    assert generate(rig, "demo-llama", (12,)) == expected
+    rig.load("demo-qwen3", demo_checkpoints["demo-qwen3"])
+    assert generate(rig, "demo-qwen3", (12,))
+
+
+def test_submit__launch_that_fails__completes_with_error_and_the_lane_lives(
+    rig: CpuRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    sequence = rig.sequence("demo-llama", make_prompt(8), NEW_TOKENS)
+    sequence.token_ids[3] = 10**6  # no such row of the embedding
+    slices = rig.prefill_slices([sequence], 1000)
+
+    rig.executor.submit(slices[0])
+    done = rig.wait()
+
+    assert isinstance(done, Completion)
+    assert done.tokens == ()
+    assert done.error is not None
+    assert "IndexError" in done.error
+    assert "a launch of model demo-llama failed" in caplog.text
+    assert generate(rig, "demo-llama", (8,))
+
+
+def test_submit__non_finite_logits__completes_with_error(rig: CpuRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.executor._attached["demo-llama"].decoder._weights.final_norm.fill_(float("nan"))
+    sequence = rig.sequence("demo-llama", make_prompt(8), NEW_TOKENS)
+
+    rig.executor.submit(rig.prefill_slices([sequence], 1000)[0])
+
+    assert "not finite" in (rig.wait().error or "")
+
+
+def test_wait__nothing_in_flight__returns_at_deadline_or_on_wake(rig: CpuRig) -> None:
+    assert rig.executor.wait(rig.executor.now() - 1.0) == ()
+    assert rig.executor.wait(rig.executor.now() + 0.01) == ()
+
+    rig.executor.wake()
+    assert rig.executor.wait(None) == ()
+
+    timer = threading.Timer(0.05, rig.executor.wake)
+    timer.start()
+    assert rig.executor.wait(None) == ()
+    timer.join()
+
+
+def test_rows__reused_by_another_model__old_bytes_do_not_reach_results(tmp_path: Path) -> None:
+    """float32 bytes read as bfloat16 are NaN now and then; rows move between both models without being wiped."""
+    shape = CheckpointShape(
+        model_type="llama",
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=96,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+    )
+    write_random_checkpoint(tmp_path, shape, seed=3)
+
+    def run(poisoned: bool, blocks_from: str | None) -> list[list[int]]:
+        rig = CpuRig(pool_mib=1, poisoned=poisoned)
+        rig.load("narrow", tmp_path, dtype="bfloat16", max_rows=40)
+        if blocks_from:
+            rig.load(blocks_from, tmp_path, dtype="float32", max_rows=40)
+            first = rig.sequence(blocks_from, make_prompt(500), 4)
+            rig.prefill([first])
+            used = rig._tables[blocks_from][first.rows].reshape(-1)
+            rig._free_blocks = used[np.argsort(used)]  # what the first model wrote is all there is
+        sequences = [rig.sequence("narrow", make_prompt(length), NEW_TOKENS) for length in (3, 33, 70)]
+        rig.prefill(sequences)
+        rig.decode(sequences, NEW_TOKENS - 1)
+        rig.close()
+        return outputs(sequences, NEW_TOKENS)
+
+    clean = run(poisoned=False, blocks_from=None)
+
+    assert run(poisoned=True, blocks_from=None) == clean
+    assert run(poisoned=True, blocks_from="wide") == clean
+
+
+def test_load_model__block_smaller_than_a_token__names_block_bytes(demo_checkpoints: Mapping[str, Path]) -> None:
+    executor = TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=256, device=make_device())
+
+    with pytest.raises(ModelLoadError, match="block_bytes to at least 512"):
+        executor.load_model(
+            "demo-qwen3", str(demo_checkpoints["demo-qwen3"]), revision=None, dtype=None, max_model_len=None
+        )
+    executor.close()
+
+
+@pytest.mark.parametrize(("requested", "expected"), [(None, 4096), (100, 100), (10**6, 4096)])
+def test_load_model__max_model_len__is_the_smaller_of_both(
+    demo_checkpoints: Mapping[str, Path], requested: int | None, expected: int
+) -> None:
+    executor = TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=4096, device=make_device())
+
+    info = executor.load_model(
+        "m", str(demo_checkpoints["demo-llama"]), revision=None, dtype=None, max_model_len=requested
+    )
+
+    assert info.max_model_len == expected
+    assert info.eos_token_ids == {0, 2}
+    executor.close()
+
+
+def test_measure_cpu__one_core__gives_plausible_numbers() -> None:
+    device = measure_cpu(1)
+
+    assert device.num_sms == 1
+    assert 1e8 < device.peak_flops_per_s < 1e14
+    assert 1e7 < device.memory_bandwidth_bytes_per_s < 1e13
+    assert 0 < device.launch_overhead_s < 1
