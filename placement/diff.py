@@ -15,7 +15,7 @@ class SetQuotas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadModel:
-    """Done when the unit reports the model ready."""
+    """Done when the unit reports the model ready. Until the unit's last SetQuotas the quota may be a small one."""
 
     unit_id: str
     model: str
@@ -63,7 +63,7 @@ class _Transition:
         self._set_quotas({u: self._old.get(u, {}) for u in self._units}, on_the_way)
         while self._loads or self._drains:
             self._load_what_fits(on_the_way)
-            if not self._drain_what_is_spare():
+            if not self._drain_what_is_spare() and (self._loads or self._drains):
                 self._interrupt_one()
         self._set_quotas(on_the_way, {u: self._new.get(u, {}) for u in self._units})
         return tuple(self._steps)
@@ -112,10 +112,14 @@ class _Transition:
         ]
         if spare:
             self._drain(*spare[0], interrupts=False)
-        return bool(spare) or not self._drains
+        return bool(spare)
 
     def _interrupt_one(self) -> None:
-        self._drain(*self._drains[0], interrupts=True)
+        """A model that cannot move because nothing fits where it goes: make room there."""
+        waited_for = {unit_id for unit_id, _ in self._loads}
+        blockers = [(unit_id, model) for unit_id, model in self._drains if unit_id in waited_for]
+        assert blockers, f"the new plan does not fit: {self._loads}"
+        self._drain(*blockers[0], interrupts=True)
 
     def _drain(self, unit_id: str, model: str, *, interrupts: bool) -> None:
         self._drains.remove((unit_id, model))

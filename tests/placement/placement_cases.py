@@ -1,0 +1,99 @@
+"""Models and units for placement tests, drawn by hypothesis or made with defaults."""
+
+from hypothesis import strategies as st
+
+from placement.demand import ModelDemand
+from placement.plan import UnitCapacity
+from placement.solvers.base import PlacementModel
+from profiler.specs import ModelSpec
+
+BLOCK_BYTES = 16 * 1024
+MIB = 1024**2
+
+
+def make_spec(
+    *, num_layers: int = 4, num_kv_heads: int = 2, head_dim: int = 64, hidden_size: int = 256, dtype: str = "bfloat16"
+) -> ModelSpec:
+    return ModelSpec(
+        architecture="LlamaForCausalLM",
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_heads=2 * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=1024,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        dtype=dtype,
+    )
+
+
+def make_model(
+    name: str = "m",
+    *,
+    spec: ModelSpec | None = None,
+    rate_per_s: float = 1.0,
+    min_replicas: int = 1,
+    max_replicas: int | None = None,
+    max_model_len: int = 2048,
+    tokens: float = 320,
+) -> PlacementModel:
+    demand = ModelDemand(model=name, rate_per_s=rate_per_s, prompt_tokens=tokens * 0.75, output_tokens=tokens * 0.25)
+    return PlacementModel(
+        model=name,
+        spec=spec or make_spec(),
+        demand=demand,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas or max(1, min_replicas),
+        max_model_len=max_model_len,
+    )
+
+
+def make_unit(unit_id: str = "u", *, memory_mib: int = 256, total_blocks: int = 4096) -> UnitCapacity:
+    return UnitCapacity(
+        unit_id=unit_id,
+        num_gpus=1,
+        memory_bytes=memory_mib * MIB,
+        block_bytes=BLOCK_BYTES,
+        total_blocks=total_blocks,
+    )
+
+
+specs = st.builds(
+    make_spec,
+    num_layers=st.integers(1, 12),
+    num_kv_heads=st.integers(1, 4),
+    head_dim=st.sampled_from([32, 64, 128]),
+    hidden_size=st.sampled_from([128, 512, 1024]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+
+
+@st.composite
+def model_lists(draw: st.DrawFn) -> list[PlacementModel]:
+    names = draw(st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6))
+    models = []
+    for name in names:
+        min_replicas = draw(st.integers(0, 2))
+        models.append(
+            make_model(
+                name,
+                spec=draw(specs),
+                rate_per_s=draw(st.floats(0, 50)),
+                min_replicas=min_replicas,
+                max_replicas=draw(st.integers(max(1, min_replicas), 3)),
+                max_model_len=draw(st.integers(1, 4096)),
+                tokens=draw(st.floats(1, 3000)),
+            )
+        )
+    return models
+
+
+@st.composite
+def unit_lists(draw: st.DrawFn) -> list[UnitCapacity]:
+    names = draw(st.lists(st.sampled_from(["u0", "u1", "u2", "u3"]), unique=True, max_size=4))
+    return [
+        make_unit(name, memory_mib=draw(st.integers(1, 400)), total_blocks=draw(st.integers(0, 12000)))
+        for name in names
+    ]
