@@ -56,6 +56,7 @@ class ControlLoop:
         self._units: dict[str, _Unit] = {}
         self._plan = Plan(units=())
         self._is_plan_due = True
+        self._is_settled = False
 
     def set_catalog(self, catalog: Catalog, *, expected_units: Mapping[str, int], solver: Solver) -> None:
         """`expected_units` counts the units of each pool once the fleet is up."""
@@ -133,7 +134,9 @@ class ControlLoop:
         return bool(self._units) and all(present.get(p, 0) >= n for p, n in self._expected.items())
 
     def _may_plan(self, now_s: float) -> bool:
-        return self._is_complete() or now_s - self._started_s >= self._timing.settle_s
+        """Only the first plan waits: later, a unit that is missing is a unit that was lost."""
+        self._is_settled |= self._is_complete() or now_s - self._started_s >= self._timing.settle_s
+        return self._is_settled
 
     def _replan(self, solver: Solver) -> None:
         """Models whose shape is unknown (their config.json cannot be read now) stay where they are, untouched."""
