@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from deploy.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitsArgs
+from deploy.demo_fleet import FLEET_TEXT
+from deploy.render import controller_config, logical_cpus, serve_config, serve_yaml
+from deploy.settings import FleetFile, fleet_json_schema, parse_fleet_file, read_fleet_file
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+TWO_POOLS = """
+models: [{id: a, source: org/a}]
+pools:
+  - {name: big, device: simulated, gpu_type: H200, gpus_per_node: 8, mesh_gpus: 4, nodes: {min: 2, max: 2}}
+  - {name: small, device: cpu, cores: 2}
+"""
+
+
+def fleet_of(text: str) -> FleetFile:
+    return parse_fleet_file(text, name="f.yaml", base=Path("/fleet"))
+
+
+def application(config: dict, name: str) -> dict:
+    return next(a for a in config["applications"] if a["name"] == name)
+
+
+def test_serve_yaml__demo__is_the_checked_in_example() -> None:
+    fleet = read_fleet_file(EXAMPLES / "demo.yaml", source_root=Path("/models"))
+
+    assert serve_yaml(fleet) == (EXAMPLES / "serve" / "demo.yaml").read_text()
+
+
+def test_examples__demo__is_what_the_demo_writes() -> None:
+    assert (EXAMPLES / "demo.yaml").read_text() == FLEET_TEXT
+
+
+def test_examples__schema__is_current() -> None:
+    assert json.loads((EXAMPLES / "fleet.schema.json").read_text()) == fleet_json_schema()
+
+
+@pytest.mark.parametrize("text", [FLEET_TEXT, TWO_POOLS], ids=["demo", "two pools"])
+def test_serve_yaml__any_fleet__is_accepted_by_serve_as_it_stands(text: str) -> None:
+    config = yaml.safe_load(serve_yaml(fleet_of(text)))
+
+    accepted = ServeDeploySchema.model_validate(config)
+
+    assert {a.name for a in accepted.applications} == {"units", "gateway"}
+    for app in accepted.applications:
+        known = {d.name: d for d in app.deployments}
+        for deployment in application(config, app.name)["deployments"]:
+            assert deployment.keys() <= known[deployment["name"]].model_fields_set, (
+                "Serve ignores keys it does not know"
+            )
+
+
+def test_serve_config__two_pools__has_one_deployment_per_pool_with_all_its_units() -> None:
+    units = application(serve_config(fleet_of(TWO_POOLS)), "units")
+
+    args = UnitsArgs.model_validate(units["args"])
+
+    assert [(d["name"], d["num_replicas"]) for d in units["deployments"]] == [("unit-4g-big", 4), ("unit-1g-small", 1)]
+    assert [s.deployment for s in args.shapes] == ["unit-4g-big", "unit-1g-small"]
+    assert controller_config(fleet_of(TWO_POOLS)).expected_units == {"big": 4, "small": 1}
+
+
+def test_serve_config__models_slos_and_policy_change__only_user_config_changes() -> None:
+    before = fleet_of(FLEET_TEXT)
+    model = before.models[0]
+    after = before.model_copy(
+        update={
+            "models": (model.model_copy(update={"slo": model.slo.model_copy(update={"ttft_s": 9.0})}),),
+            "engine": before.engine.model_copy(update={"policy": "prefill_first"}),
+        }
+    )
+
+    old, new = serve_config(before), serve_config(after)
+
+    for config in (old, new):
+        controllers = application(config, "gateway")["deployments"]
+        changed = next(d for d in controllers if d["name"] == CONTROLLER_DEPLOYMENT).pop("user_config")
+        ControllerConfig.model_validate(changed)
+    assert old == new
+
+
+def test_serve_config__args__pass_their_builders_types() -> None:
+    config = serve_config(fleet_of(FLEET_TEXT))
+
+    GatewayArgs.model_validate(application(config, "gateway")["args"])
+    UnitsArgs.model_validate(application(config, "units")["args"])
+
+
+def test_controller_config__round_trip_through_json__loses_nothing() -> None:
+    config = controller_config(fleet_of(FLEET_TEXT))
+
+    assert ControllerConfig.model_validate(json.loads(json.dumps(config.as_user_config()))) == config
+
+
+def test_serve_yaml__haproxy__names_the_environment_it_needs() -> None:
+    text = serve_yaml(fleet_of("models: [{id: a, source: x}]\ngateway: {proxy: haproxy}"))
+
+    assert "RAY_SERVE_ENABLE_HA_PROXY=1" in text.splitlines()[1]
+
+
+def test_logical_cpus__fleet__covers_all_actors() -> None:
+    assert logical_cpus(fleet_of(TWO_POOLS)) == pytest.approx(4 * 0.1 + 2.0 + 3 * 0.1)
