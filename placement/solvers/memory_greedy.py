@@ -1,5 +1,6 @@
 """The first solver: the hottest model first onto the unit with the most free memory, and what sits well stays."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -9,26 +10,39 @@ from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.refusal import refusal
 from placement.solvers.base import PlacementModel
 
-_Order = Callable[[PlacementModel], tuple[float, str]]
-
 
 class MemoryGreedySolver:
-    """Knows memory and nothing of speed: it uses every replica that `max_replicas` allows and memory admits."""
+    """Knows memory and nothing of speed: it uses every replica that `max_replicas` allows and memory admits.
+
+    A replica leaves a unit where it still fits only if that serves more demand. Its own plan, given back as `current`,
+    moves nothing.
+    """
 
     def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
-        """Packs twice, in the order of popularity and of size, and keeps what leaves the least demand unplaced."""
-        orders: tuple[_Order, ...] = (
-            lambda m: (-m.demand.rate_per_s, m.model),
-            lambda m: (-resident_bytes(m.spec), m.model),
-        )
-        packings = [_Packing(units, sorted(models, key=order), current) for order in orders]
-        return min(packings, key=lambda packing: packing.unmet_demand()).plan()
+        best = _best_packing(units, models, current)
+        while (better := _best_packing(units, models, best.plan())).unserved() < best.unserved():
+            best = better
+        return best.plan()
+
+
+def _best_packing(units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> "_Packing":
+    """By popularity, by size, and each again with leave to evict surplus replicas; the first of equally good ones."""
+    by_popularity = sorted(models, key=lambda m: (-m.demand.rate_per_s, m.model))
+    by_size = sorted(models, key=lambda m: (-resident_bytes(m.spec), m.model))
+    packings = [
+        _Packing(units, order, current, may_evict=may_evict)
+        for may_evict in (False, True)
+        for order in (by_popularity, by_size)
+    ]
+    return min(packings, key=_Packing.unserved)
 
 
 class _Packing:
     """Units being filled, with models in order of precedence."""
 
-    def __init__(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> None:
+    def __init__(
+        self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None, *, may_evict: bool
+    ) -> None:
         self._units = {u.unit_id: u for u in sorted(units, key=lambda u: u.unit_id)}
         self._models = {m.model: m for m in models}
         self._bytes = {m.model: resident_bytes(m.spec) for m in models}
@@ -37,14 +51,15 @@ class _Packing:
         self._replicas = dict.fromkeys(self._models, 0)
         for model in models:
             self._keep(model, current)
-        self._fill(lambda m: min(1, m.min_replicas), may_evict=True)
-        self._fill(lambda m: m.min_replicas, may_evict=True)
+        self._fill(lambda m: min(1, m.min_replicas), may_evict=may_evict)
+        self._fill(lambda m: m.min_replicas, may_evict=may_evict)
         self._fill(lambda m: m.max_replicas, may_evict=False)
 
-    def unmet_demand(self) -> tuple[float, int]:
-        missing = {m: n for m in self._models.values() if (n := m.min_replicas - self._replicas[m.model]) > 0}
-        rate_per_s = sum(m.demand.rate_per_s * n / m.min_replicas for m, n in missing.items())
-        return rate_per_s, sum(missing.values())
+    def unserved(self) -> tuple[float, int, int]:
+        """Demand of models without a replica, their number, and replicas that are missing anywhere; less is better."""
+        absent = [m for m in self._models.values() if m.min_replicas and not self._replicas[m.model]]
+        missing = sum(max(0, m.min_replicas - self._replicas[m.model]) for m in self._models.values())
+        return math.fsum(m.demand.rate_per_s for m in absent), len(absent), missing
 
     def plan(self) -> Plan:
         return Plan(units=tuple(self._unit_plans()), unplaced=dict(sorted(self._refusals())))
