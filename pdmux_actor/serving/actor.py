@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
@@ -54,10 +53,10 @@ class PdmuxActor:
             node=context.get_node_id(),
             pool=self._settings.pool,
             num_gpus=self._settings.num_gpus,
-            host=self._settings.host or get_node_ip_address(),
+            host=self._settings.host or str(get_node_ip_address()),  # type: ignore[no-untyped-call]  # Ray's
         )
         await self._unit.start()
-        self._controller: DeploymentHandle | None = None
+        self._controller: DeploymentHandle[Any] | None = None
         self._controller_missing = False
         self._heartbeats = asyncio.create_task(self._beat())
 
@@ -84,15 +83,17 @@ class PdmuxActor:
 
     async def _heartbeat(self) -> Lease | None:
         """None while the control loop does not answer: the last lease stays."""
+        report = self._unit.report()
         try:
             if self._controller is None:
                 self._controller = await asyncio.to_thread(
                     serve.get_deployment_handle, self._settings.controller, self._settings.controller_app
                 )
             async with asyncio.timeout(self._settings.heartbeat_timeout_s):
-                lease: Lease = await self._controller.heartbeat.remote(self._unit.report())
-        except (ray.exceptions.RayError, RayServeException, KeyError, TimeoutError) as error:
-            self._note_controller(missing=True, why=str(error))
+                lease: Lease = await self._controller.heartbeat.remote(report)
+        except Exception as error:
+            # Ray, Serve and gRPC raise different trees for "not there", "not yet" and "broken": the unit serves on.
+            self._note_controller(missing=True, why=f"{type(error).__name__}: {error}")
             return None
         self._note_controller(missing=False)
         return lease
