@@ -73,6 +73,8 @@ class Tokenizers:
         self._encoders: OrderedDict[tuple[str, str | None], asyncio.Task[PromptEncoder]] = OrderedDict()
         self._preloads: set[asyncio.Future[PromptEncoder]] = set()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        # One at a time: transformers fills its modules lazily, and two threads that import it at once see half of it.
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load-tokenizer")
 
     async def of(self, card: ModelCard) -> PromptEncoder:
         """Raises:
@@ -114,10 +116,12 @@ class Tokenizers:
         for task in self._encoders.values():
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._loader.shutdown(wait=False, cancel_futures=True)
 
     async def _load(self, card: ModelCard) -> PromptEncoder:
         try:
-            return await self._in_thread(lambda: _load_encoder(card.source, card.revision))
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._loader, lambda: _load_encoder(card.source, card.revision))
         except Exception as error:  # a tokenizer's loader raises whatever its files provoke
             logger.exception("tokenizer does not load", extra={"model": card.model, "source": card.source})
             raise TokenizerUnavailable(model=card.model, reason=str(error)) from error
