@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "core", "manager"})
 MUTABLE_CALLS = frozenset({"dict", "list", "set", "defaultdict", "deque", "OrderedDict", "Counter", "bytearray"})
+PICKLES = frozenset({"pickle", "cloudpickle", "dill", "marshal", "shelve"})
 FROZEN_CALLS = frozenset({"frozenset", "tuple", "MappingProxyType"})
 
 # File -> why it may look at the environment although it is not deploy/settings.py.
@@ -160,6 +162,36 @@ def test_init_files__any_package__are_empty() -> None:
 def test_tests__folders__hold_unique_module_names() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names)), "pytest needs unique file names: tests/ has no __init__.py"
+
+
+def test_tests_named_in_docs__any__exist() -> None:
+    pages = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    named = {name for page in pages for name in re.findall(r"`(test_[a-z0-9_]+)`", page.read_text())}
+    defined = {
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert named
+    assert not named - defined, f"a document names tests that do not exist: {sorted(named - defined)}"
+
+
+def test_pickle__any_module__is_not_imported() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in product_files()
+        for node in ast.walk(tree_of(path))
+        if (isinstance(node, ast.Import) and {a.name.split(".")[0] for a in node.names} & PICKLES)
+        or (isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in PICKLES)
+    ]
+    assert not found, f"unpickling runs code of whoever sent the bytes: {found}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_names__flat_and_generic__are_ours_alone(package: str) -> None:
+    others = set(metadata.packages_distributions().get(package, ())) - {"muxfleet"}
+    assert not others, f"{others} brings a package of the same name"
 
 
 def test_tracked_files__any__hold_no_machine_paths() -> None:
