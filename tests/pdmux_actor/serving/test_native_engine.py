@@ -52,13 +52,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def until(condition, timeout_s=20.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - other processes' states, which set no event
-            await asyncio.sleep(0.01)
-
-
-async def test_native_engine__life_of_models_and_requests(engine_settings, make_assignment, make_request):
+async def test_native_engine__all_commands__every_request_ends_once(
+    engine_settings, make_assignment, make_request, until
+):
     async with running(engine_settings) as (engine, capacity):
         assert capacity.total_blocks == engine_settings.kv_pool_bytes // engine_settings.block_bytes
         assert capacity.block_bytes == engine_settings.block_bytes
@@ -186,7 +182,7 @@ asyncio.run(own())
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-async def test_engine_process__owner_killed__leaves_no_orphan(engine_settings, frozen):
+async def test_engine_process__owner_killed__leaves_no_orphan(engine_settings, frozen, until):
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, msgspec.json.encode(engine_settings).decode(), stdout=subprocess.PIPE
     )
