@@ -21,6 +21,7 @@ from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.inbox import Inbox
+from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, SetPolicy, SetQuotas, Stop
 from pdmux_actor.scheduling.events import RemoveModel as RemoveFromScheduler
@@ -101,7 +102,7 @@ class ModelShelf:
         else:
             self._attached.add(command.model)
             self._inbox.put(AttachModel(info, command.quota_blocks))
-            self._sender.send(ModelLoaded(command.call, info.max_model_len))
+            self._sender.send(ModelLoaded(command.call, longest_sequence_tokens(info, command.quota_blocks)))
 
     def _remove(self, command: RemoveModel) -> None:
         if command.model in self._attached:
