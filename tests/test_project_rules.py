@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -175,6 +176,18 @@ def test_tests_named_in_docs__any__exist() -> None:
     }
     assert named
     assert not named - defined, f"a document names tests that do not exist: {sorted(named - defined)}"
+
+
+def test_doctests__any_product_file__are_collected() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "--doctest-modules" in settings["addopts"]
+    collected = tuple(settings["testpaths"])
+    missed = [
+        relative(path)
+        for path in product_files()
+        if re.search(r"^\s*>>> ", path.read_text(), re.MULTILINE) and not relative(path).startswith(collected)
+    ]
+    assert not missed, f"add to testpaths in pyproject.toml: {missed}"
 
 
 def test_pickle__any_module__is_not_imported() -> None:
