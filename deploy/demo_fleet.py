@@ -7,6 +7,7 @@ from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_check
 from traces.lengths import PROFILES
 from traces.machine_fit import MachineLimits, Scale, scale_to
 from traces.readers.entry import read_trace
+from traces.record import TraceRecord
 from traces.synthetic import power_law_popularity, synthesize
 from traces.trace import Trace
 from traces.transforms import assign_models
@@ -81,6 +82,18 @@ def generated_trace(*, requests: int, seed: int) -> DemoTrace:
         f"lengths of the {_PROFILE.source}"
     )
     return _fitted(trace, origin)
+
+
+def warm_up_trace(*, per_model: int) -> Trace:
+    """One token of each model for every gateway replica, several times over: a gateway loads a tokenizer when it is
+    first asked, and that would be measured otherwise.
+    """
+    records = [
+        TraceRecord(arrival_s=0.0, input_tokens=8, output_tokens=1, model=model)
+        for _ in range(per_model)
+        for model in DEMO_SHAPES
+    ]
+    return Trace(name="warm-up", records=tuple(records))
 
 
 def recorded_trace(path: Path, *, requests: int, seed: int) -> DemoTrace:

@@ -16,7 +16,7 @@ _OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
 
 @contextmanager
 def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
-    """Starts a cluster on the loopback interface; yields the folder of its logs, which goes with it."""
+    """Starts a cluster of one node; yields the folder of its logs, which goes with it."""
     # Sockets in it have paths of at most 107 bytes: no deep TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="muxfleet-", dir="/tmp"))
     try:
@@ -27,7 +27,6 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=is_verbose,
             logging_level=logging.INFO if is_verbose else logging.CRITICAL,
-            _node_ip_address="127.0.0.1",
             _temp_dir=str(folder),
         )
         quiet_serve(is_verbose)

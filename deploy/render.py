@@ -21,7 +21,13 @@ from deploy.settings import FleetFile, PoolSection
 # A crashed replica is replaced after one period, a hung one after three timeouts (Serve's defaults: 10 s and 30 s).
 _UNIT_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
 _QUICK_SHUTDOWN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 10.0}
-_DRAIN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 60.0}
+DRAIN_TIMEOUT_S = 50.0
+"""How long a unit that goes lets its streams finish; Serve ends it some seconds later."""
+
+_DRAIN: Mapping[str, float] = {
+    "graceful_shutdown_wait_loop_s": 0.5,
+    "graceful_shutdown_timeout_s": DRAIN_TIMEOUT_S + 10.0,
+}
 # Control calls only; Serve's default of 5 would queue them behind each other.
 _CONTROL_CALLS = 1000
 _STREAMS_PER_GATEWAY = 10_000

@@ -1,5 +1,6 @@
 """muxfleet demo"""
 
+import asyncio
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +12,9 @@ from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupte
 from deploy.commands.json_file import write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
-from deploy.demo_fleet import DemoTrace, generated_trace, recorded_trace, write_demo
+from deploy.demo_fleet import DemoTrace, generated_trace, recorded_trace, warm_up_trace, write_demo
 from deploy.settings import FleetFile, read_fleet_file
+from traces.replay import replay
 from traces.report import SloTarget, Summary, summarize
 
 _REQUEST_TIMEOUT_S = 120.0
@@ -48,6 +50,7 @@ def demo(
         fleet = with_free_port(read_fleet_file(write_demo(Path(folder))), console, asked=port)
         console.print(f"three models with random weights: {', '.join(m.id for m in fleet.models)}")
         with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=_READY_TIMEOUT_S) as running:
+            _warm_up(fleet, url=running.url, seed=seed)
             summary = _replay(console, workload, fleet, url=running.url, seed=seed)
             if json_file is not None:
                 write_json(json_file, summary.as_dict())
@@ -61,6 +64,11 @@ def _workload(trace: Path | None, *, requests: int, seed: int) -> DemoTrace:
     if trace is None:
         return generated_trace(requests=requests, seed=seed)
     return recorded_trace(trace, requests=requests, seed=seed)
+
+
+def _warm_up(fleet: FleetFile, *, url: str, seed: int) -> None:
+    trace = warm_up_trace(per_model=4 * fleet.gateway.replicas)
+    asyncio.run(replay(trace.records, url=url, timeout_s=_REQUEST_TIMEOUT_S, seed=seed))
 
 
 def _replay(console: Console, workload: DemoTrace, fleet: FleetFile, *, url: str, seed: int) -> Summary:

@@ -36,8 +36,10 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     began_s = time.monotonic()
 
     def show(model: ModelState) -> None:
+        if not model.phases and model.problem is None:
+            return  # no unit has taken it up yet
         elapsed = f"{time.monotonic() - began_s:5.1f} s"
-        phase = "ready" if model.is_ready else ", ".join(model.phases) or "waiting for a unit"
+        phase = "ready" if model.is_ready else ", ".join(model.phases) or "not placed"
         console.print(f"  {elapsed}  {model.model}: {phase}")
         if model.problem is not None:
             console.print(f"           {model.problem}", style="yellow")
