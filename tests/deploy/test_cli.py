@@ -1,0 +1,187 @@
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main
+from deploy.settings import read_fleet_file
+
+SHARED = Path(__file__).parents[2].parent / "shared"
+Run = Callable[..., tuple[int, str, str]]
+
+VERBS = ["demo", "up", "plan", "render", "schema", "bench", "status", "traces"]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run_main(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exited:
+            main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return int(exited.value.code or 0), out, err
+
+    return run_main
+
+
+@pytest.fixture
+def demo_file(run: Run, tmp_path: Path) -> Path:
+    assert run("demo", "--write", tmp_path)[0] == 0
+    return tmp_path / "demo.yaml"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help__every_verb__exits_cleanly(run: Run, verb: str) -> None:
+    code, out, _ = run(verb, "--help")
+
+    assert code == 0
+    assert "Usage: muxfleet" in out
+
+
+@pytest.mark.parametrize("verb", [*(v for v in VERBS if v != "traces"), "traces stats"])
+def test_help__every_command__shows_an_example(run: Run, verb: str) -> None:
+    _, out, _ = run(*verb.split(), "--help")
+
+    assert f"Example: muxfleet {verb}" in out
+
+
+@pytest.mark.parametrize("verb", ["up", "plan", "render"])
+def test_fleet_file_error__any_verb__is_one_line_and_code_2(run: Run, tmp_path: Path, verb: str) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{id: a, surce: x}]")
+
+    code, out, err = run(verb, file)
+
+    assert code == 2
+    assert out == ""
+    assert err == (
+        f"muxfleet: {file}:1: models[0].source: required, but missing\n"
+        f'{file}:1: models[0].surce = "x": unknown key; did you mean source?\n'
+    )
+
+
+@pytest.mark.parametrize("verb", ["up", "plan"])
+def test_missing_checkpoint__before_anything_starts__is_one_line_and_code_2(
+    run: Run, tmp_path: Path, verb: str
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{id: a, source: ./nowhere}]")
+
+    code, _, err = run(verb, file)
+
+    assert code == 2
+    assert err == (
+        f"muxfleet: model 'a': no checkpoint at {tmp_path}/nowhere: "
+        "it must be a folder in Hugging Face layout with a config.json\n"
+    )
+
+
+def test_demo__write__makes_a_fleet_that_can_be_planned(run: Run, demo_file: Path, tmp_path: Path) -> None:
+    out_file = tmp_path / "plan.json"
+
+    code, out, _ = run("plan", demo_file, "--json", out_file)
+
+    assert code == 0
+    planned = json.loads(out_file.read_text())
+    assert set(planned["units"][0]["models"]) == {m.id for m in read_fleet_file(demo_file).models}
+    assert sum(planned["units"][0]["models"].values()) == planned["units"][0]["total_blocks"]
+    assert "demo-qwen3" in out
+
+
+def test_plan__model_too_large__says_so_and_exits_1(run: Run, demo_file: Path) -> None:
+    small = demo_file.with_name("small.yaml")
+    small.write_text(demo_file.read_text().replace("kv_memory: 256MiB", "kv_memory: 64MiB\n    device_memory: 65MiB"))
+
+    code, out, _ = run("plan", small)
+
+    assert code == 1
+    assert "not placed: demo-qwen3" in out
+
+
+def test_plan__unsupported_architecture__is_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{id: a, source: ./ckpt}]")
+
+    code, _, err = run("plan", file)
+
+    assert code == 2
+    assert err.startswith("muxfleet: config.json: architectures='MambaForCausalLM' is not supported: ")
+    assert err.count("\n") == 1
+
+
+def test_render__fleet__prints_yaml_with_absolute_sources(run: Run, demo_file: Path) -> None:
+    code, out, _ = run("render", demo_file)
+
+    assert code == 0
+    assert f"source: {demo_file.parent}/checkpoints/demo-llama" in out
+
+
+def test_schema__printed__is_json(run: Run) -> None:
+    code, out, _ = run("schema")
+
+    assert code == 0
+    assert json.loads(out)["title"] == "muxfleet fleet file"
+
+
+def test_up__port_asked_for_is_taken__says_so(run: Run, demo_file: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+
+        code, _, err = run("up", demo_file, "--port", str(port))
+
+    assert code == 1
+    assert err == f"muxfleet: 127.0.0.1:{port} is in use by another process; choose another with --port\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "bench"])
+def test_no_fleet__there__is_one_line(run: Run, tmp_path: Path, verb: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 4, "output_length": 2, "hash_ids": [0]}\n')
+    extra = ["--trace", trace] if verb == "bench" else []
+
+    code, _, err = run(verb, "http://127.0.0.1:9", *extra)
+
+    assert code == 1
+    assert err.startswith("muxfleet: no fleet answers at http://127.0.0.1:9: ")
+    assert err.count("\n") == 1
+
+
+def test_traces_stats__missing_file__is_one_line_and_code_2(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("traces", "stats", tmp_path / "none.parquet")
+
+    assert code == 2
+    assert err.startswith("muxfleet: ")
+    assert err.count("\n") == 1
+
+
+def test_traces_stats__json__holds_the_figures(run: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 1000 * i, "input_length": 10 * i + 1, "output_length": 5, "hash_ids": [0]} for i in range(5)]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+
+    code, out, _ = run("traces", "stats", trace, "--json", tmp_path / "stats.json")
+
+    assert code == 0
+    assert json.loads((tmp_path / "stats.json").read_text())["total"]["requests"] == 5
+    assert "requests" in out
+
+
+def test_json__folder_missing__is_one_line_and_code_2(run: Run, demo_file: Path, tmp_path: Path) -> None:
+    code, _, err = run("plan", demo_file, "--json", tmp_path / "no" / "plan.json")
+
+    assert code == 2
+    assert err == f"muxfleet: {tmp_path}/no/plan.json: cannot be written: No such file or directory\n"
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="../shared with the public traces is not here")
+def test_traces_stats__public_trace__prints_its_count(run: Run) -> None:
+    code, out, _ = run("traces", "stats", SHARED / "traces" / "apex_lmsys_chat.parquet")
+
+    assert code == 0
+    assert "1024" in out
