@@ -1,0 +1,195 @@
+import asyncio
+
+import pytest
+
+from pdmux_actor.messages import FinishReason, SampledToken, TokenEvent
+from pdmux_actor.serving.frames import Generate, Welcome
+
+
+@pytest.fixture
+async def leased(make_unit, fake_engine, make_lease, until, phases, connect):
+    """A unit that serves "tiny" on the fake engine, and a gateway connected to it."""
+    unit = await make_unit(fake_engine)
+    unit.apply_lease(make_lease(1, "tiny"))
+    await until(lambda: phases(unit) == {"tiny": "ready"})
+    peer = await connect(unit)
+    assert isinstance(await peer.next(), Welcome)
+    return unit, peer
+
+
+def step(request_id: str, text: str = "", finish: FinishReason | None = None, **changes) -> TokenEvent:
+    """Token ids of printable ASCII in the test vocabulary are code points less 33."""
+    tokens = tuple(SampledToken(ord(char) - 33) for char in text)
+    return TokenEvent(request_id=request_id, tokens=tokens, finish=finish, **changes)
+
+
+async def submitted(engine, until, count: int = 1) -> list[str]:
+    await until(lambda: len(engine.requests) == count)
+    return list(engine.requests)
+
+
+# ---- lease ----
+
+
+async def test_unit__before_any_lease__reports_what_it_offers(make_unit, fake_engine):
+    unit = await make_unit(fake_engine)
+
+    report = unit.report()
+
+    assert (report.unit_id, report.node, report.pool, report.num_gpus) == ("u1", "n1", "p", 1)
+    assert (report.block_bytes, report.total_blocks, report.memory_bytes) == (1024, 1000, 1 << 30)
+    assert (report.lease_version, report.models) == (0, ())
+    host, _, port = report.endpoint.rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+async def test_unit__new_lease__loads_tunes_and_lets_go(
+    make_unit, fake_engine, make_lease, make_assignment, until, phases
+):
+    unit = await make_unit(fake_engine)
+    unit.apply_lease(make_lease(1, make_assignment("a", 100), "b", policy="mux"))
+    await until(lambda: phases(unit) == {"a": "ready", "b": "ready"})
+    assert {s.max_model_len for s in unit.report().models} == {4096}
+
+    unit.apply_lease(make_lease(2, make_assignment("a", 200), "c", policy="prefill_first"))
+    await until(lambda: phases(unit) == {"a": "ready", "c": "ready"})
+
+    assert unit.report().lease_version == 2
+    changes = [c[:2] for c in fake_engine.calls if c[0] in ("add", "remove")]
+    assert set(changes[:2]) == {("add", "a"), ("add", "b")}
+    assert changes[2:] == [("remove", "b"), ("add", "c")]  # "c" may need the memory of "b"
+    assert ("quotas", {"a": 200}) in fake_engine.calls
+    assert [c[1] for c in fake_engine.calls if c[0] == "policy"] == ["mux", "prefill_first"]
+
+
+async def test_unit__same_or_older_lease__changes_nothing(leased, make_lease, fake_engine, phases):
+    unit, _ = leased
+    calls = list(fake_engine.calls)
+
+    unit.apply_lease(make_lease(1))
+    unit.apply_lease(make_lease(0, "other"))
+    await asyncio.sleep(0.01)
+
+    assert fake_engine.calls == calls
+    assert phases(unit) == {"tiny": "ready"}
+
+
+async def test_unit__lease_changes_while_loading__newest_wins(
+    make_unit, fake_engine, make_lease, make_assignment, until, phases
+):
+    unit = await make_unit(fake_engine)
+    fake_engine.load_gate.clear()
+    unit.apply_lease(make_lease(1, make_assignment("a", 100), "b"))
+    unit.apply_lease(make_lease(2, make_assignment("a", 300)))
+    assert phases(unit) == {"a": "loading", "b": "loading"}
+
+    fake_engine.load_gate.set()
+    await until(lambda: phases(unit) == {"a": "ready"})
+
+    assert ("quotas", {"a": 300}) in fake_engine.calls or ("add", "a", 300) in fake_engine.calls
+
+
+async def test_unit__model_leaves_under_load__drains_then_goes(
+    leased, make_request, make_lease, fake_engine, until, phases
+):
+    unit, peer = leased
+    peer.send(Generate(stream=1, request=make_request()))
+    (request_id,) = await submitted(fake_engine, until)
+
+    unit.apply_lease(make_lease(2))
+    assert phases(unit) == {"tiny": "draining"}
+    peer.send(Generate(stream=2, request=make_request()))
+    await peer.until_finished(2)
+    assert peer.deltas[2][0].retryable
+    assert ("remove", "tiny") not in fake_engine.calls
+
+    fake_engine.emit(step(request_id, "a", FinishReason.LENGTH))
+    await until(lambda: phases(unit) == {})
+    await peer.until_finished(1)
+    assert peer.deltas[1][-1].finish is FinishReason.LENGTH
+    assert ("remove", "tiny") in fake_engine.calls
+
+
+async def test_unit__drain_takes_too_long__streams_go_on_elsewhere(
+    make_unit, fake_engine, make_lease, make_request, connect, until, phases
+):
+    unit = await make_unit(fake_engine, drain_timeout_s=0.05)
+    unit.apply_lease(make_lease(1, "tiny"))
+    await until(lambda: phases(unit) == {"tiny": "ready"})
+    peer = await connect(unit)
+    peer.send(Generate(stream=1, request=make_request()))
+    await submitted(fake_engine, until)
+
+    unit.apply_lease(make_lease(2))
+    await peer.until_finished(1)
+
+    assert (peer.deltas[1][-1].finish, peer.deltas[1][-1].retryable) == (FinishReason.ERROR, True)
+    await until(lambda: phases(unit) == {})
+
+
+async def test_unit__model_wanted_again_while_draining__stays(
+    leased, make_request, make_lease, fake_engine, until, phases
+):
+    unit, peer = leased
+    peer.send(Generate(stream=1, request=make_request()))
+    await submitted(fake_engine, until)
+
+    unit.apply_lease(make_lease(2))
+    await asyncio.sleep(0.01)
+    unit.apply_lease(make_lease(3, "tiny"))
+    assert phases(unit) == {"tiny": "ready"}
+    peer.send(Generate(stream=2, request=make_request("second")))
+
+    for request_id in await submitted(fake_engine, until, 2):
+        fake_engine.emit(step(request_id, "a", FinishReason.LENGTH))
+    await peer.until_finished(1, 2)
+    assert {peer.deltas[i][-1].finish for i in (1, 2)} == {FinishReason.LENGTH}
+    assert ("remove", "tiny") not in fake_engine.calls
+
+
+async def test_unit__model_with_new_weights__is_replaced(leased, make_assignment, make_lease, fake_engine, until):
+    unit, _ = leased
+
+    unit.apply_lease(make_lease(2, make_assignment("tiny", max_model_len=128)))
+    await until(lambda: [s.max_model_len for s in unit.report().models if s.phase == "ready"] == [128])
+
+    assert [c[0] for c in fake_engine.calls if c[0] in ("add", "remove")] == ["add", "remove", "add"]
+
+
+async def test_unit__load_fails__says_why_and_tries_again(make_unit, fake_engine, make_lease, until, phases):
+    fake_engine.failing_loads = 2
+    unit = await make_unit(fake_engine)
+    unit.apply_lease(make_lease(1, "tiny"))
+    await until(lambda: phases(unit) == {"tiny": "failed"})
+    (status,) = unit.report().models
+    assert status.error == "model 'tiny' does not load: broken; mend it"
+    assert unit.is_healthy()
+
+    await until(lambda: phases(unit) == {"tiny": "ready"})
+
+    assert unit.report().models[0].error is None
+
+
+async def test_unit__checkpoint_without_tokenizer__fails_with_reason(
+    make_unit, fake_engine, make_lease, make_assignment, until, phases, tmp_path
+):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    unit = await make_unit(fake_engine)
+
+    unit.apply_lease(make_lease(1, make_assignment("bad", source=str(tmp_path))))
+    await until(lambda: phases(unit) == {"bad": "failed"})
+
+    assert "no usable tokenizer" in unit.report().models[0].error
+    unit.apply_lease(make_lease(2))
+    await until(lambda: phases(unit) == {})
+
+
+async def test_unit__bug_while_following_the_lease__unit_is_ill(make_unit, fake_engine, make_lease, until):
+    def broken(assignment):
+        raise RuntimeError("a bug")
+
+    unit = await make_unit(fake_engine, load_vocabulary=broken)
+    unit.apply_lease(make_lease(1, "tiny"))
+
+    await until(lambda: not unit.is_healthy())
