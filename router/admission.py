@@ -71,4 +71,5 @@ def retry_after_s(*, queued: int, max_queued: int, completions_per_s: float) -> 
     if completions_per_s <= 0.0:
         return _BLIND_RETRY_AFTER_S
     surplus = queued - max_queued / 2
-    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(surplus / completions_per_s)))
+    # Bounded before rounding: a rate that has decayed for hours makes the quotient infinite.
+    return math.ceil(max(1.0, min(float(MAX_RETRY_AFTER_S), surplus / completions_per_s)))

@@ -39,7 +39,7 @@ async def serve(tokenizer_folder: Path):
             for unit in units:
                 await stack.enter_async_context(unit)
             gateway = Gateway(limits)
-            url = await stack.enter_async_context(_running(gateway))
+            url = await stack.enter_async_context(running(gateway))
             served = ServedGateway(gateway, url, tokenizer_folder, list(units))
             served.show(*units)
             return served
@@ -48,7 +48,7 @@ async def serve(tokenizer_folder: Path):
 
 
 @contextlib.asynccontextmanager
-async def _running(gateway: Gateway) -> AsyncIterator[str]:
+async def running(gateway: Gateway) -> AsyncIterator[str]:
     config = uvicorn.Config(
         create_app(gateway), host="127.0.0.1", port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1
     )

@@ -1,0 +1,58 @@
+"""The gateway as a Ray Serve deployment. The one file of this package that knows Ray."""
+
+import asyncio
+import logging
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from router.app import create_app
+from router.gateway import Gateway
+from router.limits import GatewayLimits
+from router.view import FleetView
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+_ANSWER_TIMEOUT_S = 5.0
+
+
+@serve.ingress()  # the app is built on the replica, by `__serve_build_asgi_app__`: nothing of it is pickled
+class GatewayIngress:
+    """Serve's ingress deployment; deploy it with `serve.deployment(GatewayIngress).options(...).bind(...)`.
+
+    Asks the control loop's deployment for the view of the fleet. While that does not answer, the last view stays: the
+    loss of the control loop stops no traffic.
+    """
+
+    def __init__(self, *, controller_deployment: str, controller_app: str, limits: GatewayLimits | None = None) -> None:
+        self._controller_deployment = controller_deployment
+        self._controller_app = controller_app
+        self._gateway = Gateway(limits)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._gateway, self._follow_fleet)
+
+    async def _follow_fleet(self, gateway: Gateway) -> None:
+        answering = True
+        while True:
+            try:
+                view = await asyncio.wait_for(self._ask(), _ANSWER_TIMEOUT_S)
+            except (RayError, RayServeException, TimeoutError) as error:
+                if answering:
+                    logger.warning("control loop does not answer; the last view stays", extra={"reason": repr(error)})
+                answering = False
+            else:
+                if not answering:
+                    logger.info("control loop answers again")
+                answering = True
+                gateway.update_view(view)
+            await asyncio.sleep(POLL_S)
+
+    async def _ask(self) -> FleetView:
+        # A new handle after a loss: the old one may point to an application that was deleted and made again.
+        handle = serve.get_deployment_handle(self._controller_deployment, app_name=self._controller_app)
+        view: FleetView = await handle.fleet_view.remote()
+        return view

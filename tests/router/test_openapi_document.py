@@ -1,0 +1,102 @@
+"""schemathesis against the document the gateway exports, and replies against the schemas in it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import httpx
+import pytest
+import schemathesis
+from conftest import running
+from fake_unit import FakeUnit, fleet_view
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from router.app import openapi_document
+from router.gateway import Gateway
+from router.openai import schemas
+
+MODEL = "demo/bytes"
+load_all_checks()
+api = schemathesis.openapi.from_dict(openapi_document())
+
+
+@pytest.fixture(scope="module")
+def served_url(tokenizer_folder: Path) -> Iterator[str]:
+    """A gateway and a unit in a thread of their own: schemathesis calls synchronously."""
+    url: Future[str] = Future()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def live() -> None:
+        gateway = Gateway()
+        async with FakeUnit(max_model_len=64) as unit, running(gateway) as address:
+            gateway.update_view(fleet_view(unit, source=tokenizer_folder))
+            url.set_result(address)
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(live()))
+    thread.start()
+    yield url.result(timeout=30)
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(timeout=30)
+    loop.close()
+
+
+@api.parametrize()
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_api__generated_cases__answers_as_documented(case, served_url: str) -> None:
+    # Valid by the schema is not yet acceptable: lengths depend on the model, messages on its template.
+    case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance])
+
+
+@api.include(path_regex="completions").parametrize()
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_api__generated_cases_for_a_served_model__answer_as_documented(case, served_url: str) -> None:
+    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and case.body["model"]:
+        case.body["model"] = MODEL
+    case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance])
+
+
+def test_document__operations__name_their_errors_and_no_422() -> None:
+    document = openapi_document()
+
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        operation = document["paths"][path]["post"]
+        assert set(operation["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "502", "503"}
+        assert operation["requestBody"]["required"] is True
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+    assert document["components"]["schemas"]["ChatCompletionRequest"]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "schema"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, schemas.ChatCompletion),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2},
+            schemas.ChatCompletion,
+        ),
+        ("/v1/completions", {"prompt": "x"}, schemas.Completion),
+        ("/v1/completions", {"prompt": "x", "logprobs": 2}, schemas.Completion),
+    ],
+)
+def test_reply__of_every_kind__is_what_the_document_says(served_url, path, body, schema) -> None:
+    reply = httpx.post(served_url + path, json={"model": MODEL, "max_tokens": 4, **body})
+
+    assert reply.status_code == 200
+    assert schema.model_validate_json(reply.content).model_dump() == reply.json()
+
+
+def test_operations__health_ready_version_metrics__answer(served_url) -> None:
+    assert httpx.get(f"{served_url}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{served_url}/ready").json() == {"status": "ready", "models": [MODEL]}
+    assert httpx.get(f"{served_url}/version").json()["version"]
+    metrics = httpx.get(f"{served_url}/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert "muxfleet_build_info" in metrics.text
+    assert "muxfleet_telemetry_age_seconds" in metrics.text
