@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from placement.demand import ModelDemand
-from placement.solvers.base import PlacementModel
-
 from deploy.settings import ModelSection
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import Slo
+from placement.demand import ModelDemand
+from placement.solvers.base import PlacementModel
 from profiler.specs import ModelSpec
 from router.view import ModelCard
 

@@ -43,9 +43,9 @@ class Controller:
     token lies in the cluster's key-value store.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token: str | None = None) -> None:
         self._loop = ControlLoop(
-            stream_token=stream_token(),
+            stream_token=stream_token() if token is None else token,
             # Milliseconds outrun the versions that any predecessor can have given out.
             first_version=int(time.time() * 1000),
             started_s=time.monotonic(),

@@ -95,7 +95,9 @@ class PoolSection(Section):
 
 class EngineSection(Section):
     backend: Literal["native"] = "native"
-    policy: Literal["mux", "prefill_first", "chunked_prefill"] = "mux"
+    policy: Literal[
+        "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
+    ] = "mux"
     block_bytes: ByteSize = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
     dtype: Dtype | None = None

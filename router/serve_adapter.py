@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 from router.app import create_app
 from router.gateway import Gateway
@@ -27,7 +29,11 @@ class GatewayIngress:
     loss of the control loop stops no traffic.
     """
 
-    def __init__(self, *, controller_deployment: str, controller_app: str, limits: GatewayLimits | None = None) -> None:
+    def __init__(
+        self, *_bound: object, controller_deployment: str, controller_app: str, limits: GatewayLimits | None = None
+    ) -> None:
+        """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application."""
+        self._controller: DeploymentHandle[Any] | None = None
         self._controller_deployment = controller_deployment
         self._controller_app = controller_app
         self._gateway = Gateway(limits)
@@ -44,6 +50,7 @@ class GatewayIngress:
                 if answering:
                     logger.warning("control loop does not answer; the last view stays", extra={"reason": repr(error)})
                 answering = False
+                self._controller = None  # it may point to an application that was deleted and made again
             else:
                 if not answering:
                     logger.info("control loop answers again")
@@ -52,7 +59,9 @@ class GatewayIngress:
             await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> FleetView:
-        # A new handle after a loss: the old one may point to an application that was deleted and made again.
-        handle = serve.get_deployment_handle(self._controller_deployment, app_name=self._controller_app)
-        view: FleetView = await handle.fleet_view.remote()
+        if self._controller is None:  # asks Serve and waits for its answer, which must not stop the event loop
+            self._controller = await asyncio.to_thread(
+                serve.get_deployment_handle, self._controller_deployment, self._controller_app
+            )
+        view: FleetView = await self._controller.fleet_view.remote()
         return view

@@ -1,0 +1,64 @@
+"""The two Serve applications: what the `import_path`s of a rendered config name."""
+
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve import Application
+
+from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, GatewayArgs, UnitsArgs, UnitShape
+from deploy.controller import Controller
+from deploy.render import DRAIN_TIMEOUT_S
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
+from pdmux_actor.serving.commands import EngineSettings
+from router.limits import GatewayLimits
+from router.serve_adapter import GatewayIngress
+
+
+class UnitReplica(PdmuxActor):
+    """Serve deploys what an application's root binds: the first deployment takes the others, and needs none of them."""
+
+    async def __init__(self, settings: dict[str, Any], *_siblings: object) -> None:  # type: ignore[misc]  # as its base
+        await super().__init__(settings)
+
+
+def build_units(args: UnitsArgs) -> Application:
+    """One deployment per mesh shape."""
+    first, *others = args.shapes
+    return _bind(first, *(_bind(shape) for shape in others))
+
+
+def build_gateway(args: GatewayArgs) -> Application:
+    limits = GatewayLimits(max_body_bytes=args.max_body_bytes, max_queued=args.max_queued_requests, hold_s=args.hold_s)
+    controller = serve.deployment(name=CONTROLLER_DEPLOYMENT)(Controller).bind()
+    return serve.deployment(name=GATEWAY_DEPLOYMENT)(GatewayIngress).bind(
+        controller, controller_deployment=CONTROLLER_DEPLOYMENT, controller_app=GATEWAY_APP, limits=limits
+    )
+
+
+def actor_settings(shape: UnitShape) -> ActorSettings:
+    return ActorSettings(
+        engine=EngineSettings(
+            kind="simulated" if shape.device == "simulated" else "torch_cpu",
+            kv_pool_bytes=shape.kv_pool_bytes,
+            block_bytes=shape.block_bytes,
+            dtype=shape.dtype,
+            num_cores=shape.cores,
+            device_type=shape.gpu_type,
+            device_memory_bytes=shape.device_memory_bytes,
+            scheduler=SchedulerSettings(
+                max_batch_tokens=shape.max_batch_tokens, max_running_sequences=shape.max_running_sequences
+            ),
+        ),
+        pool=shape.pool,
+        num_gpus=shape.num_gpus,
+        controller=CONTROLLER_DEPLOYMENT,
+        controller_app=GATEWAY_APP,
+        drain_timeout_s=DRAIN_TIMEOUT_S,
+    )
+
+
+def _bind(shape: UnitShape, *siblings: Application) -> Application:
+    settings = msgspec.to_builtins(actor_settings(shape))
+    return serve.deployment(name=shape.deployment)(UnitReplica).bind(settings, *siblings)
