@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pdmux_actor.scheduling.launch import Chunk
+from pdmux_actor.scheduling.sequence import Sequence
 from profiler.latency import ChunkShape
 
 
@@ -14,10 +15,14 @@ class PrefillBatch:
     num_layers: int
     next_layer: int = 0
     in_flight: bool = False
+    on_last_slice: bool = False  # the slice in flight ends the batch
 
     @property
     def layers_left(self) -> int:
         return self.num_layers - self.next_layer
+
+    def holds(self, sequence: Sequence) -> bool:
+        return any(chunk.sequence is sequence for chunk in self.chunks)
 
     @property
     def shapes(self) -> list[ChunkShape]:

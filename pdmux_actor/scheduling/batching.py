@@ -1,11 +1,13 @@
 """Taking sequences for prefill, and KV rows for sequences that decode. The only places that allocate."""
 
 from collections.abc import Callable
+from itertools import chain, islice
 
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.latency import ChunkShape
 
 
 def take_chunks(
@@ -46,6 +48,24 @@ def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_take
     ):
         return queue.waiting[0]
     return None
+
+
+def preview_chunks(queue: ModelQueue, settings: SchedulerSettings, budget_tokens: int) -> list[ChunkShape]:
+    """Shapes of what `take_chunks` would take up to the budget, without taking it; the last one is cut at the budget.
+
+    It does not foresee that KV runs out behind the first sequence: a prediction may then be of a longer launch.
+    """
+    shapes: list[ChunkShape] = []
+    if next_for_prefill(queue, settings) is None:
+        return shapes
+    free_places = max(0, settings.max_running_sequences - queue.num_resident)
+    for sequence in chain(queue.partial, islice(queue.waiting, free_places)):
+        if budget_tokens <= 0:
+            break
+        length = min(sequence.num_uncomputed_tokens, budget_tokens)
+        shapes.append(ChunkShape(length, sequence.num_computed_tokens))
+        budget_tokens -= length
+    return shapes
 
 
 def _take(queue: ModelQueue, sequence: Sequence) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 
 from pdmux_actor.scheduling.batch import PrefillBatch
 from pdmux_actor.scheduling.batching import grow_running, take_chunks
-from pdmux_actor.scheduling.flight import LanesInFlight
+from pdmux_actor.scheduling.flight import Flight, LanesInFlight
 from pdmux_actor.scheduling.launch import (
     Completion,
     ComputeLaunch,
@@ -25,7 +25,7 @@ from profiler.specs import DeviceSpec
 
 
 class Dispatcher:
-    """`batch` is the unit's prefill batch, None between batches; the scheduler ends it."""
+    """`batches` are the unit's prefill batches: the one under way last, before it at most one that it preempted."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Dispatcher:
         queues: Mapping[str, ModelQueue],
         preempt: Callable[[Sequence], None],
     ) -> None:
-        self.batch: PrefillBatch | None = None
+        self.batches: list[PrefillBatch] = []
         self.flight = LanesInFlight(device.num_sms)
         self._device = device
         self._settings = settings
@@ -45,6 +45,14 @@ class Dispatcher:
         self._preempt = preempt
         self._next_batch_id = 0
 
+    @property
+    def batch(self) -> PrefillBatch | None:
+        return self.batches[-1] if self.batches else None
+
+    def end_batch(self, batch: PrefillBatch) -> None:
+        self.batches.remove(batch)
+        self._queues[batch.model].num_prefilling -= len(batch.chunks)
+
     def state(self) -> UnitState:
         return UnitState(
             device=self._device,
@@ -52,46 +60,48 @@ class Dispatcher:
             predictor=self._predictor,
             queues=self._queues,
             batch=self.batch,
+            suspended=self.batches[0] if len(self.batches) > 1 else None,
             prefill_lane=self.flight.lane_state(Lane.PREFILL),
             decode_lane=self.flight.lane_state(Lane.DECODE),
         )
 
     def land(self, done: Completion) -> None:
-        """Frees the lane and lets the predictions learn."""
-        landing = self.flight.land(done.launch)
-        if landing.predicted_s is not None and done.error is None:
-            self._predictor.observe(
-                done.launch.model,
-                landing.phase,
-                overlap=landing.overlapped,
-                predicted_s=landing.predicted_s,
-                measured_s=done.finished_s - done.started_s,
-            )
+        """Frees the lane and lets the predictions learn. Before the completion is applied to the sequences."""
+        flight = self.flight.land(done.launch, done.finished_s)
+        if done.error is None:
+            self._predictor.learn(flight, _contexts_of(done.launch), done)
 
-    def act(self, action: Action) -> list[Launch]:
+    def act(self, action: Action, now_s: float) -> list[Launch]:
         """Launches for one action; none when KV ran out meanwhile."""
         match action:
-            case StartPrefill(model=model, layers=layers, sms=sms):
-                return self._start_prefill(self._queues[model], layers, sms)
+            case StartPrefill():
+                return self._start_prefill(action, now_s)
             case ContinuePrefill(layers=layers, sms=sms):
                 assert self.batch is not None
-                return self._slice(self.batch, layers, sms)
+                return self._slice(self.batch, layers, sms, now_s)
             case Decode(model=model, sms=sms, steps=steps):
-                return self._decode(self._queues[model], steps, sms)
+                return self._decode(self._queues[model], steps, sms, now_s)
             case Mixed(model=model, token_budget=budget, sms=sms):
-                return self._mixed(self._queues[model], budget, sms)
+                return self._mixed(self._queues[model], budget, sms, now_s)
 
-    def _start_prefill(self, queue: ModelQueue, layers: int, sms: int) -> list[Launch]:
-        assert self.batch is None, "one prefill batch at a time"
-        chunks = take_chunks(queue, self._settings, self._settings.max_batch_tokens, whole_prompts=True)
+    def _start_prefill(self, action: StartPrefill, now_s: float) -> list[Launch]:
+        assert len(self.batches) < 2, "a batch that preempts is not preempted"
+        queue, budget = self._queues[action.model], action.token_budget
+        chunks = take_chunks(
+            queue,
+            self._settings,
+            self._settings.max_batch_tokens if budget is None else budget,
+            whole_prompts=budget is None,
+        )
         if not chunks:
             return []
         self._next_batch_id += 1
-        queue.num_prefilling = len(chunks)
-        self.batch = PrefillBatch(self._next_batch_id, queue.model, tuple(chunks), queue.info.spec.num_layers)
-        return self._slice(self.batch, layers, sms)
+        queue.num_prefilling += len(chunks)
+        batch = PrefillBatch(self._next_batch_id, queue.model, tuple(chunks), queue.info.spec.num_layers)
+        self.batches.append(batch)
+        return self._slice(batch, action.layers, action.sms, now_s)
 
-    def _slice(self, batch: PrefillBatch, layers: int, sms: int) -> list[Launch]:
+    def _slice(self, batch: PrefillBatch, layers: int, sms: int, now_s: float) -> list[Launch]:
         last_layer = min(batch.num_layers, batch.next_layer + layers)
         launch = PrefillSlice(
             batch_id=batch.batch_id,
@@ -101,21 +111,19 @@ class Dispatcher:
             last_layer=last_layer,
         )
         batch.in_flight = True
-        spec, overlap = self._queues[batch.model].info.spec, self.flight.busy(Lane.DECODE)
-        whole_s = self._predictor.prefill_s(batch.model, spec, batch.shapes, sms, overlap=overlap)
-        return self._take_off(launch, sms, whole_s * (last_layer - launch.first_layer) / batch.num_layers)
+        batch.on_last_slice = last_layer == batch.num_layers
+        return self._take_off(launch, sms, now_s)
 
-    def _decode(self, queue: ModelQueue, steps: int, sms: int) -> list[Launch]:
+    def _decode(self, queue: ModelQueue, steps: int, sms: int, now_s: float) -> list[Launch]:
+        steps = min(steps, queue.look_ahead_room())
         sequences = grow_running(queue, steps, self._preempt)
         if not sequences:
             return []
         set_in_flight(sequences, True)
         launch = DecodeStep(model=queue.model, sequences=tuple(sequences), steps=steps)
-        contexts, overlap = [len(s.token_ids) for s in sequences], self.flight.busy(Lane.PREFILL)
-        step_s = self._predictor.decode_s(queue.model, queue.info.spec, contexts, sms, overlap=overlap)
-        return self._take_off(launch, sms, steps * step_s)
+        return self._take_off(launch, sms, now_s)
 
-    def _mixed(self, queue: ModelQueue, token_budget: int, sms: int) -> list[Launch]:
+    def _mixed(self, queue: ModelQueue, token_budget: int, sms: int, now_s: float) -> list[Launch]:
         sequences = grow_running(queue, 1, self._preempt)
         chunks = take_chunks(queue, self._settings, token_budget - len(sequences), whole_prompts=False)
         if not chunks and not sequences:
@@ -123,14 +131,17 @@ class Dispatcher:
         queue.partial.extend(chunk.sequence for chunk in chunks)
         set_in_flight([*(chunk.sequence for chunk in chunks), *sequences], True)
         launch = MixedStep(model=queue.model, chunks=tuple(chunks), sequences=tuple(sequences))
-        contexts = [len(s.token_ids) for s in sequences]
-        shapes = [chunk.shape for chunk in chunks]
-        return self._take_off(launch, sms, self._predictor.mixed_s(queue.model, queue.info.spec, shapes, contexts, sms))
+        return self._take_off(launch, sms, now_s)
 
-    def _take_off(self, launch: ComputeLaunch, sms: int, predicted_s: float) -> list[Launch]:
+    def _take_off(self, launch: ComputeLaunch, sms: int, now_s: float) -> list[Launch]:
         partition = self.flight.repartition(lane_of(launch), sms)
-        self.flight.take_off(launch, sms, predicted_s)
+        modelled_s = self._predictor.modelled_s(self._queues[launch.model].info.spec, launch, sms)
+        self.flight.take_off(Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s))
         return [launch] if partition is None else [partition, launch]
+
+
+def _contexts_of(launch: ComputeLaunch) -> list[int]:
+    return [len(s.token_ids) for s in launch.sequences] if isinstance(launch, DecodeStep) else []
 
 
 def set_in_flight(sequences: Seq[Sequence], value: bool) -> None:

@@ -1,33 +1,44 @@
-"""What is on the lanes, with which share, and what was predicted for it."""
+"""What is on the lanes, with which share, and how much of its time it had company."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, Lane, MixedStep, PrefillSlice, Repartition, lane_of
-from pdmux_actor.scheduling.policies.base import LaneState
-
-
-@dataclass(slots=True)
-class _Flight:
-    launch: ComputeLaunch
-    sms: int
-    predicted_s: float
-    overlapped: bool
-    disturbed: bool = False  # the other lane started after this one did
+from pdmux_actor.scheduling.launch import ComputeLaunch, Lane, PrefillSlice, Repartition, lane_of
+from profiler.latency import ChunkShape
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
-    """`predicted_s` is None when the launch ran partly alone and partly not, so that it teaches nothing."""
+class LaneState:
+    """`sms` is the share of the launch in flight, 0 when the lane is idle."""
 
-    phase: str
-    overlapped: bool
-    predicted_s: float | None
+    busy: bool
+    sms: int
+
+
+@dataclass(slots=True)
+class Flight:
+    """`modelled_s` is what the latency model says of the launch alone. `company_s` is how long the other lane was busy
+    too; `beside` are the chunks of the prefill that was there, for a decode.
+    """
+
+    launch: ComputeLaunch
+    sms: int
+    modelled_s: float
+    took_off_s: float
+    company_s: float = 0.0
+    beside: Sequence[ChunkShape] = field(default_factory=tuple)
+
+    def meet(self, other: "Flight", until_s: float) -> None:
+        """Both were in the air from the later take-off until `until_s`."""
+        together_s = max(0.0, until_s - max(self.took_off_s, other.took_off_s))
+        self.company_s += together_s
+        other.company_s += together_s
 
 
 class LanesInFlight:
     def __init__(self, total_sms: int) -> None:
         self._total_sms = total_sms
-        self._lanes: dict[Lane, _Flight] = {}
+        self._lanes: dict[Lane, Flight] = {}
         self.partition = Repartition(prefill_sms=0, decode_sms=total_sms)
 
     def busy(self, lane: Lane) -> bool:
@@ -59,25 +70,21 @@ class LanesInFlight:
         self.partition = partition
         return partition
 
-    def take_off(self, launch: ComputeLaunch, sms: int, predicted_s: float) -> None:
-        lane = lane_of(launch)
+    def take_off(self, flight: Flight) -> None:
+        lane = lane_of(flight.launch)
         assert lane not in self._lanes, f"the {lane.value} lane is busy"
         for other in self._lanes.values():
-            other.disturbed = not other.overlapped
-        self._lanes[lane] = _Flight(launch, sms, predicted_s, overlapped=bool(self._lanes))
+            other.beside = other.beside or _chunks_of(flight.launch)
+            flight.beside = _chunks_of(other.launch)
+        self._lanes[lane] = flight
 
-    def land(self, launch: ComputeLaunch) -> Landing:
+    def land(self, launch: ComputeLaunch, finished_s: float) -> Flight:
         flight = self._lanes.pop(lane_of(launch))
         assert flight.launch is launch, "completions come in the order of launches"
-        predicted_s = None if flight.disturbed else flight.predicted_s
-        return Landing(phase_of(launch), flight.overlapped, predicted_s)
+        for other in self._lanes.values():
+            flight.meet(other, finished_s)
+        return flight
 
 
-def phase_of(launch: ComputeLaunch) -> str:
-    match launch:
-        case PrefillSlice():
-            return "prefill"
-        case DecodeStep():
-            return "decode"
-        case MixedStep():
-            return "mixed"
+def _chunks_of(launch: ComputeLaunch) -> Sequence[ChunkShape]:
+    return [chunk.shape for chunk in launch.chunks] if isinstance(launch, PrefillSlice) else ()

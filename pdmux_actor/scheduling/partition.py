@@ -21,3 +21,8 @@ def least_decode_share(device: DeviceSpec, worst_decode_s: Callable[[int], float
         if worst_decode_s(share) <= target_s:
             return share
     return share  # the largest, since none meets the target
+
+
+def fixed_decode_share(device: DeviceSpec, share: float) -> int | None:
+    """The possible decode share nearest to a fraction of the device; None when the device cannot be shared."""
+    return min(decode_shares(device), key=lambda sms: abs(sms - share * device.num_sms), default=None)

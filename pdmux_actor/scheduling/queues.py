@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.messages import ModelLoad
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
@@ -20,7 +21,7 @@ class ModelQueue:
     waiting: deque[Sequence] = field(default_factory=deque)
     partial: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
-    num_prefilling: int = 0  # sequences inside the unit's prefill batch
+    num_prefilling: int = 0  # sequences inside prefill batches
     removing: bool = False
     preemptions_total: int = 0
     prompt_tokens_total: int = 0
@@ -52,6 +53,16 @@ class ModelQueue:
         yield from self.waiting
         yield from self.partial
         yield from self.running
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest sequence that context and quota admit."""
+        return longest_sequence_tokens(self.info, self.pool.usage(self.model).quota_blocks)
+
+    def look_ahead_room(self) -> int:
+        """Decode steps that every running sequence can take before it meets its maximum length, at least 1."""
+        longest = max((len(s.token_ids) for s in self.running), default=0)
+        return max(1, self.max_len - longest)
 
     def rows_for(self, num_tokens: int) -> int:
         """Rows that hold the KV of `num_tokens` tokens."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.kv.block_pool import BlockPool
-from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SampledToken, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batch import PrefillBatch
@@ -99,7 +98,7 @@ class Scheduler:
         launches, self._dropped = self._dropped, []
         if self._sequences and not self._dispatcher.flight.all_busy:
             for action in self._policy.choose(self._dispatcher.state(), now_s):
-                launches += self._dispatcher.act(action)
+                launches += self._dispatcher.act(action, now_s)
         self.log.record(now_s, launches)
         return launches
 
@@ -145,8 +144,8 @@ class Scheduler:
         for queue in self._queues.values():
             queue.check_integrity()
             resident = list(queue.sequences())
-            if self._dispatcher.batch is not None and self._dispatcher.batch.model == queue.model:
-                resident += [chunk.sequence for chunk in self._dispatcher.batch.chunks]
+            for batch in self._dispatcher.batches:
+                resident += [chunk.sequence for chunk in batch.chunks if batch.model == queue.model]
             held_blocks += sum(len(s.rows) for s in resident) * queue.info.geometry.blocks_per_row
         assert held_blocks == self._pool.total_blocks - self._pool.free_blocks, "blocks leaked"
 
@@ -165,7 +164,7 @@ class Scheduler:
         self._refuse_if_too_long(queue, sequence)
 
     def _refuse_if_too_long(self, queue: ModelQueue, waiting: Sequence) -> None:
-        known, limit = len(waiting.token_ids), self._max_len(queue)
+        known, limit = len(waiting.token_ids), queue.max_len
         if not 0 < known < limit:
             reason = f"{known} tokens do not fit: model {queue.model!r} takes 1 to {limit - 1} on this unit"
             remedy = "shorten the prompt, or raise the model's max_model_len or its KV quota"
@@ -204,8 +203,7 @@ class Scheduler:
         if done.error is not None:
             self._fail([chunk.sequence for chunk in batch.chunks], done.error)
         elif batch.layers_left == 0:
-            self._dispatcher.batch = None
-            queue.num_prefilling = 0
+            self._dispatcher.end_batch(batch)
             self._advance(queue, launch.chunks)
             self._apply_tokens(queue, sampling_sequences(launch, batch.num_layers), done)
         self._drop_if_deserted(batch)
@@ -238,7 +236,7 @@ class Scheduler:
                 queue.partial.appendleft(sequence)
 
     def _apply_tokens(self, queue: ModelQueue, sequences: Seq[Sequence], done: Completion) -> None:
-        max_len, eos = self._max_len(queue), queue.info.eos_token_ids
+        max_len, eos = queue.max_len, queue.info.eos_token_ids
         for sequence, sampled in zip(sequences, done.tokens, strict=True):
             if sequence.pending_finish is not None:  # answered while the launch was in flight
                 if sequence.status is not SequenceStatus.FINISHED:
@@ -273,8 +271,8 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """Answers the request now; its KV goes at once, or when the launch that uses it has completed."""
         self._answer(sequence, (), reason, error)
-        batch = self._dispatcher.batch
-        if batch is not None and any(chunk.sequence is sequence for chunk in batch.chunks):
+        batch = next((b for b in self._dispatcher.batches if b.holds(sequence)), None)
+        if batch is not None:
             self._drop_if_deserted(batch)
         elif not sequence.in_flight:
             self._release(sequence)
@@ -287,10 +285,9 @@ class Scheduler:
     def _drop_if_deserted(self, batch: PrefillBatch) -> None:
         """A batch whose every request has ended is of no use; between slices it goes at once."""
         deserted = all(chunk.sequence.pending_finish is not None for chunk in batch.chunks)
-        if batch is not self._dispatcher.batch or batch.in_flight or not deserted:
+        if batch not in self._dispatcher.batches or batch.in_flight or not deserted:
             return
-        self._dispatcher.batch = None
-        self._queues[batch.model].num_prefilling = 0
+        self._dispatcher.end_batch(batch)
         for chunk in batch.chunks:
             self._release(chunk.sequence)
         self._dropped.append(DropPrefill(batch_id=batch.batch_id))
@@ -319,6 +316,3 @@ class Scheduler:
         queue.discard(sequence)
         self._pool.free_rows(queue.model, sequence.rows)
         sequence.rows = []
-
-    def _max_len(self, queue: ModelQueue) -> int:
-        return longest_sequence_tokens(queue.info, self._pool.usage(queue.model).quota_blocks)

@@ -14,4 +14,10 @@ class SchedulerSettings:
     chunk_budget_tokens: int = 256
     max_running_sequences: int = 64
     kv_watermark: float = 0.02  # share of a model's quota kept free at admission, so that running sequences can grow
+    static_decode_share: float = 0.5  # of the SMs, for the policies that do not choose a partition
+    max_look_ahead_steps: int = 4
+    solo_slice_s: float = 0.05  # of a prefill that has the device to itself, so that it can be preempted
+    layer_slicing: bool = True  # these three exist to be switched off, to see what each is worth
+    query_sync: bool = True
+    preempt_prefill: bool = True
     decision_log_entries: int = 4096

@@ -78,6 +78,7 @@ def make_request(
     max_tokens: int = 4,
     first: int = 1,
     tbt_s: float = 0.02,
+    ttft_s: float = 1.0,
     prior: tuple[int, ...] = (),
 ) -> GenerateRequest:
     return GenerateRequest(
@@ -86,7 +87,7 @@ def make_request(
         prompt_token_ids=(first, *range(2, prompt_tokens + 1)),
         output_token_ids=prior,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-        slo=Slo(ttft_s=1.0, tbt_s=tbt_s),
+        slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s),
     )
 
 
@@ -104,6 +105,7 @@ class VirtualEngine:
         settings: SchedulerSettings | None = None,
     ) -> None:
         self.token_events: list[TokenEvent] = []
+        self.event_times_s: list[float] = []
         self.executor = SimulatedExecutor(
             device=make_device(num_sms),
             latency=LinearLatency(),
@@ -116,9 +118,11 @@ class VirtualEngine:
         )
         attach = [(0.0, AttachModel(INFOS[m], quota_blocks)) for m in models]
         self.timetable = Timetable([*attach, *events])
-        self.loop = EngineLoop(
-            executor=self.executor, scheduler=scheduler, events=self.timetable, outbox=self.token_events.extend
-        )
+        self.loop = EngineLoop(executor=self.executor, scheduler=scheduler, events=self.timetable, outbox=self._collect)
+
+    def _collect(self, events: Sequence[TokenEvent]) -> None:
+        self.token_events += events
+        self.event_times_s += [self.executor.now()] * len(events)
 
     @property
     def scheduler(self):
@@ -127,7 +131,7 @@ class VirtualEngine:
     def run(self, max_turns: int = 20_000) -> "VirtualEngine":
         for _ in range(max_turns):
             if self.is_over:
-                self.token_events.extend(self.scheduler.take_token_events())  # of the last completion
+                self._collect(self.scheduler.take_token_events())  # of the last completion
                 self.scheduler.check_integrity()
                 return self
             self.loop.turn()

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pdmux_actor.scheduling.batch import PrefillBatch
 from pdmux_actor.scheduling.batching import next_for_prefill
+from pdmux_actor.scheduling.flight import LaneState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -14,11 +15,16 @@ from profiler.specs import DeviceSpec
 
 @dataclass(frozen=True, slots=True)
 class StartPrefill:
-    """Form a prefill batch from the model's first waiting sequences and run its first `layers` layers."""
+    """Form a prefill batch from the model's first waiting sequences and run its first `layers` layers.
+
+    `token_budget` cuts the batch there, in the midst of a prompt if need be; None takes whole prompts. When a batch is
+    under way, it is suspended and goes on after the new one: once, not recursively (MuxWise §3.4.2).
+    """
 
     model: str
     layers: int
     sms: int
+    token_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +57,32 @@ Action = StartPrefill | ContinuePrefill | Decode | Mixed
 
 
 @dataclass(frozen=True, slots=True)
-class LaneState:
-    """`sms` is the share of the launch in flight, 0 when the lane is idle."""
-
-    busy: bool
-    sms: int
-
-
-@dataclass(frozen=True, slots=True)
 class UnitState:
-    """A policy reads this; it changes nothing in it."""
+    """A policy reads this; it changes nothing in it. `suspended` is the batch that `batch` has preempted."""
 
     device: DeviceSpec
     settings: SchedulerSettings
     predictor: LatencyPredictor
     queues: Mapping[str, ModelQueue]
     batch: PrefillBatch | None
+    suspended: PrefillBatch | None
     prefill_lane: LaneState
     decode_lane: LaneState
 
     @property
     def idle(self) -> bool:
         return not self.prefill_lane.busy and not self.decode_lane.busy
+
+    @property
+    def total_sms(self) -> int:
+        return self.device.num_sms
+
+    def decoding(self) -> list[ModelQueue]:
+        """Models that have sequences to decode."""
+        return [queue for queue in self.queues.values() if queue.running]
+
+    def prefillable_models(self) -> list[str]:
+        return [queue.model for queue in self.queues.values() if self.prefillable(queue)]
 
     def prefillable(self, queue: ModelQueue) -> bool:
         """Whether a prefill batch of the model could be formed now."""

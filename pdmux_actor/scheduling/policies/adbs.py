@@ -1,0 +1,50 @@
+"""ADBS as published (MuxServe, Algorithm 3): prefills of the models in turn, decodes fill what is left.
+
+It knows no latency targets: decode has a fixed share while a prefill runs (`static_decode_share`). Unlike the released
+code, a prefill that waits for token blocks does not hold decodes up: they are what frees the blocks.
+"""
+
+from collections.abc import Sequence
+
+from pdmux_actor.scheduling.partition import fixed_decode_share
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.rotation import Rotation
+
+
+class Adbs:
+    name = "adbs"
+
+    def __init__(self) -> None:
+        self._prefill_turn = Rotation()
+        self._decode_turn = Rotation()
+
+    def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
+        wants_prefill = state.batch is not None or bool(state.prefillable_models())
+        prefill_sms, decode_sms = self._shares(state, wants_prefill)
+        actions: list[Action] = []
+        if not state.prefill_lane.busy and prefill_sms > 0:
+            actions += self._prefill(state, prefill_sms)
+        lane_taken = state.prefill_lane.sms or (prefill_sms if actions else 0)
+        decode_sms = min(decode_sms, state.total_sms - lane_taken)
+        if not state.decode_lane.busy and decode_sms > 0:
+            model = self._decode_turn.take(q.model for q in state.decoding())
+            actions += () if model is None else (Decode(model, decode_sms),)
+        return actions
+
+    def _shares(self, state: UnitState, wants_prefill: bool) -> tuple[int, int]:
+        """SMs for (prefill, decode)."""
+        total = state.total_sms
+        if not wants_prefill:
+            return 0, total - state.prefill_lane.sms
+        if not state.decoding():
+            return (total, 0) if state.idle else (0, 0)
+        share = fixed_decode_share(state.device, state.settings.static_decode_share)
+        if share is None:  # a single SM: prefill first
+            return (total, 0) if state.idle else (0, 0)
+        return (total - (state.decode_lane.sms or share), share)
+
+    def _prefill(self, state: UnitState, sms: int) -> Sequence[Action]:
+        if state.batch is not None:
+            return (ContinuePrefill(state.batch.layers_left, sms),)
+        model = self._prefill_turn.take(state.prefillable_models())
+        return () if model is None else (StartPrefill(model, state.queues[model].info.spec.num_layers, sms),)

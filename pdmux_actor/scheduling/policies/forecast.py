@@ -1,0 +1,37 @@
+"""What policies predict about the work in front of them."""
+
+from collections.abc import Sequence
+
+from pdmux_actor.scheduling.policies.base import UnitState
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from profiler.latency import ChunkShape
+
+
+def head_sequence(queue: ModelQueue) -> TokenSequence:
+    """The sequence whose prefill is next."""
+    return queue.partial[0] if queue.partial else queue.waiting[0]
+
+
+def prefill_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
+    """The batch under way if it is the model's, else the next sequence."""
+    if state.batch is not None and state.batch.model == model:
+        return state.batch.shapes
+    queue = state.queues[model]
+    return [queue.chunk_shape(head_sequence(queue))]
+
+
+def decode_cycle_s(
+    state: UnitState, queues: Sequence[ModelQueue], sms: int, *, beside: Sequence[ChunkShape] = ()
+) -> float:
+    """One decode step of every model in turn: the gap that each of them sees; at worst, when `beside` a prefill."""
+    return sum(state.predictor.decode_s(q.model, q.info.spec, q.context_tokens, sms, beside=beside) for q in queues)
+
+
+def whole_prefill_s(state: UnitState, model: str, shapes: Sequence[ChunkShape], sms: int) -> float:
+    beside_decode = any(q.running for q in state.queues.values())
+    return state.predictor.prefill_s(model, state.queues[model].info.spec, shapes, sms, beside_decode=beside_decode)
+
+
+def tightest_tbt_s(queues: Sequence[ModelQueue]) -> float:
+    return min((q.tightest_tbt_s for q in queues), default=float("inf"))

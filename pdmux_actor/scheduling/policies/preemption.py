@@ -1,0 +1,34 @@
+"""Whether a waiting prompt may overtake the prefill batch that is under way (MuxWise §3.4.2)."""
+
+from pdmux_actor.scheduling.policies.base import UnitState
+from pdmux_actor.scheduling.policies.forecast import head_sequence, whole_prefill_s
+from pdmux_actor.scheduling.sequence import Sequence
+
+
+def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
+    """A model whose next prompt would miss its TTFT behind the batch, makes it before, and lets the batch make its own.
+
+    Not recursive: a batch that has preempted is not preempted itself. Of several such prompts the most urgent.
+    """
+    batch = state.batch
+    if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
+        return None
+    remaining_s = whole_prefill_s(state, batch.model, batch.shapes, sms) * batch.layers_left / batch.num_layers
+    batch_slack_s = min(_slack_s(chunk.sequence, now_s) for chunk in batch.chunks)
+    chosen, chosen_slack_s = None, float("inf")
+    for model in state.prefillable_models():
+        queue = state.queues[model]
+        head = head_sequence(queue)
+        prefill_s = whole_prefill_s(state, model, [queue.chunk_shape(head)], sms)
+        slack_s = _slack_s(head, now_s)
+        would_miss = remaining_s + prefill_s > slack_s >= prefill_s
+        if would_miss and remaining_s + prefill_s <= batch_slack_s and slack_s < chosen_slack_s:
+            chosen, chosen_slack_s = model, slack_s
+    return chosen
+
+
+def _slack_s(sequence: Sequence, now_s: float) -> float:
+    """Time left until the first token is due; a sequence that has had it (it was preempted) is in no hurry."""
+    if sequence.first_token_s is not None:
+        return float("inf")
+    return sequence.arrival_s + sequence.request.slo.ttft_s - now_s

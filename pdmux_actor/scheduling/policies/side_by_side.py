@@ -1,0 +1,108 @@
+"""Prefill and decode at once, on shares that meet the TBT target (MuxWise §3.4). What `mux` and `muxwise` share."""
+
+from collections.abc import Sequence
+
+from pdmux_actor.scheduling.batching import preview_chunks
+from pdmux_actor.scheduling.partition import least_decode_share
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.forecast import decode_cycle_s, prefill_shapes, tightest_tbt_s, whole_prefill_s
+from pdmux_actor.scheduling.policies.preemption import preempting_model
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.slicing import layers_per_slice
+from profiler.latency import ChunkShape
+
+
+class SideBySide:
+    """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other."""
+
+    def __init__(self) -> None:
+        self._prefill_turn = Rotation()
+        self._decode_turn = Rotation()
+        self._lane_turn = Rotation()  # for a device that cannot be shared
+
+    def next_prefill(self, state: UnitState) -> str | None:
+        """The model of the batch under way, else the next in turn."""
+        if state.batch is not None:
+            return state.batch.model
+        return self._prefill_turn.peek(state.prefillable_models())
+
+    def pass_prefill_turn(self, model: str) -> None:
+        self._prefill_turn.take((model,))
+
+    def act(self, state: UnitState, now_s: float) -> Sequence[Action]:
+        decoding, prefilling = state.decoding(), self.next_prefill(state)
+        if prefilling is None:
+            return self.decode(state, decoding, state.total_sms - state.prefill_lane.sms)
+        if not decoding:
+            # Nothing can start decoding but this very prefill. Slices of one TBT keep it open to preemption and aborts.
+            whole_device = self._prefill(state, prefilling, state.total_sms, state.settings.solo_slice_s, now_s)
+            return whole_device if state.idle else ()
+        beside = prefill_shapes(state, prefilling)
+        share = least_decode_share(
+            state.device,
+            lambda sms: decode_cycle_s(state, decoding, sms, beside=beside),
+            tightest_tbt_s(decoding),
+        )
+        if share is None:
+            return self._alternate(state, prefilling, decoding, now_s)
+        return self._both(state, prefilling, decoding, share, now_s)
+
+    def decode(self, state: UnitState, decoding: Sequence[ModelQueue], sms: int, *, steps: int = 1) -> Sequence[Action]:
+        """One decode launch of the model whose turn it is, on `sms` SMs, if the lane is idle."""
+        if state.decode_lane.busy or sms <= 0 or _waits_for_merge(state):
+            return ()
+        model = self._decode_turn.take(q.model for q in decoding)
+        return () if model is None else (Decode(model, sms, steps),)
+
+    def _both(
+        self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], share: int, now_s: float
+    ) -> Sequence[Action]:
+        actions: list[Action] = []
+        if not state.decode_lane.busy:
+            share = min(share, state.total_sms - state.prefill_lane.sms)
+            actions += self.decode(state, decoding, share)
+        decode_sms = state.decode_lane.sms if state.decode_lane.busy else share
+        prefill_sms = state.total_sms - decode_sms
+        if prefill_sms > 0:
+            beside = prefill_shapes(state, prefilling)
+            decode_s = decode_cycle_s(state, decoding, decode_sms, beside=beside)
+            actions += self._prefill(state, prefilling, prefill_sms, decode_s, now_s)
+        return actions
+
+    def _alternate(
+        self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], now_s: float
+    ) -> Sequence[Action]:
+        """A single SM cannot be shared in space, so the lanes take turns."""
+        if not state.idle:
+            return ()
+        if self._lane_turn.take(("decode", "prefill")) == "decode":
+            return self.decode(state, decoding, state.total_sms)
+        decode_s = decode_cycle_s(state, decoding, state.total_sms)
+        return self._prefill(state, prefilling, state.total_sms, decode_s, now_s)
+
+    def _prefill(self, state: UnitState, model: str, sms: int, slice_s: float, now_s: float) -> Sequence[Action]:
+        """N_PL layers: a slice of about `slice_s`. Of an urgent prompt instead, if it may preempt the batch."""
+        if state.prefill_lane.busy:
+            return ()
+        urgent = preempting_model(state, now_s, sms)
+        batch = None if urgent is not None else state.batch
+        model = urgent if urgent is not None else model
+        layers = state.queues[model].info.spec.num_layers
+        if state.settings.layer_slicing:
+            shapes = batch.shapes if batch is not None else _next_shapes(state, model)
+            layers = layers_per_slice(slice_s, whole_prefill_s(state, model, shapes, sms), layers)
+        if batch is not None:
+            return (ContinuePrefill(min(layers, batch.layers_left), sms),)
+        self.pass_prefill_turn(model)
+        return (StartPrefill(model, layers, sms),)
+
+
+def _next_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
+    return preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens)
+
+
+def _waits_for_merge(state: UnitState) -> bool:
+    """Without query-based synchronisation decode waits for the end of a prefill, to merge its sequences (§3.2.3)."""
+    ending = state.batch is not None and state.batch.in_flight and state.batch.on_last_slice
+    return ending and not state.settings.query_sync

@@ -1,0 +1,30 @@
+"""One model at a time, first come first served: how AlpaServe multiplexes models (OSDI'23), with continuous batching.
+
+The model of the oldest unanswered request has the device; prefills of that model come before its decodes.
+"""
+
+from collections.abc import Sequence
+
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.queues import ModelQueue
+
+
+class Temporal:
+    name = "temporal"
+
+    def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
+        if not state.idle:
+            return ()
+        if state.batch is not None:
+            return (ContinuePrefill(state.batch.layers_left, state.total_sms),)
+        able = [q for q in state.queues.values() if q.running or state.prefillable(q)]
+        if not able:
+            return ()
+        queue = min(able, key=lambda q: (_oldest_arrival_s(q), q.model))
+        if state.prefillable(queue):
+            return (StartPrefill(queue.model, queue.info.spec.num_layers, state.total_sms),)
+        return (Decode(queue.model, state.total_sms),)
+
+
+def _oldest_arrival_s(queue: ModelQueue) -> float:
+    return min((s.arrival_s for s in queue.sequences()), default=float("inf"))

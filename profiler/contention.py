@@ -1,0 +1,85 @@
+"""How much longer decode takes because prefill runs beside it, at worst (MuxWise §3.3.2).
+
+Partitions divide SMs, not memory bandwidth, so a decode step slows down by an amount that nobody can compute. The guard
+answers with the most that was seen in the same cell of a coarse grid, and with a prior where nothing was seen.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from profiler.latency import ChunkShape
+
+# MuxWise saw at most 20 % on A100 and 30 % on H100 (§3.3.2).
+DEFAULT_PRIOR = 1.3
+_WINDOW = 32  # observations that a cell remembers: what it said an hour ago may be another workload's
+_ENOUGH = 4  # observations before a cell may say less than the prior
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GuardCell:
+    """Decode share and powers of four of the five quantities; 0 is a bucket of its own."""
+
+    decode_sms: int
+    prefill_new: int
+    prefill_reused: int
+    decode_batch: int
+    decode_reused: int
+
+    @classmethod
+    def of(cls, decode_sms: int, beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> "GuardCell":
+        return cls(
+            decode_sms=decode_sms,
+            prefill_new=power_of_four(sum(chunk.new_tokens for chunk in beside)),
+            prefill_reused=power_of_four(sum(chunk.context_tokens for chunk in beside)),
+            decode_batch=power_of_four(len(context_tokens)),
+            decode_reused=power_of_four(sum(context_tokens)),
+        )
+
+
+def power_of_four(count: int) -> int:
+    """Index of the bucket [4^(i-1), 4^i) that holds `count`.
+
+    >>> [power_of_four(n) for n in (0, 1, 3, 4, 15, 16, 2048)]
+    [0, 1, 1, 2, 2, 3, 6]
+    """
+    return 0 if count <= 0 else (count.bit_length() + 1) // 2
+
+
+class ContentionGuard:
+    """Maximum slowdown per cell, refined by what runs."""
+
+    def __init__(self, *, prior: float = DEFAULT_PRIOR, grid: Mapping[GuardCell, float] | None = None) -> None:
+        """`grid` holds maxima that were profiled offline; they stand until the cell has seen enough itself."""
+        self._prior = prior
+        self._grid = dict(grid or {})
+        self._seen: dict[GuardCell, deque[float]] = {}
+        self._moved = 0
+
+    @property
+    def cells_moved(self) -> int:
+        """Observations that changed what their cell says."""
+        return self._moved
+
+    def slowdown(self, cell: GuardCell) -> float:
+        """At least 1."""
+        before = self._grid.get(cell, self._prior)
+        seen = self._seen.get(cell)
+        if not seen:
+            return before
+        highest = max(seen)
+        return highest if len(seen) >= _ENOUGH else max(before, highest)
+
+    def observe(self, cell: GuardCell, slowdown: float) -> None:
+        """`slowdown` is measured / solo-run latency of one decode step; below 1 counts as 1."""
+        if not math.isfinite(slowdown):
+            return
+        before = self.slowdown(cell)
+        self._seen.setdefault(cell, deque(maxlen=_WINDOW)).append(max(1.0, slowdown))
+        self._moved += self.slowdown(cell) != before
+
+    def items(self) -> Iterator[tuple[GuardCell, float]]:
+        """What the guard says of every cell it knows, in a stable order; another guard takes it as its `grid`."""
+        for cell in sorted({*self._grid, *self._seen}):
+            yield cell, self.slowdown(cell)

@@ -1,0 +1,175 @@
+"""What distinguishes the policies, seen in the decision log of runs in virtual time."""
+
+import itertools
+
+import pytest
+from engine_rig import VirtualEngine, make_request
+
+from pdmux_actor.scheduling.events import Arrival
+from pdmux_actor.scheduling.settings import SchedulerSettings
+
+TIGHT_S = 0.006  # a decode step alone takes 4.1 ms, beside a prefill at worst 1.3 times that
+
+
+def launches(engine):
+    return [d.launch for d in engine.scheduler.log.decisions()]
+
+
+def prefill_beside_decode(policy, *, num_sms=2, settings=None, tbt_s=TIGHT_S):
+    """A sequence decodes when a long prompt arrives."""
+    events = [
+        (0.0, Arrival(make_request("decoding", max_tokens=80, tbt_s=tbt_s))),
+        (0.05, Arrival(make_request("long", prompt_tokens=200, max_tokens=2, tbt_s=tbt_s))),
+    ]
+    return VirtualEngine(events, policy=policy, quota_blocks=500, num_sms=num_sms, settings=settings).run()
+
+
+def gaps_s(policy, **kwargs):
+    """Gaps between tokens of the decoding sequence, by the times at which they were handed over."""
+    engine = prefill_beside_decode(policy, **kwargs)
+    times = [t for t, e in zip(engine.event_times_s, engine.token_events, strict=True)
+             if e.request_id == "decoding" and e.tokens]  # fmt: skip
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+@pytest.mark.parametrize("policy", ["mux", "muxwise"])
+def test_muxwise__tight_target__is_met_beside_a_long_prefill(policy):
+    assert max(gaps_s(policy)) <= TIGHT_S + 1e-9
+
+
+def test_prefill_first__same_load__breaks_the_target():
+    assert max(gaps_s("prefill_first")) > 5 * TIGHT_S
+
+
+def test_muxwise__more_sms_than_decode_needs__prefill_has_the_rest():
+    log = launches(prefill_beside_decode("muxwise", num_sms=8))
+
+    assert "partition prefill 7 decode 1" in log
+
+
+def test_muxwise__without_layer_slicing__whole_prefills():
+    settings = SchedulerSettings(layer_slicing=False)
+    slices = [line for line in launches(prefill_beside_decode("muxwise", settings=settings)) if "batch 2" in line]
+
+    assert slices == ["prefill a batch 2 layers [0,4) tokens 0+200"]
+
+
+def test_muxwise__without_query_sync__decode_waits_for_the_last_slice():
+    without = prefill_beside_decode("muxwise", settings=SchedulerSettings(query_sync=False))
+    with_sync = prefill_beside_decode("muxwise", settings=SchedulerSettings(query_sync=True))
+
+    assert _decodes_before_merge(without) == 0
+    assert _decodes_before_merge(with_sync) > 0
+
+
+def _decodes_before_merge(engine):
+    """Decode launches of the first sequence alone after the last prefill slice was launched."""
+    decisions = engine.scheduler.log.decisions()
+    last = max(i for i, d in enumerate(decisions) if d.launch.startswith("prefill a batch 2"))
+    alone = 0
+    for decision in decisions[last + 1 :]:
+        if decision.launch.startswith("decode") and decision.request_ids == ("decoding",):
+            alone += 1
+        elif decision.launch.startswith("decode"):
+            break
+    return alone
+
+
+def overtaking(policy="muxwise", *, short_ttft_s=0.05, long_ttft_s=2.0, settings=None):
+    """A short prompt with little time arrives behind a long one."""
+    long = make_request("long", prompt_tokens=400, max_tokens=2, ttft_s=long_ttft_s)
+    short = make_request("short", prompt_tokens=10, max_tokens=2, ttft_s=short_ttft_s)
+    events = [(0.0, Arrival(long)), (0.002, Arrival(short))]
+    settings = settings or SchedulerSettings(solo_slice_s=0.01)
+    return VirtualEngine(events, policy=policy, quota_blocks=600, settings=settings).run()
+
+
+def first_tokens(engine):
+    order = [e.request_id for e in engine.token_events if e.tokens]
+    return list(dict.fromkeys(order))
+
+
+def test_preemption__short_prompt_would_miss__overtakes_and_the_long_one_finishes():
+    engine = overtaking()
+
+    assert first_tokens(engine) == ["short", "long"]
+    assert len(engine.tokens_of("long")) == 2
+
+
+def test_preemption__long_prompt_would_miss_its_own__is_not_preempted():
+    assert first_tokens(overtaking(long_ttft_s=0.083)) == ["long", "short"]
+
+
+def test_preemption__short_prompt_has_time__waits_its_turn():
+    assert first_tokens(overtaking(short_ttft_s=1.0)) == ["long", "short"]
+
+
+def test_preemption__switched_off__never_happens():
+    settings = SchedulerSettings(solo_slice_s=0.01, preempt_prefill=False)
+
+    assert first_tokens(overtaking(settings=settings)) == ["long", "short"]
+
+
+def test_preemption__of_the_preempting_batch__does_not_happen():
+    events = [
+        (0.0, Arrival(make_request("long", prompt_tokens=400, max_tokens=1, ttft_s=3.0))),
+        (0.002, Arrival(make_request("middle", prompt_tokens=150, max_tokens=1, ttft_s=0.06))),
+        (0.014, Arrival(make_request("short", prompt_tokens=5, max_tokens=1, ttft_s=0.02))),
+    ]
+    settings = SchedulerSettings(solo_slice_s=0.005)
+    engine = VirtualEngine(events, policy="muxwise", quota_blocks=600, settings=settings).run()
+
+    assert first_tokens(engine)[0] == "middle"
+
+
+def test_duetserve__target_is_loose__aggregates():
+    log = launches(prefill_beside_decode("duetserve", tbt_s=1.0))
+
+    assert any(line.startswith("mixed a tokens 0+200 decodes 1") for line in log)
+    assert not any(line.startswith("partition prefill 1 decode 1") for line in log)
+
+
+def test_duetserve__target_is_tight__multiplexes_with_k_steps():
+    log = launches(prefill_beside_decode("duetserve"))
+
+    assert "partition prefill 1 decode 1" in log
+    assert "decode a x4" in log  # k in launches of at most max_look_ahead_steps
+
+
+def test_mux__nothing_waits__looks_ahead_within_the_target():
+    events = [(0.0, Arrival(make_request("r", max_tokens=60, tbt_s=0.02)))]
+    engine = VirtualEngine(events, policy="mux").run()
+
+    assert "decode a x2" in launches(engine)  # 2 x 4.1 ms fit half of 20 ms, 3 do not
+    assert len(engine.tokens_of("r")) == 60
+
+
+def test_adbs__two_models__prefills_in_turn_and_decodes_beside():
+    requests = [make_request(f"{m}{i}", m, 100, 20, first=i) for i in range(4) for m in "ab"]
+    settings = SchedulerSettings(max_batch_tokens=100)
+    engine = VirtualEngine(
+        [(0.0, Arrival(r)) for r in requests], policy="adbs", models="ab", quota_blocks=280, settings=settings
+    ).run()
+
+    prefills = [line.split()[1] for line in launches(engine) if line.startswith("prefill")]
+    assert prefills[:4] == ["a", "b", "a", "b"]
+    assert "partition prefill 1 decode 1" in launches(engine)
+
+
+def test_temporal__two_models__oldest_request_has_the_device():
+    events = [
+        (0.0, Arrival(make_request("a0", "a", 10, 20))),
+        (0.01, Arrival(make_request("b0", "b", 10, 20))),
+    ]
+    engine = VirtualEngine(events, policy="temporal", models="ab").run()
+
+    ends = [e.request_id for e in engine.token_events if e.finish]
+    first_b = next(i for i, e in enumerate(engine.token_events) if e.request_id == "b0")
+    assert ends[0] == "a0"
+    assert all(e.request_id == "b0" for e in engine.token_events[first_b:])
+
+
+def test_static_split__idle_prefill_lane__decode_keeps_its_share():
+    engine = VirtualEngine([(0.0, Arrival(make_request("r", max_tokens=5)))], policy="static_split", num_sms=8).run()
+
+    assert engine.scheduler.load_report().decode_sms == 4
