@@ -39,6 +39,10 @@ class KvView:
         self._tokens = self._blocks.view(-1, geometry.tokens_per_row, 2, spec.head_dim)
 
     @property
+    def row_bytes_per_layer(self) -> int:
+        return self.kv_heads * self._blocks.shape[1] * self._blocks.itemsize
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._blocks.dtype
 

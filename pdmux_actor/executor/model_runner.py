@@ -1,6 +1,6 @@
 """Runs launches of one lane, one after the other, on whatever thread calls it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,10 @@ from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
-from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, sampling_sequences
+from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, sampling_sequences
+
+# What decode reads at once: small enough to stay in the last-level cache between the gather and the attention.
+_MAX_READ_BYTES = 8 * 1024 * 1024
 
 Tokens = tuple[tuple[SampledToken, ...], ...]
 
@@ -68,9 +71,7 @@ class ModelRunner:
     def _prefill(self, launch: PrefillSlice) -> Tokens:
         model = self._models[launch.model]
         if launch.first_layer == 0:
-            batch = pack(
-                launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64), 0, model.kv.tokens_per_row
-            )
+            batch = _pack(model, launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64))
             decoder = model.decoder
             state = _PrefillState(
                 launch.model, batch, decoder.rotary(batch.positions), decoder.embed(batch.token_ids), 0
@@ -96,7 +97,7 @@ class ModelRunner:
         token_ids = inputs.last_tokens(launch.sequences)
         sampled = []
         for step in range(launch.steps):
-            batch = pack((), inputs, token_ids, step, model.kv.tokens_per_row)
+            batch = _pack(model, (), inputs, token_ids, step)
             sampled.append(sampler.sample(model.decoder.logits(self._forward_all(model, batch)), step))
             token_ids = sampled[-1].token_ids
         tokens = list(zip(*(sampler.tokens(one_step) for one_step in sampled), strict=True))
@@ -106,7 +107,7 @@ class ModelRunner:
         model = self._models[launch.model]
         inputs = DecodeInputs.of(launch.sequences)
         token_ids = inputs.last_tokens(launch.sequences)
-        batch = pack(launch.chunks, inputs, token_ids, 0, model.kv.tokens_per_row)
+        batch = _pack(model, launch.chunks, inputs, token_ids)
         hidden = self._forward_all(model, batch)
         sampling = [c.sequence for c in launch.chunks if c.samples]
         sampler = Sampler([*sampling, *(launch.sequences[index] for index in inputs.order)], model.info.eos_token_ids)
@@ -135,6 +136,19 @@ class ModelRunner:
             return ()
         logits = model.decoder.logits(hidden.index_select(0, batch.sample_tokens))
         return tuple((token,) for token in sampler.tokens(sampler.sample(logits)))
+
+
+def _pack(
+    model: AttachedModel, chunks: Sequence[Chunk], decodes: DecodeInputs, decode_token_ids: Tensor, step: int = 0
+) -> PackedBatch:
+    return pack(
+        chunks,
+        decodes,
+        decode_token_ids,
+        step=step,
+        tokens_per_row=model.kv.tokens_per_row,
+        max_group_rows=_MAX_READ_BYTES // model.kv.row_bytes_per_layer,
+    )
 
 
 def _in_launch_order(tokens: Tokens | list[tuple[SampledToken, ...]], order: npt.NDArray[np.int64]) -> Tokens:

@@ -84,9 +84,18 @@ class PackedBatch:
 
 
 def pack(
-    chunks: Seq[Chunk], decodes: DecodeInputs, decode_token_ids: Tensor, step: int, tokens_per_row: int
+    chunks: Seq[Chunk],
+    decodes: DecodeInputs,
+    decode_token_ids: Tensor,
+    *,
+    step: int,
+    tokens_per_row: int,
+    max_group_rows: int,
 ) -> PackedBatch:
-    """`decode_token_ids` are in the order of `decodes`; `step` counts the decode steps since `decodes` was made."""
+    """`decode_token_ids` are in the order of `decodes`; `step` counts the decode steps since `decodes` was made.
+
+    A decode group reads at most `max_group_rows` rows, or one sequence.
+    """
     packed_chunks = _pack_chunks(chunks, tokens_per_row)
     first_decode = sum(chunk.length for chunk in packed_chunks)
     decode_positions = decodes.positions + step
@@ -107,7 +116,7 @@ def pack(
         token_offsets=torch.from_numpy(offsets).unsqueeze(1),
         fresh_rows=np.setdiff1d(begun, filled),
         chunks=packed_chunks,
-        decodes=_group(decodes.rows, decode_positions + 1, first_decode, tokens_per_row),
+        decodes=_group(decodes.rows, decode_positions + 1, first_decode, tokens_per_row, max_group_rows),
         sample_tokens=torch.from_numpy(sample_tokens),
     )
 
@@ -130,14 +139,18 @@ def _chunk_token_ids(chunks: Seq[Chunk]) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-def _group(rows: Ints, context_tokens: Ints, first_token: int, tokens_per_row: int) -> tuple[DecodeGroup, ...]:
+def _group(
+    rows: Ints, context_tokens: Ints, first_token: int, tokens_per_row: int, max_group_rows: int
+) -> tuple[DecodeGroup, ...]:
     """Cuts sequences, sorted by falling length, into groups of similar length."""
     needed = -(-context_tokens // tokens_per_row)
     groups, start = [], 0
     for index in range(1, len(needed) + 1):
         longest = needed[start]
-        if index < len(needed) and (needed[index] * 2 > longest or longest < _MIN_ROWS_TO_SPLIT):
-            continue
+        if index < len(needed):
+            alike = needed[index] * 2 > longest or longest < _MIN_ROWS_TO_SPLIT
+            if alike and (index + 1 - start) * longest <= max_group_rows:
+                continue
         groups.append(
             DecodeGroup(
                 first=first_token + start,

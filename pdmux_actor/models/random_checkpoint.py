@@ -30,9 +30,11 @@ _ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
     }
 )
-# Wide enough that greedy output wanders through the vocabulary instead of settling on one token.
-_WEIGHT_STD = 0.08
+# A matrix multiplies the norm of its input by about this much: layers then outweigh the embedding in the residual
+# stream, and greedy output wanders through the vocabulary instead of settling on a loop.
+_GAIN = 1.6
 _EMBEDDING_STD = 0.5
+_VECTOR_STD = 0.08
 # Logits of tokens that are no plain text are damped, so that a demo's answers are readable.
 _NON_TEXT_SCALE = 0.25
 
@@ -150,11 +152,12 @@ def _text_scale(tokenizer: Tokenizer) -> Floats:
 def _random_tensors(shape: CheckpointShape, seed: int, text_scale: Floats) -> dict[str, Floats]:
     generator = np.random.default_rng(seed)
 
-    def matrix(rows: int, columns: int, std: float = _WEIGHT_STD) -> Floats:
-        return (generator.standard_normal((rows, columns), dtype=np.float32) * np.float32(std)).astype(np.float32)
+    def matrix(rows: int, columns: int, std: float | None = None) -> Floats:
+        scale = np.float32(_GAIN / columns**0.5 if std is None else std)
+        return (generator.standard_normal((rows, columns), dtype=np.float32) * scale).astype(np.float32)
 
     def vector(size: int) -> Floats:
-        return (generator.standard_normal(size, dtype=np.float32) * np.float32(_WEIGHT_STD)).astype(np.float32)
+        return (generator.standard_normal(size, dtype=np.float32) * np.float32(_VECTOR_STD)).astype(np.float32)
 
     def norm(size: int) -> Floats:
         return 1 + vector(size)

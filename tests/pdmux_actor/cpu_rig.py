@@ -128,7 +128,7 @@ class CpuRig:
             num_tokens -= steps
 
     def generate_chunked(self, sequences: Seq[Sequence], num_tokens: int, chunk_tokens: int) -> None:
-        """Prompts one after another in chunks, fused with decode of those that are done, until all have `num_tokens`."""
+        """Prompts one after another in chunks, fused with decode of those done, until all have `num_tokens`."""
         model = sequences[0].model
         waiting = list(sequences)
         running: list[Sequence] = []
