@@ -34,8 +34,10 @@ from router.streaming import ClientDisconnected, EventStream, unless_disconnecte
 Feed = Callable[[Gateway], Awaitable[None]]
 
 
-def create_app(gateway: Gateway, feed: Feed | None = None) -> FastAPI:
-    """`feed` runs for the app's life and keeps the gateway's view fresh."""
+def create_app(gateway: Gateway, feed: Feed | None = None, *, echo_request_id: bool = True) -> FastAPI:
+    """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
+    add the `x-request-id` header to responses by themselves.
+    """
     app = FastAPI(
         title="muxfleet",
         version=VERSION,
@@ -44,7 +46,7 @@ def create_app(gateway: Gateway, feed: Feed | None = None) -> FastAPI:
         redirect_slashes=False,
         lifespan=_lifespan(gateway, feed),
     )
-    app.add_middleware(RequestIdentity, metrics=gateway.metrics)
+    app.add_middleware(RequestIdentity, metrics=gateway.metrics, echoes=echo_request_id)
     app.add_exception_handler(RouterError, _on_router_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, gateway)

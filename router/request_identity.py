@@ -23,11 +23,15 @@ _ENDPOINTS = frozenset(
 
 
 class RequestIdentity:
-    """ASGI middleware. Handlers find the id in `request.state.request_id` and may set `request.state.model`."""
+    """ASGI middleware. Handlers find the id in `request.state.request_id` and may set `request.state.model`.
 
-    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics) -> None:
+    `echoes` is False where the server around the app writes the header itself: twice would be "id, id" to clients.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics, echoes: bool) -> None:
         self._app = app
         self._metrics = metrics
+        self._echoes = echoes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,7 +45,8 @@ class RequestIdentity:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if self._echoes:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:

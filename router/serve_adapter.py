@@ -39,7 +39,8 @@ class GatewayIngress:
         self._gateway = Gateway(limits)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._gateway, self._follow_fleet)
+        # Serve's own middleware answers with the request's id, or makes one.
+        return create_app(self._gateway, self._follow_fleet, echo_request_id=False)
 
     async def _follow_fleet(self, gateway: Gateway) -> None:
         answering = True
