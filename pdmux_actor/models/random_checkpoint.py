@@ -57,6 +57,7 @@ class CheckpointShape:
     rope_scaling: Mapping[str, Any] | None = None
     sliding_window: int | None = None
     attention_bias: bool = False
+    mlp_bias: bool = False
 
 
 DEMO_SHAPES: Mapping[str, CheckpointShape] = MappingProxyType(
@@ -134,6 +135,7 @@ def _config(shape: CheckpointShape, end_ids: list[int | None]) -> dict[str, Any]
         "rope_scaling": None if shape.rope_scaling is None else dict(shape.rope_scaling),
         "sliding_window": shape.sliding_window,
         "attention_bias": shape.attention_bias,
+        "mlp_bias": shape.mlp_bias,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "eos_token_id": end_ids[0],
@@ -179,9 +181,15 @@ def _random_tensors(shape: CheckpointShape, seed: int, text_scale: Floats) -> di
         if shape.model_type == "qwen3":
             tensors[f"{attention}.q_norm.weight"] = norm(shape.head_dim)
             tensors[f"{attention}.k_norm.weight"] = norm(shape.head_dim)
-        tensors[f"{prefix}.mlp.gate_proj.weight"] = matrix(shape.intermediate_size, hidden)
-        tensors[f"{prefix}.mlp.up_proj.weight"] = matrix(shape.intermediate_size, hidden)
-        tensors[f"{prefix}.mlp.down_proj.weight"] = matrix(hidden, shape.intermediate_size)
+        inner = shape.intermediate_size
+        for name, rows, columns in (
+            ("gate_proj", inner, hidden),
+            ("up_proj", inner, hidden),
+            ("down_proj", hidden, inner),
+        ):
+            tensors[f"{prefix}.mlp.{name}.weight"] = matrix(rows, columns)
+            if shape.mlp_bias:
+                tensors[f"{prefix}.mlp.{name}.bias"] = vector(rows)
     tensors["model.norm.weight"] = norm(hidden)
     if not shape.tie_word_embeddings:
         tensors["lm_head.weight"] = matrix(shape.vocab_size, hidden) * text_scale[:, None]

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
+from pdmux_actor.scheduling.launch import DecodeStep
 
 NEW_TOKENS = 16
 LENGTHS = (1, 700, 64, 2, 15, 16, 17, 3, 400, 7, 8, 9, 129, 31, 255, 100, 513)
@@ -28,6 +29,7 @@ VARIANTS: Mapping[str, CheckpointShape] = {
     "mistral": CheckpointShape(model_type="mistral", **TINY),
     "mistral-window": CheckpointShape(model_type="mistral", sliding_window=1024, **TINY),
     "tied": CheckpointShape(model_type="qwen2", tie_word_embeddings=True, **TINY),
+    "mlp-bias": CheckpointShape(model_type="llama", mlp_bias=True, **TINY),
     "llama-bias": CheckpointShape(model_type="llama", attention_bias=True, **TINY),
     "qwen3-bias": CheckpointShape(model_type="qwen3", attention_bias=True, **TINY),
     "rope-linear": CheckpointShape(model_type="llama", rope_scaling={"rope_type": "linear", "factor": 4.0}, **TINY),
@@ -131,6 +133,29 @@ def test_variants__prompts_of_1_to_700_tokens__match_transformers(
     rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=NEW_TOKENS)
 
     assert outputs(sequences, NEW_TOKENS) == [reference(tmp_path, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("model", DEMOS)
+def test_log_probabilities__prefill_and_every_decode_step__match_transformers(
+    rig: CpuRig, demo_checkpoints: Mapping[str, Path], model: str
+) -> None:
+    """Stricter than tokens: one key too many or too few shows here long before it changes an argmax."""
+    rig.load(model, demo_checkpoints[model])
+    sequences = [rig.sequence(model, make_prompt(length), NEW_TOKENS, logprobs=3) for length in (1, 6, 31, 100)]
+
+    rig.prefill(sequences)
+    launch = DecodeStep(model=model, sequences=tuple(sequences))
+    reported = [rig.run(launch) for _ in range(NEW_TOKENS - 1)]
+
+    truth = AutoModelForCausalLM.from_pretrained(demo_checkpoints[model], dtype=torch.float32)
+    for place, sequence in enumerate(sequences):
+        with torch.inference_mode():
+            logprobs = truth(torch.tensor([sequence.token_ids])).logits[0].log_softmax(-1)
+        for step, tokens in enumerate(reported):
+            token = tokens[place][0]
+            expected = logprobs[sequence.num_prompt_tokens + step]
+            assert token.logprob == pytest.approx(expected[token.token_id].item(), abs=2e-4)
+            assert [value for _, value in token.top] == pytest.approx(expected.topk(3).values.tolist(), abs=2e-4)
 
 
 def test_chunk_over_long_prefix__several_query_tiles__matches_transformers(
