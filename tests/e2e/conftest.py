@@ -1,0 +1,53 @@
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fleet_process import FleetProcess
+
+from deploy.demo_fleet import write_demo
+
+
+def free_port() -> int:
+    """Outside the range that Ray's workers take."""
+    for port in range(20100, 20200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+def fleet_file(folder: Path, *, proxy: str) -> Path:
+    """The demo's fleet on a free port, patient enough for a restart on a busy machine."""
+    file = write_demo(folder)
+    text = file.read_text()
+    assert "  port: 8000\n" in text
+    file.write_text(text.replace("  port: 8000\n", f"  port: {free_port()}\n  proxy: {proxy}\n  hold_s: 180\n"))
+    return file
+
+
+@contextmanager
+def running(folder: Path, *, proxy: str) -> Iterator[FleetProcess]:
+    process = FleetProcess(fleet_file(folder, proxy=proxy))
+    try:
+        process.wait_until_serving()
+        yield process
+        assert process.stop() == 0
+    finally:
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    with running(tmp_path_factory.mktemp("fleet"), proxy="python") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def haproxy_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    with running(tmp_path_factory.mktemp("haproxy"), proxy="haproxy") as process:
+        yield process

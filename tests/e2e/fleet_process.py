@@ -1,0 +1,133 @@
+"""A fleet in a process of its own, started and stopped as a user does."""
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+START_S = 240.0
+STOP_S = 90.0
+RECOVER_S = 180.0
+
+
+class FleetProcess:
+    """`muxfleet up FILE` under a session of its own. `stop` is Ctrl-C."""
+
+    def __init__(self, fleet_file: Path) -> None:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.cli", "up", str(fleet_file), "--wait", str(START_S)],
+            cwd=Path(__file__).parents[2],
+            env=clean,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._new_lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._seen: set[psutil.Process] = set()
+        self.url = ""
+
+    def wait_until_serving(self) -> None:
+        until_s = time.monotonic() + START_S
+        while not self.url:
+            line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
+            assert line is not None, f"the fleet ended:\n{self.output}"
+            if match := re.search(r"serving at (http://\S+)", line):
+                self.url = match.group(1)
+        self.processes()
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that the fleet runs on now."""
+        found = psutil.Process(self._process.pid).children(recursive=True)
+        self._seen.update(found)
+        return found
+
+    def process(self, *, title: str) -> psutil.Process:
+        """The only one whose command line holds `title`."""
+        (found,) = [p for p in self.processes() if title in command_line(p)]
+        return found
+
+    def engine(self) -> psutil.Process:
+        return self.process(title="pdmux_actor.serving.process")
+
+    def actor(self) -> psutil.Process:
+        return self.engine().parent() or self._fail("the engine has no parent")
+
+    def controller(self) -> psutil.Process:
+        return self.process(title="ServeReplica:gateway:Controller")
+
+    def statuses(self) -> dict[str, str]:
+        entries = httpx.get(f"{self.url}/v1/models", timeout=10, trust_env=False).json()["data"]
+        return {e["id"]: e["status"] for e in entries}
+
+    def wait_until_replaced(self, old: psutil.Process, find: Callable[[], psutil.Process]) -> None:
+        """Until there is another process in `old`'s place and every model is ready."""
+        until_s = time.monotonic() + RECOVER_S
+        while time.monotonic() < until_s:
+            try:
+                if find().pid != old.pid and set(self.statuses().values()) == {"ready"}:
+                    return
+            except (ValueError, psutil.NoSuchProcess, httpx.HTTPError):
+                pass  # it is between two lives
+            time.sleep(0.2)
+        self._fail(f"{old} was not replaced in {RECOVER_S:g} s")
+
+    def stop(self) -> int:
+        """Ctrl-C; returns the exit code when nothing is left running."""
+        self.processes()
+        os.kill(self._process.pid, signal.SIGINT)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the fleet did not stop in {STOP_S:g} s:\n{self.output}") from None
+        self._reader.join(10)
+        _, alive = psutil.wait_procs(list(self._seen), timeout=15)
+        left = [command_line(p) for p in alive]
+        self.kill()
+        assert not left, f"left running: {left}"
+        return code
+
+    def kill(self) -> None:
+        """Whatever state it is in."""
+        if self._process.poll() is None:
+            self.processes()
+            self._process.kill()
+            self._process.wait(10)
+        for process in self._seen:
+            if process.is_running():  # false for another process that has its number now
+                process.kill()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+            self._new_lines.put(line)
+        self._new_lines.put(None)
+
+    def _fail(self, reason: str) -> psutil.Process:
+        raise AssertionError(f"{reason}; its output:\n{self.output}")
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

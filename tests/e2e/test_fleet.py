@@ -1,0 +1,150 @@
+"""One fleet of three models on this machine, from the command line to the tokens. The tests share it, in this order."""
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import openai
+import pytest
+from clients import MODELS, chat, client_of, endings, streamed_chat
+from fleet_process import FleetProcess
+
+from deploy.cli import main
+from deploy.demo_fleet import recorded_trace
+from traces.outcome import Ending
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+LONG = 400
+
+
+@pytest.fixture(scope="module")
+def client(fleet: FleetProcess) -> openai.OpenAI:
+    return client_of(fleet.url)
+
+
+def test_up__terminal__shows_a_line_per_model_and_none_of_rays(fleet: FleetProcess) -> None:
+    lines = [line.strip() for line in fleet.lines if line.strip()]
+
+    assert lines[0] == "starting Ray on this machine"
+    for model in MODELS:
+        assert any(line.endswith(f"{model}: ready") for line in lines)
+    assert lines[-1].startswith(f"curl {fleet.url}/v1/chat/completions")
+    assert not [line for line in lines if "ray::" in line or "INFO" in line or "WARNING" in line or "pid=" in line]
+
+
+def test_models__all_three__are_ready_on_one_unit(fleet: FleetProcess, client: openai.OpenAI) -> None:
+    assert sorted(m.id for m in client.models.list()) == sorted(MODELS)
+    assert fleet.statuses() == dict.fromkeys(MODELS, "ready")
+    assert fleet.engine().is_running()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_chat__streamed_and_whole__are_the_same_text(client: openai.OpenAI, model: str) -> None:
+    whole = chat(client, model, max_tokens=40)
+
+    assert whole
+    assert streamed_chat(client, model, max_tokens=40) == whole
+
+
+def test_chat__many_at_once__are_the_same_as_alone(client: openai.OpenAI) -> None:
+    alone = {m: chat(client, m, max_tokens=24) for m in MODELS}
+
+    with ThreadPoolExecutor(24) as threads:
+        together = list(threads.map(lambda i: (MODELS[i % 3], chat(client, MODELS[i % 3], max_tokens=24)), range(24)))
+
+    assert all(text == alone[model] for model, text in together)
+
+
+def test_status__running_fleet__lists_models_and_unit(
+    fleet: FleetProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["status", fleet.url, "--json", str(tmp_path / "status.json")])
+
+    assert exited.value.code == 0
+    found = json.loads((tmp_path / "status.json").read_text())
+    assert {m["id"]: m["status"] for m in found["models"]} == dict.fromkeys(MODELS, "ready")
+    (unit,) = found["units"]
+    assert {m["model"] for m in unit["models"]} == set(MODELS)
+    assert all(m["quota_blocks"] > 0 for m in unit["models"])
+
+
+def test_bench__generated_jsonl__writes_figures_and_rows(fleet: FleetProcess, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 100 * i, "input_length": 30, "output_length": 4, "hash_ids": [0]} for i in range(12)]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    figures, table = tmp_path / "bench.json", tmp_path / "bench.parquet"
+
+    with pytest.raises(SystemExit) as exited:
+        main(["bench", fleet.url, "--trace", str(trace), "--json", str(figures), "--out", str(table)])
+
+    assert exited.value.code == 0
+    total = json.loads(figures.read_text())["total"]
+    assert (total["requests"], total["finished"], total["lost"]) == (12, 12, 0)
+    assert table.stat().st_size > 0
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not TRACES.exists(), reason="../shared with the public traces is not here")
+@pytest.mark.parametrize("name", ["azure_2023_conv", "mooncake_conversation"])
+def test_replay__first_200_requests_of_a_public_trace__are_all_answered(fleet: FleetProcess, name: str) -> None:
+    workload = recorded_trace(TRACES / f"{name}.parquet", requests=200, seed=0)
+
+    counts = asyncio.run(endings(workload, fleet.url))
+
+    assert counts[Ending.FINISHED] == 200, f"{counts}, scaled: {workload.scale}"
+
+
+def test_controller_killed__while_streaming__nothing_is_lost_or_loaded_again(
+    fleet: FleetProcess, client: openai.OpenAI
+) -> None:
+    expected = chat(client, MODELS[0], max_tokens=LONG)
+    engine, controller = fleet.engine(), fleet.controller()
+
+    def kill_once(chunks: int) -> None:
+        if chunks == 5:
+            controller.kill()
+
+    text = streamed_chat(client, MODELS[0], max_tokens=LONG, on_chunk=kill_once)
+    fleet.wait_until_replaced(controller, fleet.controller)
+
+    assert text == expected
+    assert fleet.engine().pid == engine.pid
+    assert chat(client, MODELS[2], max_tokens=8)
+
+
+@pytest.mark.parametrize("victim", ["engine", "actor"])
+def test_unit_killed__while_streaming__stream_goes_on_with_the_same_tokens(
+    fleet: FleetProcess, client: openai.OpenAI, victim: str
+) -> None:
+    expected = chat(client, MODELS[1], max_tokens=LONG)
+    engine = fleet.engine()
+    target = engine if victim == "engine" else fleet.actor()
+    arrivals_s: list[float] = []
+
+    def kill_once(chunks: int) -> None:
+        arrivals_s.append(time.monotonic())
+        if chunks == 20:
+            target.kill()
+
+    text = streamed_chat(client, MODELS[1], max_tokens=LONG, on_chunk=kill_once)
+    fleet.wait_until_replaced(engine, fleet.engine)
+
+    assert text == expected
+    assert not engine.is_running()
+    assert max(b - a for a, b in pairwise(arrivals_s)) > 0.5, (
+        "an engine does not start faster: it ended before the kill"
+    )
+    for model in MODELS:
+        assert chat(client, model, max_tokens=8)
+
+
+def test_up__after_all_that__terminal_is_still_quiet(fleet: FleetProcess) -> None:
+    after_start = fleet.output.partition("serving at ")[2].splitlines()
+
+    assert len([line for line in after_start if line.strip()]) == 2, "the URL and the curl line"
