@@ -27,6 +27,7 @@ from pdmux_actor.serving.commands import (
     ModelRemoved,
     Notice,
     NoticeReader,
+    QuotasChanged,
     RemoveModel,
     Shutdown,
     Started,
@@ -43,6 +44,8 @@ _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 
+_Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged
+
 
 class NativeEngine:
     """Implements backends.base.Engine over an engine process.
@@ -58,11 +61,12 @@ class NativeEngine:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._started: asyncio.Future[Started] | None = None
-        self._calls: dict[int, asyncio.Future[ModelLoaded | ModelFailed | ModelRemoved]] = {}
+        self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._call_ids = itertools.count()
         self._events: asyncio.Queue[Sequence[TokenEvent] | None] = asyncio.Queue()  # None: no more will come
         self._load: LoadReport | None = None
         self._death: EngineDied | None = None
+        self._was_stopped = False  # it ended because we asked it to
         self._stopping = False
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
@@ -124,8 +128,10 @@ class NativeEngine:
     async def remove_model(self, model: str) -> None:
         await self._call(RemoveModel(call=next(self._call_ids), model=model))
 
-    async def set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
-        self._send(ChangeQuotas(dict(quota_blocks)))
+    async def set_quotas(self, quota_blocks: Mapping[str, int]) -> Mapping[str, int]:
+        answer = await self._call(ChangeQuotas(call=next(self._call_ids), quota_blocks=dict(quota_blocks)))
+        assert isinstance(answer, QuotasChanged)
+        return answer.max_model_lens
 
     async def set_policy(self, policy: str) -> None:
         self._send(ChangePolicy(policy))
@@ -139,7 +145,7 @@ class NativeEngine:
     async def events(self) -> AsyncIterator[Sequence[TokenEvent]]:
         while (events := await self._events.get()) is not None:
             yield events
-        if self._death is not None:
+        if self._death is not None and not self._was_stopped:
             raise self._death
 
     def load_report(self) -> LoadReport | None:
@@ -160,10 +166,10 @@ class NativeEngine:
             logger.warning("engine process %s does not end by itself", self.pid)
         await self._kill()
 
-    async def _call(self, command: LoadModel | RemoveModel) -> ModelLoaded | ModelFailed | ModelRemoved:
+    async def _call(self, command: LoadModel | RemoveModel | ChangeQuotas) -> _Answer:
         if self._death is not None:
             raise self._death
-        answer: asyncio.Future[ModelLoaded | ModelFailed | ModelRemoved] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._calls[command.call] = answer
         self._send(command)
         try:
@@ -196,8 +202,8 @@ class NativeEngine:
             case Started():
                 assert self._started is not None
                 self._started.set_result(notice)
-            case ModelLoaded(call=call) | ModelFailed(call=call) | ModelRemoved(call=call):
-                answer = self._calls.get(call)
+            case ModelLoaded() | ModelFailed() | ModelRemoved() | QuotasChanged():
+                answer = self._calls.get(notice.call)
                 if answer is not None and not answer.done():  # its caller may have been cancelled
                     answer.set_result(notice)
 
@@ -212,13 +218,12 @@ class NativeEngine:
             self._process.kill()
             exit_code = await self._process.wait()
         death = EngineDied(pid=self.pid, exit_code=exit_code)
-        if not self._stopping:
-            self._death = death
+        self._death, self._was_stopped = death, self._stopping
         for waiting in [self._started, *self._calls.values()]:
             if waiting is not None and not waiting.done():
                 waiting.set_exception(death)
         self._events.put_nowait(None)
-        if not self._stopping:
+        if not self._was_stopped:
             await self._log_last_words(death)
 
     async def _log_last_words(self, death: EngineDied) -> None:

@@ -60,6 +60,9 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class ChangeQuotas(msgspec.Struct, frozen=True, tag="quotas"):
+    """Answered by QuotasChanged."""
+
+    call: int
     quota_blocks: dict[str, int]
 
 
@@ -95,6 +98,11 @@ class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
     call: int
 
 
+class QuotasChanged(msgspec.Struct, frozen=True, tag="quotas_changed"):
+    call: int
+    max_model_lens: dict[str, int]
+
+
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     """All that one engine step produced."""
 
@@ -106,7 +114,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 Command = LoadModel | RemoveModel | Submit | AbortRequest | ChangeQuotas | ChangePolicy | Shutdown
-Notice = Started | ModelLoaded | ModelFailed | ModelRemoved | Tokens | Load
+Notice = Started | ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | Tokens | Load
 
 
 def encode(message: Command | Notice) -> bytes:

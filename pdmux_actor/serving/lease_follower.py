@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from pdmux_actor.backends.base import Engine
@@ -139,7 +139,7 @@ class LeaseFollower:
         self._note_leaving()
         newest = self._wanted.get(held.model)
         if newest is not None and newest.quota_blocks != wanted.quota_blocks:
-            await self._engine.set_quotas({held.model: newest.quota_blocks})
+            await self._set_quotas({held.model: newest.quota_blocks})
         return True
 
     async def _until_changed_weights(self, held: HeldModel, timeout_s: float) -> None:
@@ -190,7 +190,14 @@ class LeaseFollower:
         kept = [held for held in self._held.values() if held.in_engine and self._keeps(held)]
         quotas = {held.model: self._wanted[held.model].quota_blocks for held in kept}
         if quotas:
-            await self._engine.set_quotas(quotas)
+            await self._set_quotas(quotas)
+
+    async def _set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
+        """A quota also bounds how long a sequence can get."""
+        for model, max_model_len in (await self._engine.set_quotas(quota_blocks)).items():
+            held = self._held.get(model)
+            if held is not None and held.in_engine:
+                held.max_model_len = max_model_len
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

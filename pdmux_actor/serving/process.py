@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 
 import msgspec
@@ -23,6 +23,7 @@ from pdmux_actor.executor.base import Executor
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.messages import LoadReport, TokenEvent
+from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, SetPolicy, SetQuotas, Stop
 from pdmux_actor.scheduling.events import RemoveModel as RemoveFromScheduler
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -38,6 +39,7 @@ from pdmux_actor.serving.commands import (
     ModelFailed,
     ModelLoaded,
     ModelRemoved,
+    QuotasChanged,
     RemoveModel,
     Shutdown,
     Started,
@@ -64,13 +66,21 @@ class ModelShelf:
         self._executor = executor
         self._inbox = inbox
         self._sender = sender
-        self._attached: set[str] = set()
+        self._attached: dict[str, ModelInfo] = {}
         self._orders: SimpleQueue[LoadModel | RemoveModel] = SimpleQueue()
         self._detached: SimpleQueue[str] = SimpleQueue()
         threading.Thread(target=self._work, name="model-shelf", daemon=True).start()
 
     def order(self, command: LoadModel | RemoveModel) -> None:
         self._orders.put(command)
+
+    def max_model_lens(self, quota_blocks: Mapping[str, int]) -> dict[str, int]:
+        infos = self._attached.copy()  # read on another thread than the one that loads
+        return {
+            model: longest_sequence_tokens(infos[model], quota)
+            for model, quota in quota_blocks.items()
+            if model in infos
+        }
 
     def on_detached(self, model: str) -> None:
         self._detached.put(model)
@@ -100,13 +110,13 @@ class ModelShelf:
             reason = f"{type(error).__name__}: {error}"
             self._sender.send(ModelFailed(command.call, reason, "the unit's log has the traceback"))
         else:
-            self._attached.add(command.model)
+            self._attached[command.model] = info
             self._inbox.put(AttachModel(info, command.quota_blocks))
             self._sender.send(ModelLoaded(command.call, longest_sequence_tokens(info, command.quota_blocks)))
 
     def _remove(self, command: RemoveModel) -> None:
         if command.model in self._attached:
-            self._attached.remove(command.model)
+            del self._attached[command.model]
             self._inbox.put(RemoveFromScheduler(command.model))
             detached = self._detached.get()
             assert detached == command.model, f"{detached} left, {command.model} was asked to"
@@ -116,8 +126,9 @@ class ModelShelf:
 class CommandIntake:
     """The thread that turns the actor's commands into the engine's events."""
 
-    def __init__(self, connection: socket.socket, inbox: Inbox, shelf: ModelShelf) -> None:
+    def __init__(self, connection: socket.socket, inbox: Inbox, shelf: ModelShelf, sender: NoticeSender) -> None:
         self._connection = connection
+        self._sender = sender
         self._inbox = inbox
         self._shelf = shelf
 
@@ -145,8 +156,9 @@ class CommandIntake:
                 self._inbox.put(Abort(request_id))
             case LoadModel() | RemoveModel():
                 self._shelf.order(command)
-            case ChangeQuotas(quota_blocks=quota_blocks):
+            case ChangeQuotas(call=call, quota_blocks=quota_blocks):
                 self._inbox.put(SetQuotas(quota_blocks))
+                self._sender.send(QuotasChanged(call, self._shelf.max_model_lens(quota_blocks)))
             case ChangePolicy(policy=policy) if policy in POLICIES:
                 self._inbox.put(SetPolicy(policy))
             case ChangePolicy(policy=policy):
@@ -188,7 +200,7 @@ def main(arguments: Sequence[str]) -> None:
             total_blocks=executor.total_blocks,
         )
     )
-    CommandIntake(connection, inbox, shelf).start()
+    CommandIntake(connection, inbox, shelf, sender).start()
     loop.run()
     sender.flush(_FLUSH_TIMEOUT_S)
 

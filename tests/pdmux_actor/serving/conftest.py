@@ -96,8 +96,9 @@ class FakeEngine:
             self.emit(TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error="has left this unit"))
         await asyncio.sleep(0)
 
-    async def set_quotas(self, quota_blocks) -> None:
+    async def set_quotas(self, quota_blocks) -> dict[str, int]:
         self.calls.append(("quotas", dict(quota_blocks)))
+        return {model: 10 * quota for model, quota in quota_blocks.items()}
 
     async def set_policy(self, policy: str) -> None:
         self.calls.append(("policy", policy))

@@ -62,6 +62,10 @@ async def test_native_engine__all_commands__every_request_ends_once(
 
         assert await engine.add_model(make_assignment("a")) == 4096
         assert await engine.add_model(make_assignment("b", max_model_len=64)) == 64
+        assert await engine.set_quotas({"a": 500, "absent": 9}) == {"a": 4096}
+        # 4 blocks a row; a block of 16 KiB holds K and V of 128 tokens of 16 float32
+        assert await engine.set_quotas({"b": 4 * 10**6}) == {"b": 64}
+        assert await engine.set_quotas({"b": 1000, "a": 4}) == {"b": 64, "a": 128}
         await engine.set_quotas({"a": 500})
         await engine.set_policy("prefill_first")
         await engine.set_policy("no-such-policy")  # logged by the process, which lives on
@@ -157,12 +161,15 @@ async def test_native_engine__silent_process__start_has_a_deadline(engine_settin
     assert not is_running(engine.pid)
 
 
-async def test_native_engine__stopped__process_ends_and_events_end(engine_settings):
+async def test_native_engine__stopped__process_ends_and_events_end(engine_settings, make_assignment):
     async with running(engine_settings) as (engine, _):
         await engine.stop()
 
         assert not is_running(engine.pid)
         assert [events async for events in engine.events()] == []
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDied):
+                await engine.add_model(make_assignment())
 
 
 OWNER = """

@@ -60,6 +60,7 @@ async def test_unit__new_lease__loads_tunes_and_lets_go(
     assert set(changes[:2]) == {("add", "a"), ("add", "b")}
     assert changes[2:] == [("remove", "b"), ("add", "c")]  # "c" may need the memory of "b"
     assert ("quotas", {"a": 200}) in fake_engine.calls
+    assert {s.model: s.max_model_len for s in unit.report().models} == {"a": 2000, "c": 4096}
     assert [c[1] for c in fake_engine.calls if c[0] == "policy"] == ["mux", "prefill_first"]
 
 
