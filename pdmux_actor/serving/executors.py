@@ -22,7 +22,7 @@ def build_executor(settings: EngineSettings) -> Executor:
             block_bytes=settings.block_bytes,
             clock=RealClock(),
         )
-    # torch takes seconds to import and a simulated fleet does without it (ADR on optional heavy imports).
+    # torch takes seconds to import and a simulated fleet does without it.
     from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 
     return TorchCpuExecutor(
