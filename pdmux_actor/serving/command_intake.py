@@ -1,0 +1,73 @@
+"""The thread of the engine process that reads what the actor says."""
+
+import logging
+import os
+import socket
+import threading
+
+from pdmux_actor.inbox import Inbox
+from pdmux_actor.scheduling.events import Abort, Arrival, SetPolicy, SetQuotas, Stop
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.serving.commands import (
+    AbortRequest,
+    ChangePolicy,
+    ChangeQuotas,
+    Command,
+    CommandReader,
+    LoadModel,
+    QuotasChanged,
+    RemoveModel,
+    Shutdown,
+    Submit,
+)
+from pdmux_actor.serving.model_shelf import ModelShelf
+from pdmux_actor.serving.notice_sender import NoticeSender
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 256 * 1024
+_EXIT_PROTOCOL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+
+
+class CommandIntake:
+    """The thread that turns the actor's commands into the engine's events."""
+
+    def __init__(self, connection: socket.socket, inbox: Inbox, shelf: ModelShelf, sender: NoticeSender) -> None:
+        self._connection = connection
+        self._sender = sender
+        self._inbox = inbox
+        self._shelf = shelf
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, name="command-intake", daemon=True).start()
+
+    def _read(self) -> None:
+        reader = CommandReader()
+        try:
+            while data := self._connection.recv(_RECEIVE_BYTES):
+                for command in reader.feed(data):
+                    self._take(command)
+        except ConnectionError:
+            pass  # the same as end-of-file: the actor is gone
+        except Exception:
+            logger.exception("cannot go on reading commands")
+            os._exit(_EXIT_PROTOCOL_ERROR)
+        os._exit(0)
+
+    def _take(self, command: Command) -> None:
+        match command:
+            case Submit(request=request):
+                self._inbox.put(Arrival(request))
+            case AbortRequest(request_id=request_id):
+                self._inbox.put(Abort(request_id))
+            case LoadModel() | RemoveModel():
+                self._shelf.order(command)
+            case ChangeQuotas(call=call, quota_blocks=quota_blocks):
+                self._inbox.put(SetQuotas(quota_blocks))
+                self._sender.send(QuotasChanged(call, self._shelf.max_model_lens(quota_blocks)))
+            case ChangePolicy(policy=policy) if policy in POLICIES:
+                self._inbox.put(SetPolicy(policy))
+            case ChangePolicy(policy=policy):
+                logger.error("unknown dispatch policy %s: the one in force stays", policy)
+            case Shutdown():
+                self._inbox.put(Stop())

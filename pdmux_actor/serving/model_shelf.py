@@ -1,0 +1,82 @@
+"""The engine process's models: who is loaded, in which order they come and go."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from queue import SimpleQueue
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.executor.base import Executor
+from pdmux_actor.inbox import Inbox
+from pdmux_actor.kv.capacity import longest_sequence_tokens
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.events import AttachModel
+from pdmux_actor.scheduling.events import RemoveModel as RemoveFromScheduler
+from pdmux_actor.serving.commands import LoadModel, ModelFailed, ModelLoaded, ModelRemoved, RemoveModel
+from pdmux_actor.serving.notice_sender import NoticeSender
+
+logger = logging.getLogger(__name__)
+
+
+class ModelShelf:
+    """Loads and removes models one at a time, in the order asked for, on a thread of its own: others keep serving."""
+
+    def __init__(self, executor: Executor, inbox: Inbox, sender: NoticeSender) -> None:
+        self._executor = executor
+        self._inbox = inbox
+        self._sender = sender
+        self._attached: dict[str, ModelInfo] = {}
+        self._orders: SimpleQueue[LoadModel | RemoveModel] = SimpleQueue()
+        self._detached: SimpleQueue[str] = SimpleQueue()
+        threading.Thread(target=self._work, name="model-shelf", daemon=True).start()
+
+    def order(self, command: LoadModel | RemoveModel) -> None:
+        self._orders.put(command)
+
+    def max_model_lens(self, quota_blocks: Mapping[str, int]) -> dict[str, int]:
+        infos = self._attached.copy()  # read on another thread than the one that loads
+        return {
+            model: longest_sequence_tokens(infos[model], quota)
+            for model, quota in quota_blocks.items()
+            if model in infos
+        }
+
+    def on_detached(self, model: str) -> None:
+        self._detached.put(model)
+
+    def _work(self) -> None:
+        while True:
+            match self._orders.get():
+                case LoadModel() as command:
+                    self._load(command)
+                case RemoveModel() as command:
+                    self._remove(command)
+
+    def _load(self, command: LoadModel) -> None:
+        try:
+            info = self._executor.load_model(
+                command.model,
+                command.source,
+                revision=command.revision,
+                dtype=command.dtype,
+                max_model_len=command.max_model_len,
+            )
+        except ModelLoadError as error:
+            self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
+        except Exception as error:
+            # The process serves other models: whatever a checkpoint makes a library raise fails this model only.
+            logger.exception("loading model %s failed", command.model)
+            reason = f"{type(error).__name__}: {error}"
+            self._sender.send(ModelFailed(command.call, reason, "the unit's log has the traceback"))
+        else:
+            self._attached[command.model] = info
+            self._inbox.put(AttachModel(info, command.quota_blocks))
+            self._sender.send(ModelLoaded(command.call, longest_sequence_tokens(info, command.quota_blocks)))
+
+    def _remove(self, command: RemoveModel) -> None:
+        if command.model in self._attached:
+            del self._attached[command.model]
+            self._inbox.put(RemoveFromScheduler(command.model))
+            detached = self._detached.get()
+            assert detached == command.model, f"{detached} left, {command.model} was asked to"
+        self._sender.send(ModelRemoved(command.call))
