@@ -158,6 +158,23 @@ def test_log_probabilities__prefill_and_every_decode_step__match_transformers(
             assert [value for _, value in token.top] == pytest.approx(expected.topk(3).values.tolist(), abs=2e-4)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.2), ("float16", 0.03)])
+def test_half_precision__log_probabilities__stay_near_float32(
+    rig: CpuRig, demo_checkpoints: Mapping[str, Path], dtype: str, tolerance: float
+) -> None:
+    rig.load("half", demo_checkpoints["demo-qwen3"], dtype=dtype)
+    sequence = rig.sequence("half", make_prompt(90), NEW_TOKENS, logprobs=0)
+
+    rig.prefill([sequence], layers_per_slice=2)
+    reported = [rig.run(DecodeStep(model="half", sequences=(sequence,)))[0][0] for _ in range(NEW_TOKENS - 1)]
+
+    truth = AutoModelForCausalLM.from_pretrained(demo_checkpoints["demo-qwen3"], dtype=torch.float32)
+    with torch.inference_mode():
+        logprobs = truth(torch.tensor([sequence.token_ids])).logits[0].log_softmax(-1)[sequence.num_prompt_tokens :]
+    expected = [logprobs[step, token.token_id].item() for step, token in enumerate(reported)]
+    assert [token.logprob for token in reported] == pytest.approx(expected, abs=tolerance)
+
+
 def test_chunk_over_long_prefix__several_query_tiles__matches_transformers(
     rig: CpuRig, demo_checkpoints: Mapping[str, Path], reference: Reference
 ) -> None:
