@@ -15,17 +15,18 @@ import time
 import msgspec
 import psutil
 import ray
-from conftest import SLO, GatewayPeer
+from gateway_peer import GatewayPeer
 from ray import serve
 
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
-from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams
+from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.frames import Credit, Generate
 
 PROGRAM = "pdmux_actor.serving.process"
 PATIENCE_S = 60.0
+SLO = Slo(ttft_s=1.0, tbt_s=0.1)
 STARTED_S = time.monotonic()
 
 

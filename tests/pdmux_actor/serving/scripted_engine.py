@@ -1,0 +1,79 @@
+import asyncio
+
+from pdmux_actor.backends.base import EngineCapacity
+from pdmux_actor.errors import EngineDied, ModelLoadError
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
+
+
+class ScriptedEngine:
+    """An engine whose steps the test decides. Answers aborts and removals as an engine does."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.requests: dict[str, GenerateRequest] = {}  # not finished yet
+        self.failing_loads = 0
+        self.load_gate = asyncio.Event()
+        self.load_gate.set()
+        self._queue: asyncio.Queue = asyncio.Queue()
+        self._alive = True
+
+    async def start(self) -> EngineCapacity:
+        return EngineCapacity(device="fake", memory_bytes=1 << 30, block_bytes=1024, total_blocks=1000)
+
+    async def add_model(self, assignment: ModelAssignment) -> int:
+        await self.load_gate.wait()
+        self.calls.append(("add", assignment.model, assignment.quota_blocks))
+        if self.failing_loads:
+            self.failing_loads -= 1
+            raise ModelLoadError(model=assignment.model, reason="broken", remedy="mend it")
+        return assignment.max_model_len or 4096
+
+    async def remove_model(self, model: str) -> None:
+        self.calls.append(("remove", model))
+        for request_id in [r.request_id for r in self.requests.values() if r.model == model]:
+            self.emit(TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error="has left this unit"))
+        await asyncio.sleep(0)
+
+    async def set_quotas(self, quota_blocks) -> dict[str, int]:
+        self.calls.append(("quotas", dict(quota_blocks)))
+        return {model: 10 * quota for model, quota in quota_blocks.items()}
+
+    async def set_policy(self, policy: str) -> None:
+        self.calls.append(("policy", policy))
+
+    def submit(self, request: GenerateRequest) -> None:
+        assert request.request_id not in self.requests
+        self.requests[request.request_id] = request
+
+    def abort(self, request_id: str) -> None:
+        self.calls.append(("abort", request_id))
+        if request_id in self.requests:
+            self.emit(TokenEvent(request_id=request_id, finish=FinishReason.ABORT))
+
+    def emit(self, *events: TokenEvent) -> None:
+        """One engine step."""
+        for event in events:
+            if event.finish is not None:
+                del self.requests[event.request_id]
+        self._queue.put_nowait(events)
+
+    def die(self) -> None:
+        self._alive = False
+        self._queue.put_nowait(EngineDied(pid=1, exit_code=-9))
+
+    async def events(self):
+        while (item := await self._queue.get()) is not None:
+            if isinstance(item, EngineDied):
+                raise item
+            yield item
+
+    def load_report(self) -> None:
+        return None
+
+    def is_alive(self) -> bool:
+        return self._alive
+
+    async def stop(self) -> None:
+        self._alive = False
+        self._queue.put_nowait(None)
