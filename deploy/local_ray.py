@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError
+
+from deploy.errors import FleetStartError
 
 _OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
 
@@ -20,15 +23,16 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
     # Sockets in it have paths of at most 107 bytes: no deep TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="muxfleet-", dir="/tmp"))
     try:
-        ray.init(
-            address="local",
-            num_cpus=math.ceil(num_cpus),
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=is_verbose,
-            logging_level=logging.INFO if is_verbose else logging.CRITICAL,
-            _temp_dir=str(folder),
-        )
+        with _start_errors():
+            ray.init(
+                address="local",
+                num_cpus=math.ceil(num_cpus),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=is_verbose,
+                logging_level=_level(is_verbose),
+                _temp_dir=str(folder),
+            )
         quiet_serve(is_verbose)
         yield folder / "session_latest" / "logs"
     finally:
@@ -40,7 +44,8 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
 @contextmanager
 def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
     """A cluster that is already there."""
-    ray.init(address=address, log_to_driver=is_verbose, logging_level=logging.INFO if is_verbose else logging.CRITICAL)
+    with _start_errors():
+        ray.init(address=address, log_to_driver=is_verbose, logging_level=_level(is_verbose))
     try:
         quiet_serve(is_verbose)
         yield
@@ -53,6 +58,22 @@ def quiet_serve(is_verbose: bool) -> None:
     if not is_verbose:
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
         logging.getLogger("ray").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """Ray raises built-in exceptions for what is wrong with the machine or the address."""
+    try:
+        yield
+    except (RayError, RuntimeError, ConnectionError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FleetStartError(
+            reason=f"Ray does not start: {reason}", remedy="run again with -v for the logs"
+        ) from error
+
+
+def _level(is_verbose: bool) -> int:
+    return logging.INFO if is_verbose else logging.CRITICAL
 
 
 def _is_failing() -> bool:

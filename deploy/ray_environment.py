@@ -6,7 +6,9 @@ HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROU
 """The same on the head, on workers and where an application is built."""
 
 
-def ray_environment(*, proxy: str, auth_token: str) -> Mapping[str, str]:
+def ray_environment(*, proxy: str, auth_token: str, free_ports: tuple[int, int]) -> Mapping[str, str]:
+    """`free_ports` are for HAProxy's own metrics and statistics, which are on fixed ports otherwise."""
+    metrics_port, stats_port = free_ports
     variables: dict[str, str] = {
         # Without it Ray writes a token to the user's home and every later `ray` command asks for it.
         "RAY_AUTH_MODE": "token",
@@ -19,4 +21,7 @@ def ray_environment(*, proxy: str, auth_token: str) -> Mapping[str, str]:
         # HAProxy mode waits 30 s for clients of a gateway that goes; a local fleet has none worth it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
-    return {**variables, **HAPROXY} if proxy == "haproxy" else variables
+    if proxy != "haproxy":
+        return variables
+    ports = {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port)}
+    return {**variables, **HAPROXY, **ports}

@@ -7,8 +7,10 @@ from typing import Any, cast
 
 import httpx
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, UNITS_APP
@@ -19,18 +21,23 @@ from deploy.settings import FleetFile
 
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 10.0
+_SEE_LOGS = "run again with -v for the logs"
 _APPS = (GATEWAY_APP, UNITS_APP)
 
 
 class ServeFleet:
     def __init__(self, fleet: FleetFile) -> None:
-        self._fleet = fleet
+        self._controller: DeploymentHandle[Any] | None = None
         host = fleet.gateway.host
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{fleet.gateway.port}"
 
     def status(self) -> FleetStatus:
-        handle = serve.get_deployment_handle(CONTROLLER_DEPLOYMENT, app_name=GATEWAY_APP)
-        return cast(FleetStatus, handle.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
+        if self._controller is None:
+            handle = serve.get_deployment_handle(CONTROLLER_DEPLOYMENT, app_name=GATEWAY_APP)
+            # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
+            handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
+            self._controller = handle
+        return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
 
     def wait_until_ready(self, *, on_change: Callable[[ModelState], None], deadline_s: float) -> None:
         """Returns when every model is READY or has a problem that waiting does not solve.
@@ -64,7 +71,7 @@ class ServeFleet:
                 if app.status == ApplicationStatus.DEPLOY_FAILED:
                     raise FleetStartError(
                         reason=f"Serve could not deploy {name!r}: {_last_line(app.message)}",
-                        remedy="run again with -v for the logs",
+                        remedy=_SEE_LOGS,
                     )
             if all(n in statuses and statuses[n].status == ApplicationStatus.RUNNING for n in _APPS):
                 return
@@ -96,13 +103,16 @@ def serve_fleet(fleet: FleetFile) -> Iterator[ServeFleet]:
     """
     _refuse_foreign_applications()
     config = serve_config(fleet)
-    serve.start(
-        proxy_location=config["proxy_location"],
-        http_options=config["http_options"],
-        logging_config=config["logging_config"],
-    )
-    # The call behind `serve deploy`: options of the config apply, and later changes of it restart no more than needed.
-    _client().deploy_apps(ServeDeploySchema.model_validate(config))
+    try:
+        serve.start(
+            proxy_location=config["proxy_location"],
+            http_options=config["http_options"],
+            logging_config=config["logging_config"],
+        )
+        # The call behind `serve deploy`: options of the config apply, later changes of it restart no more than needed.
+        _client().deploy_apps(ServeDeploySchema.model_validate(config))
+    except (RayError, RayServeException, RuntimeError) as error:
+        raise FleetStartError(reason=f"Serve does not start: {_last_line(str(error))}", remedy=_SEE_LOGS) from error
     try:
         yield ServeFleet(fleet)
     finally:

@@ -29,7 +29,9 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     Raises:
         FleetStartError: it did not come up; what was started is stopped.
     """
-    export_environment(ray_environment(proxy=fleet.gateway.proxy, auth_token=secrets.token_hex(16)))
+    export_environment(
+        ray_environment(proxy=fleet.gateway.proxy, auth_token=secrets.token_hex(16), free_ports=_free_ports())
+    )
     # Ray reads its environment when it is imported.
     from deploy.serve_fleet import serve_fleet
 
@@ -94,6 +96,13 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("", 0))
+        other.bind(("", 0))
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 def _cluster(fleet: FleetFile, console: Console, *, is_verbose: bool) -> AbstractContextManager[Any]:
