@@ -73,13 +73,14 @@ class ControlLoop:
             unit = self._units[report.unit_id] = _Unit(report=report, heard_s=now_s)
             self._adopt(report)
             self._is_plan_due = True
-        elif _capacity(unit.report) != _capacity(report):
+        elif _capacity(unit.report) != _capacity(report) or unit.report.is_leaving != report.is_leaving:
             self._is_plan_due = True
         unit.report = report
         unit.heard_s = now_s
         if self._is_plan_due and self._solver is not None and self._may_plan(now_s):
             self._replan(self._solver)
-        unit.lease = self._lease(unit)
+        if unit.lease is None or not report.is_leaving:  # who leaves keeps its lease to the end
+            unit.lease = self._lease(unit)
         return unit.lease
 
     def fleet_view(self, now_s: float) -> FleetView | None:
@@ -112,13 +113,15 @@ class ControlLoop:
 
     def _make_room(self, pool: str, now_s: float) -> None:
         """A restarted unit comes with a new id: the silent one whose place it takes need not run into its expiry."""
-        peers = {i: u for i, u in self._units.items() if u.report.pool == pool}
+        peers = {i: u for i, u in self._units.items() if u.report.pool == pool and not u.report.is_leaving}
         quiet = [i for i, u in peers.items() if now_s - u.heard_s > self._timing.quiet_s]
         if quiet and len(peers) >= self._expected.get(pool, 0):
             self._drop(min(quiet, key=lambda i: (peers[i].heard_s, i)))
 
     def _adopt(self, report: UnitReport) -> None:
         """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not."""
+        if report.is_leaving:
+            return
         quotas = {m.model: m.quota_blocks for m in report.load.models} if report.load is not None else {}
         held = [s.model for s in report.models if s.phase in _HELD and self._catalog.get(s.model) is not None]
         if held:
@@ -127,11 +130,14 @@ class ControlLoop:
             adopted = UnitPlan(unit_id=report.unit_id, models=placements)
             self._plan = replace(self._plan, units=(*self._plan.units, adopted))
 
+    def _staying(self) -> dict[str, _Unit]:
+        return {i: u for i, u in self._units.items() if not u.report.is_leaving}
+
     def _is_complete(self) -> bool:
         present: dict[str, int] = {}
-        for unit in self._units.values():
+        for unit in self._staying().values():
             present[unit.report.pool] = present.get(unit.report.pool, 0) + 1
-        return bool(self._units) and all(present.get(p, 0) >= n for p, n in self._expected.items())
+        return bool(present) and all(present.get(p, 0) >= n for p, n in self._expected.items())
 
     def _may_plan(self, now_s: float) -> bool:
         """Only the first plan waits: later, a unit that is missing is a unit that was lost."""
@@ -144,13 +150,14 @@ class ControlLoop:
         unknown = {m.id for m in self._catalog.models if m.spec is None}
         kept = {u.unit_id: tuple(p for p in u.models if p.model in unknown) for u in self._plan.units}
         capacities = [
-            _without(_capacity(u.report), sum(p.quota_blocks for p in kept.get(i, ()))) for i, u in self._units.items()
+            _without(_capacity(u.report), sum(p.quota_blocks for p in kept.get(i, ())))
+            for i, u in self._staying().items()
         ]
         plan = solver.solve(capacities, placeable, self._plan)
         placed = {u.unit_id: u.models for u in plan.units}
         self._plan = replace(
             plan,
-            units=tuple(UnitPlan(unit_id=i, models=(*placed.get(i, ()), *kept.get(i, ()))) for i in self._units),
+            units=tuple(UnitPlan(unit_id=i, models=(*placed.get(i, ()), *kept.get(i, ()))) for i in self._staying()),
         )
         self._is_plan_due = False
 

@@ -50,7 +50,9 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReport:
-    """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream."""
+    """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
+    `is_leaving`: it opens no more streams, because it shuts down or its engine is gone.
+    """
 
     unit_id: str
     node: str
@@ -63,3 +65,4 @@ class UnitReport:
     lease_version: int
     models: tuple[ModelStatus, ...]
     load: LoadReport | None = None
+    is_leaving: bool = False

@@ -98,6 +98,7 @@ class Unit:
             lease_version=self._follower.lease_version,
             models=self._model_statuses(),
             load=self._engine.load_report(),
+            is_leaving=self._refusal is not None,
         )
 
     def _model_statuses(self) -> tuple[ModelStatus, ...]:

@@ -48,6 +48,7 @@ class FakeUnit:
     total_blocks: int = TOTAL_BLOCKS
     lease: Lease | None = None
     phases: dict[str, ModelPhase] = field(default_factory=dict)
+    is_leaving: bool = False
 
     def report(self) -> UnitReport:
         quotas = {a.model: a.quota_blocks for a in self.lease.models} if self.lease is not None else {}
@@ -82,6 +83,7 @@ class FakeUnit:
                 decode_sms=1,
                 steps_total=0,
             ),
+            is_leaving=self.is_leaving,
         )
 
     def obey(self, lease: Lease) -> None:

@@ -79,6 +79,32 @@ def test_heartbeat__one_of_two_units_dies__its_models_move_to_the_other() -> Non
     assert units[1].ready() == {"a", "b"}
 
 
+def test_heartbeat__unit_leaves__its_models_move_at_once_and_it_keeps_its_lease() -> None:
+    world = World(catalog("a", "b"), expected_units=2)
+    leaving, staying = world.start_unit(), world.start_unit()
+    world.beat(3)
+    before = leaving.lease
+
+    leaving.is_leaving = True
+    world.beat(3)
+
+    assert staying.ready() == {"a", "b"}
+    assert leaving.lease == before
+
+
+def test_heartbeat__replacement_of_a_leaving_unit__gets_its_models() -> None:
+    world = World(catalog("a", "b"), expected_units=1)
+    old = world.start_unit()
+    world.beat(3)
+    old.is_leaving = True
+    world.beat()
+
+    new = world.start_unit()
+    world.beat(2)
+
+    assert new.ready() == {"a", "b"}
+
+
 def test_heartbeat__control_loop_restarts__units_keep_what_they_serve_throughout() -> None:
     world = World(catalog("a", "b", "c", "d"), expected_units=2)
     units = [world.start_unit(), world.start_unit()]
@@ -256,6 +282,12 @@ class FleetMachine(RuleBasedStateMachine):
         ids = sorted(self.world.units)
         self.world.beat(times, silent=frozenset({ids[index % len(ids)]}))
 
+    @rule(index=st.integers(0, 3))
+    @precondition(lambda self: self.world.units)
+    def one_leaves(self, index: int) -> None:
+        ids = sorted(self.world.units)
+        self.world.units[ids[index % len(ids)]].is_leaving = True
+
     @rule()
     def restart_control_loop(self) -> None:
         self.world.restart_control_loop()
@@ -271,6 +303,9 @@ class FleetMachine(RuleBasedStateMachine):
         assert view is None or tuple(c.model for c in view.models) == self.wanted
 
     def teardown(self) -> None:
+        self.world.beat()
+        for unit_id in [i for i, u in self.world.units.items() if u.is_leaving]:
+            self.world.kill_unit(unit_id)
         if not self.world.units:
             self.world.start_unit()
         self.world.beat(SETTLE_BEATS + EXPIRY_BEATS)

@@ -1,0 +1,111 @@
+"""The other way to a fleet: a Ray cluster of one's own, `muxfleet render` and `serve deploy`."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from clients import MODELS, chat, client_of
+from conftest import fleet_file, free_port
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+BIN = Path(sys.executable).parent
+DEADLINE_S = 240.0
+
+
+class Cluster:
+    """`ray start --head --block`, which ends with all it started."""
+
+    def __init__(self, folder: Path) -> None:
+        first = free_port() + 20
+        gcs, dashboard, agent, metrics, client = (str(first + i) for i in range(5))
+        self.dashboard = f"http://127.0.0.1:{dashboard}"
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+            "RAY_ADDRESS": f"127.0.0.1:{gcs}",
+        }
+        head_environment = {k: v for k, v in self.environment.items() if k != "RAY_ADDRESS"}
+        self._head = subprocess.Popen(
+            [
+                BIN / "ray",
+                "start",
+                "--head",
+                "--block",
+                f"--port={gcs}",
+                f"--dashboard-port={dashboard}",
+                f"--dashboard-agent-listen-port={agent}",
+                f"--metrics-export-port={metrics}",
+                f"--ray-client-server-port={client}",
+                "--num-cpus=8",
+                "--object-store-memory=100000000",
+                f"--temp-dir={folder}",
+            ],
+            env=head_environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def serve(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(BIN / "serve"), arguments[0], "--address", self.dashboard, *arguments[1:]]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+
+    def stop(self) -> None:
+        processes = [psutil.Process(self._head.pid), *psutil.Process(self._head.pid).children(recursive=True)]
+        self._head.terminate()
+        _, alive = psutil.wait_procs(processes, timeout=20)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=10)
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    # Ray's sockets lie in the folder: their paths have at most 107 bytes.
+    cluster = Cluster(tmp_path_factory.mktemp("ray"))
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def test_render__deployed_with_serve__is_running_and_answers(cluster: Cluster, tmp_path: Path) -> None:
+    file = fleet_file(tmp_path, proxy="python")
+    rendered = tmp_path / "serve.yaml"
+    config = subprocess.run(
+        [BIN / "muxfleet", "render", file], env=cluster.environment, capture_output=True, text=True, check=True
+    )
+    rendered.write_text(config.stdout)
+    port = yaml.safe_load(config.stdout)["http_options"]["port"]
+
+    wait_for(lambda: cluster.serve("deploy", str(rendered)).returncode == 0, "serve deploy")
+    wait_for(lambda: running_applications(cluster) == {"units", "gateway"}, "serve status")
+    client = client_of(f"http://127.0.0.1:{port}")
+    wait_for(lambda: len(client.models.list().data) == len(MODELS), "the gateway's view")
+
+    assert all(chat(client, model, max_tokens=8) for model in MODELS)
+
+
+def running_applications(cluster: Cluster) -> set[str]:
+    status = cluster.serve("status")
+    if status.returncode != 0:
+        return set()
+    applications = yaml.safe_load(status.stdout)["applications"]
+    failed = {name: app["message"] for name, app in applications.items() if app["status"] == "DEPLOY_FAILED"}
+    assert not failed
+    return {name for name, app in applications.items() if app["status"] == "RUNNING"}
+
+
+def wait_for(is_done: Callable[[], bool], what: str) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not is_done():
+        assert time.monotonic() < until_s, f"{what}: not in {DEADLINE_S:g} s"
+        time.sleep(1.0)
