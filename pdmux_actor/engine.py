@@ -114,7 +114,7 @@ def build_scheduler(
     return Scheduler(
         policy=make_policy(policy),
         settings=settings,
-        pool=BlockPool(executor.total_blocks),
+        pool=BlockPool(executor.total_blocks, lendable_share=settings.kv_lendable_share),
         device=executor.device,
         latency=latency,
     )

@@ -87,6 +87,9 @@ class ModelLoad:
     preemptions_total: int
     prompt_tokens_total: int
     output_tokens_total: int
+    borrowed_blocks: int = 0  # of used_blocks, those beyond the quota
+    cached_blocks: int = 0  # prefixes that no sequence uses; taken whenever blocks are needed
+    prefix_hit_tokens_total: int = 0  # prompt tokens whose KV came from the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,14 @@ class LoadReport:
 
     models: tuple[ModelLoad, ...]
     total_blocks: int
-    free_blocks: int
+    free_blocks: int  # holding nothing; cached_blocks can be had as well
     prefill_sms: int
     decode_sms: int
     steps_total: int
+    cached_blocks: int = 0
+
+    @property
+    def fairness_gap(self) -> float:
+        """Max |R_i - R_j| over models with work, R = used / quota blocks (MuxServe's resource consumption)."""
+        ratios = [m.used_blocks / m.quota_blocks for m in self.models if m.quota_blocks and (m.running or m.waiting)]
+        return max(ratios) - min(ratios) if ratios else 0.0

@@ -1,5 +1,6 @@
 """Who owns which token block. Pure bookkeeping: ids, no tensors."""
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,52 +8,75 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.kv.prefix_cache import PrefixCache
+from pdmux_actor.kv.prefix_hash import PrefixHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockUsage:
+    """`used_blocks` beyond the quota are borrowed; `cached_blocks` hold prefixes that nobody uses."""
+
     used_blocks: int
     quota_blocks: int
+    cached_blocks: int
+
+    @property
+    def borrowed_blocks(self) -> int:
+        return max(0, self.used_blocks - self.quota_blocks)
 
 
 class _ModelRows:
-    """Rows of one model; a row is `blocks_per_row` blocks for the same tokens (see KvGeometry)."""
+    """Rows of one model; a row is `blocks_per_row` blocks for the same tokens (see KvGeometry).
 
-    __slots__ = ("free_rows", "geometry", "quota_blocks", "table", "used_rows")
+    A row is free, used (by `references[row]` sequences) or cached (by none, but a prefix lives in it).
+    """
+
+    __slots__ = ("cache", "free_rows", "geometry", "num_cached", "quota_blocks", "references", "table")
 
     def __init__(self, geometry: KvGeometry, max_rows: int, quota_blocks: int) -> None:
         self.geometry = geometry
         self.quota_blocks = quota_blocks
         self.table: npt.NDArray[np.int64] = np.zeros((max_rows, geometry.blocks_per_row), dtype=np.int64)
         self.free_rows = list(range(max_rows - 1, -1, -1))
-        self.used_rows = 0
+        self.references: dict[int, int] = {}
+        self.cache = PrefixCache()
+        self.num_cached = 0
 
     @property
     def used_blocks(self) -> int:
-        return self.used_rows * self.geometry.blocks_per_row
+        return len(self.references) * self.geometry.blocks_per_row
 
     @property
-    def allocatable_rows(self) -> int:
-        """Rows the quota still admits; negative after the quota shrank below what is held."""
-        return self.quota_blocks // self.geometry.blocks_per_row - self.used_rows
+    def quota_left_blocks(self) -> int:
+        """Negative while the model borrows."""
+        return self.quota_blocks - self.used_blocks
 
 
 class BlockPool:
     """One pool of equal blocks, shared by models of any shape (MuxServe's head-wise cache), under per-model quotas.
 
-    A block belongs to at most one row. The sum of quotas never exceeds the pool, so what a quota admits is there,
-    except while another model still holds more than a quota that was lowered under it.
+    free + used + cached == total, always. A model is sure of its quota (the quotas sum to no more than the pool): what
+    it lacks is taken from cached prefixes, then from models that hold more than theirs (`missing_blocks` says how much;
+    taking it is the scheduler's part). Beyond its quota a model may borrow what is idle, up to `lendable_share` of it.
     """
 
-    def __init__(self, total_blocks: int) -> None:
+    def __init__(self, total_blocks: int, *, lendable_share: float = 0.0) -> None:
         self.total_blocks = total_blocks
+        self._lendable_share = lendable_share
         self._free: npt.NDArray[np.int64] = np.arange(total_blocks, dtype=np.int64)
         self._num_free = total_blocks
         self._models: dict[str, _ModelRows] = {}
+        self._idle: OrderedDict[tuple[str, int], None] = OrderedDict()  # cached rows, least recently used first
+        self._cached_blocks = 0
+        self._claims: Mapping[str, int] = {}
 
     @property
     def free_blocks(self) -> int:
         return self._num_free
+
+    @property
+    def cached_blocks(self) -> int:
+        return self._cached_blocks
 
     def add_model(self, model: str, geometry: KvGeometry, quota_blocks: int) -> npt.NDArray[np.int64]:
         """Returns the row table `[max_rows, blocks_per_row]`, which allocation fills in place."""
@@ -62,55 +86,134 @@ class BlockPool:
         return rows.table
 
     def remove_model(self, model: str) -> None:
-        assert self._models[model].used_rows == 0, f"{model} still holds rows"
+        assert not self._models[model].references, f"{model} still holds rows"
+        for key in [key for key in self._idle if key[0] == model]:
+            self._evict(key)
         del self._models[model]
 
     def set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
-        """A quota below what the model holds takes nothing away: the model gets no more until it is below."""
+        """A quota below what the model holds takes nothing away at once: it makes the rest borrowed."""
         for model, quota in quota_blocks.items():
             self._models[model].quota_blocks = quota
 
-    def allocatable_rows(self, model: str) -> int:
-        rows = self._models[model]
-        return min(rows.allocatable_rows, self._num_free // rows.geometry.blocks_per_row)
+    def set_claims(self, claimed_blocks: Mapping[str, int]) -> None:
+        """Blocks that models are about to take within their quotas: others may not borrow them."""
+        self._claims = claimed_blocks
 
     def quota_rows(self, model: str) -> int:
         rows = self._models[model]
         return rows.quota_blocks // rows.geometry.blocks_per_row
 
-    def allocate_rows(self, model: str, count: int) -> list[int] | None:
-        """`count` rows, or None when quota or pool do not admit them all."""
+    def borrowed_blocks(self, model: str) -> int:
+        return max(0, -self._models[model].quota_left_blocks)
+
+    def allocatable_rows(self, model: str, *, reusing: Sequence[int] = ()) -> int:
+        """New rows the model can have when it also uses the rows `reusing` of its cache."""
         rows = self._models[model]
+        per_row = rows.geometry.blocks_per_row
+        revived_blocks = per_row * sum(1 for row in reusing if row not in rows.references)
+        obtainable = self._num_free + self._cached_blocks - revived_blocks
+        quota_left = rows.quota_left_blocks - revived_blocks
+        claimed = sum(blocks for other, blocks in self._claims.items() if other != model)
+        lendable = int(self._lendable_share * (obtainable - max(0, quota_left) - claimed))
+        return max(0, min(obtainable, max(0, quota_left) + max(0, lendable))) // per_row
+
+    def missing_blocks(self, model: str, num_rows: int) -> int:
+        """Blocks of the model's own quota that others hold, of those it needs for `num_rows` more rows."""
+        rows = self._models[model]
+        needed = num_rows * rows.geometry.blocks_per_row
+        if needed > rows.quota_left_blocks:
+            return 0  # not within its rights
+        return max(0, needed - self._num_free - self._cached_blocks)
+
+    def allocate_rows(self, model: str, count: int) -> list[int] | None:
+        """`count` rows used by one sequence, or None when quota or pool do not admit them all."""
         if count > self.allocatable_rows(model):
             return None
-        row_ids = rows.free_rows[-count:] if count else []
-        del rows.free_rows[len(rows.free_rows) - count :]
+        rows = self._models[model]
         num_blocks = count * rows.geometry.blocks_per_row
+        while self._num_free < num_blocks:
+            self._evict(next(iter(self._idle)))
+        row_ids = rows.free_rows[len(rows.free_rows) - count :]
+        del rows.free_rows[len(rows.free_rows) - count :]
         blocks = self._free[self._num_free - num_blocks : self._num_free]
-        rows.table[row_ids] = blocks.reshape(count, -1)
+        rows.table[row_ids] = blocks.reshape(count, rows.geometry.blocks_per_row)
         self._num_free -= num_blocks
-        rows.used_rows += count
+        rows.references.update(dict.fromkeys(row_ids, 1))
         return row_ids
 
+    def match_prefix(self, model: str, hashes: Sequence[PrefixHash]) -> list[int]:
+        """Rows of the longest cached prefix; `reuse_rows` makes them the caller's."""
+        return self._models[model].cache.match(hashes)
+
+    def reuse_rows(self, model: str, row_ids: Sequence[int]) -> None:
+        rows = self._models[model]
+        for row in row_ids:
+            if row in rows.references:
+                rows.references[row] += 1
+            else:
+                del self._idle[model, row]
+                rows.num_cached -= 1
+                self._cached_blocks -= rows.geometry.blocks_per_row
+                rows.references[row] = 1
+
+    def cache_prefix(self, model: str, hashes: Sequence[PrefixHash], row_ids: Sequence[int]) -> None:
+        """The rows, in use, hold the KV of these prefixes and will not be written again."""
+        self._models[model].cache.insert(hashes, row_ids)
+
     def free_rows(self, model: str, row_ids: Sequence[int]) -> None:
+        """One sequence less uses the rows. From the end of its tokens to the start: see PrefixCache."""
+        rows = self._models[model]
+        freed: list[int] = []
+        for row in reversed(row_ids):
+            left = rows.references[row] - 1
+            if left:
+                rows.references[row] = left
+                continue
+            del rows.references[row]
+            if rows.cache.holds(row):
+                self._idle[model, row] = None
+                rows.num_cached += 1
+                self._cached_blocks += rows.geometry.blocks_per_row
+            else:
+                freed.append(row)
+        self._give_back(rows, freed)
+
+    def usage(self, model: str) -> BlockUsage:
+        rows = self._models[model]
+        return BlockUsage(
+            used_blocks=rows.used_blocks,
+            quota_blocks=rows.quota_blocks,
+            cached_blocks=rows.num_cached * rows.geometry.blocks_per_row,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts that free + used + cached == total and that no block is in two rows."""
+        owned = [np.delete(rows.table, rows.free_rows, axis=0).ravel() for rows in self._models.values()]
+        blocks = np.concatenate([self._free[: self._num_free], *owned])
+        assert len(blocks) == self.total_blocks, f"{len(blocks)} blocks accounted for, {self.total_blocks} exist"
+        assert len(np.unique(blocks)) == self.total_blocks, "a block is in two rows"
+        used = sum(rows.used_blocks for rows in self._models.values())
+        assert self._num_free + used + self._cached_blocks == self.total_blocks, "the books do not balance"
+        for model, rows in self._models.items():
+            idle = {row for name, row in self._idle if name == model}
+            assert rows.num_cached == len(idle), f"cached rows of {model} are miscounted"
+            states = (set(rows.free_rows), set(rows.references), idle)
+            assert sum(map(len, states)) == len(rows.table) == len(set.union(*states)), f"a row of {model} is lost"
+
+    def _evict(self, key: tuple[str, int]) -> None:
+        del self._idle[key]
+        model, row = key
+        rows = self._models[model]
+        rows.cache.forget(row)
+        rows.num_cached -= 1
+        self._cached_blocks -= rows.geometry.blocks_per_row
+        self._give_back(rows, [row])
+
+    def _give_back(self, rows: _ModelRows, row_ids: Sequence[int]) -> None:
         if not row_ids:
             return
-        rows = self._models[model]
         num_blocks = len(row_ids) * rows.geometry.blocks_per_row
         self._free[self._num_free : self._num_free + num_blocks] = rows.table.take(row_ids, axis=0).ravel()
         self._num_free += num_blocks
         rows.free_rows.extend(row_ids)
-        rows.used_rows -= len(row_ids)
-
-    def usage(self, model: str) -> BlockUsage:
-        rows = self._models[model]
-        return BlockUsage(used_blocks=rows.used_blocks, quota_blocks=rows.quota_blocks)
-
-    def check_integrity(self) -> None:
-        """Asserts that free + owned == total and that no block is owned twice."""
-        owned = [np.delete(rows.table, rows.free_rows, axis=0).ravel() for rows in self._models.values()]
-        blocks = np.concatenate([self._free[: self._num_free], *owned])
-        assert len(blocks) == self.total_blocks, f"{len(blocks)} blocks accounted for, {self.total_blocks} exist"
-        assert len(np.unique(blocks)) == self.total_blocks, "a block is owned twice"
-        for model, rows in self._models.items():
-            assert len(set(rows.free_rows)) == len(rows.table) - rows.used_rows, f"rows of {model} do not add up"

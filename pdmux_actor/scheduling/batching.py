@@ -23,7 +23,7 @@ def take_chunks(
         sequence = next_for_prefill(queue, settings, num_taken=len(chunks))
         if sequence is None:
             break
-        length = sequence.num_uncomputed_tokens
+        length = queue.chunk_shape(sequence).new_tokens
         if length > budget_tokens:
             if whole_prompts and chunks:
                 break
@@ -62,9 +62,9 @@ def preview_chunks(queue: ModelQueue, settings: SchedulerSettings, budget_tokens
     for sequence in chain(queue.partial, islice(queue.waiting, free_places)):
         if budget_tokens <= 0:
             break
-        length = min(sequence.num_uncomputed_tokens, budget_tokens)
-        shapes.append(ChunkShape(length, sequence.num_computed_tokens))
-        budget_tokens -= length
+        whole = queue.chunk_shape(sequence)
+        shapes.append(ChunkShape(min(whole.new_tokens, budget_tokens), whole.context_tokens))
+        budget_tokens -= whole.new_tokens
     return shapes
 
 
@@ -73,26 +73,44 @@ def _take(queue: ModelQueue, sequence: Sequence) -> None:
         queue.partial.popleft()
         return
     queue.waiting.popleft()
-    rows = queue.pool.allocate_rows(queue.model, queue.rows_for(len(sequence.token_ids)))
+    cached = queue.cached_prefix(sequence)
+    queue.pool.reuse_rows(queue.model, cached)
+    rows = queue.pool.allocate_rows(queue.model, queue.rows_for(len(sequence.token_ids)) - len(cached))
     assert rows is not None, "admitted beyond the pool"
-    sequence.rows = rows
+    sequence.rows = cached + rows
+    sequence.num_computed_tokens = len(cached) * queue.info.geometry.tokens_per_row
+    queue.prefix_hit_tokens_total += sequence.num_computed_tokens
     sequence.status = SequenceStatus.PREFILLING
 
 
-def grow_running(queue: ModelQueue, steps: int, preempt: Callable[[Sequence], None]) -> list[Sequence]:
+def grow_running(
+    queue: ModelQueue,
+    steps: int,
+    preempt: Callable[[Sequence], None],
+    reclaim: Callable[[ModelQueue, int], None],
+) -> list[Sequence]:
     """Running sequences, oldest first, with rows for `steps` more tokens.
 
-    Where rows run out, `preempt` takes the youngest out of `running`: the oldest always gets on, nothing deadlocks.
+    Where rows run out, `reclaim` takes back what others borrowed; what of it is in flight is waited for. Beyond the
+    model's own rights `preempt` takes the youngest out of `running`: the oldest always gets on, nothing deadlocks.
     """
     ready: list[Sequence] = []
-    while len(ready) < len(queue.running):
-        sequence = queue.running[len(ready)]
+    num_stalled = 0
+    while len(ready) + num_stalled < len(queue.running):
+        sequence = queue.running[len(ready) + num_stalled]
         missing = queue.rows_for(len(sequence.token_ids) - 1 + steps) - len(sequence.rows)
-        if missing > 0:
+        if missing <= 0:
+            ready.append(sequence)
+            continue
+        rows = queue.pool.allocate_rows(queue.model, missing)
+        if rows is None:
+            reclaim(queue, missing)
             rows = queue.pool.allocate_rows(queue.model, missing)
-            if rows is None:
-                preempt(queue.running[-1])
-                continue
+        if rows is not None:
             sequence.rows += rows
-        ready.append(sequence)
+            ready.append(sequence)
+        elif queue.pool.missing_blocks(queue.model, missing) > 0:
+            num_stalled += 1
+        else:
+            preempt(queue.running[-1])
     return ready

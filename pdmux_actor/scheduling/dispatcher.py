@@ -35,6 +35,7 @@ class Dispatcher:
         predictor: LatencyPredictor,
         queues: Mapping[str, ModelQueue],
         preempt: Callable[[Sequence], None],
+        reclaim: Callable[[ModelQueue, int], None],
     ) -> None:
         self.batches: list[PrefillBatch] = []
         self.flight = LanesInFlight(device.num_sms)
@@ -43,6 +44,7 @@ class Dispatcher:
         self._predictor = predictor
         self._queues = queues
         self._preempt = preempt
+        self._reclaim = reclaim
         self._next_batch_id = 0
 
     @property
@@ -116,7 +118,7 @@ class Dispatcher:
 
     def _decode(self, queue: ModelQueue, steps: int, sms: int, now_s: float) -> list[Launch]:
         steps = min(steps, queue.look_ahead_room())
-        sequences = grow_running(queue, steps, self._preempt)
+        sequences = grow_running(queue, steps, self._preempt, self._reclaim)
         if not sequences:
             return []
         set_in_flight(sequences, True)
@@ -124,7 +126,7 @@ class Dispatcher:
         return self._take_off(launch, sms, now_s)
 
     def _mixed(self, queue: ModelQueue, token_budget: int, sms: int, now_s: float) -> list[Launch]:
-        sequences = grow_running(queue, 1, self._preempt)
+        sequences = grow_running(queue, 1, self._preempt, self._reclaim)
         chunks = take_chunks(queue, self._settings, token_budget - len(sequences), whole_prompts=False)
         if not chunks and not sequences:
             return []

@@ -18,6 +18,7 @@ class ModelQueue:
 
     info: ModelInfo
     pool: BlockPool
+    caches_prefixes: bool = True
     waiting: deque[Sequence] = field(default_factory=deque)
     partial: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
@@ -25,6 +26,7 @@ class ModelQueue:
     removing: bool = False
     preemptions_total: int = 0
     prompt_tokens_total: int = 0
+    prefix_hit_tokens_total: int = 0
     output_tokens_total: int = 0
 
     @property
@@ -55,6 +57,10 @@ class ModelQueue:
         yield from self.running
 
     @property
+    def borrowed_blocks(self) -> int:
+        return self.pool.borrowed_blocks(self.model)
+
+    @property
     def max_len(self) -> int:
         """Tokens of the longest sequence that context and quota admit."""
         return longest_sequence_tokens(self.info, self.pool.usage(self.model).quota_blocks)
@@ -78,10 +84,38 @@ class ModelQueue:
         if resident >= max_resident:
             return False
         spare_rows = int(watermark * self.pool.quota_rows(self.model)) + 1 if resident else 0
-        return self.rows_for(len(sequence.token_ids)) + spare_rows <= self.pool.allocatable_rows(self.model)
+        cached = self.cached_prefix(sequence)
+        new_rows = self.rows_for(len(sequence.token_ids)) - len(cached)
+        return new_rows + spare_rows <= self.pool.allocatable_rows(self.model, reusing=cached)
+
+    def cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from."""
+        if not self.caches_prefixes:
+            return []
+        hashes = sequence.hashes(len(sequence.token_ids) - 1, self.info.geometry.tokens_per_row)
+        return self.pool.match_prefix(self.model, hashes)
+
+    def cache_computed(self, sequence: Sequence) -> None:
+        """Offers the full rows whose tokens all have KV to later sequences."""
+        if self.caches_prefixes:
+            hashes = sequence.hashes(sequence.num_computed_tokens, self.info.geometry.tokens_per_row)
+            self.pool.cache_prefix(self.model, hashes, sequence.rows[: len(hashes)])
 
     def chunk_shape(self, sequence: Sequence) -> ChunkShape:
-        return ChunkShape(sequence.num_uncomputed_tokens, sequence.num_computed_tokens)
+        """What is left to prefill; of a waiting sequence, behind what the cache holds."""
+        known = sequence.num_computed_tokens
+        if sequence.status is SequenceStatus.WAITING:
+            known = len(self.cached_prefix(sequence)) * self.info.geometry.tokens_per_row
+        return ChunkShape(len(sequence.token_ids) - known, known)
+
+    def claimed_blocks(self) -> int:
+        """Blocks of its own quota that the next waiting sequence needs and nobody may borrow now."""
+        if not self.waiting or self.removing:
+            return 0
+        head = self.waiting[0]
+        needed = (self.rows_for(len(head.token_ids)) + 1) * self.info.geometry.blocks_per_row
+        usage = self.pool.usage(self.model)
+        return max(0, min(needed, usage.quota_blocks - usage.used_blocks))
 
     def insert_running(self, sequence: Sequence) -> None:
         """Keeps `running` ordered by arrival; a newcomer is nearly always the youngest."""
@@ -107,6 +141,9 @@ class ModelQueue:
             waiting=len(self.waiting),
             used_blocks=usage.used_blocks,
             quota_blocks=usage.quota_blocks,
+            borrowed_blocks=usage.borrowed_blocks,
+            cached_blocks=usage.cached_blocks,
+            prefix_hit_tokens_total=self.prefix_hit_tokens_total,
             preemptions_total=self.preemptions_total,
             prompt_tokens_total=self.prompt_tokens_total,
             output_tokens_total=self.output_tokens_total,

@@ -34,6 +34,7 @@ from pdmux_actor.scheduling.policies.base import (
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.quota_transfer import QuotaTransfer
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import LatencyModel
@@ -53,6 +54,8 @@ class Scheduler:
         self.log = DecisionLog(settings.decision_log_entries)
         self._policy = policy
         self._pool = pool
+        self._caches_prefixes = settings.prefix_cache
+        self._quota_transfer = QuotaTransfer(settings.quota_period_s) if settings.adapt_quotas else None
         self._predictor = LatencyPredictor(latency)
         self._queues: dict[str, ModelQueue] = {}
         self._sequences: dict[str, Sequence] = {}  # every request that has not been answered
@@ -62,6 +65,7 @@ class Scheduler:
             predictor=self._predictor,
             queues=self._queues,
             preempt=self._preempt,
+            reclaim=self._reclaim,
         )
         self._dropped: list[Launch] = []
         self._token_events: list[TokenEvent] = []
@@ -90,13 +94,14 @@ class Scheduler:
     def attach_model(self, info: ModelInfo, quota_blocks: int) -> npt.NDArray[np.int64]:
         """Returns the row table `[max_rows, blocks_per_row]` for the executor."""
         table = self._pool.add_model(info.model, info.geometry, quota_blocks)
-        self._queues[info.model] = ModelQueue(info=info, pool=self._pool)
+        self._queues[info.model] = ModelQueue(info=info, pool=self._pool, caches_prefixes=self._caches_prefixes)
         return table
 
     def decide(self, now_s: float) -> Seq[Launch]:
         """Launches to submit now, in order."""
         launches, self._dropped = self._dropped, []
         if self._sequences and not self._dispatcher.flight.all_busy:
+            self._settle_quotas(now_s)
             for action in self._policy.choose(self._dispatcher.state(), now_s):
                 launches += self._dispatcher.act(action, now_s)
         self.log.record(now_s, launches)
@@ -132,6 +137,7 @@ class Scheduler:
             models=tuple(queue.load() for queue in self._queues.values()),
             total_blocks=self._pool.total_blocks,
             free_blocks=self._pool.free_blocks,
+            cached_blocks=self._pool.cached_blocks,
             prefill_sms=self._dispatcher.flight.partition.prefill_sms,
             decode_sms=self._dispatcher.flight.partition.decode_sms,
             steps_total=self._steps_total,
@@ -140,14 +146,16 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests, after any step."""
         self._pool.check_integrity()
-        held_blocks = 0
+        used_blocks = 0
         for queue in self._queues.values():
             queue.check_integrity()
             resident = list(queue.sequences())
             for batch in self._dispatcher.batches:
                 resident += [chunk.sequence for chunk in batch.chunks if batch.model == queue.model]
-            held_blocks += sum(len(s.rows) for s in resident) * queue.info.geometry.blocks_per_row
-        assert held_blocks == self._pool.total_blocks - self._pool.free_blocks, "blocks leaked"
+            rows = {row for sequence in resident for row in sequence.rows}  # a cached prefix may have several users
+            used_blocks += len(rows) * queue.info.geometry.blocks_per_row
+        free_or_cached = self._pool.free_blocks + self._pool.cached_blocks
+        assert used_blocks == self._pool.total_blocks - free_or_cached, "blocks leaked"
 
     # ---- arrivals, aborts, removal ----
 
@@ -230,6 +238,7 @@ class Scheduler:
             if sequence.pending_finish is not None:
                 self._release(sequence)
             elif chunk.samples:
+                queue.cache_computed(sequence)
                 sequence.status = SequenceStatus.RUNNING
                 queue.insert_running(sequence)
             else:
@@ -305,6 +314,24 @@ class Scheduler:
         queue.preemptions_total += 1
         self._refuse_if_too_long(queue, victim)  # after the quota was lowered below what it needs
 
+    def _settle_quotas(self, now_s: float) -> None:
+        """Moves quota to where it is used, and gives waiting prompts the part of their quota that others borrowed."""
+        if self._quota_transfer is not None:
+            self._pool.set_quotas(self._quota_transfer.update(now_s, self._queues.values()))
+        self._pool.set_claims({queue.model: queue.claimed_blocks() for queue in self._queues.values()})
+        for queue in self._queues.values():
+            if queue.waiting and not queue.removing:
+                self._reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
+
+    def _reclaim(self, lender: ModelQueue, num_rows: int) -> None:
+        """Preempts borrowers until the lender can have rows within its quota; what is in flight is left to its end."""
+        borrowers = [q for q in self._queues.values() if q is not lender]
+        while self._pool.missing_blocks(lender.model, num_rows) > 0:
+            victims = [q for q in borrowers if q.running and not q.running[-1].in_flight and q.borrowed_blocks > 0]
+            if not victims:
+                return
+            self._preempt(max(victims, key=lambda q: q.borrowed_blocks).running[-1])
+
     def _release(self, sequence: Sequence) -> None:
         self._withdraw(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -314,5 +341,6 @@ class Scheduler:
         assert sequence.status is not SequenceStatus.FINISHED
         queue = self._queues[sequence.model]
         queue.discard(sequence)
+        queue.cache_computed(sequence)
         self._pool.free_rows(queue.model, sequence.rows)
         sequence.rows = []

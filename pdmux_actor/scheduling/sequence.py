@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pdmux_actor.kv.prefix_hash import PrefixHash, extend_hashes
 from pdmux_actor.messages import FinishReason, GenerateRequest
 
 
@@ -29,6 +30,7 @@ class Sequence:
     num_prompt_tokens: int
     num_computed_tokens: int = 0  # KV exists for token_ids[:num_computed_tokens]
     rows: list[int] = field(default_factory=list)
+    prefix_hashes: list[PrefixHash] = field(default_factory=list)  # one per row that token_ids fill, lazily
     status: SequenceStatus = SequenceStatus.WAITING
     in_flight: bool = False
     pending_finish: FinishReason | None = None
@@ -44,6 +46,12 @@ class Sequence:
             token_ids=[*request.prompt_token_ids, *request.output_token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
         )
+
+    def hashes(self, num_tokens: int, tokens_per_row: int) -> list[PrefixHash]:
+        """Names of the full rows among the first `num_tokens` tokens."""
+        if len(self.prefix_hashes) < num_tokens // tokens_per_row:
+            extend_hashes(self.prefix_hashes, self.token_ids, tokens_per_row)
+        return self.prefix_hashes[: num_tokens // tokens_per_row]
 
     @property
     def model(self) -> str:

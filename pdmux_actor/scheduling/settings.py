@@ -13,6 +13,10 @@ class SchedulerSettings:
     max_batch_tokens: int = 2048
     chunk_budget_tokens: int = 256
     max_running_sequences: int = 64
+    prefix_cache: bool = True
+    kv_lendable_share: float = 0.5  # of the idle blocks, that a model may hold beyond its quota
+    adapt_quotas: bool = True  # from models that use little of theirs to models that lack blocks
+    quota_period_s: float = 4.0
     kv_watermark: float = 0.02  # share of a model's quota kept free at admission, so that running sequences can grow
     static_decode_share: float = 0.5  # of the SMs, for the policies that do not choose a partition
     max_look_ahead_steps: int = 4

@@ -14,6 +14,7 @@ from profiler.latency import ChunkShape
 from profiler.specs import DeviceSpec, ModelSpec
 
 BLOCK_BYTES = 1024
+PLAIN = SchedulerSettings(prefix_cache=False, adapt_quotas=False, kv_lendable_share=0.0)
 TOTAL_BLOCKS = 600
 
 
@@ -41,7 +42,14 @@ def make_device(num_sms: int = 2) -> DeviceSpec:
     )
 
 
-def make_info(model: str, num_layers: int = 4, num_kv_heads: int = 2, head_dim: int = 16, eos: int = -1) -> ModelInfo:
+def make_info(
+    model: str,
+    num_layers: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    eos: int = -1,
+    max_model_len: int = 512,
+) -> ModelInfo:
     spec = ModelSpec(
         architecture="LlamaForCausalLM",
         num_layers=num_layers,
@@ -60,7 +68,7 @@ def make_info(model: str, num_layers: int = 4, num_kv_heads: int = 2, head_dim: 
         spec=spec,
         geometry=KvGeometry.of(spec, BLOCK_BYTES),
         eos_token_ids=frozenset({eos}),
-        max_model_len=512,
+        max_model_len=max_model_len,
     )
 
 
@@ -68,6 +76,7 @@ INFOS: Mapping[str, ModelInfo] = {
     "a": make_info("a"),
     "b": make_info("b", num_layers=3, num_kv_heads=1, head_dim=32),
     "c": make_info("c", num_layers=5, num_kv_heads=4, head_dim=8),
+    "short": make_info("short", num_layers=3, num_kv_heads=1, head_dim=32, max_model_len=64),
 }
 
 
@@ -113,9 +122,7 @@ class VirtualEngine:
             block_bytes=BLOCK_BYTES,
             clock=VirtualClock(),
         )
-        scheduler = build_scheduler(
-            self.executor, policy=policy, settings=settings or SchedulerSettings(), latency=LinearLatency()
-        )
+        scheduler = build_scheduler(self.executor, policy=policy, settings=settings or PLAIN, latency=LinearLatency())
         attach = [(0.0, AttachModel(INFOS[m], quota_blocks)) for m in models]
         self.timetable = Timetable([*attach, *events])
         self.loop = EngineLoop(executor=self.executor, scheduler=scheduler, events=self.timetable, outbox=self._collect)

@@ -1,3 +1,5 @@
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -6,52 +8,80 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
 
 GEOMETRIES = {"a": KvGeometry(blocks_per_row=8, tokens_per_row=8), "b": KvGeometry(blocks_per_row=3, tokens_per_row=16)}
+TOTAL = 100
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Allocations of two models of different shapes under changing quotas, against a plain model of who owns what."""
+    """Sequences of two models with shared prefixes, under changing quotas, against a plain model of who uses what."""
 
-    rows = Bundle("rows")
+    sequences = Bundle("sequences")
 
     def __init__(self):
         super().__init__()
-        self.pool = BlockPool(100)
+        self.pool = BlockPool(TOTAL, lendable_share=0.5)
         self.tables = {m: self.pool.add_model(m, g, 40) for m, g in GEOMETRIES.items()}
         self.quotas = {"a": 40, "b": 40}
-        self.owned = {}
+        self.uses = Counter()  # (model, row) -> sequences
+        self.blocks_of = {}
 
-    @rule(target=rows, model=st.sampled_from("ab"), count=st.integers(1, 6))
-    def allocate(self, model, count):
-        need = count * GEOMETRIES[model].blocks_per_row
-        used = self.pool.usage(model).used_blocks
-        row_ids = self.pool.allocate_rows(model, count)
-        fits = used + need <= self.quotas[model] and need <= 100 - sum(len(b) for b in self.owned.values())
-        assert (row_ids is not None) == fits
-        if row_ids is None:
-            return (model, ())
-        for row in row_ids:
-            self.owned[model, row] = self.tables[model][row].tolist()
-        return (model, tuple(row_ids))
+    @rule(target=sequences, model=st.sampled_from("ab"), prefix=st.integers(0, 2), count=st.integers(1, 6))
+    def start(self, model, prefix, count):
+        """A sequence of `count` rows; those that start alike have the same prefix number."""
+        hashes = [bytes([prefix, i]) for i in range(count - 1)]
+        cached = self.pool.match_prefix(model, hashes)
+        allowed = self.pool.allocatable_rows(model, reusing=cached)
+        fresh = count - len(cached)
+        if fresh > allowed:
+            return None
+        self.pool.reuse_rows(model, cached)
+        rows = self.pool.allocate_rows(model, fresh)
+        assert rows is not None, "what is allocatable is allocated, also behind a reused prefix"
+        assert not set(rows) & {row for name, row in self.uses if name == model}, "a row in use was given away"
+        rows = [*cached, *rows]
+        for row in rows:
+            self.uses[model, row] += 1
+            self.blocks_of[model, row] = self.tables[model][row].tolist()
+        return (model, tuple(rows), tuple(hashes))
 
-    @rule(held=consumes(rows))
-    def free(self, held):
-        model, row_ids = held
-        self.pool.free_rows(model, row_ids)
-        for row in row_ids:
-            del self.owned[model, row]
+    @rule(sequence=sequences)
+    def prefill_ends(self, sequence):
+        if sequence is not None:
+            model, rows, hashes = sequence
+            if all(self.uses[model, row] for row in rows):
+                self.pool.cache_prefix(model, hashes, rows[: len(hashes)])
 
-    @rule(model=st.sampled_from("ab"), quota=st.integers(0, 60))
-    def set_quota(self, model, quota):
-        self.quotas[model] = quota
-        self.pool.set_quotas({model: quota})
+    @rule(sequence=consumes(sequences))
+    def end(self, sequence):
+        if sequence is None:
+            return
+        model, rows, _ = sequence
+        self.pool.free_rows(model, rows)
+        for row in rows:
+            self.uses[model, row] -= 1
+        self.uses = +self.uses
+
+    @rule(quotas=st.sampled_from([(40, 40), (90, 10), (0, 100), (50, 0)]))
+    def change_quotas(self, quotas):
+        self.quotas = dict(zip("ab", quotas, strict=True))
+        self.pool.set_quotas(self.quotas)
 
     @invariant()
-    def blocks_balance_and_rows_keep_their_blocks(self):
+    def books_balance_and_rows_in_use_keep_their_blocks(self):
         self.pool.check_integrity()
-        for (model, row), blocks in self.owned.items():
-            assert self.tables[model][row].tolist() == blocks
-        assert self.pool.free_blocks == 100 - sum(len(b) for b in self.owned.values())
+        for model, row in self.uses:
+            assert self.tables[model][row].tolist() == self.blocks_of[model, row]
+        used = sum(GEOMETRIES[model].blocks_per_row for model, _ in self.uses)
+        assert self.pool.free_blocks + self.pool.cached_blocks + used == TOTAL
+
+    @invariant()
+    def a_model_is_sure_of_its_quota(self):
+        """Unless another one holds what it borrowed, and then exactly that is missing."""
+        for model, geometry in GEOMETRIES.items():
+            usage = self.pool.usage(model)
+            rights = max(0, usage.quota_blocks - usage.used_blocks) // geometry.blocks_per_row
+            if self.pool.missing_blocks(model, rights) == 0:
+                assert self.pool.allocatable_rows(model) >= rights
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=60, deadline=None)
+TestBlockPool.settings = settings(max_examples=80, deadline=None)

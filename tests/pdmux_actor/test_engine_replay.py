@@ -33,7 +33,7 @@ def test_replay__real_time_run__same_decisions(policy):
     replayed.run()
 
     decisions = recorded.scheduler.log.decisions()
-    assert len(decisions) > 30
+    assert len(decisions) > 20
     assert replayed.scheduler.log.decisions() == decisions
 
 

@@ -1,12 +1,12 @@
 """What distinguishes the policies, seen in the decision log of runs in virtual time."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
-from engine_rig import VirtualEngine, make_request
+from engine_rig import PLAIN, VirtualEngine, make_request
 
 from pdmux_actor.scheduling.events import Arrival
-from pdmux_actor.scheduling.settings import SchedulerSettings
 
 TIGHT_S = 0.006  # a decode step alone takes 4.1 ms, beside a prefill at worst 1.3 times that
 
@@ -48,15 +48,15 @@ def test_muxwise__more_sms_than_decode_needs__prefill_has_the_rest():
 
 
 def test_muxwise__without_layer_slicing__whole_prefills():
-    settings = SchedulerSettings(layer_slicing=False)
+    settings = replace(PLAIN, layer_slicing=False)
     slices = [line for line in launches(prefill_beside_decode("muxwise", settings=settings)) if "batch 2" in line]
 
     assert slices == ["prefill a batch 2 layers [0,4) tokens 0+200"]
 
 
 def test_muxwise__without_query_sync__decode_waits_for_the_last_slice():
-    without = prefill_beside_decode("muxwise", settings=SchedulerSettings(query_sync=False))
-    with_sync = prefill_beside_decode("muxwise", settings=SchedulerSettings(query_sync=True))
+    without = prefill_beside_decode("muxwise", settings=replace(PLAIN, query_sync=False))
+    with_sync = prefill_beside_decode("muxwise", settings=replace(PLAIN, query_sync=True))
 
     assert _decodes_before_merge(without) == 0
     assert _decodes_before_merge(with_sync) > 0
@@ -80,7 +80,7 @@ def overtaking(policy="muxwise", *, short_ttft_s=0.05, long_ttft_s=2.0, settings
     long = make_request("long", prompt_tokens=400, max_tokens=2, ttft_s=long_ttft_s)
     short = make_request("short", prompt_tokens=10, max_tokens=2, ttft_s=short_ttft_s)
     events = [(0.0, Arrival(long)), (0.002, Arrival(short))]
-    settings = settings or SchedulerSettings(solo_slice_s=0.01)
+    settings = settings or replace(PLAIN, solo_slice_s=0.01)
     return VirtualEngine(events, policy=policy, quota_blocks=600, settings=settings).run()
 
 
@@ -105,7 +105,7 @@ def test_preemption__short_prompt_has_time__waits_its_turn():
 
 
 def test_preemption__switched_off__never_happens():
-    settings = SchedulerSettings(solo_slice_s=0.01, preempt_prefill=False)
+    settings = replace(PLAIN, solo_slice_s=0.01, preempt_prefill=False)
 
     assert first_tokens(overtaking(settings=settings)) == ["long", "short"]
 
@@ -116,7 +116,7 @@ def test_preemption__of_the_preempting_batch__does_not_happen():
         (0.002, Arrival(make_request("middle", prompt_tokens=150, max_tokens=1, ttft_s=0.06))),
         (0.014, Arrival(make_request("short", prompt_tokens=5, max_tokens=1, ttft_s=0.02))),
     ]
-    settings = SchedulerSettings(solo_slice_s=0.005)
+    settings = replace(PLAIN, solo_slice_s=0.005)
     engine = VirtualEngine(events, policy="muxwise", quota_blocks=600, settings=settings).run()
 
     assert first_tokens(engine)[0] == "middle"
@@ -146,7 +146,7 @@ def test_mux__nothing_waits__looks_ahead_within_the_target():
 
 def test_adbs__two_models__prefills_in_turn_and_decodes_beside():
     requests = [make_request(f"{m}{i}", m, 100, 20, first=i) for i in range(4) for m in "ab"]
-    settings = SchedulerSettings(max_batch_tokens=100)
+    settings = replace(PLAIN, max_batch_tokens=100)
     engine = VirtualEngine(
         [(0.0, Arrival(r)) for r in requests], policy="adbs", models="ab", quota_blocks=280, settings=settings
     ).run()

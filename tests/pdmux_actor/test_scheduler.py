@@ -1,5 +1,7 @@
+from dataclasses import replace
+
 import pytest
-from engine_rig import INFOS, TOTAL_BLOCKS, VirtualEngine, make_request
+from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, VirtualEngine, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,9 +69,7 @@ def test_scheduler__memory_runs_out__preempts_and_loses_nothing(policy):
     arrivals = [(0.0, Arrival(r)) for r in requests]
     quota = 10 * INFOS["a"].geometry.blocks_per_row
 
-    engine = VirtualEngine(
-        arrivals, policy=policy, quota_blocks=quota, settings=SchedulerSettings(kv_watermark=0.0)
-    ).run()
+    engine = VirtualEngine(arrivals, policy=policy, quota_blocks=quota, settings=replace(PLAIN, kv_watermark=0.0)).run()
 
     assert engine.scheduler.load_report().models[0].preemptions_total > 0
     for request in requests:
@@ -185,8 +185,12 @@ _events = st.lists(
     gap_s=st.sampled_from([0.0, 0.002, 0.02]),
     num_sms=st.integers(1, 4),
     policy=st.sampled_from(ALL_POLICIES),
+    prefix_cache=st.booleans(),
+    lendable_share=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(plan, gap_s, num_sms, policy):
+def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
+    plan, gap_s, num_sms, policy, prefix_cache, lendable_share
+):
     events, requests = [], []
     for i, step in enumerate(plan):
         match step:
@@ -203,7 +207,14 @@ def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(plan,
             case ("remove", model):
                 events.append((gap_s * i, RemoveModel(model)))
 
-    small = SchedulerSettings(max_batch_tokens=100, chunk_budget_tokens=16, max_running_sequences=5)
+    small = SchedulerSettings(
+        max_batch_tokens=100,
+        chunk_budget_tokens=16,
+        max_running_sequences=5,
+        prefix_cache=prefix_cache,
+        kv_lendable_share=lendable_share,
+        quota_period_s=0.05,
+    )
     engine = VirtualEngine(events, policy=policy, models="abc", num_sms=num_sms, settings=small).run()
 
     for request in requests:
@@ -211,4 +222,5 @@ def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(plan,
         assert engine.token_events.index(engine.ends_of(request.request_id)[0]) == max(
             i for i, e in enumerate(engine.token_events) if e.request_id == request.request_id
         )
-    assert engine.scheduler.load_report().free_blocks == TOTAL_BLOCKS
+    report = engine.scheduler.load_report()
+    assert report.free_blocks + report.cached_blocks == TOTAL_BLOCKS

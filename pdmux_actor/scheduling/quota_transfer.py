@@ -1,0 +1,79 @@
+"""Quotas that follow use: MuxServe's adaptive adjustment (§4.2.3), in real token blocks, with floors and hysteresis."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pdmux_actor.scheduling.queues import ModelQueue
+
+_NEEDY, _IDLE = 0.9, 0.5  # use of the quota above which a model receives, below which it gives
+_GIVE_SHARE = 0.5  # of what an idle model does not use, per period
+_LEAST_SHARE = 0.05  # of the giver's quota: less is not worth a move
+
+
+@dataclass(slots=True)
+class _Use:
+    """Peak use of a model since the last transfer; its floor holds the longest sequence it has promised to take."""
+
+    floor_blocks: int
+    peak_blocks: int = 0
+    was_short: bool = False
+
+
+class QuotaTransfer:
+    """Call `update` at every decision; every `period_s` it may move quota from models that idle to models in need.
+
+    The sum of the quotas never grows, so nothing is promised twice; a giver keeps at least its peak use and its floor.
+    """
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._next_s: float | None = None
+        self._uses: dict[str, _Use] = {}
+
+    def update(self, now_s: float, queues: Iterable[ModelQueue]) -> Mapping[str, int]:
+        """New quotas in blocks of the models whose quota changes."""
+        present = {queue.model: queue for queue in queues if not queue.removing}
+        for model in [m for m in self._uses if m not in present]:
+            del self._uses[model]
+        for model, queue in present.items():
+            self._observe(self._uses.setdefault(model, _Use(queue.rows_for(queue.max_len) * _row(queue))), queue)
+        if self._next_s is None:
+            self._next_s = now_s + self._period_s
+        if now_s < self._next_s:
+            return {}
+        self._next_s = now_s + self._period_s
+        quotas = self._transfer(present)
+        for use in self._uses.values():
+            use.peak_blocks, use.was_short = 0, False
+        return quotas
+
+    @staticmethod
+    def _observe(use: _Use, queue: ModelQueue) -> None:
+        usage = queue.pool.usage(queue.model)
+        use.peak_blocks = max(use.peak_blocks, usage.used_blocks)
+        use.was_short = use.was_short or (bool(queue.waiting) and usage.used_blocks >= _NEEDY * usage.quota_blocks)
+
+    def _transfer(self, queues: Mapping[str, ModelQueue]) -> Mapping[str, int]:
+        quota = {model: queue.pool.usage(model).quota_blocks for model, queue in queues.items()}
+        needy = [model for model in sorted(queues) if self._uses[model].was_short]
+        given = {model: self._gift(model, quota[model]) for model in sorted(queues) if model not in needy}
+        total = sum(given.values())
+        if not needy or total == 0:
+            return {}
+        share, rest = divmod(total, len(needy))
+        changed = {model: quota[model] - blocks for model, blocks in given.items() if blocks}
+        for place, model in enumerate(needy):
+            changed[model] = quota[model] + share + (place < rest)
+        return changed
+
+    def _gift(self, model: str, quota_blocks: int) -> int:
+        use = self._uses[model]
+        if use.peak_blocks > _IDLE * quota_blocks:
+            return 0
+        spare = quota_blocks - max(use.floor_blocks, use.peak_blocks)
+        gift = int(_GIVE_SHARE * spare)
+        return gift if gift >= _LEAST_SHARE * quota_blocks else 0
+
+
+def _row(queue: ModelQueue) -> int:
+    return queue.info.geometry.blocks_per_row

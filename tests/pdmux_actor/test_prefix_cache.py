@@ -1,0 +1,118 @@
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine_rig import INFOS, PLAIN, VirtualEngine, make_request
+
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.scheduling.events import Arrival
+from traces.readers.entry import read_trace
+
+CACHING = replace(PLAIN, prefix_cache=True)
+MOONCAKE = Path(__file__).parents[3] / "shared/traces/mooncake_conversation.parquet"
+ROW_TOKENS = INFOS["a"].geometry.tokens_per_row  # 8
+
+
+def hit_tokens(engine):
+    return engine.scheduler.load_report().models[0].prefix_hit_tokens_total
+
+
+def test_prefix_cache__second_turn__reuses_all_full_rows_of_the_first():
+    first = make_request("first", prompt_tokens=40, max_tokens=9)
+    alone = VirtualEngine([(0.0, Arrival(first))], settings=CACHING).run()
+    answer = tuple(alone.tokens_of("first"))
+    second = replace(make_request("second", max_tokens=5), prompt_token_ids=(*first.prompt_token_ids, *answer, 7, 7, 7))
+
+    engine = VirtualEngine([(0.0, Arrival(first)), (1.0, Arrival(second))], settings=CACHING).run()
+
+    # 40 prompt tokens and 8 of 9 output tokens have KV: the last one was never an input.
+    assert hit_tokens(engine) == 48
+    fresh = VirtualEngine([(0.0, Arrival(second))], settings=CACHING).run()
+    assert engine.tokens_of("second") == fresh.tokens_of("second")
+
+
+def test_prefix_cache__prompts_at_the_same_time__share_after_the_first_prefill():
+    arrivals = [(0.001 * i, Arrival(make_request(f"r{i}", prompt_tokens=41, max_tokens=30))) for i in range(4)]
+    engine = VirtualEngine(arrivals, policy="prefill_first", settings=replace(CACHING, max_batch_tokens=41)).run()
+
+    assert hit_tokens(engine) == 3 * 40
+
+
+def test_prefix_cache__whole_prompt_is_cached__last_row_is_computed_again():
+    arrivals = [(0.5 * i, Arrival(make_request(f"r{i}", prompt_tokens=40, max_tokens=2))) for i in range(2)]
+
+    assert hit_tokens(VirtualEngine(arrivals, settings=CACHING).run()) == 40 - ROW_TOKENS
+
+
+def test_prefix_cache__other_model__shares_nothing():
+    requests = [make_request("x", "a", 40, 2), make_request("y", "b", 40, 2)]
+    arrivals = [(0.5 * i, Arrival(r)) for i, r in enumerate(requests)]
+    engine = VirtualEngine(arrivals, models="ab", quota_blocks=280, settings=CACHING).run()
+
+    assert [m.prefix_hit_tokens_total for m in engine.scheduler.load_report().models] == [0, 0]
+
+
+def test_prefix_cache__memory_is_needed__makes_room():
+    arrivals = [(0.2 * i, Arrival(make_request(f"r{i}", prompt_tokens=120, max_tokens=10, first=i))) for i in range(12)]
+    engine = VirtualEngine(arrivals, quota_blocks=600, settings=CACHING).run()
+
+    assert all(len(engine.tokens_of(f"r{i}")) == 10 for i in range(12))
+    assert engine.scheduler.load_report().models[0].preemptions_total == 0
+
+
+def test_prefix_cache__preempted_sequence__finds_its_own_rows():
+    requests = [make_request(f"r{i}", prompt_tokens=10, max_tokens=40, first=i) for i in range(6)]
+    quota = 10 * INFOS["a"].geometry.blocks_per_row
+    engine = VirtualEngine(
+        [(0.0, Arrival(r)) for r in requests], quota_blocks=quota, settings=replace(CACHING, kv_watermark=0.0)
+    ).run()
+
+    assert engine.scheduler.load_report().models[0].preemptions_total > 0
+    assert hit_tokens(engine) > 0
+    assert all(len(engine.tokens_of(r.request_id)) == 40 for r in requests)
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="../shared/traces is absent")
+@pytest.mark.parametrize("capacity", [1_000, 3_000, 10_000, 30_000, 100_000])
+def test_prefix_cache__mooncake_conversation__hits_equal_an_exact_lru(capacity):
+    """Through the real pool: one block per row, hits in tokens of 512-token blocks."""
+    records = read_trace(MOONCAKE).records
+    model = KvGeometry(blocks_per_row=1, tokens_per_row=512)
+    pool = BlockPool(capacity)
+    pool.add_model("m", model, capacity)
+    lru = OrderedDict()
+    hits = expected = 0
+    for record in records:
+        hashes = [block.to_bytes(8, "little") for block in record.prefix_block_hashes]
+        if len(hashes) > capacity:
+            continue
+        cached = pool.match_prefix("m", hashes)
+        hits += min(len(cached) * 512, record.input_tokens)
+        pool.reuse_rows("m", cached)
+        rows = cached + pool.allocate_rows("m", len(hashes) - len(cached))
+        pool.cache_prefix("m", hashes, rows)
+        pool.free_rows("m", rows)
+        expected += min(_lru_hits(lru, record.prefix_block_hashes, capacity) * 512, record.input_tokens)
+
+    total = sum(record.input_tokens for record in records)
+    assert hits == expected
+    assert 0 < hits / total < 0.4
+    pool.check_integrity()
+
+
+def _lru_hits(lru, blocks, capacity):
+    """Blocks of the cached prefix; then all blocks are touched, from the end to the start, and the oldest go."""
+    num_hits = 0
+    for block in blocks:
+        if block not in lru:
+            break
+        num_hits += 1
+    for block in reversed(blocks):
+        lru.pop(block, None)
+        lru[block] = None
+    while len(lru) > capacity:
+        lru.popitem(last=False)
+    return num_hits
