@@ -4,7 +4,7 @@ from typing import Literal
 
 from pdmux_actor.lease import ModelPhase
 from router.live_view import LiveView
-from router.openai.schemas import Model, ModelList
+from router.openai.schemas import Model, ModelList, SloTargets
 from router.view import ModelCard
 
 
@@ -18,6 +18,7 @@ def model_entry(view: LiveView, card: ModelCard) -> Model:
         created=card.created_s,
         max_model_len=view.max_model_len(card.model),
         status=_status(view.phases(card.model)),
+        slo=SloTargets(ttft_s=card.slo.ttft_s, tbt_s=card.slo.tbt_s),
     )
 
 

@@ -82,6 +82,11 @@ class Completion(BaseModel):
     usage: UsageSchema
 
 
+class SloTargets(BaseModel):
+    ttft_s: float
+    tbt_s: float
+
+
 class Model(BaseModel):
     """`status` is ready, loading, failed or unavailable; `max_model_len` is null until a unit was ready."""
 
@@ -91,6 +96,7 @@ class Model(BaseModel):
     owned_by: Literal["muxfleet"] = "muxfleet"
     max_model_len: int | None
     status: Literal["ready", "loading", "failed", "unavailable"]
+    slo: SloTargets
 
 
 class ModelList(BaseModel):
