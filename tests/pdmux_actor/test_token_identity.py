@@ -1,6 +1,7 @@
 """Invariant 6: tokens depend on neither policy, partition, slicing, batching, preemption nor quota."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def make_requests(models, *, tbt_s):
 
 
 def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, settings=None):
-    """Answers all requests on a real engine; returns tokens by request and the engine's preemptions."""
+    """Answers all requests on a real engine; returns tokens by request and the last load report."""
     executor = TorchCpuExecutor(kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32")
     tokens = {r.request_id: [] for r in requests}
     ends = dict.fromkeys(tokens, 0)
@@ -71,8 +72,8 @@ def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, 
         thread.join(30)
     assert set(ends.values()) == {1}
     report = loop.scheduler.load_report()
-    assert report.free_blocks == report.total_blocks
-    return tokens, sum(m.preemptions_total for m in report.models)
+    assert report.free_blocks + report.cached_blocks == report.total_blocks
+    return tokens, report
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +99,9 @@ def test_reference__greedy_requests__equal_transformers(demo_checkpoints, expect
             assert expected[request.request_id] == out[0, prompt.shape[1] :].tolist(), request.request_id
 
 
-@pytest.mark.parametrize("tbt_s", [0.001, 1.0], ids=["tight", "loose"])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize(
+    ("policy", "tbt_s"), [*((policy, 0.001) for policy in sorted(POLICIES)), ("mux", 1.0), ("duetserve", 1.0)]
+)
 def test_engine__any_policy__same_tokens(demo_checkpoints, expected, policy, tbt_s):
     requests = list(make_requests(demo_checkpoints, tbt_s=tbt_s))
 
@@ -114,14 +116,36 @@ def test_engine__little_memory_and_changing_policies__same_tokens(demo_checkpoin
     names = sorted(POLICIES)
     changes = [SetPolicy(names[i % len(names)]) for i in range(len(requests))]
 
-    tokens, preemptions = run_engine(
+    tokens, report = run_engine(
         demo_checkpoints,
         requests,
         policy="mux",
         changes=changes,
         quota_tokens=160,
-        settings=SchedulerSettings(max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0),
+        settings=SchedulerSettings(
+            max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0, kv_lendable_share=0.0
+        ),
     )
 
     assert tokens == {r.request_id: expected[r.request_id] for r in requests}
-    assert preemptions > 0
+    assert sum(m.preemptions_total for m in report.models) > 0
+
+
+def test_engine__second_turns_of_conversations__cache_hits_change_no_token(demo_checkpoints, expected):
+    first = [r for r in make_requests(demo_checkpoints, tbt_s=0.005) if len(r.prompt_token_ids) > 60]
+    second = [
+        replace(
+            r,
+            request_id=f"{r.request_id}/again",
+            prompt_token_ids=(*r.prompt_token_ids, *expected[r.request_id], 50, 51, 52),
+        )
+        for r in first
+    ]
+    cold, _ = run_engine(demo_checkpoints, second, policy="mux", settings=SchedulerSettings(prefix_cache=False))
+
+    # One sequence per model at a time, so that the first turns are over, and cached, when the second ones start.
+    one_by_one = SchedulerSettings(max_running_sequences=1, max_batch_tokens=512)
+    warm, report = run_engine(demo_checkpoints, [*first, *second], policy="mux", settings=one_by_one)
+
+    assert {r.request_id: warm[r.request_id] for r in second} == cold
+    assert sum(m.prefix_hit_tokens_total for m in report.models) > 0.8 * sum(len(r.prompt_token_ids) for r in first)
