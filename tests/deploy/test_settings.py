@@ -69,8 +69,8 @@ BAD_FILES = {
         ],
     ),
     "unknown choice": (
-        MODEL + "engine: {policy: fifo}",
-        ['f.yaml:2: engine.policy = "fifo": must be one of: mux, prefill_first or chunked_prefill'],
+        MODEL + "gateway: {proxy: nginx}",
+        ['f.yaml:2: gateway.proxy = "nginx": must be one of: python or haproxy'],
     ),
     "bad size": (
         MODEL + "pools: [{kv_memory: 12 parsecs}]",

@@ -1,0 +1,127 @@
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_model import FakeUnit
+
+from deploy import controller as controller_module
+from deploy.controller import Controller
+from deploy.errors import SourceNotFound
+from deploy.model_specs import read_model_spec
+from profiler.errors import UnsupportedModel
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+}
+
+
+def checkpoint(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return str(folder)
+
+
+def user_config(*sources: str, **changes: object) -> dict[str, Any]:
+    models = [{"id": f"m{i}", "source": source} for i, source in enumerate(sources)]
+    base = {"models": models, "policy": "mux", "solver": "memory_greedy", "expected_units": {"p": 1}}
+    return json.loads(json.dumps({**base, **changes}))
+
+
+async def test_reconfigure__local_checkpoints__are_leased_with_the_first_heartbeat(tmp_path: Path) -> None:
+    controller = Controller(token="t")
+    await controller.reconfigure(user_config(checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b")))
+
+    lease = await controller.heartbeat(FakeUnit(unit_id="u").report())
+
+    assert [a.model for a in lease.models] == ["m0", "m1"]
+    assert lease.stream_token == "t"
+
+
+async def test_reconfigure__models_and_targets_change__next_lease_has_them(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "a")
+    controller = Controller(token="t")
+    await controller.reconfigure(user_config(source))
+    unit = FakeUnit(unit_id="u")
+    first = await controller.heartbeat(unit.report())
+
+    changed = user_config(source, source)
+    changed["models"][0]["slo"] = {"ttft_s": 9.0, "tbt_s": 1.0}
+    await controller.reconfigure(changed)
+    second = await controller.heartbeat(unit.report())
+
+    assert second.version > first.version
+    assert [(a.model, a.slo.ttft_s) for a in second.models] == [("m0", 9.0), ("m1", 2.0)]
+
+
+async def test_reconfigure__checkpoint_missing_then_there__is_leased_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_RETRY_S", 0.01)
+    controller = Controller(token="t")
+    missing = tmp_path / "late"
+    await controller.reconfigure(user_config(checkpoint(tmp_path / "a"), str(missing)))
+    unit = FakeUnit(unit_id="u")
+    first = await controller.heartbeat(unit.report())
+    assert [a.model for a in first.models] == ["m0"]
+    state = (await controller.status()).models[1]
+    assert "no checkpoint at" in (state.problem or "")
+
+    checkpoint(missing)
+    until_s = time.monotonic() + 30
+    lease = first
+    while len(lease.models) < 2 and time.monotonic() < until_s:
+        await asyncio.sleep(0.01)
+        lease = await controller.heartbeat(unit.report())
+
+    assert [a.model for a in lease.models] == ["m0", "m1"]
+    assert lease.version > first.version
+    assert (await controller.status()).models[1].problem is None
+
+
+async def test_fleet_view__before_the_first_unit__waits_for_it(tmp_path: Path) -> None:
+    controller = Controller(token="t")
+    await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
+    asked = asyncio.create_task(controller.fleet_view())
+    await asyncio.sleep(0)
+    assert not asked.done()
+
+    await controller.heartbeat(FakeUnit(unit_id="u").report())
+    view = await asyncio.wait_for(asked, 30)
+
+    assert [u.report.unit_id for u in view.units] == ["u"]
+    assert view.stream_token == "t"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (None, SourceNotFound, "cannot be read"),
+        ("{", SourceNotFound, "not JSON"),
+        ("[]", SourceNotFound, "not a JSON object"),
+        ('{"architectures": ["MambaForCausalLM"]}', UnsupportedModel, "MambaForCausalLM"),
+        ('{"architectures": ["LlamaForCausalLM"]}', UnsupportedModel, "missing"),
+    ],
+)
+def test_read_model_spec__unusable_config__says_why(
+    tmp_path: Path, content: str | None, error: type[Exception], message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+
+    with pytest.raises(error, match=message):
+        read_model_spec("m", str(tmp_path), None, None)
+
+
+def test_read_model_spec__not_an_id__says_so() -> None:
+    with pytest.raises(SourceNotFound, match="neither a folder"):
+        read_model_spec("m", "a/b/c", None, None)
