@@ -47,9 +47,14 @@ class GatewayIngress:
         while True:
             try:
                 view = await asyncio.wait_for(self._ask(), _ANSWER_TIMEOUT_S)
-            except (RayError, RayServeException, TimeoutError) as error:
+            except Exception as error:  # whatever it is, following must go on: this loop is the gateway's only news
                 if answering:
-                    logger.warning("control loop does not answer; the last view stays", extra={"reason": repr(error)})
+                    expected = isinstance(error, RayError | RayServeException | TimeoutError)
+                    logger.warning(
+                        "control loop does not answer; the last view stays",
+                        extra={"reason": repr(error)},
+                        exc_info=not expected,
+                    )
                 answering = False
                 self._controller = None  # it may point to an application that was deleted and made again
             else:
