@@ -5,13 +5,6 @@ from collections.abc import Sequence
 
 import typer
 
-from deploy.commands.bench import bench
-from deploy.commands.demo import demo
-from deploy.commands.plan import plan
-from deploy.commands.render import render, schema
-from deploy.commands.status import status
-from deploy.commands.traces import traces
-from deploy.commands.up import up
 from deploy.errors import DeployError
 from profiler.errors import ProfilerError
 from traces.errors import TraceError
@@ -32,6 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_app() -> typer.Typer:
+    # These take a second to import: Ctrl-C meanwhile must end in one line, as it does later.
+    from deploy.commands.bench import bench
+    from deploy.commands.demo import demo
+    from deploy.commands.plan import plan
+    from deploy.commands.render import render, schema
+    from deploy.commands.status import status
+    from deploy.commands.traces import traces
+    from deploy.commands.up import up
+
     app = typer.Typer(
         help="Many LLMs on few GPUs behind one OpenAI-compatible endpoint.",
         no_args_is_help=True,

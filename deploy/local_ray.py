@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from ray.exceptions import RayError
 
 from deploy.errors import FleetStartError
 
+_REMOVE_ATTEMPTS = 20
+_REMOVE_PAUSE_S = 0.25
 _OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
 
 
@@ -37,8 +40,8 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
         yield folder / "session_latest" / "logs"
     finally:
         ray.shutdown()
-        if not _is_failing() or not is_verbose:
-            shutil.rmtree(folder, ignore_errors=True)
+        if not (is_verbose and _is_failing()):  # who asked for logs may want to read them
+            _remove(folder)
 
 
 @contextmanager
@@ -74,6 +77,15 @@ def _start_errors() -> Iterator[None]:
 
 def _level(is_verbose: bool) -> int:
     return logging.INFO if is_verbose else logging.CRITICAL
+
+
+def _remove(folder: Path) -> None:
+    """Processes that are just ending may still write there."""
+    for _ in range(_REMOVE_ATTEMPTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVE_PAUSE_S)
 
 
 def _is_failing() -> bool:

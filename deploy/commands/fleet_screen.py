@@ -46,9 +46,9 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
         if model.problem is not None:
             console.print(f"           {model.problem}", style="yellow")
 
-    with _cluster(fleet, console, is_verbose=is_verbose):
+    with _terminable(), _cluster(fleet, console, is_verbose=is_verbose):
         console.print(f"  {time.monotonic() - began_s:5.1f} s  Ray is up, deploying fleet {fleet.name!r}")
-        with _terminable(), serve_fleet(fleet) as running:
+        with _terminable(), serve_fleet(fleet) as running:  # again: Ray has set a handler of its own meanwhile
             running.wait_until_ready(on_change=show, deadline_s=wait_s)
             yield running
             console.print("stopping")
