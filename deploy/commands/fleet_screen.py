@@ -36,15 +36,19 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     from deploy.serve_fleet import serve_fleet
 
     began_s = time.monotonic()
+    shown: dict[str, tuple[str, str | None]] = {}
 
     def show(model: ModelState) -> None:
         if not model.phases and model.problem is None:
             return  # no unit has taken it up yet
         elapsed = f"{time.monotonic() - began_s:5.1f} s"
         phase = "ready" if model.is_ready else ", ".join(model.phases) or "not placed"
+        if shown.get(model.model) == (phase, model.problem):
+            return  # another of its units got as far
+        shown[model.model] = (phase, model.problem)
         console.print(f"  {elapsed}  {model.model}: {phase}")
         if model.problem is not None:
-            console.print(f"           {model.problem}", style="yellow")
+            console.print(f"           {' '.join(model.problem.split())}", style="yellow", soft_wrap=True)
 
     with _terminable(), _cluster(fleet, console, is_verbose=is_verbose):
         console.print(f"  {time.monotonic() - began_s:5.1f} s  Ray is up, deploying fleet {fleet.name!r}")
