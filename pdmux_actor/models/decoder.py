@@ -11,28 +11,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdmux_actor.models.config import DecoderConfig
+from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.rope import rotary_table
 
 # Look-ahead decoding may compute a few tokens past the longest sequence before its end is noticed.
 _LOOK_AHEAD_TOKENS = 256
+# Tokens that go through an MLP at once: its intermediate values then stay in the cache.
+_MLP_TILE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """Matrices are `[out, in]`. `qkv` stacks the Q, K and V heads, `gate_up` the gate and up projections."""
+    """`qkv` stacks the Q, K and V heads, `gate_up` the gate and up projections."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    output: Linear
     post_attention_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    lm_head: Tensor
+    lm_head: Linear
 
 
 class Attention(Protocol):
@@ -75,28 +74,23 @@ class Decoder:
         eps = self.config.rms_norm_eps
         for index in range(first_layer, last_layer):
             layer = self._weights.layers[index]
-            hidden = hidden + self._attend(
-                index,
-                layer,
-                functional.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps),
-                rotary,
-                attention,
-            )
-            normed = functional.rms_norm(hidden, layer.post_attention_norm.shape, layer.post_attention_norm, eps)
-            gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            hidden = hidden + functional.linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+            normed = functional.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
+            hidden = layer.output.plus(self._attend(index, layer, normed, rotary, attention), hidden)
+            tiles = [
+                self._mlp(layer, hidden[first : first + _MLP_TILE_TOKENS])
+                for first in range(0, len(hidden), _MLP_TILE_TOKENS)
+            ]
+            hidden = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden_size] after the last layer -> float32 [tokens, vocab_size]."""
         norm = self._weights.final_norm
-        return functional.linear(
-            functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps), self._weights.lm_head
-        ).float()
+        return self._weights.lm_head(functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)).float()
 
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, rotary: Tensor, attention: Attention) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias).view(normed.shape[0], heads + 2 * kv_heads, -1)
+        qkv = layer.qkv(normed).view(normed.shape[0], heads + 2 * kv_heads, -1)
         query_key, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             eps = self.config.rms_norm_eps
@@ -104,8 +98,13 @@ class Decoder:
             key = functional.rms_norm(query_key[:, heads:], layer.k_norm.shape, layer.k_norm, eps)
             query_key = torch.cat((query, key), dim=1)
         query_key = _rotate(query_key, rotary)
-        attended = attention(index, query_key[:, :heads], query_key[:, heads:], value)
-        return functional.linear(attended, layer.output, layer.output_bias)
+        return attention(index, query_key[:, :heads], query_key[:, heads:], value)
+
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        """With the residual connection."""
+        norm = layer.post_attention_norm
+        gate, up = layer.gate_up(functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)).chunk(2, -1)
+        return layer.down.plus(functional.silu(gate).mul_(up), hidden)
 
 
 def _rotate(heads: Tensor, rotary: Tensor) -> Tensor:

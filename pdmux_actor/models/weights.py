@@ -1,4 +1,4 @@
-"""Reads a decoder's weights from safetensors files, fused as the decoder wants them."""
+"""Reads a decoder's weights from safetensors files, fused and laid out as the decoder wants them."""
 
 import logging
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.checkpoint import read_json
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
+from pdmux_actor.models.linear import Linear
 
 _LOG = logging.getLogger(__name__)
 _SINGLE_FILE = "model.safetensors"
@@ -103,9 +104,9 @@ def load_weights(model: str, folder: Path, config: DecoderConfig) -> DecoderWeig
         layers = tuple(_load_layer(reader, config, f"model.layers.{index}") for index in range(spec.num_layers))
         final_norm = reader.load("model.norm.weight", spec.hidden_size)
         if spec.tie_word_embeddings:
-            lm_head = embedding
+            lm_head = Linear(embedding, packed=False)
         else:
-            lm_head = reader.load("lm_head.weight", spec.vocab_size, spec.hidden_size)
+            lm_head = Linear(reader.load("lm_head.weight", spec.vocab_size, spec.hidden_size))
         unread = {
             name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"
         }
@@ -124,19 +125,19 @@ def _load_layer(reader: _TensorReader, config: DecoderConfig, prefix: str) -> La
     def stacked(owner: str, parts: Mapping[str, int], kind: str, *trailing: int) -> Tensor:
         return reader.load_stacked({f"{owner}.{name}.{kind}": size for name, size in parts.items()}, *trailing)
 
+    def projection(owner: str, parts: Mapping[str, int], in_size: int, has_bias: bool) -> Linear:
+        return Linear(stacked(owner, parts, "weight", in_size), stacked(owner, parts, "bias") if has_bias else None)
+
+    hidden = spec.hidden_size
     return LayerWeights(
-        input_norm=reader.load(f"{prefix}.input_layernorm.weight", spec.hidden_size),
-        qkv=stacked(attention, qkv, "weight", spec.hidden_size),
-        qkv_bias=stacked(attention, qkv, "bias") if config.qkv_bias else None,
+        input_norm=reader.load(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=projection(attention, qkv, hidden, config.qkv_bias),
         q_norm=reader.load(f"{attention}.q_norm.weight", spec.head_dim) if config.qk_norm else None,
         k_norm=reader.load(f"{attention}.k_norm.weight", spec.head_dim) if config.qk_norm else None,
-        output=reader.load(f"{attention}.o_proj.weight", spec.hidden_size, q_dim),
-        output_bias=reader.load(f"{attention}.o_proj.bias", spec.hidden_size) if config.output_bias else None,
-        post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", spec.hidden_size),
-        gate_up=stacked(mlp, gate_up, "weight", spec.hidden_size),
-        gate_up_bias=stacked(mlp, gate_up, "bias") if config.mlp_bias else None,
-        down=reader.load(f"{mlp}.down_proj.weight", spec.hidden_size, spec.intermediate_size),
-        down_bias=reader.load(f"{mlp}.down_proj.bias", spec.hidden_size) if config.mlp_bias else None,
+        output=projection(attention, {"o_proj": hidden}, q_dim, config.output_bias),
+        post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=projection(mlp, gate_up, hidden, config.mlp_bias),
+        down=projection(mlp, {"down_proj": hidden}, spec.intermediate_size, config.mlp_bias),
     )
 
 

@@ -56,10 +56,10 @@ def test_load_weights__single_file__fuses_q_k_v_and_gate_up(folder: Path) -> Non
 
     layer, prefix = weights.layers[1], "model.layers.1"
     parts = [tensors[f"{prefix}.self_attn.{name}.weight"] for name in ("q_proj", "k_proj", "v_proj")]
-    assert torch.equal(layer.qkv, torch.cat(parts))
+    assert torch.equal(layer.qkv.weight, torch.cat(parts))
     parts = [tensors[f"{prefix}.mlp.{name}.weight"] for name in ("gate_proj", "up_proj")]
-    assert torch.equal(layer.gate_up, torch.cat(parts))
-    assert torch.equal(weights.lm_head, tensors["lm_head.weight"])
+    assert torch.equal(layer.gate_up.weight, torch.cat(parts))
+    assert torch.equal(weights.lm_head.weight, tensors["lm_head.weight"])
 
 
 def test_load_weights__sharded__equals_the_single_file(folder: Path) -> None:
@@ -69,13 +69,13 @@ def test_load_weights__sharded__equals_the_single_file(folder: Path) -> None:
     parts = load(folder)
 
     assert torch.equal(parts.embedding, whole.embedding)
-    assert all(torch.equal(a.down, b.down) for a, b in zip(parts.layers, whole.layers, strict=True))
+    assert all(torch.equal(a.down.weight, b.down.weight) for a, b in zip(parts.layers, whole.layers, strict=True))
 
 
 def test_load_weights__other_dtype__converts(folder: Path) -> None:
     weights = load(folder, "bfloat16")
 
-    assert weights.layers[0].qkv.dtype == torch.bfloat16
+    assert weights.layers[0].qkv.weight.dtype == torch.bfloat16
     assert torch.equal(weights.embedding, load(folder).embedding.bfloat16())
 
 
@@ -84,7 +84,7 @@ def test_load_weights__tied_checkpoint_that_also_stores_lm_head__uses_the_embedd
 
     weights = load(folder)
 
-    assert weights.lm_head is weights.embedding
+    assert weights.lm_head.weight is weights.embedding
 
 
 def test_load_weights__unused_tensor__warns(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,59 @@
+"""Matrix products with weights, by oneDNN with the weights in its own layout.
+
+torch.nn.functional.linear hands float32 to MKL, which has no AVX-512 path for AMD's CPUs (2 to 3 times slower there),
+and lays bfloat16 weights anew at each call.
+"""
+
+import platform
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# The batch that oneDNN chooses the layout for. The layout for few rows is slower for many; not the other way round.
+_LAYOUT_BATCH = 1024
+
+
+class Linear:
+    """x W^T + bias, with x `[tokens, in]` and W `[out, in]`.
+
+    `packed` keeps W in oneDNN's layout only; without it W is shared with the caller (a tied embedding), and products
+    with few tokens are slower.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = True) -> None:
+        self.bias = bias
+        self._onednn = _onednn_multiplies(weight.dtype)
+        self._weight: Tensor = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_BATCH) if self._onednn and packed else weight
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        """`[out, in]`, in the plain layout; a copy where it is packed."""
+        return self._weight.to_dense() if self._weight.is_mkldnn else self._weight
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if not self._onednn:
+            return functional.linear(inputs, self._weight, self.bias)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self.bias, "none", [], "")
+        return product
+
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        """The product, and `addend` of its shape added in the same pass."""
+        if not self._onednn:
+            return functional.linear(inputs, self._weight, self.bias).add_(addend)
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, addend, self._weight, self.bias, "add")
+        return total
+
+
+def _onednn_multiplies(dtype: torch.dtype) -> bool:
+    """What torch's own compiler asks before it uses the same operators."""
+    built_in = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch has no types here
+    if platform.machine() not in ("x86_64", "AMD64") or not built_in:
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32

@@ -1,0 +1,38 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from pdmux_actor.models.linear import Linear
+
+DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+def test_linear__any_dtype_and_layout__near_the_exact_product(
+    dtype: torch.dtype, tolerance: float, has_bias: bool, packed: bool, num_tokens: int
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, bias, inputs, addend = (
+        torch.randn(*shape, generator=generator).to(dtype)
+        for shape in [(96, 64), (96,), (num_tokens, 64), (num_tokens, 96)]
+    )
+    weight /= 8
+    linear = Linear(weight, bias if has_bias else None, packed=packed)
+    exact = functional.linear(inputs.double(), weight.double(), bias.double() if has_bias else None)
+
+    with torch.inference_mode():
+        product, total = linear(inputs), linear.plus(inputs, addend)
+
+    assert product.dtype == dtype
+    torch.testing.assert_close(product.double(), exact, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(total.double(), exact + addend.double(), rtol=tolerance, atol=tolerance)
+    assert torch.equal(linear.weight, weight)
+
+
+def test_linear__unpacked__shares_the_weight() -> None:
+    weight = torch.randn(8, 4)
+
+    assert Linear(weight, packed=False).weight is weight
