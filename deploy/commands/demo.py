@@ -73,8 +73,8 @@ def _warm_up(fleet: FleetFile, *, url: str, seed: int) -> None:
 
 def _replay(console: Console, workload: DemoTrace, fleet: FleetFile, *, url: str, seed: int) -> Summary:
     records = workload.trace.records
-    console.print(f"\ntrace: {workload.origin}")
-    console.print(f"scaled to this machine: {workload.scale}")
+    console.print(f"\ntrace: {workload.origin}", soft_wrap=True)
+    console.print(f"scaled to this machine: {workload.scale}", soft_wrap=True)
     console.print(f"{len(records)} requests in {workload.trace.span_s:.0f} s")
     outcomes = replay_with_progress(console, workload.trace, url=url, timeout_s=_REQUEST_TIMEOUT_S, seed=seed)
     targets = {m.id: SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in fleet.models}
