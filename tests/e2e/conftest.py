@@ -41,7 +41,7 @@ def running(folder: Path, *, proxy: str) -> Iterator[FleetProcess]:
         process.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     with running(tmp_path_factory.mktemp("fleet"), proxy="python") as process:
         yield process
