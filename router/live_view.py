@@ -52,6 +52,7 @@ class LiveView:
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next update, or after `timeout_s`."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 can lose a cancellation
+                await self._changed.wait()
         except TimeoutError:
             return

@@ -46,7 +46,8 @@ class GatewayIngress:
         answering = True
         while True:
             try:
-                view = await asyncio.wait_for(self._ask(), _ANSWER_TIMEOUT_S)
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
+                    view = await self._ask()
             except Exception as error:  # whatever it is, following must go on: this loop is the gateway's only news
                 if answering:
                     expected = isinstance(error, RayError | RayServeException | TimeoutError)

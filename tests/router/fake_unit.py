@@ -241,7 +241,7 @@ def _logprob(token_id: int, request: GenerateRequest) -> TokenLogprob:
 
 def fleet_view(
     *units: FakeUnit,
-    source: Path | str = "nowhere",
+    source: Path,
     models: tuple[str, ...] = ("demo/bytes",),
     phase: ModelPhase = ModelPhase.READY,
     stream_token: str = TOKEN,

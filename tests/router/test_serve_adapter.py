@@ -47,25 +47,25 @@ async def ingress(monkeypatch):
     assert set(names) == {("Controller", "control")}
 
 
-async def test_view__control_loop_answers__gateway_becomes_ready(ingress) -> None:
+async def test_view__control_loop_answers__gateway_becomes_ready(ingress, tokenizer_folder) -> None:
     control, http = ingress
     async with FakeUnit() as unit:
-        control.view = fleet_view(unit)
+        control.view = fleet_view(unit, source=tokenizer_folder)
         await eventually(lambda: control.asked > 5)
 
         assert (await http.get("/ready")).status_code == 200
 
 
-async def test_view__control_loop_lost__last_view_stays_and_news_come_after(ingress) -> None:
+async def test_view__control_loop_lost__last_view_stays_and_news_come_after(ingress, tokenizer_folder) -> None:
     control, http = ingress
     async with FakeUnit() as unit:
-        control.view = fleet_view(unit)
+        control.view = fleet_view(unit, source=tokenizer_folder)
         await eventually(lambda: control.asked > 5)
         control.view = None
         asked = control.asked
         await eventually(lambda: control.asked > asked + 5)
         during = await http.get("/ready")
-        control.view = fleet_view(unit, models=("other",))
+        control.view = fleet_view(unit, source=tokenizer_folder, models=("other",))
         asked = control.asked
         await eventually(lambda: control.asked > asked + 2)
         after = await http.get("/v1/models")
