@@ -29,9 +29,10 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     Raises:
         FleetStartError: it did not come up; what was started is stopped.
     """
-    export_environment(
-        ray_environment(proxy=fleet.gateway.proxy, auth_token=secrets.token_hex(16), free_ports=_free_ports())
-    )
+    if ray_address() is None:  # a cluster that is already there has its own, which this process was given
+        export_environment(
+            ray_environment(proxy=fleet.gateway.proxy, auth_token=secrets.token_hex(16), free_ports=_free_ports())
+        )
     # Ray reads its environment when it is imported.
     from deploy.serve_fleet import serve_fleet
 
@@ -80,6 +81,8 @@ def with_free_port(fleet: FleetFile, console: Console, *, asked: int | None) -> 
     Raises:
         PortTaken: the port asked for, or every port tried, is in use.
     """
+    if ray_address() is not None:  # the ports of its nodes are not this machine's to judge
+        return _at_port(fleet, asked or fleet.gateway.port)
     host = fleet.gateway.host
     first = asked if asked is not None else fleet.gateway.port
     port = first
@@ -89,6 +92,10 @@ def with_free_port(fleet: FleetFile, console: Console, *, asked: int | None) -> 
         port += 1
     if port != first:
         console.print(f"port {first} is in use by another process; taking {port}")
+    return _at_port(fleet, port)
+
+
+def _at_port(fleet: FleetFile, port: int) -> FleetFile:
     return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"port": port})})
 
 

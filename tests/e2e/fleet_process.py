@@ -89,10 +89,10 @@ class FleetProcess:
             time.sleep(0.2)
         self._fail(f"{old} was not replaced in {RECOVER_S:g} s")
 
-    def stop(self) -> int:
-        """Ctrl-C; returns the exit code when nothing is left running."""
+    def stop(self, how: signal.Signals = signal.SIGINT) -> int:
+        """Ctrl-C or SIGTERM; returns the exit code when nothing is left running."""
         self.processes()
-        os.kill(self._process.pid, signal.SIGINT)
+        os.kill(self._process.pid, how)
         try:
             code = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:

@@ -92,6 +92,14 @@ def test_render__deployed_with_serve__is_running_and_answers(cluster: Cluster, t
     wait_for(lambda: len(client.models.list().data) == len(MODELS), "the gateway's view")
 
     assert all(chat(client, model, max_tokens=8) for model in MODELS)
+    second = subprocess.run(
+        [BIN / "muxfleet", "up", file], env=cluster.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert second.returncode == 1
+    assert second.stderr == (
+        "muxfleet: the fleet did not start: Serve already runs gateway, units in this cluster; "
+        "use `muxfleet render FILE` and `serve deploy` to change a running cluster\n"
+    )
 
 
 def running_applications(cluster: Cluster) -> set[str]:
