@@ -26,6 +26,16 @@ _MEANINGS: Mapping[int, str] = {
     503: "No unit serves the model now; honour Retry-After",
 }
 
+# Before OpenAPI 3.2 the schema of an event stream describes each event.
+_EVENT: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "data": {"type": "string", "description": "A chunk as JSON; last of all `[DONE]`"},
+        "event": {"type": "string"},
+    },
+}
+
 
 def body_of(schema: type[BaseModel]) -> dict[str, Any]:
     reference = {"$ref": _REF.format(model=schema.__name__)}
@@ -39,7 +49,7 @@ def responses_of(schema: type[BaseModel], *errors: int) -> dict[str, Any]:
     }
     responses[200] = {"model": schema}
     if not errors:
-        responses[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        responses[200]["content"] = {"text/event-stream": {"schema": dict(_EVENT)}}
         responses[200]["description"] = "The completion; server-sent chunks with `stream`"
     return {"responses": responses}
 

@@ -61,6 +61,21 @@ def test_api__generated_cases_for_a_served_model__answer_as_documented(case, ser
     case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance])
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+    ],
+)
+def test_stream__every_event__is_what_the_document_says(served_url: str, path: str, body: dict) -> None:
+    case = api[path]["POST"].Case(body={"model": MODEL, "max_tokens": 4, "stream": True, **body})
+
+    response = case.call_and_validate(base_url=served_url)
+
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+
+
 def test_document__operations__name_their_errors_and_no_422() -> None:
     document = openapi_document()
 
