@@ -20,7 +20,7 @@ class ControlTiming:
     control loop waits for reports before it tells gateways what it knows, so that its restart looks like silence.
     """
 
-    expiry_s: float = 5.0
+    expiry_s: float = 15.0
     quiet_s: float = 1.5
     settle_s: float = 20.0
     warm_up_s: float = 3.0
