@@ -1,0 +1,226 @@
+"""A real engine on this machine's cores, driven in-process at the times of a workload."""
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from lane_activity import LaneActivity, ObservedExecutor
+
+from pdmux_actor.engine import build_engine
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, Slo, TokenEvent
+from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, Stop
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.roofline import RooflineLatency
+from profiler.specs import DeviceSpec
+
+BLOCK_BYTES = 4096
+MAX_MODEL_LEN = 4096
+_DRAIN_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """`at_s` counts from the start of the run."""
+
+    at_s: float
+    request: GenerateRequest
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """`due_s` is when the workload wanted it sent: waiting of the client itself counts, too."""
+
+    model: str
+    slo: Slo
+    due_s: float
+    num_tokens_wanted: int
+    token_times_s: list[float] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_times_s[0] - self.due_s if self.token_times_s else float("inf")
+
+    @property
+    def gaps_s(self) -> list[float]:
+        times = self.token_times_s
+        return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+    @property
+    def gaps_within(self) -> int:
+        return sum(gap <= self.slo.tbt_s for gap in self.gaps_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """`other_cores`: cores that the rest of the machine kept busy meanwhile. Gaps that never came count as missed."""
+
+    requests: Sequence[RequestTimes]
+    duration_s: float
+    other_cores: float
+    gave_up: bool
+    lanes: LaneActivity
+    reports: Sequence[LoadReport]
+
+    def of_model(self, model: str) -> "RunOutcome":
+        chosen = [r for r in self.requests if r.model == model]
+        return RunOutcome(
+            requests=chosen,
+            duration_s=self.duration_s,
+            other_cores=self.other_cores,
+            gave_up=self.gave_up,
+            lanes=self.lanes,
+            reports=self.reports,
+        )
+
+    @property
+    def gap_attainment(self) -> float:
+        wanted = sum(r.num_tokens_wanted - 1 for r in self.requests)
+        return sum(r.gaps_within for r in self.requests) / wanted if wanted else 1.0
+
+    @property
+    def ttft_attainment(self) -> float:
+        return sum(r.ttft_s <= r.slo.ttft_s for r in self.requests) / len(self.requests) if self.requests else 1.0
+
+    @property
+    def request_attainment(self) -> float:
+        """Share of requests with a timely first token and 99 % timely gaps."""
+        good = sum(
+            r.ttft_s <= r.slo.ttft_s and r.gaps_within >= 0.99 * (r.num_tokens_wanted - 1) for r in self.requests
+        )
+        return good / len(self.requests) if self.requests else 1.0
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return sum(len(r.token_times_s) for r in self.requests) / self.duration_s
+
+
+GiveUp = Callable[[Sequence[RequestTimes]], bool]
+
+
+class EngineSession:
+    """One engine with a policy and settings, kept from run to run so that its predictions are as warm as in service.
+
+    `quota_shares` are shares of the pool per model; equal ones unless given.
+    """
+
+    def __init__(
+        self,
+        *,
+        checkpoints: Mapping[str, Path],
+        policy: str,
+        settings: SchedulerSettings,
+        device: DeviceSpec | None = None,
+        num_cores: int | None = None,
+        kv_pool_bytes: int = 256 << 20,
+        quota_shares: Mapping[str, float] | None = None,
+        dtype: str = "bfloat16",
+    ) -> None:
+        executor = TorchCpuExecutor(
+            kv_pool_bytes=kv_pool_bytes,
+            block_bytes=BLOCK_BYTES,
+            num_cores=num_cores,
+            default_dtype=dtype,
+            device=device,
+        )
+        self.policy = policy
+        self.device = executor.device
+        self._executor = ObservedExecutor(executor)
+        self._produced: queue.SimpleQueue[tuple[float, Sequence[TokenEvent]]] = queue.SimpleQueue()
+        self._reports: list[LoadReport] = []
+        self._loop, self._inbox = build_engine(
+            self._executor,
+            policy=policy,
+            settings=settings,
+            latency=RooflineLatency(executor.device),
+            outbox=lambda events: self._produced.put((time.perf_counter(), events)),
+            on_load_report=self._reports.append,
+        )
+        for model, path in checkpoints.items():
+            info = executor.load_model(model, str(path), revision=None, dtype=None, max_model_len=MAX_MODEL_LEN)
+            share = 1 / len(checkpoints) if quota_shares is None else quota_shares[model]
+            self._inbox.put(AttachModel(info, int(executor.total_blocks * share)))
+        self._thread = threading.Thread(target=self._loop.run, name=f"engine-{policy}", daemon=True)
+        self._thread.start()
+
+    def run(self, requests: Sequence[TimedRequest], *, give_up: GiveUp = lambda times: False) -> RunOutcome:
+        """Sends the requests at their times and waits for the answers. `give_up` ends a run that cannot succeed."""
+        self._executor.start_recording()
+        self._reports.clear()
+        own, others = psutil.Process(), _busy_cpu_s()
+        own_before_s, started_s = _cpu_s(own), time.perf_counter()
+        times = {
+            timed.request.request_id: RequestTimes(
+                timed.request.model, timed.request.slo, started_s + timed.at_s, timed.request.sampling.max_tokens
+            )
+            for timed in requests
+        }
+        gave_up = self._drive(requests, times, started_s, give_up)
+        duration_s = time.perf_counter() - started_s
+        other_s = _busy_cpu_s() - others - (_cpu_s(own) - own_before_s)
+        return RunOutcome(
+            requests=list(times.values()),
+            duration_s=duration_s,
+            other_cores=max(0.0, other_s / duration_s),
+            gave_up=gave_up,
+            lanes=self._executor.stop_recording(),
+            reports=tuple(self._reports),
+        )
+
+    def close(self) -> None:
+        self._inbox.put(Stop())
+        self._thread.join()
+
+    def _drive(
+        self, requests: Sequence[TimedRequest], times: Mapping[str, RequestTimes], started_s: float, give_up: GiveUp
+    ) -> bool:
+        coming, unanswered, gave_up = list(reversed(requests)), set(times), False
+        last_due_s = started_s + (requests[-1].at_s if requests else 0.0)
+        next_check_s = started_s + 1.0
+        while unanswered:
+            now_s = time.perf_counter()
+            while coming and started_s + coming[-1].at_s <= now_s:
+                self._inbox.put(Arrival(coming.pop().request))
+            if not gave_up and now_s >= next_check_s:
+                next_check_s = now_s + 0.5
+                gave_up = now_s > last_due_s + _DRAIN_LIMIT_S or give_up(list(times.values()))
+                if gave_up:
+                    unanswered -= {timed.request.request_id for timed in coming}
+                    coming = []
+                    for request_id in unanswered:
+                        self._inbox.put(Abort(request_id))
+            wait_s = min(0.25, started_s + coming[-1].at_s - now_s) if coming else 0.25
+            self._take_events(times, unanswered, max(0.0, wait_s))
+        return gave_up
+
+    def _take_events(self, times: Mapping[str, RequestTimes], unanswered: set[str], wait_s: float) -> None:
+        try:
+            at_s, events = self._produced.get(timeout=wait_s)
+        except queue.Empty:
+            if not self._thread.is_alive():
+                raise RuntimeError("the engine thread has died; its traceback is above") from None
+            return
+        for event in events:
+            assert event.error is None, event.error
+            record = times[event.request_id]
+            record.token_times_s += [at_s] * len(event.tokens)
+            if event.finish is not None:
+                record.finish = event.finish
+                unanswered.discard(event.request_id)
+
+
+def _busy_cpu_s() -> float:
+    spent = psutil.cpu_times()
+    idle = ("idle", "iowait", "steal", "guest", "guest_nice")
+    return float(sum(value for name, value in spent._asdict().items() if name not in idle))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    spent = process.cpu_times()
+    return float(spent.user + spent.system)

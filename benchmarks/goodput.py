@@ -1,0 +1,76 @@
+"""The highest rate at which targets are attained, by bisection."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine_run import GiveUp, RequestTimes, RunOutcome
+
+GAP_SHARE = 0.99
+TTFT_SHARE = 0.95  # of the few dozen requests that a short run has; 99 % of them would be all
+_GROWTH = 1.7
+
+
+@dataclass(slots=True)
+class RateSearch:
+    """Doubles or halves from a first guess until it has a rate that passes and one that fails, then bisects between.
+
+    >>> search = RateSearch(first_per_s=1.0, resolution=0.1, max_runs=20)
+    >>> while not search.done:
+    ...     rate = search.next_rate_per_s()
+    ...     search.note(rate, passed=rate <= 3.0)
+    >>> 2.7 < search.goodput_per_s <= 3.0 < search.failing_per_s
+    True
+    """
+
+    first_per_s: float
+    resolution: float
+    max_runs: int
+    passing_per_s: float | None = None
+    failing_per_s: float | None = None
+    runs: int = 0
+
+    @property
+    def done(self) -> bool:
+        if self.runs >= self.max_runs:
+            return True
+        if self.passing_per_s is None or self.failing_per_s is None:
+            return False
+        return self.failing_per_s / self.passing_per_s <= 1 + self.resolution
+
+    @property
+    def goodput_per_s(self) -> float:
+        """0 when no rate has passed."""
+        return self.passing_per_s or 0.0
+
+    def next_rate_per_s(self) -> float:
+        if self.passing_per_s is None and self.failing_per_s is None:
+            return self.first_per_s
+        if self.failing_per_s is None:
+            assert self.passing_per_s is not None
+            return self.passing_per_s * _GROWTH
+        if self.passing_per_s is None:
+            return self.failing_per_s / _GROWTH
+        return math.sqrt(self.passing_per_s * self.failing_per_s)
+
+    def note(self, rate_per_s: float, *, passed: bool) -> None:
+        self.runs += 1
+        if passed:
+            self.passing_per_s = max(rate_per_s, self.passing_per_s or 0.0)
+        else:
+            self.failing_per_s = min(rate_per_s, self.failing_per_s or math.inf)
+
+
+def attains(outcome: RunOutcome) -> bool:
+    return not outcome.gave_up and outcome.gap_attainment >= GAP_SHARE and outcome.ttft_attainment >= TTFT_SHARE
+
+
+def hopeless(times: Sequence[RequestTimes]) -> bool:
+    """More has been missed already than a run may miss in all."""
+    gaps_wanted = sum(t.num_tokens_wanted - 1 for t in times)
+    gaps_missed = sum(len(t.token_times_s) - 1 - t.gaps_within for t in times if t.token_times_s)
+    ttfts_missed = sum(t.ttft_s > t.slo.ttft_s for t in times if t.token_times_s)
+    return gaps_missed > (1 - GAP_SHARE) * gaps_wanted or ttfts_missed > (1 - TTFT_SHARE) * len(times)
+
+
+GIVE_UP: GiveUp = hopeless

@@ -1,0 +1,295 @@
+"""Goodput of the dispatch policies on the real engine: the highest Poisson rate at which the targets are attained.
+
+    python benchmarks/policies.py [--quick] [--workload NAME ...] [--policy NAME ...] [--json FILE] [--virtual]
+
+One model of about 100 M random parameters. TBT targets are 1.5 times ("tight") and 2 times ("loose") the solo decode
+step of 8 sequences on all cores, measured at start; a first token is due after 10 such steps plus 5 times the prompt's
+own solo prefill. A rate passes with 99 % of the gaps and 95 % of the first tokens within target. The token budget of
+chunked_prefill is tuned to the target beforehand. Policies take turns, run by run, on the same arrivals and lengths.
+
+A run that fails while other processes keep more than a quarter core busy is repeated, twice at most. `--virtual` runs
+the same in virtual time from measured step times: for a machine that is too busy, or without noise.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench_models import DEFAULT_CACHE, llama_checkpoint
+from engine_run import EngineSession, RunOutcome, TimedRequest
+from goodput import RateSearch, attains, hopeless
+from machine_facts import machine_facts, write_report
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from solo_steps import SoloSteps
+from virtual_engine import StepLatency, VirtualSession, measure_step_latency
+from workloads import WORKLOADS, Workload, make_requests
+
+from pdmux_actor.messages import Slo
+from pdmux_actor.scheduling.launch import Lane
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.specs import DeviceSpec
+
+TARGETS = {"tight": 1.5, "loose": 2.0}
+DEFAULT_POLICIES = ("mux", "muxwise", "duetserve", "chunked_prefill", "prefill_first", "static_split")
+BATCH = 8  # the typical batch that targets and budgets are measured at
+MODEL = "llama"
+_QUIET_CORES = 0.25
+_RETRIES = 2
+_TTFT_STEPS, _TTFT_PREFILLS = 10, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is run. `window_s` is how long requests arrive in one run."""
+
+    layers: int
+    window_s: float
+    least_requests: int
+    most_runs: int
+    resolution: float
+    repeats: int
+
+
+FULL = Effort(layers=16, window_s=20.0, least_requests=24, most_runs=10, resolution=0.08, repeats=3)
+QUICK = Effort(layers=8, window_s=8.0, least_requests=16, most_runs=6, resolution=0.2, repeats=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What was measured before the first run. `latency` is set for virtual time."""
+
+    checkpoint: Path
+    device: DeviceSpec
+    effort: Effort
+    prefill_s_per_token: float
+    latency: StepLatency | None = None
+
+    def session(self, policy: str, settings: SchedulerSettings) -> "EngineSession | VirtualSession":
+        checkpoints = {MODEL: self.checkpoint}
+        if self.latency is not None:
+            return VirtualSession(
+                checkpoints=checkpoints, policy=policy, settings=settings, device=self.device, latency=self.latency
+            )
+        return EngineSession(checkpoints=checkpoints, policy=policy, settings=settings, device=self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A workload's targets; `budget_tokens` is chunked prefill's."""
+
+    name: str
+    tbt_s: float
+    step_s: float
+    prefill_s_per_token: float
+    budget_tokens: int
+
+    def slo_of(self, prompt_tokens: int) -> Slo:
+        ttft_s = _TTFT_STEPS * self.step_s + _TTFT_PREFILLS * self.prefill_s_per_token * prompt_tokens
+        return Slo(ttft_s=ttft_s, tbt_s=self.tbt_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    label: str
+    policy: str
+    settings: SchedulerSettings
+
+
+def measure_bench(effort: Effort, cache: Path, *, virtual: bool) -> tuple[Bench, SoloSteps]:
+    checkpoint = llama_checkpoint(cache, num_layers=effort.layers)
+    solo = SoloSteps(checkpoint)
+    bench = Bench(
+        checkpoint=checkpoint,
+        device=solo.device,
+        effort=effort,
+        prefill_s_per_token=solo.prefill_s(256, solo.device.num_sms) / 256,
+        latency=measure_step_latency(solo) if virtual else None,
+    )
+    return bench, solo
+
+
+def measure_targets(bench: Bench, solo: SoloSteps, workload: Workload, names: Sequence[str]) -> list[Target]:
+    context = workload.mean_context_tokens
+    step_s = solo.decode_s(BATCH, context, solo.device.num_sms)
+    return [
+        Target(
+            name=name,
+            tbt_s=TARGETS[name] * step_s,
+            step_s=step_s,
+            prefill_s_per_token=bench.prefill_s_per_token,
+            budget_tokens=solo.token_budget(BATCH, context, TARGETS[name] * step_s),
+        )
+        for name in names
+    ]
+
+
+def compare(
+    bench: Bench,
+    workload: Workload,
+    target: Target,
+    variants: Sequence[Variant],
+    advance: Callable[[str], None],
+) -> list[dict[str, object]]:
+    """Rows of the variants, which take turns: none has a quieter machine than the others."""
+    sessions = {variant.label: bench.session(variant.policy, variant.settings) for variant in variants}
+    first_per_s = first_guess_per_s(bench, workload, target)
+    found: dict[str, list[RateSearch]] = {variant.label: [] for variant in variants}
+    best: dict[str, RunOutcome] = {}
+    busy: list[float] = []
+    salt = 0
+    try:
+        for session in sessions.values():
+            salt += 1
+            session.run(_requests(bench, workload, target, first_per_s / 2, salt, seed=0))  # warms the predictions
+        for repeat in range(bench.effort.repeats):
+            searches = {
+                label: RateSearch(first_per_s, bench.effort.resolution, bench.effort.most_runs) for label in sessions
+            }
+            while not all(search.done for search in searches.values()):
+                for label, search in searches.items():
+                    if search.done:
+                        continue
+                    rate_per_s = search.next_rate_per_s()
+                    for _ in range(1 + _RETRIES):
+                        salt += 1
+                        requests = _requests(bench, workload, target, rate_per_s, salt, seed=repeat)
+                        outcome = sessions[label].run(requests, give_up=hopeless)
+                        busy.append(outcome.other_cores)
+                        if attains(outcome) or outcome.other_cores < _QUIET_CORES:
+                            break
+                    search.note(rate_per_s, passed=attains(outcome))
+                    if attains(outcome):
+                        best[label] = outcome
+                    advance(f"{workload.name} {target.name} {label} {rate_per_s:.2f}/s")
+            for label, search in searches.items():
+                found[label].append(search)
+    finally:
+        for session in sessions.values():
+            session.close()
+    return [
+        _row(workload, target, variant.label, found[variant.label], best.get(variant.label), statistics.mean(busy))
+        for variant in variants
+    ]
+
+
+def first_guess_per_s(bench: Bench, workload: Workload, target: Target) -> float:
+    """Half of what one core each for prefill and decode of the typical batch would bear."""
+    prefill_s = 1.6 * bench.prefill_s_per_token * workload.mean_new_tokens
+    decode_s = target.step_s * workload.mean_output_tokens / BATCH
+    return 0.5 / max(prefill_s, decode_s)
+
+
+def _requests(
+    bench: Bench, workload: Workload, target: Target, rate_per_s: float, salt: int, *, seed: int
+) -> list[TimedRequest]:
+    count = max(bench.effort.least_requests, int(bench.effort.window_s * rate_per_s))
+    return make_requests(
+        workload, model=MODEL, rate_per_s=rate_per_s, count=count, seed=seed, salt=salt, slo_of=target.slo_of
+    )
+
+
+def _row(
+    workload: Workload,
+    target: Target,
+    label: str,
+    searches: Sequence[RateSearch],
+    best: RunOutcome | None,
+    other_cores: float,
+) -> dict[str, object]:
+    """`spread` is the widest distance between a rate that passed and one that failed, or between repeats."""
+    goodputs = [search.goodput_per_s for search in searches]
+    brackets = [(search.failing_per_s or search.goodput_per_s) - search.goodput_per_s for search in searches]
+    row: dict[str, object] = {
+        "workload": workload.name,
+        "tbt_target": target.name,
+        "policy": label,
+        "goodput_per_s": statistics.median(goodputs),
+        "spread": max(max(goodputs) - min(goodputs), *brackets) if len(goodputs) > 1 else brackets[0],
+        "repeats": goodputs,
+        "tbt_target_s": target.tbt_s,
+        "chunk_budget_tokens": target.budget_tokens,
+        "other_cores": other_cores,
+    }
+    if best is not None:
+        longest_wait_s = 4 * target.tbt_s
+        row["bubble_ratio"] = {lane.value: best.lanes.bubble_ratio(lane, longest_wait_s) for lane in Lane}
+        row["busy_share"] = {lane.value: best.lanes.busy_share(lane, best.duration_s) for lane in Lane}
+        row["launches"] = best.lanes.counts()
+    return row
+
+
+def policy_variants(names: Sequence[str], target: Target) -> list[Variant]:
+    settings = SchedulerSettings(chunk_budget_tokens=target.budget_tokens)
+    return [Variant(label=name, policy=name, settings=settings) for name in names]
+
+
+def print_table(rows: Sequence[dict[str, object]], title: str) -> None:
+    table = Table("workload", "TBT target", "policy", "goodput 1/s", "spread", "bubbles p/d", title=title)
+    for row in rows:
+        bubbles = row.get("bubble_ratio")
+        shown = "-" if not isinstance(bubbles, dict) else f"{bubbles['prefill']:.0%} / {bubbles['decode']:.0%}"
+        table.add_row(
+            str(row["workload"]),
+            f"{row['tbt_target']} {1e3 * float(str(row['tbt_target_s'])):.0f} ms",
+            str(row["policy"]),
+            f"{row['goodput_per_s']:.2f}",
+            f"{row['spread']:.2f}",
+            shown,
+        )
+    Console().print(table)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer workloads, targets and runs")
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="may be given several times")
+    parser.add_argument("--target", action="append", choices=list(TARGETS), help="may be given several times")
+    parser.add_argument("--virtual", action="store_true", help="virtual time from measured step times")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, metavar="FOLDER", help="keeps the checkpoints")
+    return parser
+
+
+def run_comparison(
+    args: argparse.Namespace, title: str, variants_of: Callable[[Target], Sequence[Variant]]
+) -> list[dict[str, object]]:
+    effort = QUICK if args.quick else FULL
+    if args.virtual:
+        effort = replace(effort, layers=FULL.layers, window_s=30.0, resolution=0.05, most_runs=14)
+    workloads = args.workload or (["sharegpt", "conversation"] if args.quick else list(WORKLOADS))
+    targets = args.target or (["tight"] if args.quick else list(TARGETS))
+    rows: list[dict[str, object]] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} runs"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring solo steps", total=None)
+
+        def advance(text: str) -> None:
+            progress.update(task, advance=1, description=text)
+
+        bench, solo = measure_bench(effort, args.cache, virtual=args.virtual)
+        for name in workloads:
+            for target in measure_targets(bench, solo, WORKLOADS[name], targets):
+                rows += compare(bench, WORKLOADS[name], target, variants_of(target), advance)
+        solo.close()
+    print_table(rows, title + (", in virtual time" if args.virtual else ""))
+    if args.json:
+        write_report(args.json, machine_facts(bench.device, virtual=args.virtual), rows)
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="may be given several times")
+    args = parser.parse_args()
+    quick = ("mux", "chunked_prefill", "prefill_first")
+    names = args.policy or (quick if args.quick else DEFAULT_POLICIES)
+    run_comparison(args, "goodput", lambda target: policy_variants(names, target))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""How long launches take on an otherwise idle engine: what TBT targets and token budgets are derived from."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from engine_run import BLOCK_BYTES, MAX_MODEL_LEN
+
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, Repartition
+from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from profiler.specs import DeviceSpec
+
+_REPEATS = 12
+_MODEL = "m"
+
+
+class SoloSteps:
+    """Every figure is the lower quartile of a dozen launches: the median of a machine without neighbours."""
+
+    def __init__(self, checkpoint: Path, *, num_cores: int | None = None, dtype: str = "bfloat16") -> None:
+        self._executor = TorchCpuExecutor(
+            kv_pool_bytes=256 << 20, block_bytes=BLOCK_BYTES, num_cores=num_cores, default_dtype=dtype
+        )
+        info = self._executor.load_model(
+            _MODEL, str(checkpoint), revision=None, dtype=None, max_model_len=MAX_MODEL_LEN
+        )
+        self._info = info
+        self._pool = BlockPool(self._executor.total_blocks)
+        table = self._pool.add_model(_MODEL, info.geometry, self._executor.total_blocks)
+        self._executor.attach_model(info, table)
+        self._numbers = itertools.count()
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self._executor.device
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def decode_s(self, batch: int, context_tokens: int, cores: int) -> float:
+        sequences = self._sequences(batch, context_tokens)
+        self._partition(prefill=self.device.num_sms - cores, decode=cores)
+        return self._quartile_s(lambda: DecodeStep(model=_MODEL, sequences=sequences), sequences)
+
+    def mixed_s(self, batch: int, context_tokens: int, chunk_tokens: int) -> float:
+        sequences = self._sequences(batch, context_tokens)
+        prompt = self._sequences(1, chunk_tokens)
+        self._partition(prefill=0, decode=self.device.num_sms)
+        chunk = Chunk(prompt[0], 0, chunk_tokens)
+        return self._quartile_s(
+            lambda: MixedStep(model=_MODEL, chunks=(chunk,), sequences=sequences), [*sequences, *prompt]
+        )
+
+    def prefill_s(self, tokens: int, cores: int) -> float:
+        prompt = self._sequences(1, tokens)
+        self._partition(prefill=cores, decode=self.device.num_sms - cores)
+        return self._quartile_s(
+            lambda: PrefillSlice(
+                batch_id=next(self._numbers),
+                model=_MODEL,
+                chunks=(Chunk(prompt[0], 0, tokens),),
+                first_layer=0,
+                last_layer=self._info.spec.num_layers,
+            ),
+            prompt,
+        )
+
+    def token_budget(self, batch: int, context_tokens: int, target_s: float) -> int:
+        """The largest token budget whose fused step meets the target: how chunked prefill is tuned offline.
+
+        At least one prompt token beside the decodes, or prompts would wait for ever.
+        """
+        chunk_tokens = 1
+        for candidate in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512):
+            if self.mixed_s(batch, context_tokens, candidate) > target_s:
+                break
+            chunk_tokens = candidate
+        return batch + chunk_tokens
+
+    def _partition(self, *, prefill: int, decode: int) -> None:
+        self._executor.submit(Repartition(prefill_sms=prefill, decode_sms=decode))
+
+    def _sequences(self, count: int, num_tokens: int) -> tuple[TokenSequence, ...]:
+        made = []
+        for _ in range(count):
+            request = GenerateRequest(
+                request_id=str(next(self._numbers)),
+                model=_MODEL,
+                prompt_token_ids=tuple(20 + i % 500 for i in range(num_tokens)),
+                sampling=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
+                slo=Slo(ttft_s=1.0, tbt_s=1.0),
+            )
+            sequence = TokenSequence.from_request(request, 0.0)
+            rows = self._pool.allocate_rows(_MODEL, -(-num_tokens // self._info.geometry.tokens_per_row))
+            assert rows is not None, "the pool of the measurement is too small"
+            sequence.rows = rows
+            made.append(sequence)
+        return tuple(made)
+
+    def _quartile_s(self, launch: Callable[[], ComputeLaunch], sequences: Sequence[TokenSequence]) -> float:
+        self._run_s(launch())
+        taken_s = [self._run_s(launch()) for _ in range(_REPEATS)]
+        for sequence in sequences:
+            self._pool.free_rows(_MODEL, sequence.rows)
+        return float(np.quantile(taken_s, 0.25))
+
+    def _run_s(self, launch: ComputeLaunch) -> float:
+        self._executor.submit(launch)
+        while not (done := self._executor.wait(None)):
+            pass
+        assert done[0].error is None, done[0].error
+        return done[0].finished_s - done[0].started_s
