@@ -95,13 +95,14 @@ class ServeFleet:
 
 
 @contextmanager
-def serve_fleet(fleet: FleetFile) -> Iterator[ServeFleet]:
-    """Deploys both applications and takes them down at the end, letting streams in flight finish for a while.
+def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool) -> Iterator[ServeFleet]:
+    """Deploys both applications and takes them down at the end, letting streams in flight finish for a while. In a
+    cluster that stays, Serve goes too if it was started here: its port cannot be changed while it runs.
 
     Raises:
         FleetStartError: Serve runs other applications in the cluster.
     """
-    _refuse_foreign_applications()
+    was_running = _refuse_foreign_applications()
     config = serve_config(fleet)
     try:
         serve.start(
@@ -117,18 +118,22 @@ def serve_fleet(fleet: FleetFile) -> Iterator[ServeFleet]:
         yield ServeFleet(fleet)
     finally:
         _client().delete_apps(list(_APPS), blocking=True)
+        if outlived_by_ray and not was_running:
+            serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
 
 
-def _refuse_foreign_applications() -> None:
+def _refuse_foreign_applications() -> bool:
+    """Whether Serve runs there."""
     try:
         _client()
     except RayServeException:
-        return  # Serve does not run there yet
+        return False
     if others := sorted(serve.status().applications):
         raise FleetStartError(
             reason=f"Serve already runs {', '.join(others)} in this cluster",
             remedy="use `muxfleet render FILE` and `serve deploy` to change a running cluster",
         )
+    return True
 
 
 def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls

@@ -29,7 +29,8 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     Raises:
         FleetStartError: it did not come up; what was started is stopped.
     """
-    if ray_address() is None:  # a cluster that is already there has its own, which this process was given
+    is_joining = ray_address() is not None
+    if not is_joining:  # a cluster that is already there has its own, which this process was given
         export_environment(
             ray_environment(proxy=fleet.gateway.proxy, auth_token=secrets.token_hex(16), free_ports=_free_ports())
         )
@@ -53,7 +54,8 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
 
     with _terminable(), _cluster(fleet, console, is_verbose=is_verbose):
         console.print(f"  {time.monotonic() - began_s:5.1f} s  Ray is up, deploying fleet {fleet.name!r}")
-        with _terminable(), serve_fleet(fleet) as running:  # again: Ray has set a handler of its own meanwhile
+        # Terminable again: Ray has set a handler of its own meanwhile.
+        with _terminable(), serve_fleet(fleet, outlived_by_ray=is_joining) as running:
             running.wait_until_ready(on_change=show, deadline_s=wait_s)
             yield running
             console.print("stopping")
