@@ -103,6 +103,8 @@ class LoadReport:
     decode_sms: int
     steps_total: int
     cached_blocks: int = 0
+    prefill_bubble_share: float = 0.0  # of the last seconds: the lane idled although it had work and SMs
+    decode_bubble_share: float = 0.0
 
     @property
     def fairness_gap(self) -> float:

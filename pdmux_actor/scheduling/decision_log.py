@@ -1,45 +1,222 @@
-"""The last decisions of a scheduler, with what each was given."""
+"""The last decisions of a scheduler: what was launched, what was expected of it, what it took."""
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from itertools import islice
 
-from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Launch, MixedStep, PrefillSlice, Repartition
+import msgspec
+
+from pdmux_actor.scheduling.launch import (
+    Chunk,
+    Completion,
+    ComputeLaunch,
+    DecodeStep,
+    DropPrefill,
+    Lane,
+    MixedStep,
+    Repartition,
+    lane_of,
+)
+from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class DecisionKind(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+    DROP = "drop"
+    PARTITION = "partition"
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One launch. Times are in seconds of the engine's clock.
+
+    `prefill_sms` and `decode_sms` are the partition it runs under. `chunks` are (start, length) of the prompt tokens,
+    `num_decoding` counts the decoding sequences. `predicted_s` is what was expected when it took off: beside a prefill,
+    a decode's worst case. `ready_s` is since when its lane idled although it had work and SMs to do it; None when work
+    and launch came together. `started_s` and `finished_s` are measured, None while it is in flight.
+
+    A Struct, since one is made per launch (a frozen dataclass takes five times as long).
+    """
+
+    index: int  # counts a scheduler's decisions from 0
     now_s: float
-    launch: str
-    request_ids: tuple[str, ...]
+    kind: DecisionKind
+    prefill_sms: int
+    decode_sms: int
+    model: str = ""
+    batch_id: int = 0
+    first_layer: int = 0
+    last_layer: int = 0
+    chunks: tuple[tuple[int, int], ...] = ()
+    num_decoding: int = 0
+    steps: int = 0
+    request_ids: tuple[str, ...] = ()
+    used_blocks: int = 0
+    predicted_s: float | None = None
+    ready_s: float | None = None
+    started_s: float | None = None
+    finished_s: float | None = None
+    failed: bool = False
+
+    @property
+    def lane(self) -> Lane | None:
+        """None for what runs on no lane."""
+        match self.kind:
+            case DecisionKind.PREFILL:
+                return Lane.PREFILL
+            case DecisionKind.DECODE | DecisionKind.MIXED:
+                return Lane.DECODE
+            case DecisionKind.DROP | DecisionKind.PARTITION:
+                return None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(length for _, length in self.chunks)
+
+    @property
+    def measured_s(self) -> float | None:
+        return None if self.started_s is None or self.finished_s is None else self.finished_s - self.started_s
+
+    @property
+    def bubble_s(self) -> float:
+        """How long the lane idled before this launch although it had work and SMs."""
+        began_s = self.now_s if self.started_s is None else self.started_s
+        return 0.0 if self.ready_s is None else max(0.0, began_s - self.ready_s)
+
+    @property
+    def launch(self) -> str:
+        """The launch in words."""
+        spans = ",".join(f"{start}+{length}" for start, length in self.chunks)
+        match self.kind:
+            case DecisionKind.PREFILL:
+                layers = f"[{self.first_layer},{self.last_layer})"
+                return f"prefill {self.model} batch {self.batch_id} layers {layers} tokens {spans}"
+            case DecisionKind.DECODE:
+                return f"decode {self.model} x{self.steps}"
+            case DecisionKind.MIXED:
+                return f"mixed {self.model} tokens {spans} decodes {self.num_decoding}"
+            case DecisionKind.DROP:
+                return f"drop batch {self.batch_id}"
+            case DecisionKind.PARTITION:
+                return f"partition prefill {self.prefill_sms} decode {self.decode_sms}"
+
+
+class LogExcerpt(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest decisions of a log. `now_s`, on the engine's clock, and `unix_s` are the same instant."""
+
+    now_s: float
+    unix_s: float
+    decisions: tuple[Decision, ...]
 
 
 class DecisionLog:
-    """A ring of the newest `max_entries` launches, as text: it keeps no sequence alive."""
+    """A ring of the newest `max_entries` decisions. It keeps no sequence alive; text is made on reading."""
 
-    def __init__(self, max_entries: int) -> None:
-        self._ring: deque[Decision] = deque(maxlen=max_entries)
+    def __init__(self, max_entries: int, total_sms: int) -> None:
+        self._ring: deque[_Entry] = deque(maxlen=max_entries)
+        self._num_recorded = 0
+        self._in_flight: dict[Lane, _Entry] = {}
+        self._prefill_sms, self._decode_sms = 0, total_sms
 
-    def record(self, now_s: float, launches: Iterable[Launch]) -> None:
-        self._ring.extend(_describe(now_s, launch) for launch in launches)
+    def decisions(self, last: int | None = None) -> list[Decision]:
+        """Oldest first; the newest `last`, or all that the ring still holds."""
+        skipped = 0 if last is None else max(0, len(self._ring) - last)
+        return [entry.decision() for entry in islice(self._ring, skipped, None)]
 
-    def decisions(self) -> list[Decision]:
-        return list(self._ring)
+    def since(self, start_s: float) -> Iterator[Decision]:
+        """Newest first: all decisions that a launch after `start_s` can have come from."""
+        earlier: set[Lane] = set()
+        for entry in reversed(self._ring):
+            decision = entry.decision()
+            if decision.now_s < start_s and (lane := decision.lane) is not None:
+                if lane in earlier:
+                    continue  # a lane has one launch in flight: this one had ended before
+                earlier.add(lane)
+            yield decision
+            if len(earlier) == len(Lane):
+                return
+
+    def drop(self, now_s: float, launch: DropPrefill) -> None:
+        self._append(
+            Decision(
+                index=self._num_recorded,
+                now_s=now_s,
+                kind=DecisionKind.DROP,
+                prefill_sms=self._prefill_sms,
+                decode_sms=self._decode_sms,
+                batch_id=launch.batch_id,
+            )
+        )
+
+    def repartition(self, now_s: float, launch: Repartition) -> None:
+        self._prefill_sms, self._decode_sms = launch.prefill_sms, launch.decode_sms
+        self._append(
+            Decision(
+                index=self._num_recorded,
+                now_s=now_s,
+                kind=DecisionKind.PARTITION,
+                prefill_sms=self._prefill_sms,
+                decode_sms=self._decode_sms,
+            )
+        )
+
+    def take_off(
+        self, now_s: float, launch: ComputeLaunch, *, predicted_s: float, ready_s: float | None, used_blocks: int
+    ) -> None:
+        batch_id = first_layer = last_layer = steps = 0
+        chunks: Sequence[Chunk] = ()
+        decoding: Sequence[TokenSequence] = ()
+        if isinstance(launch, DecodeStep):
+            kind, decoding, steps = DecisionKind.DECODE, launch.sequences, launch.steps
+        elif isinstance(launch, MixedStep):
+            kind, chunks, decoding, steps = DecisionKind.MIXED, launch.chunks, launch.sequences, 1
+        else:
+            kind, chunks, batch_id = DecisionKind.PREFILL, launch.chunks, launch.batch_id
+            first_layer, last_layer = launch.first_layer, launch.last_layer
+        request_ids = [s.request.request_id for s in decoding]
+        if chunks:
+            request_ids = [c.sequence.request.request_id for c in chunks] + request_ids
+        self._in_flight[lane_of(launch)] = self._append(
+            Decision(
+                index=self._num_recorded,
+                now_s=now_s,
+                kind=kind,
+                prefill_sms=self._prefill_sms,
+                decode_sms=self._decode_sms,
+                model=launch.model,
+                batch_id=batch_id,
+                first_layer=first_layer,
+                last_layer=last_layer,
+                chunks=tuple([(c.start, c.length) for c in chunks]) if chunks else (),
+                num_decoding=len(decoding),
+                steps=steps,
+                request_ids=tuple(request_ids),
+                used_blocks=used_blocks,
+                predicted_s=predicted_s,
+                ready_s=ready_s,
+            )
+        )
+
+    def land(self, done: Completion) -> None:
+        self._in_flight.pop(lane_of(done.launch)).done = (done.started_s, done.finished_s, done.error is not None)
+
+    def _append(self, decision: Decision) -> "_Entry":
+        entry = _Entry(decision)
+        self._ring.append(entry)
+        self._num_recorded += 1
+        return entry
 
 
-def _describe(now_s: float, launch: Launch) -> Decision:
-    match launch:
-        case PrefillSlice(batch_id=batch_id, model=model, chunks=chunks, first_layer=first, last_layer=last):
-            spans = ",".join(f"{c.start}+{c.length}" for c in chunks)
-            text, sequences = f"prefill {model} batch {batch_id} layers [{first},{last}) tokens {spans}", chunks
-            return Decision(now_s, text, tuple(c.sequence.request.request_id for c in sequences))
-        case DecodeStep(model=model, sequences=running, steps=steps):
-            return Decision(now_s, f"decode {model} x{steps}", tuple(s.request.request_id for s in running))
-        case MixedStep(model=model, chunks=chunks, sequences=running):
-            spans = ",".join(f"{c.start}+{c.length}" for c in chunks)
-            ids = [c.sequence.request.request_id for c in chunks] + [s.request.request_id for s in running]
-            return Decision(now_s, f"mixed {model} tokens {spans} decodes {len(running)}", tuple(ids))
-        case DropPrefill(batch_id=batch_id):
-            return Decision(now_s, f"drop batch {batch_id}", ())
-        case Repartition(prefill_sms=prefill_sms, decode_sms=decode_sms):
-            return Decision(now_s, f"partition prefill {prefill_sms} decode {decode_sms}", ())
+class _Entry(msgspec.Struct, gc=False):
+    """What is known at take-off, and what is known since: put together when somebody reads."""
+
+    taken_off: Decision
+    done: tuple[float, float, bool] | None = None
+
+    def decision(self) -> Decision:
+        if self.done is None:
+            return self.taken_off
+        started_s, finished_s, failed = self.done
+        return msgspec.structs.replace(self.taken_off, started_s=started_s, finished_s=finished_s, failed=failed)

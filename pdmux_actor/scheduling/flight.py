@@ -55,6 +55,9 @@ class LanesInFlight:
         flight = self._lanes.get(lane)
         return LaneState(busy=flight is not None, sms=0 if flight is None else flight.sms)
 
+    def of(self, launch: ComputeLaunch) -> Flight:
+        return self._lanes[lane_of(launch)]
+
     def repartition(self, lane: Lane, sms: int) -> Repartition | None:
         """The partition that gives `lane` its share for the next launch; None when it is in force already.
 

@@ -12,6 +12,8 @@ class Lane(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a Python call, a dozen per step
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

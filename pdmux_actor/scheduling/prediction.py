@@ -64,6 +64,21 @@ class LatencyPredictor:
                 contexts = [len(s.token_ids) for s in sequences]
                 return self._latency.mixed_s(spec, [c.shape for c in chunks], contexts, sms)
 
+    def expected_s(self, flight: Flight, *, beside_other_lane: bool) -> float:
+        """What a launch that takes off now is expected to take: for a decode beside a prefill, its worst case."""
+        model = flight.launch.model
+        match flight.launch:
+            case MixedStep():
+                return flight.modelled_s * self._scale(model, MIXED)
+            case PrefillSlice():
+                return flight.modelled_s * self._scale(model, PREFILL_BESIDE if beside_other_lane else PREFILL)
+            case DecodeStep(sequences=sequences):
+                solo_s = flight.modelled_s * self._scale(model, DECODE)
+                if not flight.beside:
+                    return solo_s
+                contexts = [len(s.token_ids) for s in sequences]
+                return solo_s * self.guard.slowdown(GuardCell.of(flight.sms, flight.beside, contexts))
+
     def learn(self, flight: Flight, contexts: Sequence[int], done: Completion) -> None:
         """`contexts` are those of the decoding sequences when the launch took off."""
         measured_s = done.finished_s - done.started_s

@@ -14,6 +14,7 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SampledToken, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batch import PrefillBatch
+from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.completion import append_tokens
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.dispatcher import Dispatcher, set_in_flight
@@ -23,9 +24,12 @@ from pdmux_actor.scheduling.launch import (
     Completion,
     DecodeStep,
     DropPrefill,
+    Lane,
     Launch,
     MixedStep,
     PrefillSlice,
+    Repartition,
+    lane_of,
     sampling_sequences,
 )
 from pdmux_actor.scheduling.policies.base import (
@@ -35,10 +39,13 @@ from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.quota_transfer import QuotaTransfer
+from pdmux_actor.scheduling.readiness import LaneReadiness
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
+
+_SHARES_WINDOW_S = 2.0
 
 
 class Scheduler:
@@ -51,8 +58,9 @@ class Scheduler:
         device: DeviceSpec,
         latency: LatencyModel,
     ) -> None:
-        self.log = DecisionLog(settings.decision_log_entries)
+        self.log = DecisionLog(settings.decision_log_entries, device.num_sms)
         self._policy = policy
+        self._device = device
         self._pool = pool
         self._caches_prefixes = settings.prefix_cache
         self._quota_transfer = QuotaTransfer(settings.quota_period_s) if settings.adapt_quotas else None
@@ -67,10 +75,12 @@ class Scheduler:
             preempt=self._preempt,
             reclaim=self._reclaim,
         )
+        self._readiness = LaneReadiness()
         self._dropped: list[Launch] = []
         self._token_events: list[TokenEvent] = []
         self._detached: list[str] = []
         self._steps_total = 0
+        self._now_s = 0.0  # of the last decision
 
     # ---- what the engine loop calls ----
 
@@ -100,17 +110,41 @@ class Scheduler:
     def decide(self, now_s: float) -> Seq[Launch]:
         """Launches to submit now, in order."""
         launches, self._dropped = self._dropped, []
-        if self._sequences and not self._dispatcher.flight.all_busy:
+        self._now_s = now_s
+        if not self._sequences:
+            self._readiness.clear()
+        elif not self._dispatcher.flight.all_busy:
             self._settle_quotas(now_s)
-            for action in self._policy.choose(self._dispatcher.state(), now_s):
+            state = self._dispatcher.state()
+            self._readiness.observe(state, now_s)
+            for action in self._policy.choose(state, now_s):
                 launches += self._dispatcher.act(action, now_s)
-        self.log.record(now_s, launches)
+        self._log(now_s, launches)
         return launches
+
+    def _log(self, now_s: float, launches: Seq[Launch]) -> None:
+        for launch in launches:
+            if isinstance(launch, DropPrefill):
+                self.log.drop(now_s, launch)
+            elif isinstance(launch, Repartition):
+                self.log.repartition(now_s, launch)
+            else:
+                lanes = self._dispatcher.flight
+                flight = lanes.of(launch)
+                self.log.take_off(
+                    now_s,
+                    launch,
+                    predicted_s=self._predictor.expected_s(flight, beside_other_lane=lanes.all_busy),
+                    ready_s=self._readiness.take(lane_of(launch), sms_left=self._device.num_sms - flight.sms),
+                    used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
+                )
 
     def on_completion(self, done: Completion) -> None:
         launch = done.launch
         queue = self._queues[launch.model]
         self._dispatcher.land(done)
+        self._readiness.on_landing(lane_of(launch), done.finished_s)
+        self.log.land(done)
         self._steps_total += 1
         if isinstance(launch, PrefillSlice):
             self._complete_slice(queue, launch, done)
@@ -133,6 +167,8 @@ class Scheduler:
         return None
 
     def load_report(self) -> LoadReport:
+        since_s = self._now_s - _SHARES_WINDOW_S
+        shares = lane_shares(self.log.since(since_s), since_s, self._now_s)
         return LoadReport(
             models=tuple(queue.load() for queue in self._queues.values()),
             total_blocks=self._pool.total_blocks,
@@ -141,6 +177,8 @@ class Scheduler:
             prefill_sms=self._dispatcher.flight.partition.prefill_sms,
             decode_sms=self._dispatcher.flight.partition.decode_sms,
             steps_total=self._steps_total,
+            prefill_bubble_share=shares[Lane.PREFILL].bubble,
+            decode_bubble_share=shares[Lane.DECODE].bubble,
         )
 
     def check_integrity(self) -> None:
