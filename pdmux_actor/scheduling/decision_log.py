@@ -54,7 +54,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     steps: int = 0
     request_ids: tuple[str, ...] = ()
     used_blocks: int = 0
-    predicted_s: float | None = None
+    predicted_s: float = 0.0
     ready_s: float | None = None
     started_s: float | None = None
     finished_s: float | None = None
