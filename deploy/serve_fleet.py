@@ -13,7 +13,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
-from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, UNITS_APP
+from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, UNITS_APP
 from deploy.errors import FleetStartError
 from deploy.fleet_status import FleetStatus, ModelState
 from deploy.render import serve_config
@@ -33,10 +33,7 @@ class ServeFleet:
 
     def status(self) -> FleetStatus:
         if self._controller is None:
-            handle = serve.get_deployment_handle(CONTROLLER_DEPLOYMENT, app_name=GATEWAY_APP)
-            # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
-            handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
-            self._controller = handle
+            self._controller = _handle(CONTROLLER_DEPLOYMENT)
         return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
 
     def wait_until_ready(self, *, on_change: Callable[[ModelState], None], deadline_s: float) -> None:
@@ -63,6 +60,7 @@ class ServeFleet:
                 reason="no model is ready", remedy="; ".join(f"{m.model}: {m.problem}" for m in models)
             )
         self._wait_for_gateway(until_s)
+        self._wait_for_gateways({m.model for m in models if m.is_ready}, until_s)
 
     def _wait_for_applications(self, until_s: float) -> None:
         while True:
@@ -86,6 +84,16 @@ class ServeFleet:
             except httpx.TransportError as error:
                 self._check_time(until_s, f"the gateway does not answer at {self.url}: {error}")
             self._check_time(until_s, f"the gateway at {self.url} is not ready")
+            time.sleep(_POLL_S)
+
+    def _wait_for_gateways(self, models: set[str], until_s: float) -> None:
+        """One that answers is not all of them: each follows the fleet by itself."""
+        gateways = _handle(GATEWAY_DEPLOYMENT)
+        while True:
+            routable = gateways.broadcast("routable_models").results(timeout_s=_CALL_TIMEOUT_S)
+            if all(models <= set(of_one) for of_one in routable):
+                return
+            self._check_time(until_s, "a gateway does not see the models yet")
             time.sleep(_POLL_S)
 
     @staticmethod
@@ -134,6 +142,13 @@ def _refuse_foreign_applications() -> bool:
             remedy="use `muxfleet render FILE` and `serve deploy` to change a running cluster",
         )
     return True
+
+
+def _handle(deployment: str) -> DeploymentHandle[Any]:
+    handle = serve.get_deployment_handle(deployment, app_name=GATEWAY_APP)
+    # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
+    handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
+    return handle
 
 
 def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls

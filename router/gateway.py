@@ -77,10 +77,13 @@ class Gateway:
         """Raises:
         GatewayNotReady: no model is routable.
         """
-        models = [card.model for card in self.view.current.models if self.is_ready(card.model)]
+        models = self.routable_models()
         if not models:
             raise GatewayNotReady(retry_after_s=_RETRY_AFTER_S)
         return models
+
+    def routable_models(self) -> list[str]:
+        return [card.model for card in self.view.current.models if self.is_ready(card.model)]
 
     def is_ready(self, model: str) -> bool:
         return ModelPhase.READY in self.view.phases(model)

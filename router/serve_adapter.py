@@ -42,6 +42,10 @@ class GatewayIngress:
         # Serve's own middleware answers with the request's id, or makes one.
         return create_app(self._gateway, self._follow_fleet, echo_request_id=False)
 
+    async def routable_models(self) -> list[str]:
+        """What this replica could route now: a gateway follows the fleet by itself, a moment behind."""
+        return self._gateway.routable_models()
+
     async def _follow_fleet(self, gateway: Gateway) -> None:
         answering = True
         while True:
