@@ -6,7 +6,12 @@ HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROU
 """The same on the head, on workers and where an application is built."""
 
 
-def ray_environment(*, proxy: str, auth_token: str, free_ports: tuple[int, int]) -> Mapping[str, str]:
+_ALL_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "0"}
+# The only way to keep notices of the raylet ("a worker died ...") off a driver's terminal: `log_to_driver` does not.
+_NO_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*"}
+
+
+def ray_environment(*, proxy: str, auth_token: str, free_ports: tuple[int, int], is_verbose: bool) -> Mapping[str, str]:
     """`free_ports` are for HAProxy's own metrics and statistics, which are on fixed ports otherwise."""
     metrics_port, stats_port = free_ports
     variables: dict[str, str] = {
@@ -17,7 +22,7 @@ def ray_environment(*, proxy: str, auth_token: str, free_ports: tuple[int, int])
         "RAY_worker_niceness": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
+        **(_ALL_LOGS if is_verbose else _NO_LOGS),
         # HAProxy mode waits 30 s for clients of a gateway that goes; a local fleet has none worth it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }

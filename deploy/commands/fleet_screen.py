@@ -32,7 +32,12 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     is_joining = ray_address() is not None
     if not is_joining:  # a cluster that is already there has its own, which this process was given
         export_environment(
-            ray_environment(proxy=fleet.gateway.proxy, auth_token=secrets.token_hex(16), free_ports=_free_ports())
+            ray_environment(
+                proxy=fleet.gateway.proxy,
+                auth_token=secrets.token_hex(16),
+                free_ports=_free_ports(),
+                is_verbose=is_verbose,
+            )
         )
     # Ray reads its environment when it is imported.
     from deploy.serve_fleet import serve_fleet
