@@ -6,7 +6,7 @@ from pdmux_actor.executor.base import Executor
 from pdmux_actor.inbox import EventSource, Inbox
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import LoadReport, TokenEvent
-from pdmux_actor.scheduling.events import AttachModel, Event, Stop
+from pdmux_actor.scheduling.events import AttachModel, Event, ReadDecisions, Stop
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -67,6 +67,8 @@ class EngineLoop:
             case AttachModel(info=info, quota_blocks=quota_blocks):
                 self._executor.attach_model(info, self.scheduler.attach_model(info, quota_blocks))
                 self._next_report_s = now_s
+            case ReadDecisions(last=last, answer=answer):
+                answer(now_s, self.scheduler.log.decisions(last))
             case Stop():
                 self._stopping = True
             case _:

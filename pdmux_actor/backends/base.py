@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.scheduling.decision_log import LogExcerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,14 @@ class Engine(Protocol):
 
     def load_report(self) -> LoadReport | None:
         """The newest report, a fraction of a second old; None before the first."""
+        ...
+
+    async def decisions(self, last: int) -> LogExcerpt:
+        """The scheduler's newest decisions, at most `last`; of a large batch, not all request ids.
+
+        Raises:
+            EngineDied: the engine process ended.
+        """
         ...
 
     def is_alive(self) -> bool: ...

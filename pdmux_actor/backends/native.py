@@ -14,11 +14,13 @@ from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.errors import EngineDied, EngineStartFailed, ModelLoadError
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import (
     AbortRequest,
     ChangePolicy,
     ChangeQuotas,
     Command,
+    DecisionsRead,
     EngineSettings,
     Load,
     LoadModel,
@@ -28,6 +30,7 @@ from pdmux_actor.serving.commands import (
     Notice,
     NoticeReader,
     QuotasChanged,
+    ReadDecisions,
     RemoveModel,
     Shutdown,
     Started,
@@ -44,7 +47,8 @@ _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 
-_Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged
+_Call = LoadModel | RemoveModel | ChangeQuotas | ReadDecisions
+_Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead
 
 
 class NativeEngine:
@@ -151,6 +155,11 @@ class NativeEngine:
     def load_report(self) -> LoadReport | None:
         return self._load
 
+    async def decisions(self, last: int) -> LogExcerpt:
+        answer = await self._call(ReadDecisions(call=next(self._call_ids), last=last))
+        assert isinstance(answer, DecisionsRead)
+        return answer.excerpt
+
     def is_alive(self) -> bool:
         return self._process is not None and self._death is None and not self._stopping
 
@@ -166,7 +175,7 @@ class NativeEngine:
             logger.warning("engine process %s does not end by itself", self.pid)
         await self._kill()
 
-    async def _call(self, command: LoadModel | RemoveModel | ChangeQuotas) -> _Answer:
+    async def _call(self, command: _Call) -> _Answer:
         if self._death is not None:
             raise self._death
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
@@ -202,7 +211,7 @@ class NativeEngine:
             case Started():
                 assert self._started is not None
                 self._started.set_result(notice)
-            case ModelLoaded() | ModelFailed() | ModelRemoved() | QuotasChanged():
+            case ModelLoaded() | ModelFailed() | ModelRemoved() | QuotasChanged() | DecisionsRead():
                 answer = self._calls.get(notice.call)
                 if answer is not None and not answer.done():  # its caller may have been cancelled
                     answer.set_result(notice)

@@ -1,10 +1,11 @@
 """What reaches the scheduler from outside, in the order of arrival."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.decision_log import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,16 @@ class SetPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadDecisions:
+    """`answer` gets the engine's time and the newest `last` decisions, on the engine thread: it must not block."""
+
+    last: int
+    answer: Callable[[float, Sequence[Decision]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The engine loop returns after this turn. What still runs is not answered: drain first."""
 
 
-Event = Arrival | Abort | AttachModel | RemoveModel | SetQuotas | SetPolicy | Stop
+Event = Arrival | Abort | AttachModel | RemoveModel | SetQuotas | SetPolicy | ReadDecisions | Stop

@@ -18,7 +18,17 @@ from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.completion import append_tokens
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.dispatcher import Dispatcher, set_in_flight
-from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, Event, RemoveModel, SetPolicy, SetQuotas, Stop
+from pdmux_actor.scheduling.events import (
+    Abort,
+    Arrival,
+    AttachModel,
+    Event,
+    ReadDecisions,
+    RemoveModel,
+    SetPolicy,
+    SetQuotas,
+    Stop,
+)
 from pdmux_actor.scheduling.launch import (
     Chunk,
     Completion,
@@ -98,7 +108,7 @@ class Scheduler:
                 self._set_quotas(quotas)
             case SetPolicy(policy=policy):
                 self._policy = make_policy(policy)
-            case AttachModel() | Stop():
+            case AttachModel() | ReadDecisions() | Stop():
                 raise AssertionError(f"{type(event).__name__} is for the engine loop")
 
     def attach_model(self, info: ModelInfo, quota_blocks: int) -> npt.NDArray[np.int64]:
@@ -129,12 +139,11 @@ class Scheduler:
             elif isinstance(launch, Repartition):
                 self.log.repartition(now_s, launch)
             else:
-                lanes = self._dispatcher.flight
-                flight = lanes.of(launch)
+                flight = self._dispatcher.flight.of(launch)
                 self.log.take_off(
                     now_s,
                     launch,
-                    predicted_s=self._predictor.expected_s(flight, beside_other_lane=lanes.all_busy),
+                    predicted_s=flight.expected_s,
                     ready_s=self._readiness.take(lane_of(launch), sms_left=self._device.num_sms - flight.sms),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )

@@ -18,6 +18,8 @@ from pdmux_actor.serving.unit import DRAIN_TIMEOUT_S, Unit
 
 logger = logging.getLogger(__name__)
 
+_DECISIONS_TIMEOUT_S = 5.0
+
 
 class UnitNotHealthy(RuntimeError):
     """Serve replaces the replica."""
@@ -66,6 +68,18 @@ class PdmuxActor:
             raise UnitNotHealthy("the unit no longer talks to the control loop") from self._heartbeats.exception()
         if not self._unit.is_healthy():
             raise UnitNotHealthy("the engine process is gone or the unit is broken; its log says why")
+
+    async def decisions(self, unit_id: str, last: int) -> bytes | None:
+        """A LogExcerpt as JSON; None from other units than the one asked for. Serve calls all replicas of a deployment.
+
+        Raises:
+            EngineDied: the engine process is gone.
+            TimeoutError: it does not answer.
+        """
+        if unit_id != self._unit.unit_id:
+            return None
+        async with asyncio.timeout(_DECISIONS_TIMEOUT_S):
+            return msgspec.json.encode(await self._unit.decisions(last))
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica."""

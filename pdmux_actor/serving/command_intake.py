@@ -4,9 +4,16 @@ import logging
 import os
 import socket
 import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
 
 from pdmux_actor.inbox import Inbox
+from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
 from pdmux_actor.scheduling.events import Abort, Arrival, SetPolicy, SetQuotas, Stop
+from pdmux_actor.scheduling.events import ReadDecisions as ReadSchedulerDecisions
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
     AbortRequest,
@@ -14,8 +21,10 @@ from pdmux_actor.serving.commands import (
     ChangeQuotas,
     Command,
     CommandReader,
+    DecisionsRead,
     LoadModel,
     QuotasChanged,
+    ReadDecisions,
     RemoveModel,
     Shutdown,
     Submit,
@@ -25,6 +34,8 @@ from pdmux_actor.serving.notice_sender import NoticeSender
 
 logger = logging.getLogger(__name__)
 
+MAX_DECISIONS = 4096
+MAX_REQUEST_IDS = 8  # of one decision: they would be nearly all of an answer, which is one message of a few MB
 _RECEIVE_BYTES = 256 * 1024
 _EXIT_PROTOCOL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
@@ -69,5 +80,18 @@ class CommandIntake:
                 self._inbox.put(SetPolicy(policy))
             case ChangePolicy(policy=policy):
                 logger.error("unknown dispatch policy %s: the one in force stays", policy)
+            case ReadDecisions(call=call, last=last):
+                last = max(0, min(last, MAX_DECISIONS))
+                self._inbox.put(ReadSchedulerDecisions(last, partial(self._tell_decisions, call)))
             case Shutdown():
                 self._inbox.put(Stop())
+
+    def _tell_decisions(self, call: int, now_s: float, decisions: Sequence[Decision]) -> None:
+        told = tuple([_with_few_ids(decision) for decision in decisions])
+        self._sender.send(DecisionsRead(call, LogExcerpt(now_s=now_s, unix_s=time.time(), decisions=told)))
+
+
+def _with_few_ids(decision: Decision) -> Decision:
+    if len(decision.request_ids) <= MAX_REQUEST_IDS:
+        return decision
+    return msgspec.structs.replace(decision, request_ids=decision.request_ids[:MAX_REQUEST_IDS])

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.frames import FrameSplitter
 
@@ -70,6 +71,13 @@ class ChangePolicy(msgspec.Struct, frozen=True, tag="policy"):
     policy: str
 
 
+class ReadDecisions(msgspec.Struct, frozen=True, tag="read_decisions"):
+    """Answered by DecisionsRead with the newest `last` decisions."""
+
+    call: int
+    last: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
@@ -103,6 +111,11 @@ class QuotasChanged(msgspec.Struct, frozen=True, tag="quotas_changed"):
     max_model_lens: dict[str, int]
 
 
+class DecisionsRead(msgspec.Struct, frozen=True, tag="decisions_read"):
+    call: int
+    excerpt: LogExcerpt
+
+
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     """All that one engine step produced."""
 
@@ -113,8 +126,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     report: LoadReport
 
 
-Command = LoadModel | RemoveModel | Submit | AbortRequest | ChangeQuotas | ChangePolicy | Shutdown
-Notice = Started | ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | Tokens | Load
+Command = LoadModel | RemoveModel | Submit | AbortRequest | ChangeQuotas | ChangePolicy | ReadDecisions | Shutdown
+Notice = Started | ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead | Tokens | Load
 
 
 def encode(message: Command | Notice) -> bytes:

@@ -10,6 +10,7 @@ from pdmux_actor.backends.base import Engine, EngineCapacity
 from pdmux_actor.errors import EngineDied
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import FinishReason, TokenEvent
+from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.detokenizer import Vocabulary
 from pdmux_actor.serving.frames import Delta, Generate
 from pdmux_actor.serving.gateway_connection import StreamSettings
@@ -51,7 +52,7 @@ class Unit:
     ) -> None:
         """`host` is bound and advertised."""
         self._engine = engine
-        self._unit_id = unit_id
+        self.unit_id = unit_id
         self._node = node
         self._pool = pool
         self._num_gpus = num_gpus
@@ -87,7 +88,7 @@ class Unit:
     def report(self) -> UnitReport:
         assert self._capacity is not None, "the unit has not started"
         return UnitReport(
-            unit_id=self._unit_id,
+            unit_id=self.unit_id,
             node=self._node,
             pool=self._pool,
             num_gpus=self._num_gpus,
@@ -106,6 +107,10 @@ class Unit:
         if self._refusal is None:
             return statuses
         return tuple(replace(s, phase=ModelPhase.DRAINING) if s.phase is ModelPhase.READY else s for s in statuses)
+
+    async def decisions(self, last: int) -> LogExcerpt:
+        """What the scheduler decided lately. Raises EngineDied."""
+        return await self._engine.decisions(last)
 
     def is_healthy(self) -> bool:
         """False: the engine is gone, or the unit is broken; only a restart helps."""

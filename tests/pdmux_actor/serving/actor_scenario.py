@@ -20,6 +20,7 @@ from ray import serve
 
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo
+from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.frames import Credit, Generate
@@ -103,6 +104,14 @@ async def serve_then(report, action, max_tokens=4000):
     return await last_delta(peer)
 
 
+def decisions_are_told(unit_id):
+    units = serve.get_deployment_handle("unit-1g", app_name="units")
+    (body,) = units.broadcast("decisions", unit_id, 2).results(timeout_s=PATIENCE_S)
+    excerpt = msgspec.json.decode(body, type=LogExcerpt)
+    assert len(excerpt.decisions) == 2, excerpt
+    assert units.broadcast("decisions", "another-unit", 2).results(timeout_s=PATIENCE_S) == [None]
+
+
 def deploy_units() -> None:
     settings = ActorSettings(
         engine=EngineSettings(kind="simulated", kv_pool_bytes=32 * 1024 * 1024, num_cores=2), pool="p"
@@ -129,6 +138,7 @@ def main(checkpoint: str) -> None:
     assert first.load is None or first.load.total_blocks == first.total_blocks
     delta = asyncio.run(serve_then(first, lambda: None, max_tokens=5))
     assert delta.finish is FinishReason.LENGTH, delta
+    decisions_are_told(first.unit_id)
 
     (engine,) = engines()
     delta = asyncio.run(serve_then(first, engine.kill))
