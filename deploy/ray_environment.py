@@ -1,6 +1,7 @@
 """Environment of every process of a Ray cluster that muxfleet starts. Ray reads it when it is imported."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 """The same on the head, on workers and where an application is built."""
@@ -11,8 +12,12 @@ _ALL_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "0"}
 _NO_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*"}
 
 
-def ray_environment(*, proxy: str, auth_token: str, free_ports: tuple[int, int], is_verbose: bool) -> Mapping[str, str]:
-    """`free_ports` are for HAProxy's own metrics and statistics, which are on fixed ports otherwise."""
+def ray_environment(
+    *, proxy: str, auth_token: str, free_ports: tuple[int, int], haproxy: Path | None, is_verbose: bool
+) -> Mapping[str, str]:
+    """`free_ports` are for HAProxy's own metrics and statistics, which are on fixed ports otherwise. `haproxy` is the
+    program to run as HAProxy, None for Ray's own.
+    """
     metrics_port, stats_port = free_ports
     variables: dict[str, str] = {
         # Without it Ray writes a token to the user's home and every later `ray` command asks for it.
@@ -29,4 +34,5 @@ def ray_environment(*, proxy: str, auth_token: str, free_ports: tuple[int, int],
     if proxy != "haproxy":
         return variables
     ports = {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port)}
-    return {**variables, **HAPROXY, **ports}
+    program = {} if haproxy is None else {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy)}
+    return {**variables, **HAPROXY, **ports, **program}

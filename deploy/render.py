@@ -47,7 +47,8 @@ def serve_yaml(fleet: FleetFile) -> str:
     header = "# Written by `muxfleet render`. For `serve deploy`.\n"
     if fleet.gateway.proxy == "haproxy":
         flags = " ".join(f"{k}={v}" for k, v in HAPROXY.items())
-        header += f"# The head, the workers and this command need {flags}.\n"
+        header += f"# The head, the workers and this command need {flags}\n"
+        header += "# and RAY_SERVE_HAPROXY_BINARY_PATH, the path of muxfleet-haproxy there.\n"
     return header + yaml.safe_dump(serve_config(fleet), sort_keys=False, width=120)
 
 
@@ -68,6 +69,7 @@ def controller_config(fleet: FleetFile) -> ControllerConfig:
         policy=fleet.engine.policy,
         solver=fleet.placement.solver,
         expected_units={p.name: units_of(p) for p in fleet.pools},
+        unit_deployments={p.name: _unit_shape(fleet, p).deployment for p in fleet.pools},
     )
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from deploy.errors import PortTaken
 from deploy.fleet_status import ModelState
+from deploy.haproxy import program_path
 from deploy.ray_environment import ray_environment
 from deploy.render import logical_cpus
 from deploy.settings import FleetFile, export_environment, ray_address
@@ -36,6 +37,7 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
                 proxy=fleet.gateway.proxy,
                 auth_token=secrets.token_hex(16),
                 free_ports=_free_ports(),
+                haproxy=program_path(),
                 is_verbose=is_verbose,
             )
         )

@@ -17,6 +17,7 @@ import psutil
 START_S = 240.0
 STOP_S = 90.0
 RECOVER_S = 180.0
+RUNNING_S = 8.0
 
 
 class FleetProcess:
@@ -88,6 +89,19 @@ class FleetProcess:
                 pass  # it is between two lives
             time.sleep(0.2)
         self._fail(f"{old} was not replaced in {RECOVER_S:g} s")
+
+    def wait_for_running(self, count: int) -> None:
+        """Until the units report so many running sequences."""
+        until_s = time.monotonic() + RUNNING_S
+        running = None
+        while time.monotonic() < until_s:
+            text = httpx.get(f"{self.url}/metrics", timeout=10, trust_env=False).text
+            gauges = re.findall(r"^muxfleet_num_requests_running\{.*\} ([0-9.]+)$", text, flags=re.MULTILINE)
+            running = sum(map(float, gauges))
+            if gauges and running == count:
+                return
+            time.sleep(0.1)
+        self._fail(f"{running} sequences are running after {RUNNING_S:g} s, not {count}")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> int:
         """Ctrl-C or SIGTERM; returns the exit code when nothing is left running."""

@@ -1,7 +1,11 @@
 """The same fleet behind HAProxy, with Serve's throughput flags: the recommended mode."""
 
 import asyncio
+import json
+import socket
+import time
 
+import httpx
 import pytest
 from clients import MODELS, chat, client_of, endings, streamed_chat
 from fleet_process import FleetProcess
@@ -26,6 +30,20 @@ def test_haproxy__replay__answers_everything(haproxy_fleet: FleetProcess) -> Non
     counts = asyncio.run(endings(generated_trace(requests=60, seed=3), haproxy_fleet.url))
 
     assert counts[Ending.FINISHED] == 60, counts
+
+
+def test_haproxy__client_leaves_before_the_first_byte__sequence_is_freed(haproxy_fleet: FleetProcess) -> None:
+    """Headers and body in packets of their own, as httpx and the SDKs send them."""
+    url = httpx.URL(haproxy_fleet.url)
+    body = json.dumps({"model": MODELS[2], "prompt": "x", "max_tokens": 3000, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection((url.host, url.port or 80)) as connection:
+        connection.sendall(f"{head}\r\n\r\n".encode())
+        time.sleep(0.1)
+        connection.sendall(body)
+        haproxy_fleet.wait_for_running(1)
+
+    haproxy_fleet.wait_for_running(0)
 
 
 def test_haproxy__engine_killed_while_streaming__stream_goes_on(haproxy_fleet: FleetProcess) -> None:
