@@ -1,0 +1,381 @@
+"""What the gateway and the actor add to an engine: time to the first token, and tokens per second.
+
+    python benchmarks/gateway_overhead.py [--json FILE] [--quick] [--proxy python|haproxy]
+
+For each of Serve's proxy modes a fleet is started with `muxfleet up`, and beside it the same engine process is driven
+in-process, through `pdmux_actor.backends.native`. Rounds alternate between the two: a block of streamed chat
+completions over HTTP, and a block of the same prompts submitted to the engine, both as a closed loop of 1 or 16
+streams. The engine is simulated in real time: launches take what a model takes on an H200 according to the roofline,
+so the two cores of a laptop serve the path and not the model.
+
+Added TTFT is the difference of percentiles over all requests; its spread the 10th and 90th percentile over rounds of
+the difference of medians. The ratio of tokens per second is the median over rounds, with the same spread. `GET /health`
+crosses proxy, Serve and web framework but nothing behind them: its time is the part of the added TTFT that is not ours.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import uvloop
+from fleet_process import running_fleet
+from rich.console import Console
+from rich.table import Table
+from sse_client import SseConnection
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from deploy.app import actor_settings
+from deploy.app_args import UnitsArgs
+from deploy.render import serve_config
+from deploy.settings import read_fleet_file
+from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
+from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, TURN_END, TURN_START
+
+STREAMS = (1, 16)
+PROMPT_CHARACTERS = 128
+OUTPUT_TOKENS = 32
+SLO = Slo(ttft_s=1.0, tbt_s=0.1)
+FIRST_PORT = 23_400
+
+# Llama 3.1 8B and Llama 3.2 1B: (layers, hidden, intermediate, heads, KV heads, head size)
+MODELS = {"8b": (32, 4096, 14336, 32, 8, 128), "1b": (16, 2048, 8192, 32, 8, 64)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    ttft_s: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Requests that one closed loop answered."""
+
+    answers: tuple[Answered, ...]
+    wall_s: float
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        return [1e3 * a.ttft_s for a in self.answers]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(a.num_tokens for a in self.answers) / self.wall_s
+
+
+Ask = Callable[[int, str], Awaitable[Answered]]
+"""(stream, prompt) -> what came back"""
+
+
+# ---- what is served ----
+
+
+def write_checkpoint(folder: Path, shape: tuple[int, ...]) -> None:
+    """A config to simulate, and a tokenizer in which a token is a byte: whatever the engine makes up is text."""
+    folder.mkdir(parents=True)
+    layers, hidden, intermediate, heads, kv_heads, head_dim = shape
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": TURN_END, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+
+
+def byte_tokenizer() -> Tokenizer:
+    # ByteLevel stands for printable bytes as themselves and for the others as what follows U+0100.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    characters = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+    tokenizer = Tokenizer(BPE(vocab={characters[b]: b for b in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (TURN_START, TURN_END)])
+    return tokenizer
+
+
+def write_fleet(folder: Path, *, proxy: str, port: int) -> Path:
+    for name, shape in MODELS.items():
+        write_checkpoint(folder / name, shape)
+    models = [{"id": name, "source": f"./{name}"} for name in MODELS]
+    pool = {"name": "simulated", "device": "simulated", "gpu_type": "H200", "kv_memory": "8GiB"}
+    fleet = {"name": "overhead", "models": models, "pools": [pool], "gateway": {"port": port, "proxy": proxy}}
+    file = folder / "fleet.yaml"
+    file.write_text(json.dumps(fleet))
+    return file
+
+
+# ---- the two ways to ask ----
+
+
+class DirectEngine:
+    """The fleet's engine process without the fleet."""
+
+    def __init__(self, fleet_file: Path) -> None:
+        fleet = read_fleet_file(fleet_file)
+        units = next(a for a in serve_config(fleet)["applications"] if a["name"] == "units")
+        (shape,) = UnitsArgs.model_validate(units["args"]).shapes
+        self._engine = NativeEngine(actor_settings(shape).engine)
+        self._sources = {m.id: m.source for m in fleet.models}
+        self._waiting: dict[str, asyncio.Queue[TokenEvent]] = {}
+        self._tokenizer = byte_tokenizer()
+        self._count = 0
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "DirectEngine":
+        capacity = await self._engine.start()
+        self._pump = asyncio.create_task(self._pump_events())
+        quota = capacity.total_blocks // len(self._sources)
+        for model, source in self._sources.items():
+            await self._engine.add_model(ModelAssignment(model=model, source=source, quota_blocks=quota, slo=SLO))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._engine.stop()
+        if self._pump is not None:
+            await self._pump
+
+    def prompt_token_ids(self, prompt: str) -> tuple[int, ...]:
+        text = f"{TURN_START}user\n{prompt}{TURN_END}\n{TURN_START}assistant\n"
+        return tuple(self._tokenizer.encode(text).ids)
+
+    async def ask(self, model: str, prompt: str) -> Answered:
+        self._count += 1
+        request = GenerateRequest(
+            request_id=str(self._count),
+            model=model,
+            prompt_token_ids=self.prompt_token_ids(prompt),
+            sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True),
+            slo=SLO,
+        )
+        arrived = self._waiting[request.request_id] = asyncio.Queue()
+        sent_s = time.perf_counter()
+        self._engine.submit(request)
+        first_s, num_tokens = 0.0, 0
+        while True:
+            event = await arrived.get()
+            first_s = first_s or time.perf_counter()
+            num_tokens += len(event.tokens)
+            if event.finish is not None:
+                assert event.error is None, event.error
+                del self._waiting[request.request_id]
+                return Answered(ttft_s=first_s - sent_s, num_tokens=num_tokens)
+
+    async def _pump_events(self) -> None:
+        async for events in self._engine.events():
+            for event in events:
+                self._waiting[event.request_id].put_nowait(event)
+
+
+class Gateway:
+    def __init__(self, url: str) -> None:
+        self._address = urlsplit(url)
+        self._connections: list[SseConnection] = []
+
+    async def __aenter__(self) -> "Gateway":
+        host, port = self._address.hostname, self._address.port
+        assert host is not None
+        assert port is not None
+        self._connections = [await SseConnection.open(host, port) for _ in range(max(STREAMS))]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    async def ask(self, model: str, stream: int, prompt: str, prompt_tokens: int) -> Answered:
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": OUTPUT_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        times = await self._connections[stream].stream("/v1/chat/completions", body)
+        assert times.prompt_tokens == prompt_tokens, "both sides are asked the same"
+        return Answered(ttft_s=times.first_s - times.sent_s, num_tokens=times.num_tokens)
+
+    async def health_ms(self, count: int) -> list[float]:
+        return [1e3 * await self._connections[0].get("/health") for _ in range(count)]
+
+
+# ---- measuring ----
+
+
+async def measure_block(ask: Ask, prompts: Sequence[str], streams: int) -> Block:
+    left = iter(prompts)
+    answers: list[Answered] = []
+
+    async def one(stream: int) -> None:
+        answers.extend([await ask(stream, prompt) for prompt in left])
+
+    started_s = time.perf_counter()
+    await asyncio.gather(*(one(stream) for stream in range(streams)))
+    block = Block(answers=tuple(answers), wall_s=time.perf_counter() - started_s)
+    assert all(a.num_tokens == OUTPUT_TOKENS for a in block.answers)
+    return block
+
+
+async def measure(
+    gateway: Gateway, direct: DirectEngine, *, model: str, streams: int, rounds: int, requests: int
+) -> dict[str, Any]:
+    """`requests` of each kind in every round; which kind goes first alternates."""
+    blocks: dict[str, list[Block]] = {"gateway": [], "engine": []}
+    health_ms: list[float] = []
+
+    async def over_http(stream: int, prompt: str) -> Answered:
+        return await gateway.ask(model, stream, prompt, len(direct.prompt_token_ids(prompt)))
+
+    async def in_process(stream: int, prompt: str) -> Answered:
+        return await direct.ask(model, prompt)
+
+    for number in range(-1, rounds):  # the first round warms up
+        prompts = [f"{streams}.{number}.{i} ".ljust(PROMPT_CHARACTERS, ".") for i in range(requests)]
+        asks: list[tuple[str, Ask]] = [("gateway", over_http), ("engine", in_process)]
+        for kind, ask in asks if number % 2 else reversed(asks):
+            block = await measure_block(ask, prompts, streams)
+            if number >= 0:
+                blocks[kind].append(block)
+        if number >= 0:
+            health_ms += await gateway.health_ms(requests // streams)
+    figures = summary(blocks["gateway"], blocks["engine"], health_ms)
+    return {"model": model, "streams": streams, "load_average_1_min": round(os.getloadavg()[0], 1)} | figures
+
+
+def summary(gateway: Sequence[Block], engine: Sequence[Block], health_ms: Sequence[float]) -> dict[str, Any]:
+    ttft = {
+        name: percentiles([t for block in blocks for t in block.ttft_ms])
+        for name, blocks in (("gateway", gateway), ("engine", engine))
+    }
+    pairs = list(zip(gateway, engine, strict=True))
+    added = [statistics.median(g.ttft_ms) - statistics.median(e.ttft_ms) for g, e in pairs]
+    ratios = [g.tokens_per_s / e.tokens_per_s for g, e in pairs]
+    return {
+        "requests": sum(len(block.answers) for block in gateway),
+        "added_ttft_ms": {p: ttft["gateway"][p] - ttft["engine"][p] for p in ("p50", "p99")},
+        "added_ttft_p50_spread_ms": spread(added),
+        "ttft_ms": ttft,
+        "health_ms": percentiles(health_ms),
+        "throughput_ratio": statistics.median(ratios),
+        "throughput_ratio_spread": spread(ratios),
+        "tokens_per_s": {
+            "gateway": statistics.median(g.tokens_per_s for g in gateway),
+            "engine": statistics.median(e.tokens_per_s for e in engine),
+        },
+    }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {"p50": cuts[49], "p99": cuts[98]}
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    deciles = statistics.quantiles(values, n=10, method="inclusive")
+    return [deciles[0], deciles[-1]]
+
+
+async def measure_mode(proxy: str, *, is_quick: bool, port: int) -> list[dict[str, Any]]:
+    rows = []
+    rounds = 6 if is_quick else 14
+    with tempfile.TemporaryDirectory(prefix="gateway-overhead-") as folder:
+        fleet_file = write_fleet(Path(folder), proxy=proxy, port=port)
+        async with AsyncExitStack() as stack:
+            url = stack.enter_context(running_fleet(fleet_file))
+            direct = await stack.enter_async_context(DirectEngine(fleet_file))
+            gateway = await stack.enter_async_context(Gateway(url))
+            for model in MODELS:
+                for streams in STREAMS:
+                    requests = 14 if streams == 1 else 4 * streams
+                    row = await measure(gateway, direct, model=model, streams=streams, rounds=rounds, requests=requests)
+                    rows.append({"proxy": proxy} | row)
+    return rows
+
+
+def machine() -> dict[str, Any]:
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
+        "python": platform.python_version(),
+        "ray": version("ray"),
+    }
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(title="what gateway and actor add to an engine (times in ms)", title_justify="left")
+    for column in ("proxy", "model", "streams", "engine\nTTFT", "added\np50", "\np10..p90", "\np99", "/health\np50",
+                   "tokens\nper s", "of the\nengine's", "\np10..p90"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "proxy" else "right", no_wrap=True)
+    for row in rows:
+        low, high = row["added_ttft_p50_spread_ms"]
+        ratio_low, ratio_high = row["throughput_ratio_spread"]
+        table.add_row(
+            row["proxy"],
+            row["model"],
+            str(row["streams"]),
+            f"{row['ttft_ms']['engine']['p50']:.1f}",
+            f"{row['added_ttft_ms']['p50']:.1f}",
+            f"{low:.1f}..{high:.1f}",
+            f"{row['added_ttft_ms']['p99']:.1f}",
+            f"{row['health_ms']['p50']:.1f}",
+            f"{row['tokens_per_s']['gateway']:.0f}",
+            f"{row['throughput_ratio']:.2f}",
+            f"{ratio_low:.2f}..{ratio_high:.2f}",
+        )
+    Console(width=110).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--proxy", choices=("python", "haproxy"), help="only this mode of Serve")
+    args = parser.parse_args()
+    proxies = [args.proxy] if args.proxy else ["python", "haproxy"]
+    facts = machine()
+    rows: list[dict[str, Any]] = []
+    for index, proxy in enumerate(proxies):
+        rows += uvloop.run(measure_mode(proxy, is_quick=args.quick, port=FIRST_PORT + index))
+    show(rows)
+    if args.json:
+        setting = {"prompt_characters": PROMPT_CHARACTERS, "output_tokens": OUTPUT_TOKENS, "device": "simulated H200"}
+        args.json.write_text(json.dumps({"machine": facts, "setting": setting, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
