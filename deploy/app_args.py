@@ -44,13 +44,14 @@ class GatewayArgs(Args):
 
 
 class ControllerConfig(Args):
-    """The Controller's `user_config`. `expected_units` counts units per pool."""
+    """The Controller's `user_config`. By pool: how many units there shall be, and which deployment they are."""
 
     models: tuple[ModelSection, ...]
     dtype: Dtype | None = None
     policy: str
     solver: str
     expected_units: dict[str, int]
+    unit_deployments: dict[str, str] = {}
 
     def as_user_config(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)

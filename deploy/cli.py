@@ -31,6 +31,7 @@ def build_app() -> typer.Typer:
     from deploy.commands.plan import plan
     from deploy.commands.render import render, schema
     from deploy.commands.status import status
+    from deploy.commands.trace_decisions import trace_decisions
     from deploy.commands.traces import traces
     from deploy.commands.up import up
 
@@ -41,7 +42,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (demo, up, plan, render, schema, bench, status):
+    for command in (demo, up, plan, render, schema, bench, status, trace_decisions):
         app.command()(command)
     app.add_typer(traces, name="traces")
     return app

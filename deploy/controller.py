@@ -1,9 +1,10 @@
-"""The control loop as a Serve deployment: units and gateways call it, it calls nobody."""
+"""The control loop as a Serve deployment: units and gateways call it; it calls a unit only when a person asks."""
 
 import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from deploy.fleet_status import FleetStatus
 from deploy.model_specs import read_model_spec
 from deploy.planning import SOLVERS
 from deploy.settings import ModelSection
+from deploy.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
@@ -28,6 +30,10 @@ _TOKEN_KEY = b"muxfleet/stream_token"
 _RETRY_S = 30.0
 _SPEC_PATIENCE_S = 2.0
 _VIEW_POLL_S = 0.1
+
+
+ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
+"""Deployment, unit id, how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,8 @@ class Controller:
     token lies in the cluster's key-value store.
     """
 
-    def __init__(self, token: str | None = None) -> None:
+    def __init__(self, token: str | None = None, read_decisions: ReadDecisions = read_decisions) -> None:
+        self._read_decisions = read_decisions
         self._loop = ControlLoop(
             stream_token=stream_token() if token is None else token,
             # Milliseconds outrun the versions that any predecessor can have given out.
@@ -83,6 +90,13 @@ class Controller:
 
     async def status(self) -> FleetStatus:
         return self._loop.status(time.monotonic())
+
+    async def decisions(self, unit_id: str, last: int) -> bytes | None:
+        """A LogExcerpt as JSON: what the unit decided lately. None when there is no such unit or it does not answer."""
+        pools = [u.report.pool for u in (await self.status()).units if u.report.unit_id == unit_id]
+        if self._config is None or not pools or pools[0] not in self._config.unit_deployments:
+            return None
+        return await self._read_decisions(self._config.unit_deployments[pools[0]], unit_id, last)
 
     async def _wait_for_heartbeat(self) -> None:
         try:

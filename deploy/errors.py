@@ -6,6 +6,7 @@ DeployError
 ├── PortTaken          something else listens on the gateway's port
 ├── FleetStartError    the fleet did not come up
 ├── FleetUnreachable   no fleet answers where one was expected
+├── UnitUnknown        the fleet has no such unit
 └── OutputNotWritable  a file that a command shall write cannot be written
 """
 
@@ -57,6 +58,15 @@ class FleetUnreachable(DeployError):
         super().__init__(f"no fleet answers at {address}: {reason}")
         self.address = address
         self.reason = reason
+
+
+class UnitUnknown(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, unit: str, known: Sequence[str]) -> None:
+        super().__init__(f"the fleet has no unit {unit!r}; it has {', '.join(known) or 'none now'}")
+        self.unit = unit
+        self.known = tuple(known)
 
 
 class OutputNotWritable(DeployError):

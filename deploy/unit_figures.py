@@ -36,6 +36,8 @@ def unit_figures(url: str) -> tuple[UnitFigures, ...]:
     try:
         response = httpx.get(f"{base}/metrics", timeout=_TIMEOUT_S, trust_env=False)
         response.raise_for_status()
+    except httpx.InvalidURL as error:
+        raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
     except httpx.HTTPStatusError as error:
         raise FleetUnreachable(address=url, reason=f"/metrics answers {error.response.status_code}") from error
     except httpx.TransportError as error:

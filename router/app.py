@@ -19,6 +19,8 @@ from router.errors import (
     MethodNotAllowed,
     PathNotFound,
     RouterError,
+    UnitNotFound,
+    UnitSilent,
     UnsupportedMediaType,
 )
 from router.gateway import VERSION, Gateway
@@ -32,9 +34,20 @@ from router.request_identity import RequestIdentity
 from router.streaming import ClientDisconnected, EventStream, unless_disconnected
 
 Feed = Callable[[Gateway], Awaitable[None]]
+ReadDecisions = Callable[[str, int], Awaitable[bytes | None]]
+"""What a unit decided lately, as JSON: unit, how many; None when it does not answer."""
+
+_MAX_DECISIONS = 4096
+_RETRY_AFTER_S = 5
 
 
-def create_app(gateway: Gateway, feed: Feed | None = None, *, echo_request_id: bool = True) -> FastAPI:
+def create_app(
+    gateway: Gateway,
+    feed: Feed | None = None,
+    *,
+    read_decisions: ReadDecisions | None = None,
+    echo_request_id: bool = True,
+) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
     add the `x-request-id` header to responses by themselves.
     """
@@ -52,6 +65,8 @@ def create_app(gateway: Gateway, feed: Feed | None = None, *, echo_request_id: b
     _add_generation_routes(app, gateway)
     _add_model_routes(app, gateway)
     _add_operation_routes(app, gateway)
+    if read_decisions is not None:
+        _add_decisions_route(app, gateway, read_decisions)
     app.openapi = Document(app).build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
@@ -100,6 +115,21 @@ def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         return Response(gateway.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDecisions) -> None:
+    # For `muxfleet trace-decisions`, not part of the API: its body is the engine's and may change with it.
+    @app.get("/units/{unit}/decisions", include_in_schema=False)
+    async def unit_decisions(unit: str, request: Request) -> Response:
+        last = request.query_params.get("last", str(_MAX_DECISIONS))
+        if not (last.isascii() and last.isdigit() and len(last) <= 4 and 1 <= int(last) <= _MAX_DECISIONS):
+            raise InvalidRequest(f"last must be a whole number from 1 to {_MAX_DECISIONS}.", param="last")
+        if unit not in {u.report.unit_id for u in gateway.view.current.units}:
+            raise UnitNotFound(unit=unit)
+        body = await read_decisions(unit, int(last))
+        if body is None:
+            raise UnitSilent(unit=unit, retry_after_s=_RETRY_AFTER_S)
+        return Response(body, media_type="application/json")
 
 
 async def _parse(request: Request, gateway: Gateway, schema: type[RequestT]) -> RequestT:

@@ -9,6 +9,8 @@ RouterError
 ├── PathNotFound
 ├── MethodNotAllowed
 ├── ModelNotFound            the fleet does not offer this model
+├── UnitNotFound             the fleet has no such unit
+├── UnitSilent               the unit does not answer the control loop
 ├── Overloaded               the model's queue is full
 ├── ModelUnavailable         no unit serves the model within the time a request may wait
 ├── GatewayNotReady          no model is routable
@@ -106,6 +108,22 @@ class ModelUnavailable(RouterError):
         )
         self.model = model
         self.loading = loading
+
+
+class UnitNotFound(RouterError):
+    def __init__(self, *, unit: str) -> None:
+        super().__init__(f"The fleet has no unit {unit[:100]!r}; /metrics lists them.", code="unit_not_found")
+        self.unit = unit
+
+
+class UnitSilent(RouterError):
+    def __init__(self, *, unit: str, retry_after_s: int) -> None:
+        super().__init__(
+            f"Unit {unit!r} does not answer now; retry in {retry_after_s} s.",
+            code="unit_silent",
+            retry_after_s=retry_after_s,
+        )
+        self.unit = unit
 
 
 class GatewayNotReady(RouterError):

@@ -124,6 +124,9 @@ class _ViewCollector:
         waiting = GaugeMetricFamily("muxfleet_num_requests_waiting", "Waiting", labels=["model", "unit"])
         blocks = GaugeMetricFamily("muxfleet_kv_blocks", "Token blocks", labels=["model", "unit", "state"])
         shares = GaugeMetricFamily("muxfleet_unit_sms", "SMs (cores on a CPU) per lane", labels=["unit", "phase"])
+        bubbles = GaugeMetricFamily(
+            "muxfleet_lane_bubble_ratio", "Share of the last seconds a lane idled with work", labels=["unit", "phase"]
+        )
         ages = GaugeMetricFamily("muxfleet_unit_report_age_seconds", "Age in the view", labels=["unit"])
         for unit in self._view().units:
             unit_id, load = unit.report.unit_id, unit.report.load
@@ -132,9 +135,11 @@ class _ViewCollector:
                 continue
             shares.add_metric([unit_id, "prefill"], load.prefill_sms)
             shares.add_metric([unit_id, "decode"], load.decode_sms)
+            bubbles.add_metric([unit_id, "prefill"], load.prefill_bubble_share)
+            bubbles.add_metric([unit_id, "decode"], load.decode_bubble_share)
             for model in load.models:
                 running.add_metric([model.model, unit_id], model.running)
                 waiting.add_metric([model.model, unit_id], model.waiting)
                 blocks.add_metric([model.model, unit_id, "used"], model.used_blocks)
                 blocks.add_metric([model.model, unit_id, "quota"], model.quota_blocks)
-        yield from (running, waiting, blocks, shares, ages)
+        yield from (running, waiting, blocks, shares, bubbles, ages)

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 _ANSWER_TIMEOUT_S = 5.0
+_DECISIONS_TIMEOUT_S = 10.0
 
 
 @serve.ingress()  # the app is built on the replica, by `__serve_build_asgi_app__`: nothing of it is pickled
@@ -40,7 +41,7 @@ class GatewayIngress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own middleware answers with the request's id, or makes one.
-        return create_app(self._gateway, self._follow_fleet, echo_request_id=False)
+        return create_app(self._gateway, self._follow_fleet, read_decisions=self._read_decisions, echo_request_id=False)
 
     async def routable_models(self) -> list[str]:
         """What this replica could route now: a gateway follows the fleet by itself, a moment behind."""
@@ -69,10 +70,22 @@ class GatewayIngress:
                 gateway.update_view(view)
             await asyncio.sleep(POLL_S)
 
+    async def _read_decisions(self, unit: str, last: int) -> bytes | None:
+        try:
+            async with asyncio.timeout(_DECISIONS_TIMEOUT_S):
+                body: bytes | None = await (await self._control_loop()).decisions.remote(unit, last)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("control loop does not tell a unit's decisions", extra={"unit": unit, "reason": repr(error)})
+            return None
+        return body
+
     async def _ask(self) -> FleetView:
+        view: FleetView = await (await self._control_loop()).fleet_view.remote()
+        return view
+
+    async def _control_loop(self) -> DeploymentHandle[Any]:
         if self._controller is None:  # asks Serve and waits for its answer, which must not stop the event loop
             self._controller = await asyncio.to_thread(
                 serve.get_deployment_handle, self._controller_deployment, self._controller_app
             )
-        view: FleetView = await self._controller.fleet_view.remote()
-        return view
+        return self._controller

@@ -3,9 +3,24 @@
 import httpx
 import pytest
 from fake_unit import FakeUnit, eventually, fleet_view
+from ray.serve.exceptions import RayServeException
 
 from router import serve_adapter
 from router.serve_adapter import GatewayIngress
+
+
+class Decisions:
+    """`decisions.remote(unit, last)` answers for one unit."""
+
+    def __init__(self) -> None:
+        self.asked = []
+        self.body = b'{"decisions": []}'
+
+    async def remote(self, unit, last):
+        self.asked.append((unit, last))
+        if isinstance(self.body, Exception):
+            raise self.body
+        return self.body
 
 
 class ControlLoop:
@@ -14,6 +29,7 @@ class ControlLoop:
     def __init__(self) -> None:
         self.view = None
         self.asked = 0
+        self.decisions = Decisions()
 
     @property
     def fleet_view(self) -> "ControlLoop":
@@ -77,3 +93,48 @@ async def test_view__control_loop_lost__last_view_stays_and_news_come_after(ingr
 async def test_request_id__under_serve__is_left_to_serve(ingress) -> None:
     _, http = ingress
     assert "x-request-id" not in (await http.get("/health")).headers
+
+
+async def test_decisions__known_unit__are_passed_on_as_they_are(ingress, tokenizer_folder) -> None:
+    control, http = ingress
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await eventually(lambda: control.asked > 5)
+        unit_id = control.view.units[0].report.unit_id
+
+        answer = await http.get(f"/units/{unit_id}/decisions", params={"last": 7})
+        await http.get(f"/units/{unit_id}/decisions")
+
+    assert (answer.status_code, answer.content) == (200, b'{"decisions": []}')
+    assert answer.headers["content-type"] == "application/json"
+    assert control.decisions.asked == [(unit_id, 7), (unit_id, 4096)]
+
+
+@pytest.mark.parametrize("body", [None, RayServeException("gone"), TimeoutError()])
+async def test_decisions__unit_does_not_answer__is_a_503_to_try_again(ingress, tokenizer_folder, body) -> None:
+    control, http = ingress
+    control.decisions.body = body
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await eventually(lambda: control.asked > 5)
+
+        answer = await http.get(f"/units/{control.view.units[0].report.unit_id}/decisions")
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "unit_silent"
+    assert answer.headers["retry-after"] == "5"
+
+
+async def test_decisions__unknown_unit_or_bad_number__is_refused_without_asking(ingress, tokenizer_folder) -> None:
+    control, http = ingress
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await eventually(lambda: control.asked > 5)
+        unit_id = control.view.units[0].report.unit_id
+
+        unknown = await http.get("/units/nobody/decisions")
+        refused = [await http.get(f"/units/{unit_id}/decisions", params={"last": n}) for n in ("0", "x", "4097", "²")]
+
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unit_not_found")
+    assert [(r.status_code, r.json()["error"]["param"]) for r in refused] == [(400, "last")] * 4
+    assert control.decisions.asked == []
