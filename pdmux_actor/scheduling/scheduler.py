@@ -214,6 +214,11 @@ class Scheduler:
         if queue is None or queue.removing:
             self._answer(sequence, (), FinishReason.ERROR, f"model {request.model!r} is not on this unit")
             return
+        stranger = sequence.token_outside(queue.info.spec.vocab_size)
+        if stranger is not None:  # in a launch it would fail the sequences beside it too
+            reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
+            self._answer(sequence, (), FinishReason.ERROR, f"{reason}; tokenise with the model's own tokenizer")
+            return
         queue.waiting.append(sequence)
         queue.prompt_tokens_total += len(sequence.token_ids)
         self._refuse_if_too_long(queue, sequence)

@@ -53,6 +53,11 @@ class Sequence:
             extend_hashes(self.prefix_hashes, self.token_ids, tokens_per_row)
         return self.prefix_hashes[: num_tokens // tokens_per_row]
 
+    def token_outside(self, vocab_size: int) -> int | None:
+        """A token that a vocabulary of this size does not have."""
+        extremes = (min(self.token_ids, default=0), max(self.token_ids, default=0))
+        return next((token_id for token_id in extremes if not 0 <= token_id < vocab_size), None)
+
     @property
     def model(self) -> str:
         return self.request.model

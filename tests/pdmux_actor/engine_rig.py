@@ -93,7 +93,7 @@ def make_request(
     return GenerateRequest(
         request_id=request_id,
         model=model,
-        prompt_token_ids=(first, *range(2, prompt_tokens + 1)),
+        prompt_token_ids=(first, *(2 + i % 500 for i in range(prompt_tokens - 1))),
         output_token_ids=prior,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
         slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s),

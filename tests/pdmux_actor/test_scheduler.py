@@ -51,6 +51,19 @@ def test_scheduler__unknown_model__is_refused():
     assert [e.finish for e in engine.ends_of("r")] == [FinishReason.ERROR]
 
 
+@pytest.mark.parametrize("stranger", [-1, 512, 10**6])
+def test_scheduler__token_id_outside_the_vocabulary__is_refused_and_named(stranger):
+    good = make_request("good", max_tokens=3)
+    bad = replace(make_request("bad"), prompt_token_ids=(1, stranger, 2))
+
+    engine = VirtualEngine([(0.0, Arrival(good)), (0.0, Arrival(bad))]).run()
+
+    (end,) = engine.ends_of("bad")
+    assert end.finish is FinishReason.ERROR
+    assert f"token id {stranger} is not in the vocabulary" in end.error
+    assert [e.finish for e in engine.ends_of("good")] == [FinishReason.LENGTH]
+
+
 def test_scheduler__generation_reaches_kv_quota__ends_with_length():
     rows = 3
     engine = VirtualEngine(
