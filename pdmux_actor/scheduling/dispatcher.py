@@ -138,7 +138,9 @@ class Dispatcher:
     def _take_off(self, launch: ComputeLaunch, sms: int, now_s: float) -> list[Launch]:
         partition = self.flight.repartition(lane_of(launch), sms)
         modelled_s = self._predictor.modelled_s(self._queues[launch.model].info.spec, launch, sms)
-        self.flight.take_off(Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s))
+        flight = Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s)
+        self.flight.take_off(flight)
+        flight.expected_s = self._predictor.expected_s(flight, beside_other_lane=self.flight.all_busy)
         return [launch] if partition is None else [partition, launch]
 
 

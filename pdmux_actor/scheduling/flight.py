@@ -9,15 +9,17 @@ from profiler.latency import ChunkShape
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """`sms` is the share of the launch in flight, 0 when the lane is idle."""
+    """`sms` is the share of the launch in flight and `ends_s` when it is expected to end; 0 when the lane is idle."""
 
     busy: bool
     sms: int
+    ends_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Flight:
-    """`modelled_s` is what the latency model says of the launch alone. `company_s` is how long the other lane was busy
+    """`modelled_s` is what the latency model says of the launch alone, `expected_s` what was
+    learned to expect of it when it took off. `company_s` is how long the other lane was busy
     too; `beside` are the chunks of the prefill that was there, for a decode.
     """
 
@@ -25,6 +27,7 @@ class Flight:
     sms: int
     modelled_s: float
     took_off_s: float
+    expected_s: float = 0.0
     company_s: float = 0.0
     beside: Sequence[ChunkShape] = field(default_factory=tuple)
 
@@ -53,7 +56,9 @@ class LanesInFlight:
 
     def lane_state(self, lane: Lane) -> LaneState:
         flight = self._lanes.get(lane)
-        return LaneState(busy=flight is not None, sms=0 if flight is None else flight.sms)
+        if flight is None:
+            return LaneState(busy=False, sms=0)
+        return LaneState(busy=True, sms=flight.sms, ends_s=flight.took_off_s + flight.expected_s)
 
     def of(self, launch: ComputeLaunch) -> Flight:
         return self._lanes[lane_of(launch)]

@@ -139,11 +139,12 @@ class Scheduler:
             elif isinstance(launch, Repartition):
                 self.log.repartition(now_s, launch)
             else:
-                flight = self._dispatcher.flight.of(launch)
+                lanes = self._dispatcher.flight
+                flight = lanes.of(launch)
                 self.log.take_off(
                     now_s,
                     launch,
-                    predicted_s=flight.expected_s,
+                    predicted_s=self._predictor.expected_s(flight, beside_other_lane=lanes.all_busy),
                     ready_s=self._readiness.take(lane_of(launch), sms_left=self._device.num_sms - flight.sms),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )

@@ -7,6 +7,7 @@ import pytest
 from engine_rig import PLAIN, VirtualEngine, make_request
 
 from pdmux_actor.scheduling.events import Arrival
+from pdmux_actor.scheduling.learned_scales import LearnedScales
 
 TIGHT_S = 0.006  # a decode step alone takes 4.1 ms, beside a prefill at worst 1.3 times that
 
@@ -173,3 +174,42 @@ def test_static_split__idle_prefill_lane__decode_keeps_its_share():
     engine = VirtualEngine([(0.0, Arrival(make_request("r", max_tokens=5)))], policy="static_split", num_sms=8).run()
 
     assert engine.scheduler.load_report().decode_sms == 4
+
+
+JOINING_S = 0.0075
+
+
+def joining(policy):
+    """Prompts whose prefills end at all phases of decode steps, with a target of 1.4 to 1.8 steps; gaps by request."""
+    arrivals = [(0.0, Arrival(make_request("decoding", max_tokens=300, tbt_s=JOINING_S)))]
+    for i in range(25):
+        request = make_request(f"new{i}", prompt_tokens=2 + i, max_tokens=3, tbt_s=JOINING_S, first=i + 2)
+        arrivals.append((0.1 + 0.0347 * i, Arrival(request)))
+    engine = VirtualEngine(arrivals, policy=policy, quota_blocks=500, settings=PLAIN).run()
+    times = {}
+    for t, event in zip(engine.event_times_s, engine.token_events, strict=True):
+        times.setdefault(event.request_id, []).extend([t] * len(event.tokens))
+    return {request_id: [b - a for a, b in itertools.pairwise(ts)] for request_id, ts in times.items()}
+
+
+def test_mux__prefills_that_end_in_the_midst_of_a_decode_step__join_within_the_target():
+    gaps = joining("mux")
+
+    assert sum(gap > JOINING_S for found in gaps.values() for gap in found) == 0
+
+
+def test_muxwise__same_prompts__some_wait_up_to_two_steps():
+    gaps = joining("muxwise")
+
+    assert sum(found[0] > JOINING_S for request_id, found in gaps.items() if request_id != "decoding") >= 2
+
+
+def test_scales__sizes_between_two_that_were_seen__are_interpolated():
+    scales = LearnedScales()
+    scales.observe("m", "prefill", 2, 16, 1.0)
+    scales.observe("m", "prefill", 2, 256, 3.0)
+
+    assert scales.scale("m", ("prefill",), 2, 64) == pytest.approx(2.0)
+    assert scales.scale("m", ("prefill",), 1, 1024) == pytest.approx(3.0)  # the nearest share and size
+    assert scales.scale("m", ("mixed", "prefill"), 2, 16) == pytest.approx(1.0)
+    assert scales.scale("other", ("prefill",), 2, 16) == 1.0

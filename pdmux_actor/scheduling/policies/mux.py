@@ -15,19 +15,21 @@ from pdmux_actor.scheduling.queues import ModelQueue
 
 # Look-ahead hands over its tokens together, so the gap before them is that of all its steps.
 _LOOK_AHEAD_SHARE_OF_TARGET = 0.5
+# A fused step is predicted by its mean, and side by side is what remains to be done when it would be close.
+_FUSED_SHARE_OF_TARGET = 0.9
 
 
 class Mux:
     name = "mux"
 
     def __init__(self) -> None:
-        self._lanes = SideBySide()
+        self._lanes = SideBySide(joins=True)
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         decoding = state.decoding()
         prefilling = self._lanes.next_prefill(state)
         if prefilling is None and state.idle and not any(q.waiting for q in state.queues.values()):
-            return self._lanes.decode(state, decoding, state.total_sms, steps=_look_ahead_steps(state, decoding))
+            return self._lanes.decode(state, decoding, state.total_sms, now_s, steps=_look_ahead_steps(state, decoding))
         fused = self._fused(state, prefilling, decoding)
         return (fused,) if fused is not None else self._lanes.act(state, now_s)
 
@@ -42,7 +44,7 @@ class Mux:
             return None
         mixed_s = state.predictor.mixed_s(prefilling, queue.info.spec, [shape], queue.context_tokens, state.total_sms)
         others_s = decode_cycle_s(state, [q for q in decoding if q is not queue], state.total_sms)
-        if mixed_s + others_s > tightest_tbt_s(decoding):
+        if mixed_s + others_s > _FUSED_SHARE_OF_TARGET * tightest_tbt_s(decoding):
             return None
         self._lanes.pass_prefill_turn(prefilling)
         return Mixed(prefilling, tokens, state.total_sms)

@@ -1,22 +1,45 @@
 """Prefill and decode at once, on shares that meet the TBT target (MuxWise §3.4). What `mux` and `muxwise` share."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
-from pdmux_actor.scheduling.policies.forecast import decode_cycle_s, prefill_shapes, tightest_tbt_s, whole_prefill_s
+from pdmux_actor.scheduling.policies.forecast import (
+    decode_cycle_s,
+    head_sequence,
+    prefill_shapes,
+    tightest_tbt_s,
+    whole_prefill_s,
+)
+from pdmux_actor.scheduling.policies.joining import decode_lets_pass, decode_waits, last_slice_waits
 from pdmux_actor.scheduling.policies.preemption import preempting_model
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 from pdmux_actor.scheduling.slicing import layers_per_slice
 from profiler.latency import ChunkShape
 
 
-class SideBySide:
-    """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slice:
+    """A prefill slice that could start now; `is_last`: it would give the newcomers their first token."""
 
-    def __init__(self) -> None:
+    action: StartPrefill | ContinuePrefill
+    newcomers: Sequence[TokenSequence]
+    expected_s: float
+    is_last: bool
+
+
+class SideBySide:
+    """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other.
+
+    Unless `joins` is set: then one waits for the other at the end of a prefill where the gaps ask for it (joining.py).
+    """
+
+    def __init__(self, *, joins: bool = False) -> None:
+        self._joins = joins
         self._prefill_turn = Rotation()
         self._decode_turn = Rotation()
         self._lane_turn = Rotation()  # for a device that cannot be shared
@@ -33,11 +56,13 @@ class SideBySide:
     def act(self, state: UnitState, now_s: float) -> Sequence[Action]:
         decoding, prefilling = state.decoding(), self.next_prefill(state)
         if prefilling is None:
-            return self.decode(state, decoding, state.total_sms - state.prefill_lane.sms)
+            return self.decode(state, decoding, state.total_sms - state.prefill_lane.sms, now_s)
         if not decoding:
             # Nothing can start decoding but this very prefill. Slices of one TBT keep it open to preemption and aborts.
-            whole_device = self._prefill(state, prefilling, state.total_sms, state.settings.solo_slice_s, now_s)
-            return whole_device if state.idle else ()
+            if not state.idle:
+                return ()
+            slice_s = state.settings.solo_slice_s
+            return self._start(self._next_slice(state, prefilling, state.total_sms, slice_s, now_s))
         beside = prefill_shapes(state, prefilling)
         share = least_decode_share(
             state.device,
@@ -48,9 +73,13 @@ class SideBySide:
             return self._alternate(state, prefilling, decoding, now_s)
         return self._both(state, prefilling, decoding, share, now_s)
 
-    def decode(self, state: UnitState, decoding: Sequence[ModelQueue], sms: int, *, steps: int = 1) -> Sequence[Action]:
+    def decode(
+        self, state: UnitState, decoding: Sequence[ModelQueue], sms: int, now_s: float, *, steps: int = 1
+    ) -> Sequence[Action]:
         """One decode launch of the model whose turn it is, on `sms` SMs, if the lane is idle."""
         if state.decode_lane.busy or sms <= 0 or _waits_for_merge(state):
+            return ()
+        if self._joins and decode_waits(state, decoding, sms, now_s):
             return ()
         model = self._decode_turn.take(q.model for q in decoding)
         return () if model is None else (Decode(model, sms, steps),)
@@ -58,17 +87,19 @@ class SideBySide:
     def _both(
         self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], share: int, now_s: float
     ) -> Sequence[Action]:
-        actions: list[Action] = []
-        if not state.decode_lane.busy:
-            share = min(share, state.total_sms - state.prefill_lane.sms)
-            actions += self.decode(state, decoding, share)
-        decode_sms = state.decode_lane.sms if state.decode_lane.busy else share
+        busy = state.decode_lane.busy
+        decode_sms = state.decode_lane.sms if busy else min(share, state.total_sms - state.prefill_lane.sms)
         prefill_sms = state.total_sms - decode_sms
-        if prefill_sms > 0:
-            beside = prefill_shapes(state, prefilling)
-            decode_s = decode_cycle_s(state, decoding, decode_sms, beside=beside)
-            actions += self._prefill(state, prefilling, prefill_sms, decode_s, now_s)
-        return actions
+        if prefill_sms <= 0 or state.prefill_lane.busy:
+            return self.decode(state, decoding, decode_sms, now_s)
+        decode_s = decode_cycle_s(state, decoding, decode_sms, beside=prefill_shapes(state, prefilling))
+        planned = self._next_slice(state, prefilling, prefill_sms, decode_s, now_s)
+        if self._joins and planned.is_last:
+            if busy and last_slice_waits(state, planned.newcomers, planned.expected_s, decoding, now_s):
+                return ()
+            if not busy and decode_lets_pass(planned.newcomers, planned.expected_s, decoding, decode_s, now_s):
+                return self._start(planned)
+        return (*self.decode(state, decoding, decode_sms, now_s), *self._start(planned))
 
     def _alternate(
         self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], now_s: float
@@ -77,25 +108,34 @@ class SideBySide:
         if not state.idle:
             return ()
         if self._lane_turn.take(("decode", "prefill")) == "decode":
-            return self.decode(state, decoding, state.total_sms)
+            return self.decode(state, decoding, state.total_sms, now_s)
         decode_s = decode_cycle_s(state, decoding, state.total_sms)
-        return self._prefill(state, prefilling, state.total_sms, decode_s, now_s)
+        return self._start(self._next_slice(state, prefilling, state.total_sms, decode_s, now_s))
 
-    def _prefill(self, state: UnitState, model: str, sms: int, slice_s: float, now_s: float) -> Sequence[Action]:
+    def _next_slice(self, state: UnitState, model: str, sms: int, slice_s: float, now_s: float) -> _Slice:
         """N_PL layers: a slice of about `slice_s`. Of an urgent prompt instead, if it may preempt the batch."""
-        if state.prefill_lane.busy:
-            return ()
         urgent = preempting_model(state, now_s, sms)
         batch = None if urgent is not None else state.batch
         model = urgent if urgent is not None else model
-        layers = state.queues[model].info.spec.num_layers
+        queue = state.queues[model]
+        num_layers = queue.info.spec.num_layers
+        shapes = batch.shapes if batch is not None else _next_shapes(state, model)
+        whole_s = whole_prefill_s(state, model, shapes, sms)
+        left = num_layers if batch is None else batch.layers_left
+        layers = left
         if state.settings.layer_slicing:
-            shapes = batch.shapes if batch is not None else _next_shapes(state, model)
-            layers = layers_per_slice(slice_s, whole_prefill_s(state, model, shapes, sms), layers)
-        if batch is not None:
-            return (ContinuePrefill(min(layers, batch.layers_left), sms),)
-        self.pass_prefill_turn(model)
-        return (StartPrefill(model, layers, sms),)
+            layers = min(left, layers_per_slice(slice_s, whole_s, num_layers))
+        return _Slice(
+            action=StartPrefill(model, layers, sms) if batch is None else ContinuePrefill(layers, sms),
+            newcomers=[head_sequence(queue)] if batch is None else [chunk.sequence for chunk in batch.chunks],
+            expected_s=whole_s * layers / num_layers,
+            is_last=layers == left,
+        )
+
+    def _start(self, planned: _Slice) -> Sequence[Action]:
+        if isinstance(planned.action, StartPrefill):
+            self.pass_prefill_turn(planned.action.model)
+        return (planned.action,)
 
 
 def _next_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
