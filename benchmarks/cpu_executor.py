@@ -1,0 +1,178 @@
+"""Speed of the CPU executor against `transformers` on the same random checkpoint (about 100 M parameters) and cores.
+
+    python benchmarks/cpu_executor.py [--json FILE] [--quick] [--threads N] [--clock cpu] [--dtype float32]
+
+Decode at batch 1, 8 and 32 with a context of 241 to 256 tokens, prefill of 256 and 1024 tokens: our executor with
+launches made by hand over the real block pool; `generate` with a batch and its default cache; `generate_batch`, its
+continuous batching. The variants alternate within a round; reported are medians over rounds and, of the rounds'
+ratios, median and range. Then the price of a repartition and of the step after it.
+
+`--clock cpu --threads 1` counts CPU time instead of wall time, for machines that others use too; `generate_batch`
+notes wall times itself and is left out then.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cpu_machine
+import numpy as np
+from bench_models import DEFAULT_CACHE, llama_checkpoint
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cpu_variants import Ours, Theirs
+
+NUM_LAYERS = 16
+PROMPT_TOKENS = 240
+NEW_TOKENS = 17
+DECODE_BATCHES = (1, 8, 32)
+PREFILL_TOKENS = (256, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """tokens/s of one workload, a value per round."""
+
+    dtype: str
+    workload: str
+    ours: list[float]
+    generate: list[float]
+    continuous: list[float]
+    same_tokens: bool  # ours and generate's, greedy
+
+
+def prompts_of(count: int, length: int) -> list[list[int]]:
+    return [np.random.default_rng([i, length]).integers(3, 640, length).tolist() for i in range(count)]
+
+
+def measure(
+    ours: "Ours", theirs: "Theirs", *, dtype: str, workload: str, prompts: Seq[list[int]], rounds: int, wall: bool
+) -> Measured:
+    """`workload` is decode or prefill: which of the two phases of the same generation is counted."""
+    decodes = workload.startswith("decode")
+    new_tokens = NEW_TOKENS if decodes else 1
+    sequences = ours.admit(prompts, new_tokens)
+    speeds: dict[str, list[float]] = {"ours": [], "generate": [], "continuous": []}
+    for round_number in range(rounds + 1):
+        runs = {
+            "ours": ours.generate(sequences, new_tokens),
+            "generate": theirs.generate(prompts, new_tokens),
+        }
+        if wall:
+            runs["continuous"] = theirs.generate_continuously(prompts, new_tokens)
+        if round_number == 0:
+            same_tokens = runs["ours"].tokens == runs["generate"].tokens
+            continue  # warm-up
+        for name, run in runs.items():
+            speeds[name].append(run.decode_tokens_per_s if decodes else run.prefill_tokens_per_s)
+    ours.release(sequences)
+    return Measured(dtype=dtype, workload=workload, same_tokens=same_tokens, **speeds)
+
+
+def measure_repartition(ours: "Ours", rounds: int) -> dict[str, float]:
+    """Medians: `submit` of a Repartition, and what the decode step after it takes beyond the one that follows."""
+    sequences = ours.admit(prompts_of(8, PROMPT_TOKENS), 2 * rounds + 64)
+    ours.generate(sequences, 8)
+    shares = [(0, 2), (1, 1)] if ours.num_cores >= 2 else [(0, 1)]
+    submit_s, switch_s = [], []
+    for number in range(rounds + 4):
+        repartition_s = ours.repartition(*shares[number % len(shares)])
+        first_s, second_s = (ours.decode_step(sequences) for _ in range(2))
+        if number >= 4:  # each partition's threads exist
+            submit_s.append(repartition_s)
+            switch_s.append(first_s - second_s)
+    ours.release(sequences)
+    quartiles = statistics.quantiles(switch_s, n=4)
+    return {
+        "submit_us": 1e6 * statistics.median(submit_s),
+        "step_after_us": 1e6 * statistics.median(switch_s),
+        "step_after_p25_us": 1e6 * quartiles[0],
+        "step_after_p75_us": 1e6 * quartiles[2],
+    }
+
+
+def show(console: Console, measured: Seq[Measured], switches: dict[str, dict[str, float]]) -> None:
+    table = Table(
+        "dtype", "workload", "ours", "generate", "gen._batch", "ours/generate", "ours/gen._batch", "tokens",
+        title="CPU executor against transformers, tokens/s (medians over rounds; ratios with their range)",
+    )  # fmt: skip
+    for row in measured:
+        variants = (row.ours, row.generate, row.continuous)
+        cells = [f"{statistics.median(values):,.0f}" if values else "-" for values in variants]
+        for other in (row.generate, row.continuous):
+            ratios = [ours / theirs for ours, theirs in zip(row.ours, other, strict=False)]
+            spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
+            cells.append(f"{statistics.median(ratios):.2f}{spread}" if ratios else "-")
+        table.add_row(row.dtype, row.workload, *cells, "same" if row.same_tokens else "differ")
+    console.print(table)
+    for dtype, cost in switches.items():
+        console.print(
+            f"{dtype}: repartition {cost['submit_us']:.0f} us, the step after it "
+            f"{cost['step_after_us']:+.0f} us ({cost['step_after_p25_us']:+.0f} to {cost['step_after_p75_us']:+.0f})"
+        )
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds as JSON")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, no batch of 32")
+    parser.add_argument("--threads", type=int, help="default: all cores")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what to count; cpu: one thread")
+    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="default: both")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoint is written")
+    args = parser.parse_args()
+    if args.clock == "cpu" and args.threads != 1:
+        parser.error("--clock cpu adds up all threads, those that only wait too: use it with --threads 1")
+    console = Console(width=120)
+    if args.threads is not None:
+        # Before torch starts its threads: transformers then uses as many.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    from cpu_variants import Ours, Theirs
+
+    folder = llama_checkpoint(args.cache, num_layers=NUM_LAYERS)
+    rounds = 2 if args.quick else 5
+    workloads = [(f"decode, batch {n}", prompts_of(n, PROMPT_TOKENS)) for n in DECODE_BATCHES[: 2 if args.quick else 3]]
+    workloads += [(f"prefill, {n} tokens", prompts_of(1, n)) for n in PREFILL_TOKENS]
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
+    measured, switches = [], {}
+    started_s = time.perf_counter()
+    for dtype in args.dtype or ("float32", "bfloat16"):
+        ours, theirs = Ours(folder, dtype, clock), Theirs(folder, dtype, clock)
+        for workload, prompts in workloads:
+            console.log(f"{dtype}: {workload}")
+            wall = args.clock == "wall"
+            measured.append(
+                measure(ours, theirs, dtype=dtype, workload=workload, prompts=prompts, rounds=rounds, wall=wall)
+            )
+        switches[dtype] = measure_repartition(ours, 20 if args.quick else 60)
+        ours.close()
+    show(console, measured, switches)
+    if args.json:
+        content = {
+            "machine": {**cpu_machine.facts(), "commit": commit(), "seconds": round(time.perf_counter() - started_s)},
+            "checkpoint": f"{NUM_LAYERS}-layer llama, hidden 768, 12 heads, 4 KV heads, vocabulary 640",
+            "clock": args.clock,
+            "rounds": rounds,
+            "rows": [asdict(row) for row in measured],
+            "repartition": switches,
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

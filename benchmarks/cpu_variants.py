@@ -1,0 +1,197 @@
+"""The same greedy generation by our CPU executor and by transformers, with times of both phases."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, StoppingCriteriaList
+from transformers.utils import logging as transformers_logging
+
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.scheduling.launch import (
+    Chunk,
+    ComputeLaunch,
+    DecodeStep,
+    PrefillSlice,
+    Repartition,
+    sampling_sequences,
+)
+from pdmux_actor.scheduling.sequence import Sequence
+from profiler.devices import laptop_cpu
+
+Clock = Callable[[], float]
+
+POOL_BYTES = 512 * 1024**2
+BLOCK_BYTES = 16 * 1024  # the fleet file's default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    tokens: list[list[int]]
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+class Ours:
+    def __init__(self, folder: Path, dtype: str, clock: Clock) -> None:
+        self._clock = clock
+        self.num_cores = torch.get_num_threads()
+        device = laptop_cpu(num_cores=self.num_cores, memory_bytes=8 * 1024**3)
+        self._executor = TorchCpuExecutor(
+            kv_pool_bytes=POOL_BYTES, block_bytes=BLOCK_BYTES, num_cores=self.num_cores, device=device
+        )
+        self._info = self._executor.load_model("m", str(folder), revision=None, dtype=dtype, max_model_len=None)
+        self._pool = BlockPool(self._executor.total_blocks)
+        table = self._pool.add_model("m", self._info.geometry, self._executor.total_blocks)
+        self._executor.attach_model(self._info, table)
+        self._batch_id = 0
+
+    def admit(self, prompts: Seq[list[int]], new_tokens: int) -> list[Sequence]:
+        sequences = []
+        for i, prompt in enumerate(prompts):
+            sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+            request = GenerateRequest(
+                request_id=str(i),
+                model="m",
+                prompt_token_ids=tuple(prompt),
+                sampling=sampling,
+                slo=Slo(ttft_s=1.0, tbt_s=1.0),
+            )
+            sequences.append(Sequence.from_request(request, 0.0))
+        # Row by row, as sequences that grow together get theirs.
+        longest = max(map(len, prompts)) + new_tokens
+        for _ in range(-(-longest // self._info.geometry.tokens_per_row)):
+            for sequence in sequences:
+                rows = self._pool.allocate_rows("m", 1)
+                assert rows is not None, "the pool is too small"
+                sequence.rows += rows
+        return sequences
+
+    def release(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._pool.free_rows("m", sequence.rows)
+
+    def generate(self, sequences: Seq[Sequence], new_tokens: int) -> Run:
+        for sequence in sequences:
+            del sequence.token_ids[sequence.num_prompt_tokens :]
+        self._batch_id += 1
+        num_prompt_tokens = sum(s.num_prompt_tokens for s in sequences)
+        started_s = self._clock()
+        self._run(
+            PrefillSlice(
+                batch_id=self._batch_id,
+                model="m",
+                chunks=tuple(Chunk(s, 0, s.num_prompt_tokens) for s in sequences),
+                first_layer=0,
+                last_layer=self._info.spec.num_layers,
+            )
+        )
+        prefilled_s = self._clock()
+        for _ in range(new_tokens - 1):
+            self.decode_step(sequences)
+        decode_s = self._clock() - prefilled_s
+        return Run(
+            tokens=[s.token_ids[s.num_prompt_tokens :] for s in sequences],
+            prefill_tokens_per_s=num_prompt_tokens / (prefilled_s - started_s),
+            decode_tokens_per_s=len(sequences) * (new_tokens - 1) / decode_s,
+        )
+
+    def decode_step(self, sequences: Seq[Sequence]) -> float:
+        started_s = self._clock()
+        self._run(DecodeStep(model="m", sequences=tuple(sequences)))
+        return self._clock() - started_s
+
+    def repartition(self, prefill_cores: int, decode_cores: int) -> float:
+        started_s = self._clock()
+        self._executor.submit(Repartition(prefill_sms=prefill_cores, decode_sms=decode_cores))
+        return self._clock() - started_s
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _run(self, launch: ComputeLaunch) -> None:
+        self._executor.submit(launch)
+        (done,) = self._executor.wait(None)
+        assert done.error is None, done.error
+        for sequence, tokens in zip(sampling_sequences(launch, self._info.spec.num_layers), done.tokens, strict=True):
+            sequence.token_ids += [t.token_id for t in tokens]
+
+
+class _TokenClock:
+    """A stopping criterion that never stops: it notes when each token of the batch is there."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.times_s: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        self.times_s.append(self._clock())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+class Theirs:
+    def __init__(self, folder: Path, dtype: str, clock: Clock) -> None:
+        self._clock = clock
+        transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self._paged = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+
+    def generate(self, prompts: Seq[list[int]], new_tokens: int) -> Run:
+        ids = torch.tensor(prompts)
+        token_clock = _TokenClock(self._clock)
+        with torch.inference_mode():
+            started_s = self._clock()
+            out = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=_greedy(new_tokens),
+                stopping_criteria=StoppingCriteriaList([token_clock]),
+            )
+        return Run(
+            tokens=out[:, ids.shape[1] :].tolist(),
+            prefill_tokens_per_s=ids.numel() / (token_clock.times_s[0] - started_s),
+            decode_tokens_per_s=_rate(len(prompts) * (new_tokens - 1), token_clock.times_s),
+        )
+
+    def generate_continuously(self, prompts: Seq[list[int]], new_tokens: int) -> Run:
+        """Decode is counted while all sequences run: from the last one's first token to the first one's last."""
+        length = len(prompts[0]) + new_tokens
+        config = ContinuousBatchingConfig(
+            num_blocks=len(prompts) * -(-length // 256) + 8,
+            max_batch_tokens=8192,
+            allow_block_sharing=False,
+        )
+        results = self._paged.generate_batch(
+            list(prompts),
+            generation_config=_greedy(new_tokens),
+            continuous_batching_config=config,
+            record_timestamps=True,
+            warmup=False,
+        ).values()
+        assert len(results) == len(prompts), "generate_batch lost a request"
+        assert not any(r.error for r in results), [r.error for r in results]
+        times_s = [r.timestamps for r in results]
+        together_s = [max(t[0] for t in times_s), min(t[-1] for t in times_s)]
+        counted = sum(sum(1 for t in of_one if together_s[0] < t <= together_s[1]) for of_one in times_s)
+        prefill_s = max(t[0] for t in times_s) - min(r.created_time for r in results)
+        return Run(
+            tokens=[r.generated_tokens for r in results],
+            prefill_tokens_per_s=sum(map(len, prompts)) / prefill_s,
+            decode_tokens_per_s=_rate(counted, together_s),
+        )
+
+
+def _greedy(new_tokens: int) -> GenerationConfig:
+    return GenerationConfig(
+        max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+
+
+def _rate(num_tokens: int, times_s: Seq[float]) -> float:
+    elapsed_s = times_s[-1] - times_s[0]
+    return num_tokens / elapsed_s if elapsed_s else 0.0
