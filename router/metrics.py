@@ -125,7 +125,7 @@ class _ViewCollector:
         blocks = GaugeMetricFamily("muxfleet_kv_blocks", "Token blocks", labels=["model", "unit", "state"])
         shares = GaugeMetricFamily("muxfleet_unit_sms", "SMs (cores on a CPU) per lane", labels=["unit", "phase"])
         bubbles = GaugeMetricFamily(
-            "muxfleet_lane_bubble_ratio", "Share of the last seconds a lane idled with work", labels=["unit", "phase"]
+            "muxfleet_lane_bubble_share", "Share of the last seconds a lane idled with work", labels=["unit", "phase"]
         )
         ages = GaugeMetricFamily("muxfleet_unit_report_age_seconds", "Age in the view", labels=["unit"])
         for unit in self._view().units:

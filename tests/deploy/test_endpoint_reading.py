@@ -104,7 +104,15 @@ async def test_parse_unit_figures__exposition_of_a_gateway__has_every_unit() -> 
         total_blocks=100,
         lease_version=1,
         models=(ModelStatus(model="a", phase=ModelPhase.READY, max_model_len=64),),
-        load=LoadReport(models=(load,), total_blocks=100, free_blocks=70, prefill_sms=1, decode_sms=1, steps_total=9),
+        load=LoadReport(
+            models=(load,),
+            total_blocks=100,
+            free_blocks=70,
+            prefill_sms=1,
+            decode_sms=1,
+            steps_total=9,
+            decode_bubble_share=0.25,
+        ),
     )
     card = ModelCard(model="a", source="/nowhere", revision=None, slo=Slo(ttft_s=1, tbt_s=1), created_s=1)
     gateway.update_view(FleetView(models=(card,), units=(UnitView(report=report, age_s=0.25),), stream_token="secret"))
@@ -116,4 +124,5 @@ async def test_parse_unit_figures__exposition_of_a_gateway__has_every_unit() -> 
     assert (unit.unit, unit.report_age_s) == ("u1", 0.25)
     (model,) = unit.models
     assert (model.model, model.running, model.waiting, model.used_blocks, model.quota_blocks) == ("a", 2, 1, 30, 50)
+    assert 'muxfleet_lane_bubble_share{phase="decode",unit="u1"} 0.25' in exposition
     assert "secret" not in exposition

@@ -74,6 +74,22 @@ def test_status__running_fleet__lists_models_and_unit(
     assert all(m["quota_blocks"] > 0 for m in unit["models"])
 
 
+def test_trace_decisions__running_fleet__draws_every_model(fleet: FleetProcess, tmp_path: Path) -> None:
+    for model in MODELS:
+        chat(client_of(fleet.url), model, max_tokens=8)
+    chrome, plain = tmp_path / "chrome.json", tmp_path / "plain.json"
+
+    with pytest.raises(SystemExit) as exited:
+        main(["trace-decisions", fleet.url, "--chrome", str(chrome), "--json", str(plain)])
+
+    assert exited.value.code == 0
+    slices = [event for event in json.loads(chrome.read_text()) if event["ph"] == "X" and event["args"]]
+    assert {event["args"]["model"] for event in slices} == set(MODELS)
+    assert all(event["dur"] > 0 for event in slices)
+    (unit,) = json.loads(plain.read_text())["units"].values()
+    assert 0 < unit["lanes"]["decode"]["busy"] <= 1
+
+
 def test_bench__generated_jsonl__writes_figures_and_rows(fleet: FleetProcess, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 100 * i, "input_length": 30, "output_length": 4, "hash_ids": [0]} for i in range(12)]
