@@ -130,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds as JSON")
     parser.add_argument("--quick", action="store_true", help="2 rounds, no batch of 32")
+    parser.add_argument("--rounds", type=int, default=5, help="after one that warms up; default 5")
     parser.add_argument("--threads", type=int, help="default: all cores")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what to count; cpu: one thread")
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="default: both")
@@ -144,7 +145,7 @@ def main() -> None:
     from cpu_variants import Ours, Theirs
 
     folder = llama_checkpoint(args.cache, num_layers=NUM_LAYERS)
-    rounds = 2 if args.quick else 5
+    rounds = 2 if args.quick else args.rounds
     workloads = [(f"decode, batch {n}", prompts_of(n, PROMPT_TOKENS)) for n in DECODE_BATCHES[: 2 if args.quick else 3]]
     workloads += [(f"prefill, {n} tokens", prompts_of(1, n)) for n in PREFILL_TOKENS]
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
