@@ -72,14 +72,16 @@ class SoloSteps:
     def token_budget(self, batch: int, context_tokens: int, target_s: float) -> int:
         """The largest token budget whose fused step meets the target: how chunked prefill is tuned offline.
 
-        At least one prompt token beside the decodes, or prompts would wait for ever.
+        It must do so with the typical batch and with a single sequence beside the prompt. One prompt token always fits
+        beside the decodes, or prompts would wait for ever.
         """
-        chunk_tokens = 1
-        for candidate in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512):
-            if self.mixed_s(batch, context_tokens, candidate) > target_s:
+        budget_tokens = batch + 1
+        for candidate in (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512):
+            few_decodes_s = self.mixed_s(1, context_tokens, candidate - 1)
+            if max(few_decodes_s, self.mixed_s(batch, context_tokens, candidate - batch)) > target_s:
                 break
-            chunk_tokens = candidate
-        return batch + chunk_tokens
+            budget_tokens = candidate
+        return budget_tokens
 
     def _partition(self, *, prefill: int, decode: int) -> None:
         self._executor.submit(Repartition(prefill_sms=prefill, decode_sms=decode))
