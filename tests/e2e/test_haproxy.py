@@ -4,12 +4,14 @@ import asyncio
 import json
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 from clients import MODELS, chat, client_of, endings, streamed_chat
 from fleet_process import FleetProcess
 
+from deploy.cli import main
 from deploy.demo_fleet import generated_trace
 from traces.outcome import Ending
 
@@ -30,6 +32,19 @@ def test_haproxy__replay__answers_everything(haproxy_fleet: FleetProcess) -> Non
     counts = asyncio.run(endings(generated_trace(requests=60, seed=3), haproxy_fleet.url))
 
     assert counts[Ending.FINISHED] == 60, counts
+
+
+def test_haproxy__trace_decisions__reach_the_unit(haproxy_fleet: FleetProcess, tmp_path: Path) -> None:
+    """Serve's handles behave differently under the throughput flags."""
+    chat(client_of(haproxy_fleet.url), MODELS[0], max_tokens=8)
+    file = tmp_path / "decisions.json"
+
+    with pytest.raises(SystemExit) as exited:
+        main(["trace-decisions", haproxy_fleet.url, "--last", "5", "--json", str(file)])
+
+    assert exited.value.code == 0
+    (unit,) = json.loads(file.read_text())["units"].values()
+    assert len(unit["decisions"]) == 5
 
 
 def test_haproxy__client_leaves_before_the_first_byte__sequence_is_freed(haproxy_fleet: FleetProcess) -> None:
