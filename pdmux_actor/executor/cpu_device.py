@@ -7,6 +7,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
+from pdmux_actor.models.linear import Linear
 from profiler.specs import DeviceSpec
 
 _MATRIX_SIZE = 768
@@ -31,11 +32,11 @@ def _measure(num_cores: int) -> DeviceSpec:
     torch.set_num_threads(num_cores)
     with torch.inference_mode():
         left = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE)
-        product = torch.empty_like(left)
+        product = Linear(torch.rand(_MATRIX_SIZE, _MATRIX_SIZE))  # what the models multiply with
         source = torch.ones(_STREAM_BYTES, dtype=torch.uint8)
         target = torch.empty_like(source)
         tiny = torch.ones(8)
-        matmul_s = _best_s(lambda: torch.mm(left, left, out=product))
+        matmul_s = _best_s(lambda: product(left))
         copy_s = _best_s(lambda: target.copy_(source))
         operation_s = _best_s(lambda: tiny.add_(1.0))
     return DeviceSpec(
