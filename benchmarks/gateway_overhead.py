@@ -357,7 +357,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['throughput_ratio']:.2f}",
             f"{ratio_low:.2f}..{ratio_high:.2f}",
         )
-    Console(width=110).print(table)
+    Console(width=120).print(table)
 
 
 def main() -> None:
