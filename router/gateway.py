@@ -83,7 +83,9 @@ class Gateway:
         return models
 
     def routable_models(self) -> list[str]:
-        return [card.model for card in self.view.current.models if self.is_ready(card.model)]
+        """Models that a request would find ready here: on a unit, and their tokenizer loaded, which takes seconds."""
+        cards = [card for card in self.view.current.models if self.is_ready(card.model)]
+        return [card.model for card in cards if not self._tokenizers.is_loading(card)]
 
     def is_ready(self, model: str) -> bool:
         return ModelPhase.READY in self.view.phases(model)

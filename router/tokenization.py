@@ -95,6 +95,10 @@ class Tokenizers:
         self._preloads.add(task)
         task.add_done_callback(self._preloaded)
 
+    def is_loading(self, card: ModelCard) -> bool:
+        task = self._encoders.get((card.source, card.revision))
+        return task is not None and not task.done()
+
     def _preloaded(self, task: asyncio.Future[PromptEncoder]) -> None:
         self._preloads.discard(task)
         if not task.cancelled():

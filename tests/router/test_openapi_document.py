@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -109,7 +110,10 @@ def test_reply__of_every_kind__is_what_the_document_says(served_url, path, body,
 
 def test_operations__health_ready_version_metrics__answer(served_url) -> None:
     assert httpx.get(f"{served_url}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{served_url}/ready").json() == {"status": "ready", "models": [MODEL]}
+    until_s = time.monotonic() + 30
+    while (ready := httpx.get(f"{served_url}/ready")).status_code == 503 and time.monotonic() < until_s:
+        time.sleep(0.1)  # its tokenizer is loading
+    assert ready.json() == {"status": "ready", "models": [MODEL]}
     assert httpx.get(f"{served_url}/version").json()["version"]
     metrics = httpx.get(f"{served_url}/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
