@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_run import GiveUp, RequestTimes, RunOutcome
+from engine_run import RequestTimes, RunOutcome
 
-GAP_SHARE = 0.99
-TTFT_SHARE = 0.95  # of the few dozen requests that a short run has; 99 % of them would be all
 _GROWTH = 1.7
 
 
@@ -61,16 +59,21 @@ class RateSearch:
             self.failing_per_s = min(rate_per_s, self.failing_per_s or math.inf)
 
 
-def attains(outcome: RunOutcome) -> bool:
-    return not outcome.gave_up and outcome.gap_attainment >= GAP_SHARE and outcome.ttft_attainment >= TTFT_SHARE
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attainment:
+    """Shares of gaps and of first tokens that must be within target."""
 
+    gap_share: float = 0.99
+    ttft_share: float = 0.95  # of the few dozen requests that a short run has; 99 % of them would be all
 
-def hopeless(times: Sequence[RequestTimes]) -> bool:
-    """More has been missed already than a run may miss in all."""
-    gaps_wanted = sum(t.num_tokens_wanted - 1 for t in times)
-    gaps_missed = sum(len(t.token_times_s) - 1 - t.gaps_within for t in times if t.token_times_s)
-    ttfts_missed = sum(t.ttft_s > t.slo.ttft_s for t in times if t.token_times_s)
-    return gaps_missed > (1 - GAP_SHARE) * gaps_wanted or ttfts_missed > (1 - TTFT_SHARE) * len(times)
+    def met_by(self, outcome: RunOutcome) -> bool:
+        within = outcome.gap_attainment >= self.gap_share and outcome.ttft_attainment >= self.ttft_share
+        return within and not outcome.gave_up
 
-
-GIVE_UP: GiveUp = hopeless
+    def out_of_reach(self, times: Sequence[RequestTimes]) -> bool:
+        """More has been missed already than a run may miss in all."""
+        gaps_wanted = sum(t.num_tokens_wanted - 1 for t in times)
+        gaps_missed = sum(len(t.token_times_s) - 1 - t.gaps_within for t in times if t.token_times_s)
+        ttfts_missed = sum(t.ttft_s > t.slo.ttft_s for t in times if t.token_times_s)
+        too_many = (1 - self.gap_share) * gaps_wanted, (1 - self.ttft_share) * len(times)
+        return gaps_missed > too_many[0] or ttfts_missed > too_many[1]
