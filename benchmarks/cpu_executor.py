@@ -5,7 +5,7 @@
 Decode at batch 1, 8 and 32 with a context of 241 to 256 tokens, prefill of 256 and 1024 tokens: our executor with
 launches made by hand over the real block pool; `generate` with a batch and its default cache; `generate_batch`, its
 continuous batching. The variants alternate within a round; reported are medians over rounds and, of the rounds'
-ratios, median and range. Then the price of a repartition and of the step after it.
+ratios, median and range. Then, with two cores or more, the price of a repartition and of the step after it.
 
 `--clock cpu --threads 1` counts CPU time instead of wall time, for machines that others use too; `generate_batch`
 notes wall times itself and is left out then.
@@ -82,7 +82,7 @@ def measure_repartition(ours: "Ours", rounds: int) -> dict[str, float]:
     """Medians: `submit` of a Repartition, and what the decode step after it takes beyond the one that follows."""
     sequences = ours.admit(prompts_of(8, PROMPT_TOKENS), 2 * rounds + 64)
     ours.generate(sequences, 8)
-    shares = [(0, 2), (1, 1)] if ours.num_cores >= 2 else [(0, 1)]
+    shares = [(0, 2), (1, 1)]
     submit_s, switch_s = [], []
     for number in range(rounds + 4):
         repartition_s = ours.repartition(*shares[number % len(shares)])
@@ -159,7 +159,8 @@ def main() -> None:
             measured.append(
                 measure(ours, theirs, dtype=dtype, workload=workload, prompts=prompts, rounds=rounds, wall=wall)
             )
-        switches[dtype] = measure_repartition(ours, 20 if args.quick else 60)
+        if ours.num_cores > 1:
+            switches[dtype] = measure_repartition(ours, 20 if args.quick else 60)
         ours.close()
     show(console, measured, switches)
     if args.json:
