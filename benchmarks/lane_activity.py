@@ -43,16 +43,16 @@ class LaneActivity:
         """Launches by kind."""
         return dict(Counter(span.kind for span in self.spans))
 
-    def bubble_ratio(self, lane: Lane, longest_wait_s: float) -> float:
+    def bubble_ratio(self, lane: Lane, longest_wait_s: float) -> float | None:
         """Idle share between the lane's launches, in stretches where one follows another within `longest_wait_s`.
 
-        Longer pauses are lack of work, not bubbles. NaN when the lane had fewer than two launches.
+        Longer pauses are lack of work, not bubbles. None when the lane had fewer than two launches.
         """
         spans = sorted(self.of(lane), key=lambda span: span.started_s)
         pauses = [later.started_s - earlier.finished_s for earlier, later in itertools.pairwise(spans)]
         bubbles = sum(pause for pause in pauses if 0 < pause <= longest_wait_s)
         busy = sum(span.length_s for span in spans)
-        return bubbles / (bubbles + busy) if len(spans) > 1 else float("nan")
+        return bubbles / (bubbles + busy) if len(spans) > 1 else None
 
 
 class ObservedExecutor:

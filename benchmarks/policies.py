@@ -26,8 +26,8 @@ from machine_facts import machine_facts, write_report
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from solo_steps import SoloSteps
-from virtual_engine import StepLatency, VirtualSession, measure_step_latency
+from solo_steps import SoloSteps, StepTimes, token_budget
+from virtual_engine import ModelledSteps, StepLatency, VirtualSession, measure_step_latency
 from workloads import WORKLOADS, Workload, make_requests
 
 from pdmux_actor.messages import Slo
@@ -119,14 +119,17 @@ def measure_bench(effort: Effort, cache: Path, attainment: Attainment, *, virtua
 
 def measure_targets(bench: Bench, solo: SoloSteps, workload: Workload, names: Sequence[str]) -> list[Target]:
     context = workload.mean_context_tokens
-    step_s = solo.decode_s(BATCH, context, solo.device.num_sms)
+    times: StepTimes = solo
+    if bench.latency is not None:
+        times = ModelledSteps(bench.latency, solo.spec, solo.device.num_sms)
+    step_s = times.step_s(BATCH, context)
     return [
         Target(
             name=name,
             tbt_s=TARGETS[name] * step_s,
             step_s=step_s,
             prefill_s_per_token=bench.prefill_s_per_token,
-            budget_tokens=solo.token_budget(BATCH, context, TARGETS[name] * step_s),
+            budget_tokens=token_budget(times, BATCH, context, TARGETS[name] * step_s),
         )
         for name in names
     ]
@@ -246,7 +249,8 @@ def print_table(rows: Sequence[dict[str, object]], title: str) -> None:
     table = Table("workload", "TBT target", "policy", "goodput 1/s", "spread", "bubbles p/d", title=title)
     for row in rows:
         bubbles = row.get("bubble_ratio")
-        shown = "-" if not isinstance(bubbles, dict) else f"{bubbles['prefill']:.0%} / {bubbles['decode']:.0%}"
+        shares = bubbles.values() if isinstance(bubbles, dict) else ()
+        shown = " / ".join("-" if share is None else f"{share:.0%}" for share in shares)
         table.add_row(
             str(row["workload"]),
             f"{row['tbt_target']} {1e3 * float(str(row['tbt_target_s'])):.0f} ms",
@@ -277,7 +281,7 @@ def run_comparison(
 ) -> list[dict[str, object]]:
     effort = QUICK if args.quick else FULL
     if args.virtual:
-        effort = replace(effort, layers=FULL.layers, window_s=30.0, resolution=0.05, most_runs=14)
+        effort = replace(effort, layers=FULL.layers, window_s=30.0, resolution=0.05, most_runs=12)
     workloads = args.workload or (["sharegpt", "conversation"] if args.quick else list(WORKLOADS))
     targets = args.target or (["tight"] if args.quick else list(TARGETS))
     rows: list[dict[str, object]] = []

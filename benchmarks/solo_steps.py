@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from engine_run import BLOCK_BYTES, MAX_MODEL_LEN
@@ -12,10 +13,33 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, Repartition
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
-from profiler.specs import DeviceSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 _REPEATS = 12
 _MODEL = "m"
+
+
+class StepTimes(Protocol):
+    """Times of launches that have all cores to themselves."""
+
+    def step_s(self, batch: int, context_tokens: int) -> float: ...
+
+    def mixed_s(self, batch: int, context_tokens: int, chunk_tokens: int) -> float: ...
+
+
+def token_budget(times: StepTimes, batch: int, context_tokens: int, target_s: float) -> int:
+    """The largest token budget whose fused step meets the target: how chunked prefill is tuned offline.
+
+    It must do so with the typical batch and with a single sequence beside the prompt. One prompt token always fits
+    beside the decodes, or prompts would wait for ever.
+    """
+    budget_tokens = batch + 1
+    for candidate in (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512):
+        few_decodes_s = times.mixed_s(1, context_tokens, candidate - 1)
+        if max(few_decodes_s, times.mixed_s(batch, context_tokens, candidate - batch)) > target_s:
+            break
+        budget_tokens = candidate
+    return budget_tokens
 
 
 class SoloSteps:
@@ -35,6 +59,10 @@ class SoloSteps:
         self._numbers = itertools.count()
 
     @property
+    def spec(self) -> ModelSpec:
+        return self._info.spec
+
+    @property
     def device(self) -> DeviceSpec:
         return self._executor.device
 
@@ -45,6 +73,9 @@ class SoloSteps:
         sequences = self._sequences(batch, context_tokens)
         self._partition(prefill=self.device.num_sms - cores, decode=cores)
         return self._quartile_s(lambda: DecodeStep(model=_MODEL, sequences=sequences), sequences)
+
+    def step_s(self, batch: int, context_tokens: int) -> float:
+        return self.decode_s(batch, context_tokens, self.device.num_sms)
 
     def mixed_s(self, batch: int, context_tokens: int, chunk_tokens: int) -> float:
         sequences = self._sequences(batch, context_tokens)
@@ -68,20 +99,6 @@ class SoloSteps:
             ),
             prompt,
         )
-
-    def token_budget(self, batch: int, context_tokens: int, target_s: float) -> int:
-        """The largest token budget whose fused step meets the target: how chunked prefill is tuned offline.
-
-        It must do so with the typical batch and with a single sequence beside the prompt. One prompt token always fits
-        beside the decodes, or prompts would wait for ever.
-        """
-        budget_tokens = batch + 1
-        for candidate in (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512):
-            few_decodes_s = self.mixed_s(1, context_tokens, candidate - 1)
-            if max(few_decodes_s, self.mixed_s(batch, context_tokens, candidate - batch)) > target_s:
-                break
-            budget_tokens = candidate
-        return budget_tokens
 
     def _partition(self, *, prefill: int, decode: int) -> None:
         self._executor.submit(Repartition(prefill_sms=prefill, decode_sms=decode))

@@ -55,6 +55,21 @@ class StepLatency:
         )
 
 
+class ModelledSteps:
+    """solo_steps.StepTimes by a `StepLatency`: targets and budgets of the same world as the virtual steps."""
+
+    def __init__(self, latency: StepLatency, spec: ModelSpec, num_cores: int) -> None:
+        self._latency = latency
+        self._spec = spec
+        self._cores = num_cores
+
+    def step_s(self, batch: int, context_tokens: int) -> float:
+        return self._latency.decode_s(self._spec, [context_tokens] * batch, self._cores)
+
+    def mixed_s(self, batch: int, context_tokens: int, chunk_tokens: int) -> float:
+        return self._latency.mixed_s(self._spec, [ChunkShape(chunk_tokens)], [context_tokens] * batch, self._cores)
+
+
 def measure_step_latency(solo: SoloSteps) -> StepLatency:
     """Least squares over a dozen launches per number of cores, each with its relative error as weight."""
     fitted: dict[int, list[float]] = {}
