@@ -13,6 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
+import cpu_machine
 from rich.console import Console
 from rich.table import Table
 
@@ -129,7 +130,7 @@ def main() -> None:
                       f"{row['us_per_sequence']:.2f}")  # fmt: skip
     Console().print(table)
     if args.json:
-        machine = {"python": platform.python_version(), "processor": platform.machine()}
+        machine = {"python": platform.python_version(), **cpu_machine.facts()}
         args.json.write_text(json.dumps({"machine": machine, "steps": num_steps, "rows": rows}, indent=1))
 
 
