@@ -7,7 +7,8 @@ code, a prefill that waits for token blocks does not hold decodes up: they are w
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.partition import fixed_decode_share
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
+from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.rotation import Rotation
 
 
@@ -15,7 +16,7 @@ class Adbs:
     name = "adbs"
 
     def __init__(self) -> None:
-        self._prefill_turn = Rotation()
+        self._prefills = WholePrefills()
         self._decode_turn = Rotation()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
@@ -23,7 +24,7 @@ class Adbs:
         prefill_sms, decode_sms = self._shares(state, wants_prefill)
         actions: list[Action] = []
         if not state.prefill_lane.busy and prefill_sms > 0:
-            actions += self._prefill(state, prefill_sms)
+            actions += self._prefills.act(state, prefill_sms)
         lane_taken = state.prefill_lane.sms or (prefill_sms if actions else 0)
         decode_sms = min(decode_sms, state.total_sms - lane_taken)
         if not state.decode_lane.busy and decode_sms > 0:
@@ -42,9 +43,3 @@ class Adbs:
         if share is None:  # a single SM: prefill first
             return (total, 0) if state.idle else (0, 0)
         return (total - (state.decode_lane.sms or share), share)
-
-    def _prefill(self, state: UnitState, sms: int) -> Sequence[Action]:
-        if state.batch is not None:
-            return (ContinuePrefill(state.batch.layers_left, sms),)
-        model = self._prefill_turn.take(state.prefillable_models())
-        return () if model is None else (StartPrefill(model, state.queues[model].info.spec.num_layers, sms),)

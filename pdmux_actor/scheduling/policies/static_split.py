@@ -6,8 +6,9 @@ The baseline of DuetServe Fig. 9 and MuxWise Fig. 19. A device of one SM cannot 
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.partition import fixed_decode_share
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
+from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.rotation import Rotation
 
 
@@ -15,7 +16,7 @@ class StaticSplit:
     name = "static_split"
 
     def __init__(self) -> None:
-        self._prefill_turn = Rotation()
+        self._prefills = WholePrefills()
         self._decode_turn = Rotation()
         self._undivided = PrefillFirst()
 
@@ -30,11 +31,5 @@ class StaticSplit:
             model = self._decode_turn.take(q.model for q in state.decoding())
             actions += () if model is None else (Decode(model, decode_sms),)
         if not state.prefill_lane.busy and state.decode_lane.sms <= decode_sms:
-            actions += self._prefill(state, prefill_sms)
+            actions += self._prefills.act(state, prefill_sms)
         return actions
-
-    def _prefill(self, state: UnitState, sms: int) -> Sequence[Action]:
-        if state.batch is not None:
-            return (ContinuePrefill(state.batch.layers_left, sms),)
-        model = self._prefill_turn.take(state.prefillable_models())
-        return () if model is None else (StartPrefill(model, state.queues[model].info.spec.num_layers, sms),)

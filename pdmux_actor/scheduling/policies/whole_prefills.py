@@ -1,0 +1,18 @@
+"""Prefill batches in one piece, models in turn: what the policies without slicing share."""
+
+from collections.abc import Sequence
+
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, StartPrefill, UnitState
+from pdmux_actor.scheduling.rotation import Rotation
+
+
+class WholePrefills:
+    def __init__(self) -> None:
+        self._turn = Rotation()
+
+    def act(self, state: UnitState, sms: int) -> Sequence[Action]:
+        """All that is left of the batch under way (another policy may have left one), else the next model's batch."""
+        if state.batch is not None:
+            return (ContinuePrefill(state.batch.layers_left, sms),)
+        model = self._turn.take(state.prefillable_models())
+        return () if model is None else (StartPrefill(model, state.queues[model].info.spec.num_layers, sms),)
