@@ -6,8 +6,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pdmux_actor.kv.geometry import KvGeometry as KvGeometry
-from pdmux_actor.model_info import ModelInfo as ModelInfo
+from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import Completion, Launch
 from profiler.specs import DeviceSpec
 
