@@ -42,6 +42,11 @@ class ModelQueue:
     def tightest_tbt_s(self) -> float:
         return min((s.request.slo.tbt_s for s in self.running), default=float("inf"))
 
+    def wait_s(self, now_s: float) -> float:
+        """How long the running sequence that waits longest has waited for its next token."""
+        last_s = min((s.last_token_s for s in self.running if s.last_token_s is not None), default=now_s)
+        return now_s - last_s
+
     @property
     def context_tokens(self) -> list[int]:
         return [len(s.token_ids) for s in self.running]

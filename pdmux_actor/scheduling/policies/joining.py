@@ -59,11 +59,7 @@ def too_early(newcomers: Sequence[TokenSequence], wait_s: float, step_s: float) 
 
 
 def _bear(decoding: Sequence[ModelQueue], until_next_token_s: float, now_s: float) -> bool:
-    return all(now_s + until_next_token_s <= _last_token_s(queue, now_s) + queue.tightest_tbt_s for queue in decoding)
-
-
-def _last_token_s(queue: ModelQueue, now_s: float) -> float:
-    return min((s.last_token_s for s in queue.running if s.last_token_s is not None), default=now_s)
+    return all(queue.wait_s(now_s) + until_next_token_s <= queue.tightest_tbt_s for queue in decoding)
 
 
 def _first_token_due_s(sequence: TokenSequence) -> float:

@@ -30,11 +30,13 @@ class Mux:
         prefilling = self._lanes.next_prefill(state)
         if prefilling is None and state.idle and not any(q.waiting for q in state.queues.values()):
             return self._lanes.decode(state, decoding, state.total_sms, now_s, steps=_look_ahead_steps(state, decoding))
-        fused = self._fused(state, prefilling, decoding)
+        fused = self._fused(state, prefilling, decoding, now_s)
         return (fused,) if fused is not None else self._lanes.act(state, now_s)
 
-    def _fused(self, state: UnitState, prefilling: str | None, decoding: Sequence[ModelQueue]) -> Mixed | None:
-        """The next prompt fused into its model's decode step, if the other models' gaps bear it too."""
+    def _fused(
+        self, state: UnitState, prefilling: str | None, decoding: Sequence[ModelQueue], now_s: float
+    ) -> Mixed | None:
+        """The next prompt fused into its model's decode step, if all gaps bear it: the other models decode after it."""
         if prefilling is None or state.batch is not None or not state.idle or not state.queues[prefilling].running:
             return None
         queue = state.queues[prefilling]
@@ -43,10 +45,13 @@ class Mux:
         if tokens > state.settings.max_batch_tokens:
             return None
         mixed_s = state.predictor.mixed_s(prefilling, queue.info.spec, [shape], queue.context_tokens, state.total_sms)
-        others_s = decode_cycle_s(state, [q for q in decoding if q is not queue], state.total_sms)
-        if mixed_s + others_s > _FUSED_SHARE_OF_TARGET * tightest_tbt_s(decoding):
+        others = [q for q in decoding if q is not queue]
+        cycle_s = mixed_s + decode_cycle_s(state, others, state.total_sms)
+        until_s = [(mixed_s, queue), *((cycle_s, q) for q in others)]
+        if any(q.wait_s(now_s) + next_s > _FUSED_SHARE_OF_TARGET * q.tightest_tbt_s for next_s, q in until_s):
             return None
         self._lanes.pass_prefill_turn(prefilling)
+        self._lanes.pass_decode_turn(prefilling)
         return Mixed(prefilling, tokens, state.total_sms)
 
 

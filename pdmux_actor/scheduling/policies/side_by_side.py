@@ -53,6 +53,9 @@ class SideBySide:
     def pass_prefill_turn(self, model: str) -> None:
         self._prefill_turn.take((model,))
 
+    def pass_decode_turn(self, model: str) -> None:
+        self._decode_turn.take((model,))
+
     def act(self, state: UnitState, now_s: float) -> Sequence[Action]:
         decoding, prefilling = state.decoding(), self.next_prefill(state)
         if prefilling is None:
