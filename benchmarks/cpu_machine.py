@@ -5,17 +5,25 @@ from importlib.metadata import version
 from pathlib import Path
 
 
+def processor_name() -> str:
+    return _cpuinfo().get("model name", "unknown")
+
+
 def facts() -> dict[str, object]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    fields = dict(part.split(":", 1) for part in reversed(lines) if ":" in part)
-    named = {key.strip(): value.strip() for key, value in fields.items()}
-    flags = set(named.get("flags", "").split())
+    flags = set(_cpuinfo().get("flags", "").split())
     return {
-        "cpu": named.get("model name", "unknown"),
+        "cpu": processor_name(),
         "isa": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"}),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Of the first core; empty where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    fields = (part.split(":", 1) for part in reversed(lines) if ":" in part)
+    return {key.strip(): value.strip() for key, value in fields}

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import uvloop
+from cpu_machine import processor_name
 from fleet_process import running_fleet
 from rich.console import Console
 from rich.table import Table
@@ -324,11 +325,8 @@ async def measure_mode(proxy: str, *, is_quick: bool, port: int) -> list[dict[st
 
 
 def machine() -> dict[str, Any]:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
     return {
-        "processor": names[0] if names else platform.machine(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
         "python": platform.python_version(),

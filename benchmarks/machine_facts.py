@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from cpu_machine import processor_name
 
 from profiler.specs import DeviceSpec
 
@@ -17,7 +18,7 @@ def machine_facts(device: DeviceSpec, *, virtual: bool = False) -> dict[str, obj
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "time": "virtual, from step times measured on this machine" if virtual else "real",
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": device.num_sms,
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "peak_gflops_per_s": round(device.peak_flops_per_s / 1e9),
@@ -31,11 +32,3 @@ def machine_facts(device: DeviceSpec, *, virtual: bool = False) -> dict[str, obj
 def write_report(path: Path, machine: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = (line for line in info.read_text(encoding="utf-8").splitlines() if line.startswith("model name"))
-        return next(lines, platform.processor()).partition(":")[2].strip()
-    return platform.processor()
