@@ -11,18 +11,26 @@ RESERVED_SAMPLING_ROWS = 64
 _LOGIT_BYTES = 4  # sampling works in float32
 
 
-def workspace_bytes(spec: ModelSpec) -> int:
-    """Live activations of the largest batch in the widest spot of a layer, and its logits."""
+def runs_on(spec: ModelSpec, num_gpus: int) -> bool:
+    """Tensor parallelism divides the attention heads; KV heads are divided or repeated."""
+    kv_heads = spec.num_kv_heads
+    return spec.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
+
+
+def workspace_bytes(spec: ModelSpec, num_gpus: int = 1) -> int:
+    """Live activations of the largest batch in the widest spot of a layer, and its logits, on all GPUs together. The
+    residual stream is on each of them, the rest is divided.
+    """
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     widest = max(attention, 3 * spec.intermediate_size)  # gate, up and their product
     residual_and_normed = 2 * spec.hidden_size
-    activations = RESERVED_BATCH_TOKENS * (residual_and_normed + widest) * spec.dtype_bytes
+    activations = RESERVED_BATCH_TOKENS * (residual_and_normed * num_gpus + widest) * spec.dtype_bytes
     return activations + RESERVED_SAMPLING_ROWS * spec.vocab_size * _LOGIT_BYTES
 
 
-def resident_bytes(spec: ModelSpec) -> int:
-    """What a replica takes beside the KV pool."""
-    return spec.weight_bytes + workspace_bytes(spec)
+def resident_bytes(spec: ModelSpec, num_gpus: int = 1) -> int:
+    """What a replica takes beside the KV pool, on all GPUs of its unit together."""
+    return spec.weight_bytes + workspace_bytes(spec, num_gpus)
 
 
 def kv_pool_bytes(unit: UnitCapacity) -> int:
@@ -34,10 +42,11 @@ def bytes_for_models(unit: UnitCapacity) -> int:
     return unit.memory_bytes - kv_pool_bytes(unit)
 
 
-def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int) -> int | None:
+def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int, num_gpus: int = 1) -> int | None:
     """Token blocks that hold `tokens` tokens of one sequence; None if not even one token's K and V fit a block.
 
-    A block holds K and V of one KV head in one layer, so tokens come in rows of layers x KV heads blocks.
+    A block holds K and V of one KV head in one layer, so tokens come in rows of layers x KV heads blocks. Where there
+    are fewer KV heads than GPUs, each GPU holds one.
 
     >>> spec = ModelSpec(architecture="LlamaForCausalLM", num_layers=4, hidden_size=128, intermediate_size=256,
     ...     num_heads=4, num_kv_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=1024,
@@ -48,4 +57,4 @@ def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int) -> int | N
     tokens_per_row = block_bytes // (2 * spec.head_dim * spec.dtype_bytes)
     if tokens_per_row == 0:
         return None
-    return math.ceil(tokens / tokens_per_row) * spec.num_layers * spec.num_kv_heads
+    return math.ceil(tokens / tokens_per_row) * spec.num_layers * max(spec.num_kv_heads, num_gpus)

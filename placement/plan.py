@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from placement.errors import InvalidPlan
+from profiler.specs import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCapacity:
-    """What a unit offers. `total_blocks` counts the token blocks of its KV pool, `block_bytes` their size; the pool is
-    part of `memory_bytes`.
+    """What a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool, `block_bytes`
+    their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not known, and only
+    memory can be planned for.
     """
 
     unit_id: str
@@ -20,6 +22,9 @@ class UnitCapacity:
     memory_bytes: int
     block_bytes: int
     total_blocks: int
+    pool: str = ""
+    node: str = ""
+    device: DeviceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,16 +41,16 @@ class QuotaShortage:
 
 
 def initial_quotas(
-    claims: Sequence[QuotaClaim], *, total_blocks: int, block_bytes: int
+    claims: Sequence[QuotaClaim], *, total_blocks: int, block_bytes: int, num_gpus: int = 1
 ) -> Mapping[str, int] | QuotaShortage:
-    """Shares all of `total_blocks` by popularity x KV size, none below its floor.
+    """Shares all of `total_blocks` by popularity x KV size, none below its floor. `num_gpus`: of the unit.
 
     The floor of a model fits one sequence of its maximum length. Where the floors together exceed the pool, sequences
     of every model are limited to the longest common length that fits.
     """
     if not claims:
         return {}
-    least = _floors(claims, block_bytes, max_tokens=0)
+    least = _floors(claims, block_bytes, num_gpus, max_tokens=0)
     if isinstance(least, QuotaShortage):
         return least
     if sum(least.values()) > total_blocks:
@@ -59,16 +59,18 @@ def initial_quotas(
             f"the pool has {total_blocks}",
             missing_blocks=sum(least.values()) - total_blocks,
         )
-    floors = _highest_floors(claims, total_blocks=total_blocks, block_bytes=block_bytes)
+    floors = _highest_floors(claims, block_bytes, num_gpus, total_blocks=total_blocks)
     return _share(total_blocks, {claim.model: claim.kv_bytes_per_s for claim in claims}, floors)
 
 
-def _floors(claims: Sequence[QuotaClaim], block_bytes: int, *, max_tokens: int) -> Mapping[str, int] | QuotaShortage:
+def _floors(
+    claims: Sequence[QuotaClaim], block_bytes: int, num_gpus: int, *, max_tokens: int
+) -> Mapping[str, int] | QuotaShortage:
     """Blocks of one sequence per model, of `max_tokens` but not beyond its maximum nor below its least length."""
     floors = {}
     for claim in claims:
         tokens = max(claim.least_tokens, min(claim.max_model_len, max_tokens))
-        blocks = blocks_for_tokens(claim.spec, block_bytes, tokens)
+        blocks = blocks_for_tokens(claim.spec, block_bytes, tokens, num_gpus)
         if blocks is None:
             return QuotaShortage(
                 reason=f"K and V of one token and head of {claim.model!r} exceed a block of {block_bytes} bytes",
@@ -78,18 +80,20 @@ def _floors(claims: Sequence[QuotaClaim], block_bytes: int, *, max_tokens: int) 
     return floors
 
 
-def _highest_floors(claims: Sequence[QuotaClaim], *, total_blocks: int, block_bytes: int) -> Mapping[str, int]:
+def _highest_floors(
+    claims: Sequence[QuotaClaim], block_bytes: int, num_gpus: int, *, total_blocks: int
+) -> Mapping[str, int]:
     """Bisects for the longest common length whose floors fit; that of length 0 is known to fit."""
     shortest, longest = 0, max(claim.max_model_len for claim in claims)
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
-        floors = _floors(claims, block_bytes, max_tokens=middle)
+        floors = _floors(claims, block_bytes, num_gpus, max_tokens=middle)
         assert not isinstance(floors, QuotaShortage), "block size was checked"
         if sum(floors.values()) <= total_blocks:
             shortest = middle
         else:
             longest = middle - 1
-    floors = _floors(claims, block_bytes, max_tokens=shortest)
+    floors = _floors(claims, block_bytes, num_gpus, max_tokens=shortest)
     assert not isinstance(floors, QuotaShortage), "block size was checked"
     return floors
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placement.memory import bytes_for_models, resident_bytes
+from placement.memory import bytes_for_models, resident_bytes, runs_on
 from placement.plan import UnitCapacity
 from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.solvers.base import PlacementModel
@@ -27,18 +27,26 @@ def refusal(model: PlacementModel, units: Sequence[tuple[UnitCapacity, Sequence[
     """
     if not units:
         return "there is no unit left to try; add a unit or lower the replicas it must have"
-    closest = min((_shortfall(model, unit, held) for unit, held in units), key=_lack)
+    able = [(unit, held) for unit, held in units if runs_on(model.spec, unit.num_gpus)]
+    if not able:
+        sizes = ", ".join(str(n) for n in sorted({unit.num_gpus for unit, _ in units}))
+        return (
+            f"{model.spec.num_heads} attention heads and {model.spec.num_kv_heads} KV heads cannot be divided among "
+            f"the GPUs of any unit left ({sizes}); add units with 1 GPU, or another divisor of {model.spec.num_heads}"
+        )
+    closest = min((_shortfall(model, unit, held) for unit, held in able), key=_lack)
     if closest.shortage is not None and closest.shortage.missing_blocks is None:
         return f"{closest.shortage.reason}; raise engine.block_bytes"
     if closest.missing_bytes > 0:
+        needed = _mib(resident_bytes(model.spec, closest.unit.num_gpus))
         reason = (
-            f"needs {_mib(resident_bytes(model.spec))} for weights and workspace, unit {closest.unit.unit_id} has "
+            f"needs {needed} for weights and workspace, unit {closest.unit.unit_id} has "
             f"{_mib(max(0, closest.free_bytes))} free beside its KV pool"
         )
     else:
         assert closest.shortage is not None, "a unit that lacks nothing takes the model"
         reason = f"{closest.shortage.reason} (unit {closest.unit.unit_id})"
-    fits_alone = any(_lack(_shortfall(model, unit, ())) == 0 for unit, _ in units)
+    fits_alone = any(_lack(_shortfall(model, unit, ())) == 0 for unit, _ in able)
     return f"{reason}; {'add a unit, or ' if fits_alone else ''}{_remedy(closest)}"
 
 
@@ -58,19 +66,22 @@ def _remedy(shortfall: _Shortfall) -> str:
 
 
 def _shortfall(model: PlacementModel, unit: UnitCapacity, held: Sequence[PlacementModel]) -> _Shortfall:
-    free_bytes = bytes_for_models(unit) - sum(resident_bytes(m.spec) for m in held)
+    needed_bytes = resident_bytes(model.spec, unit.num_gpus)
+    free_bytes = bytes_for_models(unit) - sum(resident_bytes(m.spec, unit.num_gpus) for m in held)
     claims = [
         QuotaClaim(model=m.model, spec=m.spec, demand=m.demand, max_model_len=m.max_model_len) for m in (*held, model)
     ]
-    quotas = initial_quotas(claims, total_blocks=unit.total_blocks, block_bytes=unit.block_bytes)
+    quotas = initial_quotas(
+        claims, total_blocks=unit.total_blocks, block_bytes=unit.block_bytes, num_gpus=unit.num_gpus
+    )
     shortage = quotas if isinstance(quotas, QuotaShortage) else None
     # Where blocks are too small, more of them do not help: worse than any shortfall that memory can heal.
     missing_blocks = 0 if shortage is None else shortage.missing_blocks
-    pool_bytes = unit.memory_bytes + resident_bytes(model.spec)
+    pool_bytes = unit.memory_bytes + needed_bytes
     return _Shortfall(
         unit=unit,
         free_bytes=free_bytes,
-        missing_bytes=max(0, resident_bytes(model.spec) - free_bytes),
+        missing_bytes=max(0, needed_bytes - free_bytes),
         missing_pool_bytes=pool_bytes if missing_blocks is None else missing_blocks * unit.block_bytes,
         shortage=shortage,
     )

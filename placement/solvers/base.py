@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from placement.demand import ModelDemand
+from placement.nodes import FleetPlan, NodePool
 from placement.plan import Plan, UnitCapacity
 from profiler.specs import ModelSpec
+from traces.report import SloTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementModel:
-    """A model to be placed; `demand` is the fleet's demand for it."""
+    """A model to be placed; `demand` is the fleet's demand for it. Without an `slo` any latency will do."""
 
     model: str
     spec: ModelSpec
@@ -19,6 +21,7 @@ class PlacementModel:
     min_replicas: int
     max_replicas: int
     max_model_len: int
+    slo: SloTarget | None = None
 
 
 class Solver(Protocol):
@@ -27,4 +30,10 @@ class Solver(Protocol):
         with fewer than `min_replicas` replicas is in `Plan.unplaced` with the reason and a remedy. Deterministic,
         whatever the order of `units` and `models`.
         """
+        ...
+
+
+class FleetSolver(Protocol):
+    def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
+        """Divides the nodes into units and plans for these. The same promises as `Solver.solve`."""
         ...

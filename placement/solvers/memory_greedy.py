@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from placement.memory import bytes_for_models, resident_bytes
+from placement.memory import bytes_for_models, resident_bytes, runs_on
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.refusal import refusal
@@ -45,7 +45,8 @@ class _Packing:
     ) -> None:
         self._units = {u.unit_id: u for u in sorted(units, key=lambda u: u.unit_id)}
         self._models = {m.model: m for m in models}
-        self._bytes = {m.model: resident_bytes(m.spec) for m in models}
+        sizes = {u.num_gpus for u in units}
+        self._bytes = {(m.model, n): resident_bytes(m.spec, n) for m in models for n in sizes if runs_on(m.spec, n)}
         self._held: dict[str, list[str]] = {unit_id: [] for unit_id in self._units}
         self._free_bytes = {unit_id: bytes_for_models(unit) for unit_id, unit in self._units.items()}
         self._replicas = dict.fromkeys(self._models, 0)
@@ -85,12 +86,12 @@ class _Packing:
 
     def _put(self, unit_id: str, model: str) -> None:
         self._held[unit_id].append(model)
-        self._free_bytes[unit_id] -= self._bytes[model]
+        self._free_bytes[unit_id] -= self._bytes[model, self._units[unit_id].num_gpus]
         self._replicas[model] += 1
 
     def _take(self, unit_id: str, model: str) -> None:
         self._held[unit_id].remove(model)
-        self._free_bytes[unit_id] += self._bytes[model]
+        self._free_bytes[unit_id] += self._bytes[model, self._units[unit_id].num_gpus]
         self._replicas[model] -= 1
 
     def _roomiest(self, model: PlacementModel) -> str | None:
@@ -116,14 +117,18 @@ class _Packing:
         return None
 
     def _fits(self, unit_id: str, model: PlacementModel) -> bool:
-        if model.model in self._held[unit_id] or self._bytes[model.model] > self._free_bytes[unit_id]:
+        needed_bytes = self._bytes.get((model.model, self._units[unit_id].num_gpus))
+        if model.model in self._held[unit_id] or needed_bytes is None or needed_bytes > self._free_bytes[unit_id]:
             return False
         return not isinstance(self._quotas(unit_id, (*self._held[unit_id], model.model)), QuotaShortage)
 
     def _quotas(self, unit_id: str, models: Sequence[str]) -> dict[str, int] | QuotaShortage:
         unit = self._units[unit_id]
         quotas = initial_quotas(
-            [self._claim(m) for m in models], total_blocks=unit.total_blocks, block_bytes=unit.block_bytes
+            [self._claim(m) for m in models],
+            total_blocks=unit.total_blocks,
+            block_bytes=unit.block_bytes,
+            num_gpus=unit.num_gpus,
         )
         return quotas if isinstance(quotas, QuotaShortage) else dict(quotas)
 

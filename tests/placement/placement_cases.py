@@ -50,10 +50,12 @@ def make_model(
     )
 
 
-def make_unit(unit_id: str = "u", *, memory_mib: int = 256, total_blocks: int = 4096) -> UnitCapacity:
+def make_unit(
+    unit_id: str = "u", *, memory_mib: int = 256, total_blocks: int = 4096, num_gpus: int = 1
+) -> UnitCapacity:
     return UnitCapacity(
         unit_id=unit_id,
-        num_gpus=1,
+        num_gpus=num_gpus,
         memory_bytes=memory_mib * MIB,
         block_bytes=BLOCK_BYTES,
         total_blocks=total_blocks,
@@ -94,6 +96,11 @@ def model_lists(draw: st.DrawFn) -> list[PlacementModel]:
 def unit_lists(draw: st.DrawFn) -> list[UnitCapacity]:
     names = draw(st.lists(st.sampled_from(["u0", "u1", "u2", "u3"]), unique=True, max_size=4))
     return [
-        make_unit(name, memory_mib=draw(st.integers(1, 400)), total_blocks=draw(st.integers(0, 12000)))
+        make_unit(
+            name,
+            memory_mib=draw(st.integers(1, 400)),
+            total_blocks=draw(st.integers(0, 12000)),
+            num_gpus=draw(st.sampled_from([1, 1, 2, 4])),
+        )
         for name in names
     ]
