@@ -19,7 +19,11 @@ A100_80G = DeviceSpec(
     memory_bytes=80 * _GIB,
     launch_overhead_s=5.4e-6,
     partition_granularity_sms=4,
-    source="NVIDIA A100 data sheet (SXM, 312 TFLOP/s dense bf16, 2039 GB/s); reached: fit of Vidur's A100 GEMM profile",
+    link_bandwidth_bytes_per_s=165 * _GIGA,
+    link_latency_s=0.8e-6,
+    all_reduce_start_s=6e-6,
+    source="NVIDIA A100 data sheet (SXM, 312 TFLOP/s dense bf16, 2039 GB/s); reached: fit of Vidur's A100 GEMM profile"
+    "; all-reduce: bandwidth of NCCL on a DGX A100 (Vidur), start as on H100",
 )
 
 H100 = DeviceSpec(
@@ -30,7 +34,11 @@ H100 = DeviceSpec(
     memory_bytes=80 * _GIB,
     launch_overhead_s=6.7e-6,
     partition_granularity_sms=8,
-    source="NVIDIA H100 data sheet (SXM, 989 TFLOP/s dense bf16, 3350 GB/s); reached: fit of Vidur's H100 GEMM profile",
+    link_bandwidth_bytes_per_s=350 * _GIGA,
+    link_latency_s=0.8e-6,
+    all_reduce_start_s=6e-6,
+    source="NVIDIA H100 data sheet (SXM, 989 TFLOP/s dense bf16, 3350 GB/s); reached: fit of Vidur's H100 GEMM profile"
+    "; all-reduce: NCCL on 2, 4 and 8 GPUs of one H100 node (APEX)",
 )
 
 H200 = DeviceSpec(
@@ -41,8 +49,12 @@ H200 = DeviceSpec(
     memory_bytes=139 * _GIB,
     launch_overhead_s=6.7e-6,
     partition_granularity_sms=8,
+    link_bandwidth_bytes_per_s=310 * _GIGA,
+    link_latency_s=0.8e-6,
+    all_reduce_start_s=6e-6,
     source="NVIDIA H200 data sheet (989 TFLOP/s dense bf16, 4800 GB/s); reached: measured bf16 matmul and copy on one "
-    "H200; launch overhead as on H100",
+    "H200; launch overhead as on H100"
+    "; all-reduce: NCCL on 2, 4 and 8 GPUs of one H200 node (APEX)",
 )
 
 B200 = DeviceSpec(
@@ -53,8 +65,12 @@ B200 = DeviceSpec(
     memory_bytes=180 * _GIB,
     launch_overhead_s=6.7e-6,
     partition_granularity_sms=8,
+    link_bandwidth_bytes_per_s=630 * _GIGA,
+    link_latency_s=0.8e-6,
+    all_reduce_start_s=6e-6,
     source="NVIDIA DGX B200 data sheet (2250 TFLOP/s dense bf16, 8000 GB/s, 180 GB a GPU); reached: NOT measured, "
-    "assumed 75 % and 88 % as on A100, H100 and H200; launch overhead as on H100",
+    "assumed 75 % and 88 % as on A100, H100 and H200; launch overhead as on H100"
+    "; all-reduce: NOT measured, 70 % of NVLink 5 as on H200",
 )
 
 L40S = DeviceSpec(
@@ -65,8 +81,12 @@ L40S = DeviceSpec(
     memory_bytes=48 * _GIB,
     launch_overhead_s=6e-6,
     partition_granularity_sms=4,
+    link_bandwidth_bytes_per_s=20 * _GIGA,
+    link_latency_s=0.8e-6,
+    all_reduce_start_s=6e-6,
     source="NVIDIA L40S data sheet (362 TFLOP/s dense bf16, 864 GB/s); reached: NOT measured, assumed 75 % and 80 % as "
-    "on A40; launch overhead between A100's and H100's",
+    "on A40; launch overhead between A100's and H100's"
+    "; all-reduce: NOT measured, PCIe 4.0 x16 assumed",
 )
 
 A40 = DeviceSpec(
@@ -77,8 +97,12 @@ A40 = DeviceSpec(
     memory_bytes=48 * _GIB,
     launch_overhead_s=5.4e-6,
     partition_granularity_sms=4,
+    link_bandwidth_bytes_per_s=40 * _GIGA,
+    link_latency_s=0.8e-6,
+    all_reduce_start_s=6e-6,
     source="NVIDIA A40 data sheet (150 TFLOP/s dense bf16, 696 GB/s); reached: fit of Vidur's A40 GEMM profile; launch "
-    "overhead as on A100",
+    "overhead as on A100"
+    "; all-reduce: NOT measured, an NVLink bridge between pairs assumed",
 )
 
 DEVICES: Mapping[str, DeviceSpec] = MappingProxyType(

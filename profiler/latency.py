@@ -1,10 +1,15 @@
-"""The one question policies ask about time."""
+"""The questions that policies, the planner and the simulator ask about time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from profiler.specs import ModelSpec
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +21,7 @@ class ChunkShape:
 
 
 class LatencyModel(Protocol):
-    """Solo-run latencies in seconds on `sms` SMs (cores on a CPU) of the device the model was made for."""
+    """Solo-run latencies in seconds on `sms` SMs (cores on a CPU) of each device of the mesh the model was made for."""
 
     def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
         """All layers and the sampling of one token per chunk."""
@@ -28,4 +33,29 @@ class LatencyModel(Protocol):
 
     def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
         """One fused step of prefill chunks and decoding sequences (chunked prefill)."""
+        ...
+
+
+class VectorLatencyModel(LatencyModel, Protocol):
+    """Thousands of batches in one call, for the planner. The sequences of one batch are alike.
+
+    Arguments broadcast against each other like numpy operands (numbers or arrays; means may be fractions); element i of
+    the answer is the latency of batch i, 0 where a batch is empty. Every `sms` is an SM count as above.
+    """
+
+    def prefills_s(
+        self,
+        spec: ModelSpec,
+        num_prompts: npt.ArrayLike,
+        new_tokens: npt.ArrayLike,
+        context_tokens: npt.ArrayLike,
+        sms: npt.ArrayLike,
+    ) -> Floats:
+        """Batch i: `num_prompts[i]` prompts of `new_tokens[i]` new tokens each on top of `context_tokens[i]`."""
+        ...
+
+    def decodes_s(
+        self, spec: ModelSpec, num_sequences: npt.ArrayLike, context_tokens: npt.ArrayLike, sms: npt.ArrayLike
+    ) -> Floats:
+        """Batch i: one step of `num_sequences[i]` sequences that hold `context_tokens[i]` of KV each."""
         ...

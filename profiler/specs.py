@@ -9,11 +9,16 @@ from profiler.errors import UnsupportedModel
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _DENSE_ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+_MOE_ARCHITECTURES = frozenset({"MixtralForCausalLM", "Qwen3MoeForCausalLM"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of a dense decoder-only transformer."""
+    """The shape of a decoder-only transformer, dense or with a mixture of experts.
+
+    `num_experts` 0 means dense. Of a mixture, `num_dense_layers` have an ordinary MLP of `intermediate_size`, the
+    others a router and `num_experts` MLPs of `expert_intermediate_size`, of which a token passes `experts_per_token`.
+    """
 
     architecture: str
     num_layers: int
@@ -26,63 +31,78 @@ class ModelSpec:
     max_position_embeddings: int
     tie_word_embeddings: bool
     dtype: str
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    num_dense_layers: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dtype: str | None = None) -> "ModelSpec":
         """Reads a Hugging Face `config.json`; `dtype` overrides the checkpoint's own.
 
         Raises:
-            UnsupportedModel: the architecture is not a dense Llama, Mistral, Qwen2 or Qwen3, or a field is missing.
+            UnsupportedModel: the architecture is not a Llama, Mistral, Qwen2, Qwen3, Mixtral or Qwen3-MoE, a field is
+                missing, or is no positive number.
         """
         architectures = config.get("architectures") or ["<none>"]
         architecture = str(architectures[0])
-        if architecture not in _DENSE_ARCHITECTURES:
+        if architecture not in _DENSE_ARCHITECTURES | _MOE_ARCHITECTURES:
             raise UnsupportedModel(
                 field="architectures",
                 value=architecture,
-                remedy=f"use a checkpoint of one of {', '.join(sorted(_DENSE_ARCHITECTURES))}",
+                remedy=f"use a checkpoint of one of {', '.join(sorted(_DENSE_ARCHITECTURES | _MOE_ARCHITECTURES))}",
             )
-        try:
-            num_heads = int(config["num_attention_heads"])
-            hidden_size = int(config["hidden_size"])
-            spec_dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
-            if spec_dtype not in DTYPE_BYTES:
-                raise UnsupportedModel(field="dtype", value=spec_dtype, remedy=f"use one of {', '.join(DTYPE_BYTES)}")
-            return cls(
-                architecture=architecture,
-                num_layers=int(config["num_hidden_layers"]),
-                hidden_size=hidden_size,
-                intermediate_size=int(config["intermediate_size"]),
-                num_heads=num_heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-                head_dim=int(config.get("head_dim") or hidden_size // num_heads),
-                vocab_size=int(config["vocab_size"]),
-                max_position_embeddings=int(config.get("max_position_embeddings") or 2048),
-                tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-                dtype=spec_dtype,
-            )
-        except KeyError as missing:
-            raise UnsupportedModel(
-                field=str(missing.args[0]), value="<missing>", remedy="add it to the checkpoint's config.json"
-            ) from missing
+        num_heads = _count(config, "num_attention_heads")
+        hidden_size = _count(config, "hidden_size")
+        spec_dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        if spec_dtype not in DTYPE_BYTES:
+            raise UnsupportedModel(field="dtype", value=spec_dtype, remedy=f"use one of {', '.join(DTYPE_BYTES)}")
+        return cls(
+            architecture=architecture,
+            num_layers=_count(config, "num_hidden_layers"),
+            hidden_size=hidden_size,
+            intermediate_size=_count(config, "intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=_count(config, "num_key_value_heads", default=num_heads),
+            head_dim=_count(config, "head_dim", default=hidden_size // num_heads),
+            vocab_size=_count(config, "vocab_size"),
+            max_position_embeddings=_count(config, "max_position_embeddings", default=2048),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            dtype=spec_dtype,
+            **_experts(architecture, config),
+        )
 
     @property
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
     @property
-    def params_per_layer(self) -> int:
-        """Weights of one layer's matrices; norms and biases are negligible and left out."""
+    def is_moe(self) -> bool:
+        return self.num_experts > 0
+
+    @property
+    def num_moe_layers(self) -> int:
+        return self.num_layers - self.num_dense_layers if self.is_moe else 0
+
+    @property
+    def attention_params_per_layer(self) -> int:
+        """QKV and output projections; norms and biases are negligible and left out, here and below."""
         q_dim = self.num_heads * self.head_dim
         kv_dim = self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * (q_dim + 2 * kv_dim) + q_dim * self.hidden_size
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return attention + mlp
+        return self.hidden_size * (q_dim + 2 * kv_dim) + q_dim * self.hidden_size
+
+    @property
+    def params_per_expert(self) -> int:
+        return 3 * self.hidden_size * self.expert_intermediate_size
 
     @property
     def num_params(self) -> int:
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_layers * self.params_per_layer + embeddings
+        return self._layer_params(self.num_experts) + self._embedding_params
+
+    @property
+    def num_active_params(self) -> int:
+        """Of those, what a token passes through: two FLOPs each, attention and the embedding's look-up aside."""
+        return self._layer_params(self.experts_per_token) + self.vocab_size * self.hidden_size
 
     @property
     def weight_bytes(self) -> int:
@@ -90,7 +110,71 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        return self.kv_bytes_per_token_per_gpu(1)
+
+    def kv_heads_per_gpu(self, num_gpus: int) -> int:
+        """GPUs beyond the number of KV heads hold copies of them."""
+        return max(1, -(-self.num_kv_heads // num_gpus))
+
+    def kv_bytes_per_token_per_gpu(self, num_gpus: int) -> int:
+        return 2 * self.num_layers * self.kv_heads_per_gpu(num_gpus) * self.head_dim * self.dtype_bytes
+
+    def weight_bytes_per_gpu(self, num_gpus: int) -> int:
+        """Matrices, embedding and classifier are sharded; K and V projections of copied heads are copied."""
+        kv_dim = self.head_dim * self.kv_heads_per_gpu(num_gpus)
+        copied = kv_dim * num_gpus - self.num_kv_heads * self.head_dim
+        params = self.num_params + 2 * copied * self.hidden_size * self.num_layers
+        return -(-params // num_gpus) * self.dtype_bytes
+
+    @property
+    def _embedding_params(self) -> int:
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    def _layer_params(self, experts: int) -> int:
+        dense_mlp = 3 * self.hidden_size * self.intermediate_size
+        moe_mlp = experts * self.params_per_expert + self.hidden_size * self.num_experts
+        mlps = (self.num_layers - self.num_moe_layers) * dense_mlp + self.num_moe_layers * moe_mlp
+        return self.num_layers * self.attention_params_per_layer + mlps
+
+
+def _count(config: Mapping[str, Any], field: str, *, default: int | None = None) -> int:
+    value = config.get(field)
+    if value is None:
+        value = default
+    if value is None:
+        raise UnsupportedModel(field=field, value="<missing>", remedy="add it to the checkpoint's config.json")
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise UnsupportedModel(field=field, value=str(value), remedy="it must be a positive whole number")
+    return value
+
+
+def _experts(architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
+    if architecture not in _MOE_ARCHITECTURES:
+        return {}
+    if architecture == "MixtralForCausalLM":
+        sizes = {
+            "num_experts": _count(config, "num_local_experts"),
+            "expert_intermediate_size": _count(config, "intermediate_size"),
+        }
+    else:
+        sizes = {
+            "num_experts": _count(config, "num_experts"),
+            "expert_intermediate_size": _count(config, "moe_intermediate_size"),
+            "num_dense_layers": _dense_layers(config),
+        }
+    per_token = _count(config, "num_experts_per_tok")
+    if per_token > sizes["num_experts"]:
+        raise UnsupportedModel(
+            field="num_experts_per_tok", value=str(per_token), remedy=f"there are {sizes['num_experts']} experts"
+        )
+    return {**sizes, "experts_per_token": per_token}
+
+
+def _dense_layers(config: Mapping[str, Any]) -> int:
+    """Qwen3-MoE: `mlp_only_layers` are dense, and of the others those that `decoder_sparse_step` leaves out."""
+    step = _count(config, "decoder_sparse_step", default=1)
+    dense = set(config.get("mlp_only_layers") or ())
+    return sum(layer in dense or (layer + 1) % step != 0 for layer in range(_count(config, "num_hidden_layers")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +184,13 @@ class DeviceSpec:
     Rates are what large kernels reach, not what the data sheet promises. `launch_overhead_s` is what a kernel costs
     beside its work. `bandwidth_saturation_share` is the share of SMs that draws 63 % (1 - 1/e) of the bandwidth;
     compute grows with the share of SMs to the power of `compute_scaling_exponent`.
+
+    `knee_exponent` says how sharply a kernel turns from memory-bound to compute-bound (operator_costs.smooth_max),
+    `idle_wave_share` what part of a wave of tiles a GEMM leaves unused. Attention reaches `attention_compute_share` and
+    `attention_bandwidth_share` of the rates, and takes `attention_start_s` beyond its launch.
+
+    A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
+    `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links.
     """
 
     name: str
@@ -111,4 +202,12 @@ class DeviceSpec:
     partition_granularity_sms: int = 1
     bandwidth_saturation_share: float = 0.22
     compute_scaling_exponent: float = 1.0
+    knee_exponent: float = 4.0
+    idle_wave_share: float = 0.0
+    attention_compute_share: float = 0.62
+    attention_bandwidth_share: float = 1.0
+    attention_start_s: float = 0.0
+    link_bandwidth_bytes_per_s: float = 0.0
+    link_latency_s: float = 0.0
+    all_reduce_start_s: float = 0.0
     source: str = ""

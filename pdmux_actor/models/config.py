@@ -63,6 +63,9 @@ def _refuse_unsupported(model: str, config: Mapping[str, Any], spec: ModelSpec) 
         reason = f"config.json: {field}={config.get(field)!r} is not supported"
         return ModelLoadError(model=model, reason=reason, remedy=remedy)
 
+    if spec.is_moe:
+        reason = f"config.json: architectures={spec.architecture!r} is not supported by this engine"
+        raise ModelLoadError(model=model, reason=reason, remedy="use a dense checkpoint, or a simulated pool")
     if config.get("hidden_act", "silu") != "silu":
         raise refuse("hidden_act", "use a checkpoint with hidden_act silu")
     if config.get("quantization_config") is not None:

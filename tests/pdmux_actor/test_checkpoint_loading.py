@@ -170,7 +170,7 @@ def test_load_weights__only_pickled_weights__asks_for_safetensors(folder: Path) 
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"head_dim": 7}, "head_dim"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype"),
-        ({"hidden_size": "many"}, "malformed number"),
+        ({"hidden_size": "many"}, "hidden_size='many'"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type='longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": "linear"}, "rope_scaling"),

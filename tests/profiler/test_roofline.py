@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from profiler.devices import A100_80G, DEVICES, H100, H200, laptop_cpu
 from profiler.latency import ChunkShape
-from profiler.roofline import RooflineLatency, bandwidth, compute_rate
+from profiler.operator_costs import bandwidth, compute_rate
+from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
 
 LLAMA_3_8B = ModelSpec(
@@ -127,3 +128,60 @@ def test_rates__whole_device__are_those_of_the_spec(device: DeviceSpec) -> None:
 def test_rates__partition_larger_than_the_device__is_our_own_fault() -> None:
     with pytest.raises(AssertionError, match="109 of 108"):
         RooflineLatency(A100_80G).decode_s(LLAMA_3_8B, [1], 109)
+
+
+@given(devices, contexts, st.data())
+def test_vectors__uniform_batches__equal_one_call_each(
+    device: DeviceSpec, context_tokens: list[int], data: st.DataObject
+) -> None:
+    latency = RooflineLatency(device)
+    sizes = data.draw(st.lists(st.integers(0, 64), min_size=len(context_tokens), max_size=len(context_tokens)))
+    shares = data.draw(
+        st.lists(st.integers(1, device.num_sms), min_size=len(context_tokens), max_size=len(context_tokens))
+    )
+    rows = list(zip(sizes, context_tokens, shares, strict=True))
+
+    decodes_s = latency.decodes_s(LLAMA_3_8B, sizes, context_tokens, shares)
+    prefills_s = latency.prefills_s(LLAMA_3_8B, sizes, 128, context_tokens, shares)
+
+    assert decodes_s == pytest.approx([latency.decode_s(LLAMA_3_8B, [c] * n, s) for n, c, s in rows])
+    assert prefills_s == pytest.approx([latency.prefill_s(LLAMA_3_8B, [ChunkShape(128, c)] * n, s) for n, c, s in rows])
+
+
+def test_vectors__arguments__broadcast() -> None:
+    sms = [32, 64, 132]
+    seconds = RooflineLatency(H100).decodes_s(LLAMA_3_8B, [[1], [8]], 512.5, sms)
+
+    assert seconds.shape == (2, 3)
+    assert (seconds[1] > seconds[0]).all()
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
+def test_tensor_parallel__more_gpus__are_faster_by_less_than_their_number(num_gpus: int) -> None:
+    one, many = RooflineLatency(H100), RooflineLatency(H100, num_gpus=num_gpus)
+    spec = replace(LLAMA_3_8B, num_layers=80, hidden_size=8192, intermediate_size=28672, num_heads=64)
+
+    for work_s in (
+        lambda latency: latency.prefill_s(spec, [ChunkShape(4096)], 132),
+        lambda latency: latency.decode_s(spec, [2048] * 32, 132),
+    ):
+        assert work_s(one) / num_gpus < work_s(many) < work_s(one) / num_gpus**0.5
+
+
+def test_tensor_parallel__device_without_links__is_our_own_fault() -> None:
+    with pytest.raises(AssertionError, match="no links"):
+        RooflineLatency(LAPTOP, num_gpus=2).decode_s(LLAMA_3_8B, [1], 1)
+
+
+def test_experts__decode__reads_those_that_are_chosen() -> None:
+    """Mixtral: one token reads 2 of 8 experts, a batch of 64 nearly all; compute is that of 2 experts a token."""
+    mixtral = replace(LLAMA_3_8B, num_experts=8, experts_per_token=2, expert_intermediate_size=14336)
+    latency = RooflineLatency(H200)
+    expert_bytes = mixtral.params_per_expert * 2 * mixtral.num_layers
+
+    one_s, many_s = latency.decode_s(mixtral, [1], 132), latency.decode_s(mixtral, [1] * 64, 132)
+
+    read_bytes = (many_s - one_s) * H200.memory_bandwidth_bytes_per_s
+    assert read_bytes == pytest.approx(6 * expert_bytes, rel=0.1)
+    prefill_s = latency.prefill_s(mixtral, [ChunkShape(16384)], 132)
+    assert prefill_s < 2.2 * latency.prefill_s(LLAMA_3_8B, [ChunkShape(16384)], 132)

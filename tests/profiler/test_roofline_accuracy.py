@@ -8,7 +8,8 @@ import pytest
 
 from profiler.devices import A40, A100_80G, H100
 from profiler.latency import ChunkShape
-from profiler.roofline import RooflineLatency, attention_bytes
+from profiler.operators import attention_bytes
+from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
 
 PROFILES = Path(__file__).resolve().parents[3] / "shared" / "profiles"

@@ -1,0 +1,212 @@
+"""What each operator of a model takes on a partition of a mesh: all that does not depend on the batch, multiplied out.
+
+Token-level, sequence-level and communication operators of DuetServe §4.1, where t = max(F / Pi, B / B_HBM). Measured
+kernels do not have that sharp knee: near it, arithmetic and traffic overlap less than fully, and the last wave of tiles
+leaves SMs idle. `smooth_max` and `tail_s` are these two effects; their sizes are figures of the device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+from profiler.latency import Floats
+from profiler.operators import attention_flops, linear_bytes, linear_flops
+from profiler.specs import DeviceSpec, ModelSpec
+
+Amount = TypeVar("Amount", float, Floats)
+
+# Two norms (each fused with its residual sum), four projections, rotary embedding, attention, activation.
+DENSE_KERNELS_PER_LAYER = 9
+# In place of two projections and the activation: router, top-k, alignment, two grouped GEMMs, activation, sum.
+MOE_KERNELS_PER_LAYER = 13
+_TILE = 128  # rows and columns of the output tile that large GEMMs give to one SM
+
+
+def compute_rate(device: DeviceSpec, sms: int) -> float:
+    """Pi(S) in FLOP/s."""
+    assert 0 < sms <= device.num_sms, f"{sms} of {device.num_sms} SMs"
+    return device.peak_flops_per_s * math.pow(sms / device.num_sms, device.compute_scaling_exponent)
+
+
+def bandwidth(device: DeviceSpec, sms: int) -> float:
+    """B(S) in bytes/s: saturates early. At a saturation share of 0.22 a fifth of the SMs draws 60 % (DuetServe Fig. 4).
+
+    >>> from profiler.devices import H100
+    >>> round(bandwidth(H100, sms=26) / bandwidth(H100, sms=132), 2)
+    0.6
+    """
+    assert 0 < sms <= device.num_sms, f"{sms} of {device.num_sms} SMs"
+    tau = device.bandwidth_saturation_share
+    return device.memory_bandwidth_bytes_per_s * math.expm1(-sms / device.num_sms / tau) / math.expm1(-1 / tau)
+
+
+def smooth_max(a: Amount, b: Amount, p: float) -> Amount:
+    """(a^p + b^p)^(1/p): near max(a, b) unless the two are close; 19 % above it where they meet, at p = 4."""
+    return (a**p + b**p) ** (1 / p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCost:
+    """Without the kernel's launch overhead."""
+
+    compute_s_per_token: float
+    tail_s: float
+    weight_s: float
+    traffic_s_per_token: float
+    knee_exponent: float
+
+    def seconds(self, n: Amount) -> Amount:
+        compute_s = self.compute_s_per_token * n + self.tail_s
+        return smooth_max(compute_s, self.weight_s + self.traffic_s_per_token * n, self.knee_exponent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsCost:
+    """Both grouped GEMMs of a mixture of experts. Tokens are taken to choose their experts evenly: a batch of n then
+    reads E (1 - (1 - k/E)^n) experts. Skewed routing reads fewer.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    one_expert: LinearCost
+
+    def seconds(self, n: Amount) -> Amount:
+        touched = self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** n)
+        rows = self.experts_per_token * n
+        expert = self.one_expert
+        compute_s = expert.compute_s_per_token * rows + expert.tail_s
+        return smooth_max(
+            compute_s, expert.weight_s * touched + expert.traffic_s_per_token * rows, expert.knee_exponent
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCost:
+    """One layer's attention over a whole batch, whose requests share the kernel. Without its launch overhead."""
+
+    s_per_pair: float
+    s_per_query: float
+    s_per_key: float
+    start_s: float
+    knee_exponent: float
+
+    def seconds(self, pairs: Amount, queries: Amount, keys: Amount) -> Amount:
+        """Sums over requests: pairs of a query and a key that it sees, new tokens, cached plus new tokens."""
+        traffic_s = self.s_per_query * queries + self.s_per_key * keys
+        return smooth_max(self.s_per_pair * pairs, traffic_s, self.knee_exponent) + self.start_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCosts:
+    num_layers: int
+    num_moe_layers: int
+    qkv: LinearCost
+    output: LinearCost
+    gate_up: LinearCost
+    down: LinearCost
+    router: LinearCost | None
+    experts: ExpertsCost | None
+    classifier: LinearCost
+    attention: AttentionCost
+    elementwise_s_per_token: float  # of one layer
+    overhead_s: float  # of all launches of one pass
+    all_reduce_start_s: float
+    all_reduce_s_per_token: float
+
+    def all_reduce_s(self, n: Amount) -> Amount:
+        return self.all_reduce_start_s + self.all_reduce_s_per_token * n
+
+    def total_s(self, n: Amount, attention_s: Amount, sampled_rows: Amount) -> Amount:
+        """t_total = L t_block + t_cls, for a batch that is not empty."""
+        every_layer_s = (
+            self.qkv.seconds(n)
+            + self.output.seconds(n)
+            + attention_s
+            + self.elementwise_s_per_token * n
+            + 2 * self.all_reduce_s(n)
+        )
+        total_s = self.num_layers * every_layer_s + self.classifier.seconds(sampled_rows) + self.overhead_s
+        dense_layers = self.num_layers - self.num_moe_layers
+        if dense_layers:
+            total_s = total_s + dense_layers * (self.gate_up.seconds(n) + self.down.seconds(n))
+        if self.router is not None and self.experts is not None:
+            total_s = total_s + self.num_moe_layers * (self.router.seconds(n) + self.experts.seconds(n))
+        return total_s
+
+
+def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int) -> OperatorCosts:
+    """Of one GPU of a mesh of `num_gpus`, between which heads, MLP columns and vocabulary are divided."""
+    flops_per_s, bytes_per_s = compute_rate(device, sms), bandwidth(device, sms)
+    d, s = spec.hidden_size, spec.dtype_bytes
+    q_dim = -(-spec.num_heads // num_gpus) * spec.head_dim
+    kv_dim = spec.kv_heads_per_gpu(num_gpus) * spec.head_dim
+    m, expert_m = -(-spec.intermediate_size // num_gpus), -(-spec.expert_intermediate_size // num_gpus)
+
+    def linear(d_i: int, d_o: int) -> LinearCost:
+        weight_bytes = linear_bytes(0, d_i, d_o, s)
+        tile_s = linear_flops(_TILE, d_i, _TILE) * sms / flops_per_s
+        return LinearCost(
+            compute_s_per_token=linear_flops(1, d_i, d_o) / flops_per_s,
+            tail_s=device.idle_wave_share * tile_s,
+            weight_s=weight_bytes / bytes_per_s,
+            traffic_s_per_token=(linear_bytes(1, d_i, d_o, s) - weight_bytes) / bytes_per_s,
+            knee_exponent=device.knee_exponent,
+        )
+
+    dense_kernels = DENSE_KERNELS_PER_LAYER * (spec.num_layers - spec.num_moe_layers)
+    kernels = dense_kernels + MOE_KERNELS_PER_LAYER * spec.num_moe_layers + 1
+    # Read and written per token: two norms with residual (2 in, 2 out each), rotary embedding, gated activation.
+    moe_share = spec.num_moe_layers / spec.num_layers
+    activated = m * (1 - moe_share) + expert_m * spec.experts_per_token * moe_share
+    elementwise_bytes = (2 * 4 * d + 2 * (q_dim + kv_dim) + 3 * activated) * s
+    start_s, s_per_byte = _ring_all_reduce(device, num_gpus, flops_per_s)
+    return OperatorCosts(
+        num_layers=spec.num_layers,
+        num_moe_layers=spec.num_moe_layers,
+        qkv=linear(d, q_dim + 2 * kv_dim),
+        output=linear(q_dim, d),
+        gate_up=linear(d, 2 * m),
+        down=linear(m, d),
+        router=linear(d, spec.num_experts) if spec.is_moe else None,
+        experts=ExpertsCost(
+            num_experts=spec.num_experts,
+            experts_per_token=spec.experts_per_token,
+            one_expert=_one_expert(linear(d, 2 * expert_m), linear(expert_m, d)),
+        )
+        if spec.is_moe
+        else None,
+        classifier=linear(d, -(-spec.vocab_size // num_gpus)),
+        attention=AttentionCost(
+            s_per_pair=attention_flops(1, 0, q_dim // spec.head_dim, spec.head_dim)
+            / (flops_per_s * device.attention_compute_share),
+            s_per_query=2 * q_dim * s / bytes_per_s,
+            s_per_key=2 * kv_dim * s / (bytes_per_s * device.attention_bandwidth_share),
+            start_s=device.attention_start_s,
+            knee_exponent=device.knee_exponent,
+        ),
+        elementwise_s_per_token=elementwise_bytes / bytes_per_s,
+        overhead_s=kernels * device.launch_overhead_s,
+        all_reduce_start_s=start_s,
+        all_reduce_s_per_token=s_per_byte * d * s,
+    )
+
+
+def _one_expert(gate_up: LinearCost, down: LinearCost) -> LinearCost:
+    return LinearCost(
+        compute_s_per_token=gate_up.compute_s_per_token + down.compute_s_per_token,
+        tail_s=gate_up.tail_s + down.tail_s,
+        weight_s=gate_up.weight_s + down.weight_s,
+        traffic_s_per_token=gate_up.traffic_s_per_token + down.traffic_s_per_token,
+        knee_exponent=gate_up.knee_exponent,
+    )
+
+
+def _ring_all_reduce(device: DeviceSpec, num_gpus: int, flops_per_s: float) -> tuple[float, float]:
+    """Start in seconds and seconds per byte of t = t_0 + 2 (N-1) alpha + 2 (N-1) B / (N B_link) + N (N-1) B / Pi."""
+    if num_gpus == 1:
+        return 0.0, 0.0
+    assert device.link_bandwidth_bytes_per_s > 0, f"{device.name} has no links, so no mesh of {num_gpus}"
+    rounds = 2 * (num_gpus - 1)
+    start_s = device.all_reduce_start_s + rounds * device.link_latency_s
+    transfer_s = rounds / (num_gpus * device.link_bandwidth_bytes_per_s)
+    return start_s, transfer_s + num_gpus * (num_gpus - 1) / flops_per_s

@@ -1,0 +1,122 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from profiler.errors import UnsupportedModel
+from profiler.specs import ModelSpec
+
+LLAMA_3_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "torch_dtype": "bfloat16",
+}
+MIXTRAL_8X7B: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "torch_dtype": "bfloat16",
+}
+QWEN2_0_5B: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_hidden_layers": 24,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "active"),
+    [  # parameters as the model cards count them, in billions
+        (LLAMA_3_8B, 8.03, 7.5),
+        (QWEN3_30B_A3B, 30.5, 3.0),
+        (MIXTRAL_8X7B, 46.7, 12.75),
+        (QWEN2_0_5B, 0.494, 0.494),
+    ],
+)
+def test_params__published_models__are_those_of_their_cards(
+    config: dict[str, Any], total: float, active: float
+) -> None:
+    spec = ModelSpec.from_config(config)
+
+    assert spec.num_params / 1e9 == pytest.approx(total, rel=0.005)
+    assert spec.num_active_params / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_dense_layers__of_a_mixture__are_those_the_config_leaves_out() -> None:
+    spec = ModelSpec.from_config({**QWEN3_30B_A3B, "mlp_only_layers": [0, 1], "decoder_sparse_step": 2})
+
+    assert spec.num_dense_layers == 25  # 24 even ones and layer 1
+    assert spec.num_moe_layers == 23
+
+
+@pytest.mark.parametrize(("num_gpus", "bytes_per_token"), [(1, 131072), (2, 65536), (8, 16384), (16, 16384)])
+def test_kv_bytes__more_gpus_than_kv_heads__are_copied(num_gpus: int, bytes_per_token: int) -> None:
+    assert ModelSpec.from_config(LLAMA_3_8B).kv_bytes_per_token_per_gpu(num_gpus) == bytes_per_token
+
+
+def test_weight_bytes__divided_among_gpus__add_up_but_for_copied_heads() -> None:
+    spec = ModelSpec.from_config(LLAMA_3_8B)
+
+    assert 8 * spec.weight_bytes_per_gpu(8) == pytest.approx(spec.weight_bytes, rel=1e-6)
+    copied = 16 * spec.weight_bytes_per_gpu(16) - spec.weight_bytes
+    assert copied == pytest.approx(2 * 8 * 128 * 4096 * 32 * 2, rel=1e-6)  # K and V of eight heads once more
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "field"),
+    [
+        (LLAMA_3_8B, {"hidden_size": None}, "hidden_size"),
+        (LLAMA_3_8B, {"hidden_size": "many"}, "hidden_size"),
+        (LLAMA_3_8B, {"num_hidden_layers": -1}, "num_hidden_layers"),
+        (LLAMA_3_8B, {"architectures": ["MambaForCausalLM"]}, "architectures"),
+        (MIXTRAL_8X7B, {"num_local_experts": None}, "num_local_experts"),
+        (QWEN3_30B_A3B, {"num_experts_per_tok": 129}, "num_experts_per_tok"),
+    ],
+)
+def test_from_config__unusable__names_the_field(config: dict[str, Any], changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedModel) as refusal:
+        ModelSpec.from_config({**config, **changes})
+
+    assert refusal.value.field == field
+    assert refusal.value.remedy
+
+
+def test_spec__of_a_dense_model__has_no_experts() -> None:
+    spec = ModelSpec.from_config(LLAMA_3_8B)
+
+    assert not spec.is_moe
+    assert spec == replace(spec, num_experts=0, num_dense_layers=0)
