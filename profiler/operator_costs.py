@@ -1,13 +1,15 @@
 """What each operator of a model takes on a partition of a mesh: all that does not depend on the batch, multiplied out.
 
 Token-level, sequence-level and communication operators of DuetServe §4.1, where t = max(F / Pi, B / B_HBM). Measured
-kernels do not have that sharp knee: near it, arithmetic and traffic overlap less than fully, and the last wave of tiles
-leaves SMs idle. `smooth_max` and `tail_s` are these two effects; their sizes are figures of the device.
+kernels differ in two ways. GEMMs compute whole tiles, so that 129 tokens cost what 256 do. And near the knee arithmetic
+and traffic overlap less than fully: `smooth_max`, whose exponent is a figure of the device.
 """
 
 import math
 from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
 
 from profiler.latency import Floats
 from profiler.operators import attention_flops, linear_bytes, linear_flops
@@ -19,7 +21,7 @@ Amount = TypeVar("Amount", float, Floats)
 DENSE_KERNELS_PER_LAYER = 9
 # In place of two projections and the activation: router, top-k, alignment, two grouped GEMMs, activation, sum.
 MOE_KERNELS_PER_LAYER = 13
-_TILE = 128  # rows and columns of the output tile that large GEMMs give to one SM
+ATTENTION_KNEE_EXPONENT = 2.0
 
 
 def compute_rate(device: DeviceSpec, sms: int) -> float:
@@ -41,8 +43,22 @@ def bandwidth(device: DeviceSpec, sms: int) -> float:
 
 
 def smooth_max(a: Amount, b: Amount, p: float) -> Amount:
-    """(a^p + b^p)^(1/p): near max(a, b) unless the two are close; 19 % above it where they meet, at p = 4."""
-    return (a**p + b**p) ** (1 / p)
+    """(a^p + b^p)^(1/p): max(a, b) if one is far larger; 2^(1/p) times it where they meet."""
+    largest: Amount = (a**p + b**p) ** (1 / p)
+    return largest
+
+
+def whole_tiles(n: Amount, tile_tokens: int) -> Amount:
+    """Rows that a GEMM computes for `n`: kernels for few tokens have tiles of fewer rows, the next power of two.
+
+    >>> [whole_tiles(float(n), 128) for n in (1, 5, 64, 65, 129, 300)]
+    [1.0, 8.0, 64.0, 128.0, 256.0, 384.0]
+    """
+    if isinstance(n, float):
+        tile = min(tile_tokens, 1 << max(0, math.ceil(n) - 1).bit_length())
+        return float(math.ceil(n / tile) * tile)
+    tiles = np.minimum(tile_tokens, np.exp2(np.ceil(np.log2(np.maximum(n, 1.0)))))
+    return np.ceil(n / tiles) * tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +66,13 @@ class LinearCost:
     """Without the kernel's launch overhead."""
 
     compute_s_per_token: float
-    tail_s: float
     weight_s: float
     traffic_s_per_token: float
     knee_exponent: float
+    tile_tokens: int
 
     def seconds(self, n: Amount) -> Amount:
-        compute_s = self.compute_s_per_token * n + self.tail_s
+        compute_s = self.compute_s_per_token * whole_tiles(n, self.tile_tokens)
         return smooth_max(compute_s, self.weight_s + self.traffic_s_per_token * n, self.knee_exponent)
 
 
@@ -71,13 +87,11 @@ class ExpertsCost:
     one_expert: LinearCost
 
     def seconds(self, n: Amount) -> Amount:
-        touched = self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** n)
+        touched: Amount = self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** n)
         rows = self.experts_per_token * n
         expert = self.one_expert
-        compute_s = expert.compute_s_per_token * rows + expert.tail_s
-        return smooth_max(
-            compute_s, expert.weight_s * touched + expert.traffic_s_per_token * rows, expert.knee_exponent
-        )
+        traffic_s = expert.weight_s * touched + expert.traffic_s_per_token * rows
+        return smooth_max(expert.compute_s_per_token * rows, traffic_s, expert.knee_exponent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +102,11 @@ class AttentionCost:
     s_per_query: float
     s_per_key: float
     start_s: float
-    knee_exponent: float
 
     def seconds(self, pairs: Amount, queries: Amount, keys: Amount) -> Amount:
         """Sums over requests: pairs of a query and a key that it sees, new tokens, cached plus new tokens."""
         traffic_s = self.s_per_query * queries + self.s_per_key * keys
-        return smooth_max(self.s_per_pair * pairs, traffic_s, self.knee_exponent) + self.start_s
+        return smooth_max(self.s_per_pair * pairs, traffic_s, ATTENTION_KNEE_EXPONENT) + self.start_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +157,12 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
 
     def linear(d_i: int, d_o: int) -> LinearCost:
         weight_bytes = linear_bytes(0, d_i, d_o, s)
-        tile_s = linear_flops(_TILE, d_i, _TILE) * sms / flops_per_s
         return LinearCost(
             compute_s_per_token=linear_flops(1, d_i, d_o) / flops_per_s,
-            tail_s=device.idle_wave_share * tile_s,
             weight_s=weight_bytes / bytes_per_s,
             traffic_s_per_token=(linear_bytes(1, d_i, d_o, s) - weight_bytes) / bytes_per_s,
             knee_exponent=device.knee_exponent,
+            tile_tokens=device.gemm_tile_tokens,
         )
 
     dense_kernels = DENSE_KERNELS_PER_LAYER * (spec.num_layers - spec.num_moe_layers)
@@ -182,7 +194,6 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
             s_per_query=2 * q_dim * s / bytes_per_s,
             s_per_key=2 * kv_dim * s / (bytes_per_s * device.attention_bandwidth_share),
             start_s=device.attention_start_s,
-            knee_exponent=device.knee_exponent,
         ),
         elementwise_s_per_token=elementwise_bytes / bytes_per_s,
         overhead_s=kernels * device.launch_overhead_s,
@@ -194,10 +205,10 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
 def _one_expert(gate_up: LinearCost, down: LinearCost) -> LinearCost:
     return LinearCost(
         compute_s_per_token=gate_up.compute_s_per_token + down.compute_s_per_token,
-        tail_s=gate_up.tail_s + down.tail_s,
         weight_s=gate_up.weight_s + down.weight_s,
         traffic_s_per_token=gate_up.traffic_s_per_token + down.traffic_s_per_token,
         knee_exponent=gate_up.knee_exponent,
+        tile_tokens=gate_up.tile_tokens,
     )
 
 

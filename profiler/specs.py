@@ -185,9 +185,10 @@ class DeviceSpec:
     beside its work. `bandwidth_saturation_share` is the share of SMs that draws 63 % (1 - 1/e) of the bandwidth;
     compute grows with the share of SMs to the power of `compute_scaling_exponent`.
 
-    `knee_exponent` says how sharply a kernel turns from memory-bound to compute-bound (operator_costs.smooth_max),
-    `idle_wave_share` what part of a wave of tiles a GEMM leaves unused. Attention reaches `attention_compute_share` and
-    `attention_bandwidth_share` of the rates, and takes `attention_start_s` beyond its launch.
+    `knee_exponent` says how sharply a GEMM turns from memory-bound to compute-bound (operator_costs.smooth_max), and
+    `gemm_tile_tokens` how many tokens it computes at least when there are that many (operator_costs.whole_tiles).
+    Attention reaches `attention_compute_share` and `attention_bandwidth_share` of the rates, and takes
+    `attention_start_s` beyond its launch.
 
     A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
     `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links.
@@ -203,9 +204,9 @@ class DeviceSpec:
     bandwidth_saturation_share: float = 0.22
     compute_scaling_exponent: float = 1.0
     knee_exponent: float = 4.0
-    idle_wave_share: float = 0.0
+    gemm_tile_tokens: int = 1
     attention_compute_share: float = 0.62
-    attention_bandwidth_share: float = 1.0
+    attention_bandwidth_share: float = 0.95
     attention_start_s: float = 0.0
     link_bandwidth_bytes_per_s: float = 0.0
     link_latency_s: float = 0.0

@@ -111,8 +111,8 @@ def test_roofline__h200_and_llama_3_8b__stays_near_the_floors() -> None:
     """Floors of one H200: weights and KV over 4.3 TB/s, 16.1 GFLOP a token over 790 TFLOP/s plus attention."""
     latency = RooflineLatency(H200)
 
-    assert 3.5e-3 <= latency.decode_s(LLAMA_3_8B, [1], 132) <= 3.5e-3 * 1.6
-    assert 7.5e-3 <= latency.decode_s(LLAMA_3_8B, [1024] * 128, 132) <= 7.5e-3 * 1.35
+    assert 3.5e-3 <= latency.decode_s(LLAMA_3_8B, [1], 132) <= 3.5e-3 * 1.65
+    assert 7.5e-3 <= latency.decode_s(LLAMA_3_8B, [1024] * 128, 132) <= 7.5e-3 * 1.45
     assert 41e-3 <= latency.prefill_s(LLAMA_3_8B, [ChunkShape(2048)], 132) <= 42e-3 * 1.1
     assert 165e-3 <= latency.prefill_s(LLAMA_3_8B, [ChunkShape(8192)], 132) <= 180e-3 * 1.15
 

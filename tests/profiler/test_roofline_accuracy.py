@@ -83,10 +83,10 @@ def test_token_level__bound_by_memory_or_by_compute__errs_by_at_most_12_percent(
 @pytest.mark.parametrize("model", VIDUR_MODELS)
 @pytest.mark.parametrize("device", [A100_80G, H100, A40], ids=lambda d: d.name)
 @pytest.mark.parametrize("num_tokens", [64, 128, 512])
-def test_token_level__near_the_knee__is_too_fast_by_up_to_22_percent(
+def test_token_level__near_the_knee__errs_by_at_most_17_percent(
     device: DeviceSpec, model: str, num_tokens: int
 ) -> None:
-    assert -0.22 <= token_level_error(device, model, num_tokens) <= 0.05
+    assert abs(token_level_error(device, model, num_tokens)) <= 0.17
 
 
 def attention_rows(source: str, kind: str, n_kv_head: int, batch_size: int, tokens: tuple[int, int]) -> pd.DataFrame:
