@@ -49,20 +49,24 @@ class CatalogModel:
             max_model_len=self.settings.max_model_len,
         )
 
-    def placement(self) -> PlacementModel | None:
-        """None if the model cannot be planned for yet."""
+    def prior(self) -> ModelDemand:
+        """What is expected before there is traffic."""
+        demand = self.settings.demand
+        return ModelDemand(
+            model=self.id,
+            rate_per_s=demand.rate_per_s,
+            prompt_tokens=demand.prompt_tokens,
+            output_tokens=demand.output_tokens,
+        )
+
+    def placement(self, demand: ModelDemand | None = None) -> PlacementModel | None:
+        """For `demand`, or else for what is expected. None if the model cannot be planned for yet."""
         if self.spec is None:
             return None
-        demand = self.settings.demand
         return PlacementModel(
             model=self.id,
             spec=self.spec,
-            demand=ModelDemand(
-                model=self.id,
-                rate_per_s=demand.rate_per_s,
-                prompt_tokens=demand.prompt_tokens,
-                output_tokens=demand.output_tokens,
-            ),
+            demand=demand or self.prior(),
             min_replicas=self.settings.replicas.min,
             max_replicas=self.settings.replicas.max,
             max_model_len=min(

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deploy.catalog import Catalog
+from deploy.control.popularity import Popularity
 from deploy.fleet_status import FleetStatus, ModelState, UnitState
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, UnitReport
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.solvers.base import Solver
+from router.demand_report import DemandReport
 from router.view import FleetView, UnitView
 
 _HELD = frozenset({ModelPhase.READY, ModelPhase.LOADING})
@@ -55,6 +57,7 @@ class ControlLoop:
         self._expected: dict[str, int] = {}
         self._units: dict[str, _Unit] = {}
         self._plan = Plan(units=())
+        self._popularity = Popularity()
         self._is_plan_due = True
         self._is_settled = False
 
@@ -63,7 +66,12 @@ class ControlLoop:
         self._catalog = catalog
         self._solver = solver
         self._expected = dict(expected_units)
+        self._popularity.expect(m.prior() for m in catalog.models)
         self._is_plan_due = True
+
+    def hear_demand(self, report: DemandReport, now_s: float) -> None:
+        self._popularity.hear(report, now_s)
+        self._popularity.advance(now_s)
 
     def heartbeat(self, report: UnitReport, now_s: float) -> Lease:
         self._drop_silent(now_s)

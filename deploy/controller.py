@@ -22,6 +22,7 @@ from deploy.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
+from router.demand_report import DemandReport
 from router.view import FleetView
 
 logger = logging.getLogger(__name__)
@@ -82,8 +83,12 @@ class Controller:
         heard.set()
         return lease
 
-    async def fleet_view(self) -> FleetView:
-        """Waits while a fresh control loop may not have heard of all units: its callers keep what they know."""
+    async def fleet_view(self, asked: DemandReport | None = None) -> FleetView:
+        """`asked` is what clients asked the calling gateway for. Waits while a fresh control loop may not have heard of
+        all units: its callers keep what they know.
+        """
+        if asked is not None:
+            self._loop.hear_demand(asked, time.monotonic())
         while (view := self._loop.fleet_view(time.monotonic())) is None:
             await self._wait_for_heartbeat()
         return view

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pdmux_actor.lease import ModelPhase
 from router.admission import CompletionRate, Hold, Shed, admit
 from router.answer import Answer, IndexedOutputs
+from router.demand_report import DemandCounter
 from router.dispatch import Dispatcher, Generation, Output
 from router.errors import GatewayNotReady, InvalidRequest, ModelNotFound, ModelUnavailable, Overloaded
 from router.fanout import interleave
@@ -43,6 +44,8 @@ class Gateway:
         self._pool = UnitPool()
         self._tokenizers = Tokenizers(max_entries=self.limits.max_tokenizers)
         self._in_flight = InFlight()
+        gateway_id = uuid.uuid4().hex
+        self.demand = DemandCounter(gateway_id, self._in_flight.queued)
         self._rates: dict[str, CompletionRate] = {}
         self.metrics = GatewayMetrics(
             version=VERSION,
@@ -56,7 +59,7 @@ class Gateway:
             limits=self.limits,
             clock=clock,
             on_continuation=lambda model: self.metrics.continuations.labels(model).inc(),
-            salt=uuid.uuid4().hex,
+            salt=gateway_id,
         )
 
     def update_view(self, view: FleetView) -> None:
@@ -65,6 +68,7 @@ class Gateway:
         self._in_flight.on_view()
         self._pool.update(view)
         self._rates = {m: r for m, r in self._rates.items() if self.view.card(m) is not None}
+        self.demand.forget_all_but(card.model for card in view.models)
         for card in view.models[:_PRELOADED_TOKENIZERS]:
             if (card.source, card.revision) not in known:
                 self._tokenizers.preload(card)
@@ -102,6 +106,7 @@ class Gateway:
     async def chat(self, request: ChatCompletionRequest) -> Answer:
         """Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs."""
         card = self.card(request.model)
+        self.demand.asked(card.model)
         deadline_s = self._admit(card)
         prompt = await chat_prompt(request, await self._tokenizers.of(card), self._tokenizers)
         head = self._head(card, "chatcmpl")
@@ -116,6 +121,7 @@ class Gateway:
         if len(request.prompts) * request.num_choices > self.limits.max_choices:
             message = f"Prompts times n exceed {self.limits.max_choices} choices; send fewer per request."
             raise InvalidRequest(message, param="prompt")
+        self.demand.asked(card.model)
         deadline_s = self._admit(card)
         prompts = await completion_prompts(request, await self._tokenizers.of(card), self._tokenizers)
         reply = CompletionReply(
@@ -165,7 +171,9 @@ class Gateway:
             finally:
                 self._in_flight.leave_queue(card.model)
         generations = self._generations(card, request, prompts, param, max_model_len)
-        self.metrics.prompt_tokens.labels(card.model).inc(sum(len(p.token_ids) for p in prompts))
+        prompt_tokens = sum(len(p.token_ids) for p in prompts)
+        self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
+        self.demand.prompt(card.model, prompt_tokens)
         return interleave([self._timed(generation) for generation in generations]), len(generations)
 
     @staticmethod
@@ -226,6 +234,7 @@ class Gateway:
                     async for output in outputs:
                         now_s = self._clock()
                         stopwatch.on_output(output.num_tokens, now_s)
+                        self.demand.output(model, output.num_tokens)
                         if queued:
                             queued = False
                             self._in_flight.leave_queue(model)

@@ -52,7 +52,7 @@ class GatewayIngress:
         while True:
             try:
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
-                    view = await self._ask()
+                    view = await self._ask(gateway)
             except Exception as error:  # whatever it is, following must go on: this loop is the gateway's only news
                 if answering:
                     expected = isinstance(error, RayError | RayServeException | TimeoutError)
@@ -79,8 +79,8 @@ class GatewayIngress:
             return None
         return body
 
-    async def _ask(self) -> FleetView:
-        view: FleetView = await (await self._control_loop()).fleet_view.remote()
+    async def _ask(self, gateway: Gateway) -> FleetView:
+        view: FleetView = await (await self._control_loop()).fleet_view.remote(gateway.demand.report())
         return view
 
     async def _control_loop(self) -> DeploymentHandle[Any]:

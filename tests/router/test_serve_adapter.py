@@ -24,19 +24,21 @@ class Decisions:
 
 
 class ControlLoop:
-    """Stands where Serve's handle would: `fleet_view.remote()` answers or raises."""
+    """Stands where Serve's handle would: `fleet_view.remote(report)` answers or raises."""
 
     def __init__(self) -> None:
         self.view = None
         self.asked = 0
+        self.demand = None
         self.decisions = Decisions()
 
     @property
     def fleet_view(self) -> "ControlLoop":
         return self
 
-    async def remote(self):
+    async def remote(self, demand):
         self.asked += 1
+        self.demand = demand
         if self.view is None:
             raise ConnectionError("no control loop")
         return self.view
@@ -138,3 +140,19 @@ async def test_decisions__unknown_unit_or_bad_number__is_refused_without_asking(
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unit_not_found")
     assert [(r.status_code, r.json()["error"]["param"]) for r in refused] == [(400, "last")] * 4
     assert control.decisions.asked == []
+
+
+async def test_view__after_requests__gateway_tells_what_was_asked_for(ingress, tokenizer_folder) -> None:
+    control, http = ingress
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await eventually(lambda: control.asked > 5)
+        for _ in range(3):
+            body = {"model": "m", "prompt": "four", "max_tokens": 2}
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+        assert (await http.post("/v1/completions", json={"model": "absent", "prompt": "x"})).status_code == 404
+
+        await eventually(lambda: control.demand.models and control.demand.models[0].output_tokens_total >= 6)
+        (asked,) = control.demand.models
+        assert (asked.model, asked.requests_total, asked.prompt_tokens_total) == ("m", 3, 12)
+        assert (asked.output_tokens_total, asked.waiting) == (6, 0)

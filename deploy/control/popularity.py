@@ -1,0 +1,113 @@
+"""What clients ask for, learnt from what gateways counted."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from deploy.control.rate import RateEstimate, RateTuning
+from placement.demand import ModelDemand
+from router.demand_report import DemandReport, ModelAsked
+
+_BIN_S = 5.0
+_LENGTH_MEMORY = 50.0  # requests
+_FORGET_GATEWAY_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One model: its rate, its mean lengths, and what has not been averaged yet."""
+
+    rate: RateEstimate
+    prompt_tokens: float
+    output_tokens: float
+    requests: int = 0
+    prompts: int = 0
+    outputs: int = 0
+    last_asked_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Gateway:
+    heard_s: float
+    models: Mapping[str, ModelAsked]
+
+
+class Popularity:
+    """Tell it the models' prior demand, then what gateways report."""
+
+    def __init__(self, tuning: RateTuning | None = None) -> None:
+        self._tuning = tuning or RateTuning()
+        self._models: dict[str, _Asked] = {}
+        self._gateways: dict[str, _Gateway] = {}
+        self._bin_start_s: float | None = None
+        self.heard_s: float | None = None
+
+    def expect(self, priors: Iterable[ModelDemand]) -> None:
+        """Models that are new start with their prior; those that are gone are forgotten; the others go on."""
+        known = {p.model: p for p in priors}
+        self._models = {m: a for m, a in self._models.items() if m in known}
+        for model, prior in known.items():
+            if model not in self._models:
+                rate = RateEstimate(prior.rate_per_s, self._tuning)
+                self._models[model] = _Asked(rate, prior.prompt_tokens, prior.output_tokens)
+
+    def hear(self, report: DemandReport, now_s: float) -> None:
+        """Of a gateway that is heard for the first time only later requests count: it may be older than we are."""
+        before = self._gateways.get(report.gateway_id)
+        self._gateways[report.gateway_id] = _Gateway(now_s, {m.model: m for m in report.models})
+        self.heard_s = now_s
+        self._gateways = {i: g for i, g in self._gateways.items() if now_s - g.heard_s <= _FORGET_GATEWAY_S}
+        for asked in report.models:
+            model = self._models.get(asked.model)
+            if model is None:
+                continue
+            if asked.waiting:
+                model.last_asked_s = now_s
+            if before is not None:
+                _count(model, before.models.get(asked.model), asked, now_s)
+
+    def advance(self, now_s: float) -> frozenset[str]:
+        """Averages what was counted; the models whose rate has jumped. Without reports nothing is learnt."""
+        if self._bin_start_s is None or self.heard_s is None or now_s - self.heard_s > _BIN_S:
+            self._bin_start_s = now_s
+            return frozenset()
+        span_s = now_s - self._bin_start_s
+        if span_s < _BIN_S:
+            return frozenset()
+        self._bin_start_s = now_s
+        return frozenset(name for name, model in self._models.items() if _average(model, span_s))
+
+    def demand(self, model: str) -> ModelDemand:
+        asked = self._models[model]
+        return ModelDemand(
+            model=model,
+            rate_per_s=asked.rate.per_s,
+            prompt_tokens=max(1.0, asked.prompt_tokens),
+            output_tokens=max(1.0, asked.output_tokens),
+        )
+
+    def last_asked_s(self, model: str) -> float | None:
+        """None: never since this control loop started."""
+        return self._models[model].last_asked_s
+
+
+def _count(model: _Asked, before: ModelAsked | None, asked: ModelAsked, now_s: float) -> None:
+    """Totals that shrink are those of a model that was withdrawn and offered again."""
+    if before is None or asked.requests_total < before.requests_total:
+        before = ModelAsked(model=asked.model, requests_total=0, prompt_tokens_total=0, output_tokens_total=0)
+    model.requests += asked.requests_total - before.requests_total
+    model.prompts += asked.prompt_tokens_total - before.prompt_tokens_total
+    model.outputs += asked.output_tokens_total - before.output_tokens_total
+    if asked.requests_total > before.requests_total:
+        model.last_asked_s = now_s
+
+
+def _average(model: _Asked, span_s: float) -> bool:
+    requests = model.requests
+    jumped = model.rate.add(requests, span_s)
+    if requests:
+        weight = 1 - math.exp(-requests / _LENGTH_MEMORY)
+        model.prompt_tokens += weight * (model.prompts / requests - model.prompt_tokens)
+        model.output_tokens += weight * (model.outputs / requests - model.output_tokens)
+        model.requests = model.prompts = model.outputs = 0
+    return jumped

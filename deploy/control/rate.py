@@ -1,0 +1,64 @@
+"""How often something happens, learnt from counts: an exponential average that starts afresh when the rate jumps."""
+
+import math
+from dataclasses import dataclass
+
+_LEAST_RATE_PER_S = 0.02  # what silence is compared with: a few requests after hours of nothing are news
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateTuning:
+    """`memory_s` is the time constant of the average. A change is a rate that grew or fell by `factor`; `evidence` is
+    the log-likelihood ratio that it takes to believe in one.
+    """
+
+    memory_s: float = 120.0
+    factor: float = 2.0
+    evidence: float = 8.0
+
+
+class RateEstimate:
+    """Page's CUSUM test for a Poisson rate (Page 1954), both ways, beside the average.
+
+    For a count c where the average expects m, evidence for a rate of f*m grows by c*ln(f) - m*(f-1), for one of m/f by
+    m*(1-1/f) - c*ln(f), and neither falls below 0. Where evidence is enough, the change is taken to have begun when it
+    last was 0, and the rate to be the mean since.
+    """
+
+    def __init__(self, prior_per_s: float, tuning: RateTuning) -> None:
+        self.per_s = prior_per_s
+        self._tuning = tuning
+        self._known_for_s = tuning.memory_s
+        self._up = _Excursion()
+        self._down = _Excursion()
+
+    def add(self, count: int, span_s: float) -> bool:
+        """True if the rate has just jumped."""
+        expected = max(self.per_s, _LEAST_RATE_PER_S) * span_s
+        factor, log_factor = self._tuning.factor, math.log(self._tuning.factor)
+        self._up.add(count * log_factor - expected * (factor - 1), count, span_s)
+        self._down.add(expected * (1 - 1 / factor) - count * log_factor, count, span_s)
+        for excursion in (self._up, self._down):
+            if excursion.evidence >= self._tuning.evidence:
+                self.per_s = excursion.count / excursion.span_s
+                self._known_for_s = excursion.span_s
+                self._up, self._down = _Excursion(), _Excursion()
+                return True
+        self._known_for_s = min(self._tuning.memory_s, self._known_for_s + span_s)
+        self.per_s += min(1.0, span_s / self._known_for_s) * (count / span_s - self.per_s)
+        return False
+
+
+@dataclass(slots=True)
+class _Excursion:
+    evidence: float = 0.0
+    count: int = 0
+    span_s: float = 0.0
+
+    def add(self, evidence: float, count: int, span_s: float) -> None:
+        self.evidence += evidence
+        if self.evidence <= 0:
+            self.evidence, self.count, self.span_s = 0.0, 0, 0.0
+        else:
+            self.count += count
+            self.span_s += span_s

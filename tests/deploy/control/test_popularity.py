@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+
+from deploy.control.popularity import Popularity
+from deploy.control.rate import RateEstimate, RateTuning
+from placement.demand import ModelDemand
+from router.demand_report import DemandReport, ModelAsked
+
+
+def prior(model: str, rate_per_s: float) -> ModelDemand:
+    return ModelDemand(model=model, rate_per_s=rate_per_s, prompt_tokens=100, output_tokens=10)
+
+
+def asked(model: str, requests: int, prompts: int = 0, outputs: int = 0, waiting: int = 0) -> ModelAsked:
+    return ModelAsked(
+        model=model,
+        requests_total=requests,
+        prompt_tokens_total=prompts,
+        output_tokens_total=outputs,
+        waiting=waiting,
+    )
+
+
+def report(gateway: str, *models: ModelAsked) -> DemandReport:
+    return DemandReport(gateway_id=gateway, models=models)
+
+
+def poisson_counts(rate_per_s: float, bins: int, *, seed: int) -> list[int]:
+    return [int(c) for c in np.random.default_rng(seed).poisson(rate_per_s * 5.0, bins)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rate__steady_arrivals_for_an_hour__is_near_the_truth_and_rarely_jumps(seed: int) -> None:
+    estimate = RateEstimate(2.0, RateTuning())
+
+    jumps = sum(estimate.add(count, 5.0) for count in poisson_counts(2.0, 720, seed=seed))
+
+    assert estimate.per_s == pytest.approx(2.0, rel=0.35)
+    assert jumps <= 2
+
+
+@pytest.mark.parametrize("factor", [13.0, 3.0, 1 / 3, 0.0])
+@pytest.mark.parametrize("seed", range(20))
+def test_rate__jump__is_noticed_and_believed_within_a_minute(factor: float, seed: int) -> None:
+    estimate = RateEstimate(2.0, RateTuning())
+    for count in poisson_counts(2.0, 60, seed=seed):
+        estimate.add(count, 5.0)
+
+    jumps = [estimate.add(count, 5.0) for count in poisson_counts(2.0 * factor, 12, seed=100 + seed)]
+
+    assert any(jumps)
+    assert estimate.per_s == pytest.approx(2.0 * factor, rel=0.6, abs=0.1)
+
+
+def test_popularity__two_gateways__their_requests_add_up() -> None:
+    popularity = Popularity()
+    popularity.expect([prior("a", 0.0)])
+    for second in range(601):
+        for gateway in ("g1", "g2"):
+            popularity.hear(report(gateway, asked("a", second, 300 * second, 40 * second)), float(second))
+        popularity.advance(float(second))
+
+    demand = popularity.demand("a")
+    assert demand.rate_per_s == pytest.approx(2.0, rel=0.1)
+    assert demand.prompt_tokens == pytest.approx(300.0, rel=0.05)
+    assert demand.output_tokens == pytest.approx(40.0, rel=0.05)
+
+
+def test_popularity__gateway_older_than_the_control_loop__only_later_requests_count() -> None:
+    popularity = Popularity()
+    popularity.expect([prior("a", 1.0)])
+    popularity.hear(report("g", asked("a", 1_000_000)), 0.0)
+    popularity.advance(0.0)
+    popularity.hear(report("g", asked("a", 1_000_005)), 5.0)
+
+    assert popularity.advance(5.0) == frozenset()
+    assert popularity.demand("a").rate_per_s == pytest.approx(1.0)
+
+
+def test_popularity__totals_start_again__are_taken_as_new() -> None:
+    popularity = Popularity()
+    popularity.expect([prior("a", 1.0)])
+    popularity.hear(report("g", asked("a", 50)), 0.0)
+    popularity.advance(0.0)
+    popularity.hear(report("g", asked("a", 5)), 5.0)
+    popularity.advance(5.0)
+
+    assert popularity.demand("a").rate_per_s == pytest.approx(1.0)
+
+
+def test_popularity__gateways_are_silent__what_was_known_stays() -> None:
+    popularity = Popularity()
+    popularity.expect([prior("a", 3.0)])
+    popularity.hear(report("g", asked("a", 0)), 0.0)
+    for second in range(7, 3600):
+        assert popularity.advance(float(second)) == frozenset()
+
+    assert popularity.demand("a").rate_per_s == 3.0
+
+
+def test_popularity__no_requests_though_gateways_report__the_prior_fades() -> None:
+    popularity = Popularity()
+    popularity.expect([prior("a", 3.0)])
+    for second in range(600):
+        popularity.hear(report("g", asked("a", 0)), float(second))
+        popularity.advance(float(second))
+
+    assert popularity.demand("a").rate_per_s < 0.1
+    assert popularity.last_asked_s("a") is None
+
+
+def test_popularity__requests_that_wait__count_as_asked_for_now() -> None:
+    popularity = Popularity()
+    popularity.expect([prior("a", 0.0)])
+    popularity.hear(report("g", asked("a", 7, waiting=1)), 42.0)
+
+    assert popularity.last_asked_s("a") == 42.0
