@@ -12,12 +12,11 @@ from torch.nn import functional
 
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
 from pdmux_actor.models.rope import rotary_table
 
 # Look-ahead decoding may compute a few tokens past the longest sequence before its end is noticed.
 _LOOK_AHEAD_TOKENS = 256
-# Tokens that go through an MLP at once: its intermediate values then stay in the cache.
-_MLP_TILE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +25,7 @@ class LayerWeights:
 
     input_norm: Tensor
     qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    head_norms: HeadNorms | None
     output: Linear
     post_attention_norm: Tensor
     gate_up: Linear
@@ -52,12 +50,20 @@ class Attention(Protocol):
 
 
 class Decoder:
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        max_model_len: int,
+        operators: DecoderOperators | None = None,
+    ) -> None:
+        """`operators` None: plain torch, for CPUs."""
         self.config = config
         self.spec = config.spec
         self._weights = weights
+        self._operators = operators or TorchOperators()
         table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
-        self._rotary = table.to(weights.embedding.dtype)
+        self._rotary = table.to(weights.embedding.device, weights.embedding.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] -> hidden states [tokens, hidden_size]."""
@@ -76,9 +82,9 @@ class Decoder:
             layer = self._weights.layers[index]
             normed = functional.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
             hidden = layer.output.plus(self._attend(index, layer, normed, rotary, attention), hidden)
+            tile_tokens = self._operators.mlp_tile_tokens or len(hidden)
             tiles = [
-                self._mlp(layer, hidden[first : first + _MLP_TILE_TOKENS])
-                for first in range(0, len(hidden), _MLP_TILE_TOKENS)
+                self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, len(hidden), tile_tokens)
             ]
             hidden = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
         return hidden
@@ -91,23 +97,13 @@ class Decoder:
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, rotary: Tensor, attention: Attention) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = layer.qkv(normed).view(normed.shape[0], heads + 2 * kv_heads, -1)
-        query_key, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            eps = self.config.rms_norm_eps
-            query = functional.rms_norm(query_key[:, :heads], layer.q_norm.shape, layer.q_norm, eps)
-            key = functional.rms_norm(query_key[:, heads:], layer.k_norm.shape, layer.k_norm, eps)
-            query_key = torch.cat((query, key), dim=1)
-        query_key = _rotate(query_key, rotary)
-        return attention(index, query_key[:, :heads], query_key[:, heads:], value)
+        query_key = self._operators.rotate(
+            qkv[:, : heads + kv_heads], rotary, layer.head_norms, heads, self.config.rms_norm_eps
+        )
+        return attention(index, query_key[:, :heads], query_key[:, heads:], qkv[:, heads + kv_heads :])
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """With the residual connection."""
         norm = layer.post_attention_norm
-        gate, up = layer.gate_up(functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)).chunk(2, -1)
-        return layer.down.plus(functional.silu(gate).mul_(up), hidden)
-
-
-def _rotate(heads: Tensor, rotary: Tensor) -> Tensor:
-    """Rotary embedding in the half-split layout: x * cos + swap_halves(x) * (-sin, sin)."""
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return torch.addcmul(heads * rotary[0], swapped, rotary[1])
+        normed = functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)
+        return layer.down.plus(self._operators.silu_product(layer.gate_up(normed)), hidden)

@@ -23,7 +23,7 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = True) -> None:
         self.bias = bias
-        self._onednn = _onednn_multiplies(weight.dtype)
+        self._onednn = weight.device.type == "cpu" and _onednn_multiplies(weight.dtype)
         self._weight: Tensor = (
             torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_BATCH) if self._onednn and packed else weight
         )
@@ -42,9 +42,11 @@ class Linear:
     def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
         """The product, and `addend` of its shape added in the same pass."""
         if not self._onednn:
-            return functional.linear(inputs, self._weight, self.bias).add_(addend)
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, addend, self._weight, self.bias, "add")
-        return total
+            # One launch on a GPU: the addend goes into the product's epilogue.
+            total = torch.addmm(addend, inputs, self._weight.t())
+            return total if self.bias is None else total.add_(self.bias)
+        fused: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, addend, self._weight, self.bias, "add")
+        return fused
 
 
 def _onednn_multiplies(dtype: torch.dtype) -> bool:

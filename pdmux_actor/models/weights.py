@@ -14,6 +14,7 @@ from pdmux_actor.models.checkpoint import read_json
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.operators import HeadNorms
 
 _LOG = logging.getLogger(__name__)
 _SINGLE_FILE = "model.safetensors"
@@ -33,9 +34,12 @@ def torch_dtype(name: str) -> torch.dtype:
 class _TensorReader:
     """Named tensors of one checkpoint; remembers which ones were asked for."""
 
-    def __init__(self, model: str, folder: Path, dtype: torch.dtype, stack: ExitStack) -> None:
+    def __init__(
+        self, model: str, folder: Path, dtype: torch.dtype, device: torch.device | None, stack: ExitStack
+    ) -> None:
         self._model = model
         self._dtype = dtype
+        self._device = device
         self._unread: dict[str, Path] = {}
         self._files: dict[Path, safe_open] = {}
         for path, names in _tensor_files(model, folder).items():
@@ -74,13 +78,13 @@ class _TensorReader:
         target.copy_(tensor)
 
     def load(self, name: str, *shape: int) -> Tensor:
-        target = torch.empty(shape, dtype=self._dtype)
+        target = torch.empty(shape, dtype=self._dtype, device=self._device)
         self.read(target, name)
         return target
 
     def load_stacked(self, parts: Mapping[str, int], *trailing: int) -> Tensor:
         """Tensors `[size, *trailing]` on top of each other, each read straight into its place."""
-        target = torch.empty((sum(parts.values()), *trailing), dtype=self._dtype)
+        target = torch.empty((sum(parts.values()), *trailing), dtype=self._dtype, device=self._device)
         offset = 0
         for name, size in parts.items():
             self.read(target[offset : offset + size], name)
@@ -95,11 +99,15 @@ class _TensorReader:
         )
 
 
-def load_weights(model: str, folder: Path, config: DecoderConfig) -> DecoderWeights:
-    """Raises ModelLoadError: a file or tensor is missing, broken or of another shape than config.json implies."""
+def load_weights(model: str, folder: Path, config: DecoderConfig, device: torch.device | None = None) -> DecoderWeights:
+    """Onto `device`; None is the CPU.
+
+    Raises:
+        ModelLoadError: a file or tensor is missing, broken or of another shape than config.json implies.
+    """
     spec = config.spec
     with ExitStack() as stack:
-        reader = _TensorReader(model, folder, torch_dtype(spec.dtype), stack)
+        reader = _TensorReader(model, folder, torch_dtype(spec.dtype), device, stack)
         embedding = reader.load("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         layers = tuple(_load_layer(reader, config, f"model.layers.{index}") for index in range(spec.num_layers))
         final_norm = reader.load("model.norm.weight", spec.hidden_size)
@@ -132,8 +140,12 @@ def _load_layer(reader: _TensorReader, config: DecoderConfig, prefix: str) -> La
     return LayerWeights(
         input_norm=reader.load(f"{prefix}.input_layernorm.weight", hidden),
         qkv=projection(attention, qkv, hidden, config.qkv_bias),
-        q_norm=reader.load(f"{attention}.q_norm.weight", spec.head_dim) if config.qk_norm else None,
-        k_norm=reader.load(f"{attention}.k_norm.weight", spec.head_dim) if config.qk_norm else None,
+        head_norms=HeadNorms(
+            query=reader.load(f"{attention}.q_norm.weight", spec.head_dim),
+            key=reader.load(f"{attention}.k_norm.weight", spec.head_dim),
+        )
+        if config.qk_norm
+        else None,
         output=projection(attention, {"o_proj": hidden}, q_dim, config.output_bias),
         post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
         gate_up=projection(mlp, gate_up, hidden, config.mlp_bias),
