@@ -30,6 +30,7 @@ def build_app() -> typer.Typer:
     from deploy.commands.demo import demo
     from deploy.commands.plan import plan
     from deploy.commands.render import render, schema
+    from deploy.commands.simulate import simulate
     from deploy.commands.status import status
     from deploy.commands.trace_decisions import trace_decisions
     from deploy.commands.traces import traces
@@ -42,7 +43,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (demo, up, plan, render, schema, bench, status, trace_decisions):
+    for command in (demo, up, plan, render, schema, bench, simulate, status, trace_decisions):
         app.command()(command)
     app.add_typer(traces, name="traces")
     return app

@@ -7,7 +7,8 @@ DeployError
 ├── FleetStartError    the fleet did not come up
 ├── FleetUnreachable   no fleet answers where one was expected
 ├── UnitUnknown        the fleet has no such unit
-└── OutputNotWritable  a file that a command shall write cannot be written
+├── OutputNotWritable  a file that a command shall write cannot be written
+└── OptionNotUsable    a command's option has a value that cannot be used
 """
 
 from collections.abc import Sequence
@@ -76,3 +77,13 @@ class OutputNotWritable(DeployError):
         super().__init__(f"{path}: cannot be written: {reason}")
         self.path = path
         self.reason = reason
+
+
+class OptionNotUsable(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, option: str, value: object, remedy: str) -> None:
+        super().__init__(f"{option} {value}: {remedy}")
+        self.option = option
+        self.value = value
+        self.remedy = remedy

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from deploy.served_models import ServedModel
 from traces.arrivals import poisson_arrivals
 from traces.errors import BadParameter
+from traces.record import TraceRecord
 from traces.trace import Trace
 from traces.transforms import assign_models, at_rate, scale_lengths, scale_times, with_arrivals
 
@@ -57,6 +58,15 @@ def fit_models(trace: Trace, models: Sequence[ServedModel], *, only: str | None,
     return Workload(trace=trace, notes=("models drawn evenly (the trace names others)",))
 
 
+def cut_to_context(record: TraceRecord, max_model_len: int) -> TraceRecord:
+    """The output cut to a half of the context and the prompt to the rest; itself if it fits."""
+    if record.input_tokens + max(1, record.output_tokens) <= max_model_len:
+        return record
+    output_tokens = min(record.output_tokens, max_model_len // 2)
+    input_tokens = min(record.input_tokens, max_model_len - max(1, output_tokens))
+    return replace(record, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
 def fit_lengths(trace: Trace, models: Sequence[ServedModel], *, length_scale: float) -> Workload:
     """Scales lengths, then cuts what exceeds a model's context: outputs to a half of it, prompts to the rest."""
     notes: list[str] = []
@@ -68,12 +78,9 @@ def fit_lengths(trace: Trace, models: Sequence[ServedModel], *, length_scale: fl
     cut = 0
     for record in trace.records:
         limit = limits.get(record.model or "")
-        if limit is not None and record.input_tokens + max(1, record.output_tokens) > limit:
-            output_tokens = min(record.output_tokens, limit // 2)
-            input_tokens = min(record.input_tokens, limit - max(1, output_tokens))
-            record = replace(record, input_tokens=input_tokens, output_tokens=output_tokens)
-            cut += 1
-        records.append(record)
+        fitting = record if limit is None else cut_to_context(record, limit)
+        cut += fitting is not record
+        records.append(fitting)
     if cut:
         notes.append(f"{cut} of {len(records)} requests cut to their model's context")
     return Workload(trace=replace(trace, records=tuple(records)), notes=tuple(notes))

@@ -48,6 +48,14 @@ class EngineLoop:
 
     def turn(self) -> None:
         """One pass of the loop. Tokens leave after the next launches are on the lanes, so that the lanes never wait."""
+        self.act()
+        if not self._stopping:
+            self.collect()
+
+    def act(self) -> None:
+        """Handles what is due and fills the lanes. A world that moves time itself (a simulated fleet) calls it and
+        `collect` apart, each when there is something to do.
+        """
         now_s = self._executor.now()
         for event in self._events.due(now_s):
             self._handle(event, now_s)
@@ -55,8 +63,9 @@ class EngineLoop:
             self._executor.submit(launch)
         self._flush()
         self._report(now_s)
-        if self._stopping:
-            return
+
+    def collect(self) -> None:
+        """Waits for completions, or for the next deadline, and applies them."""
         for done in self._executor.wait(self._deadline_s()):
             self.scheduler.on_completion(done)
         for model in self.scheduler.take_detached():

@@ -100,8 +100,15 @@ class _Work:
     remaining_s: float  # of solo time
 
 
+_MADE_UP_TOKENS = tuple(SampledToken(token_id=token_id) for token_id in range(128))
+
+
 class SimulatedExecutor:
-    """`slowdown[lane]` is how much longer work on the lane takes while the other lane is busy too."""
+    """`prefill_slowdown` and `decode_slowdown` are how much longer work on a lane takes while the other is busy too;
+    `host_s` is what the host adds to every launch (to plan, to launch, to read what was sampled).
+
+    `device` is one of the GPUs when the unit is a tensor-parallel group: the group is `latency`'s to know.
+    """
 
     def __init__(
         self,
@@ -113,6 +120,7 @@ class SimulatedExecutor:
         clock: Clock,
         prefill_slowdown: float = 1.1,
         decode_slowdown: float = 1.15,
+        host_s: float = 0.0,
     ) -> None:
         self.device = device
         self.total_blocks = total_blocks
@@ -120,6 +128,7 @@ class SimulatedExecutor:
         self._latency = latency
         self._clock = clock
         self._slowdown = {Lane.PREFILL: prefill_slowdown, Lane.DECODE: decode_slowdown}
+        self._host_s = host_s
         self._infos: dict[str, ModelInfo] = {}
         self._lanes: dict[Lane, _Work] = {}
         self._partition = Repartition(prefill_sms=0, decode_sms=device.num_sms)
@@ -167,10 +176,10 @@ class SimulatedExecutor:
             case PrefillSlice() | DecodeStep() | MixedStep():
                 self._progress(self.now())
                 assert lane_of(launch) not in self._lanes
-                self._lanes[lane_of(launch)] = _Work(launch, self.now(), self._solo_s(launch))
+                self._lanes[lane_of(launch)] = _Work(launch, self.now(), self._host_s + self._solo_s(launch))
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
-        next_end_s = self._next_end_s()
+        next_end_s = self.next_end_s()
         ends = [t for t in (next_end_s, deadline_s) if t is not None]
         reached = self._clock.advance_to(min(ends, default=None))
         now_s = self.now()
@@ -184,6 +193,11 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         self._lanes.clear()
+
+    def next_end_s(self) -> float | None:
+        """When the first of the launches on the lanes ends if nothing else is submitted; None when both are idle."""
+        ends = [self._updated_s + max(0.0, work.remaining_s) / self._rate(lane) for lane, work in self._lanes.items()]
+        return min(ends, default=None)
 
     @property
     def in_flight(self) -> int:
@@ -199,10 +213,6 @@ class SimulatedExecutor:
         for lane, work in self._lanes.items():
             work.remaining_s -= elapsed_s * self._rate(lane)
         self._updated_s = now_s
-
-    def _next_end_s(self) -> float | None:
-        ends = (self._updated_s + max(0.0, work.remaining_s) / self._rate(lane) for lane, work in self._lanes.items())
-        return min(ends, default=None)
 
     def _is_done(self, lane: Lane) -> bool:
         return self._lanes[lane].remaining_s <= 1e-9  # seconds; what rounding leaves
@@ -236,5 +246,5 @@ def _made_up_token(sequence: TokenSequence, step: int, vocab_size: int) -> Sampl
     """Depends on the prompt's first token and the output position only: the same whatever the policy."""
     position = sequence.num_output_tokens + step
     first = sequence.token_ids[0]
-    printable = min(vocab_size, 128)
-    return SampledToken(token_id=(31 * first + 17 * position) % max(1, printable - 33) + min(33, printable - 1))
+    printable = min(vocab_size, len(_MADE_UP_TOKENS))
+    return _MADE_UP_TOKENS[(31 * first + 17 * position) % max(1, printable - 33) + min(33, printable - 1)]

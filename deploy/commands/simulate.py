@@ -1,0 +1,229 @@
+"""muxfleet simulate"""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.commands.json_file import write_json
+from deploy.commands.simulation_screen import RunProgress, figures_table, outcome_line, sweep_table
+from deploy.commands.terminal import terminal
+from deploy.errors import OptionNotUsable
+from deploy.settings import FleetFile, check_sources, read_fleet_file
+from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, deploy_fleet
+from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.runs import RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
+from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from placement.demand import ModelDemand
+from router.limits import GatewayLimits
+
+if TYPE_CHECKING:
+    from deploy.simulation.plots import FleetPlots
+
+_DEMAND_S = 120.0
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file.")],
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV. Default: the fleet file's demand."),
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Dispatch policy; repeat to compare.")] = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help=f"Compare with {', '.join(BASELINES)}; repeat for several.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of every pool, instead of the fleet file's.", min=1)] = None,
+    requests: Annotated[int | None, typer.Option(help="Only the first N.", min=1)] = None,
+    duration: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds.", min=0.001)] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean requests per second.", min=1e-6)] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="rate=A,B,...", help="Find the goodput: try rates, bisect at the first miss.")
+    ] = None,
+    spread_ticks: Annotated[bool, typer.Option(help="Spread requests inside the ticks of rounded times.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots (needs muxfleet[plots]).")] = None,
+) -> None:
+    """Run a fleet in virtual time: its scheduler, router and placement on a latency model. No GPU, no Ray.
+
+    Example: muxfleet simulate examples/simulated-8gpu.yaml --duration 120 --policy mux --policy chunked_prefill
+    """
+    console = terminal()
+    fleet = _with_nodes(read_fleet_file(file), nodes)
+    check_sources(fleet)
+    asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
+    stream = _stream(fleet, trace, asked)
+    console.print(f"{stream.count} requests of {stream.name}, {stream.rate_per_s:.2f}/s over {stream.span_s:.0f} s")
+    session = _Session(console, fleet, stream, None if plot is None else _plotter(plot))
+    rates = None if sweep is None else _rates(sweep)
+    report = {d.name: session.add(d, rates) for d in _deployments(fleet, policy, baseline)}
+    if json_file is not None:
+        write_json(json_file, {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": report})
+    session.write_plots()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    requests: int | None
+    duration_s: float | None
+    rate_per_s: float | None
+    spread_ticks: bool
+    seed: int
+
+
+class _Session:
+    """Runs deployments of one fleet on one stream and shows each as it ends."""
+
+    def __init__(self, console: Console, fleet: FleetFile, stream: RequestStream, plotter: "FleetPlots | None") -> None:
+        self._console = console
+        self._fleet = fleet
+        self._stream = stream
+        self._plotter = plotter
+        self._options = RunOptions(
+            limits=GatewayLimits(max_queued=fleet.gateway.max_queued_requests, hold_s=fleet.gateway.hold_s),
+            gateways=fleet.gateway.replicas,
+            sample_partitions=plotter is not None,
+        )
+
+    def add(self, deployment: Deployment, rates: list[float] | None) -> dict[str, object]:
+        """One run, or a sweep over `rates`; what it found, for JSON."""
+        deployed = deploy_fleet(self._fleet, deployment)
+        for model, reason in deployed.unplaced.items():
+            self._console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
+        return self._run(deployed) if rates is None else self._sweep(deployed, rates)
+
+    def write_plots(self) -> None:
+        for path in self._plotter.write() if self._plotter is not None else ():
+            self._console.print(f"wrote {path}")
+
+    def _run(self, deployed: DeployedFleet) -> dict[str, object]:
+        name = deployed.deployment.name
+        started_s = time.perf_counter()
+        with RunProgress(self._console, name, self._stream.count) as progress:
+            outcome = run_fleet(deployed, self._stream, self._options, on_progress=progress.update)
+        wall_s = time.perf_counter() - started_s
+        self._console.print(figures_table(name, outcome))
+        if cut := outcome.total().cut:
+            self._console.print(f"{cut} requests cut to their model's context on these units")
+        self._console.print(outcome_line(outcome, wall_s), style="dim")
+        if self._plotter is not None:
+            self._plotter.add_run(name, outcome)
+        return _run_dict(deployed, outcome, wall_s)
+
+    def _sweep(self, deployed: DeployedFleet, rates: list[float]) -> dict[str, object]:
+        name = deployed.deployment.name
+
+        def run_at(rate_per_s: float) -> FleetOutcome:
+            stream = self._stream.at_rate(rate_per_s)
+            with RunProgress(self._console, f"{name} at {rate_per_s:.3g}/s", stream.count) as progress:
+                return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progress.update)
+
+        found = sweep_rates(rates, run_at)
+        self._console.print(sweep_table(name, found))
+        if self._plotter is not None:
+            self._plotter.add_sweep(name, found)
+        return _sweep_dict(deployed, found)
+
+
+def _plotter(folder: Path) -> "FleetPlots":
+    """Raises OptionNotUsable: the extra is not installed."""
+    try:
+        from deploy.simulation.plots import FleetPlots  # matplotlib is an extra, and takes a second to import
+    except ModuleNotFoundError as error:
+        remedy = f"{error.name} is not installed; pip install 'muxfleet[plots]'"
+        raise OptionNotUsable(option="--plot", value=folder, remedy=remedy) from error
+    return FleetPlots(folder)
+
+
+def _deployments(fleet: FleetFile, policies: list[str] | None, baselines: list[str] | None) -> list[Deployment]:
+    for name in policies or []:
+        if name not in POLICIES:
+            raise OptionNotUsable(option="--policy", value=name, remedy=f"use one of {', '.join(POLICIES)}")
+    for name in baselines or []:
+        if name not in BASELINES:
+            raise OptionNotUsable(option="--baseline", value=name, remedy=f"use one of {', '.join(BASELINES)}")
+    chosen = policies or [fleet.engine.policy]
+    return [*(Deployment(name=p, policy=p) for p in chosen), *(BASELINES[b] for b in baselines or [])]
+
+
+def _with_nodes(fleet: FleetFile, nodes: int | None) -> FleetFile:
+    if nodes is None:
+        return fleet
+    pools = tuple(
+        p.model_copy(update={"nodes": p.nodes.model_copy(update={"min": nodes, "max": None})}) for p in fleet.pools
+    )
+    return fleet.model_copy(update={"pools": pools})
+
+
+def _stream(fleet: FleetFile, trace: Path | None, asked: _Asked) -> RequestStream:
+    if trace is not None:
+        weights = {m.id: m.demand.rate_per_s for m in fleet.models}
+        whole = trace_stream(
+            trace, weights, seed=asked.seed, spread_ticks=asked.spread_ticks, rate_per_s=asked.rate_per_s
+        )
+        return whole.first(asked.requests, asked.duration_s)
+    demands = [
+        ModelDemand(
+            model=m.id,
+            rate_per_s=m.demand.rate_per_s,
+            prompt_tokens=m.demand.prompt_tokens,
+            output_tokens=m.demand.output_tokens,
+        )
+        for m in fleet.models
+    ]
+    expected_per_s = sum(d.rate_per_s for d in demands)
+    if asked.rate_per_s is not None and expected_per_s > 0:
+        demands = [replace(d, rate_per_s=d.rate_per_s * asked.rate_per_s / expected_per_s) for d in demands]
+    duration_s = asked.duration_s or _DEMAND_S
+    return demand_stream(demands, duration_s=duration_s, seed=asked.seed).first(asked.requests, None)
+
+
+def _rates(text: str) -> list[float]:
+    """Raises OptionNotUsable."""
+    name, _, values = text.partition("=")
+    remedy = "write rate=1,2,4,8"
+    if name.strip() != "rate":
+        raise OptionNotUsable(option="--sweep", value=text, remedy=remedy)
+    try:
+        rates = [float(value) for value in values.split(",")]
+    except ValueError as error:
+        raise OptionNotUsable(option="--sweep", value=text, remedy=remedy) from error
+    if not all(0 < r < float("inf") for r in rates):
+        raise OptionNotUsable(option="--sweep", value=text, remedy="give finite rates above 0")
+    return rates
+
+
+def _run_dict(deployed: DeployedFleet, outcome: FleetOutcome, wall_s: float) -> dict[str, object]:
+    return {
+        "models": {m: s.figures(outcome.duration_s).as_dict() for m, s in outcome.models.items()},
+        "total": outcome.total().figures(outcome.duration_s).as_dict(),
+        "unplaced": dict(deployed.unplaced),
+        "simulation": {
+            "units": deployed.num_units,
+            "gpus": deployed.num_gpus,
+            "virtual_s": outcome.duration_s,
+            "wall_s": wall_s,
+            "events": outcome.events,
+            "steps": outcome.steps,
+        },
+    }
+
+
+def _sweep_dict(deployed: DeployedFleet, sweep: Sweep) -> dict[str, object]:
+    return {
+        "goodput_per_s": sweep.goodput_per_s,
+        "points": [
+            {
+                "rate_per_s": p.rate_per_s,
+                "slo_attainment": p.attainment,
+                "total": p.outcome.total().figures(p.outcome.duration_s).as_dict(),
+            }
+            for p in sweep.points
+        ],
+        "unplaced": dict(deployed.unplaced),
+    }

@@ -1,0 +1,103 @@
+"""What the simulating commands show: a progress bar and tables."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.runs import Sweep
+from deploy.simulation.statistics import SimulatedFigures
+
+
+class RunProgress:
+    """A bar over the requests of one run, with the virtual time."""
+
+    def __init__(self, console: Console, name: str, requests: int) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[virtual]}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task = self._progress.add_task(name, total=requests, virtual="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def update(self, ended: int, virtual_s: float) -> None:
+        self._progress.update(self._task, completed=ended, virtual=f"{virtual_s:.0f} s of fleet time")
+
+
+def figures_table(name: str, outcome: FleetOutcome) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title=name, title_justify="left", title_style="bold")
+    table.add_column("model")
+    titles = ("requests", "ended", "TTFT mean", "p50", "p99", "TBT mean", "p50", "p99", "TPOT mean", "p99")
+    for title in (*titles, "SLO", "goodput", "tokens/s"):
+        table.add_column(title, justify="right")
+    for model, statistics in outcome.models.items():
+        table.add_row(model, *_cells(statistics.figures(outcome.duration_s)))
+    table.add_row("total", *_cells(outcome.total().figures(outcome.duration_s)), style="bold")
+    return table
+
+
+def outcome_line(outcome: FleetOutcome, wall_s: float) -> str:
+    return (
+        f"{outcome.duration_s:.0f} s of fleet time in {wall_s:.1f} s ({outcome.duration_s / wall_s:.0f}x), "
+        f"{outcome.steps} engine steps, {outcome.events / wall_s:.0f} events/s"
+    )
+
+
+def sweep_table(name: str, sweep: Sweep) -> Table:
+    title = f"{name}: goodput {sweep.goodput_per_s:.3g} requests/s"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
+    for heading in ("rate", "SLO", "TTFT p50", "p99", "TBT p50", "p99", "tokens/s"):
+        table.add_column(heading, justify="right")
+    for point in sweep.points:
+        figures = point.outcome.total().figures(point.outcome.duration_s)
+        table.add_row(
+            f"{point.rate_per_s:.3g}",
+            f"{point.attainment:.1%}",
+            _ms(figures.ttft_s.p50),
+            _ms(figures.ttft_s.p99),
+            _ms(figures.tbt_s.p50),
+            _ms(figures.tbt_s.p99),
+            _number(figures.output_tokens_per_s),
+        )
+    return table
+
+
+def _cells(figures: SimulatedFigures) -> tuple[str, ...]:
+    attainment = "-" if figures.slo_attainment is None else f"{figures.slo_attainment:.1%}"
+    spreads = (figures.ttft_s, figures.tbt_s)
+    times = [_ms(value) for spread in spreads for value in (spread.mean, spread.p50, spread.p99)]
+    return (
+        str(figures.requests),
+        str(figures.finished),
+        *times,
+        _ms(figures.tpot_s.mean),
+        _ms(figures.tpot_s.p99),
+        attainment,
+        _number(figures.goodput_per_s),
+        _number(figures.output_tokens_per_s),
+    )
+
+
+def _ms(value_s: float | None) -> str:
+    if value_s is None:
+        return "-"
+    return f"{value_s * 1000:.0f} ms" if value_s >= 0.01 else f"{value_s * 1000:.1f} ms"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"

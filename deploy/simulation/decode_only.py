@@ -1,0 +1,23 @@
+"""Latency on the decode side of a disaggregated pair."""
+
+from collections.abc import Sequence
+
+from profiler.latency import ChunkShape, LatencyModel
+from profiler.specs import ModelSpec
+
+
+class DecodeOnlyLatency:
+    """`LatencyModel` where a prompt's KV has come over the link: joining the batch costs a decode step, no prefill."""
+
+    def __init__(self, latency: LatencyModel) -> None:
+        self._latency = latency
+
+    def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
+        return self.mixed_s(spec, chunks, (), sms)
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        return self._latency.decode_s(spec, context_tokens, sms)
+
+    def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
+        arrived = [chunk.context_tokens + chunk.new_tokens for chunk in chunks]
+        return self._latency.decode_s(spec, [*context_tokens, *arrived], sms)

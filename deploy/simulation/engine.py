@@ -1,0 +1,87 @@
+"""One unit's engine in the fleet's virtual time: the product's loop and scheduler on a simulated executor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deploy.simulation.agenda import Agenda
+from pdmux_actor.engine import EngineLoop, build_scheduler
+from pdmux_actor.executor.simulated import SimulatedExecutor
+from pdmux_actor.inbox import Inbox
+from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.events import Arrival, AttachModel
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.latency import LatencyModel
+from profiler.specs import DeviceSpec
+
+OnTokens = Callable[[Sequence[TokenEvent]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedModel:
+    info: ModelInfo
+    quota_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDesign:
+    """`latency` says what launches take, and is what the scheduler starts its predictions from. `device` is one GPU of
+    the group; the pool is that of the whole group.
+    """
+
+    device: DeviceSpec
+    latency: LatencyModel
+    block_bytes: int
+    total_blocks: int
+    policy: str
+    settings: SchedulerSettings
+    models: tuple[PlacedModel, ...]
+    host_s: float
+
+
+class SimulatedEngine:
+    """Wakes when a launch ends or a request arrives, and at no other time."""
+
+    def __init__(self, design: EngineDesign, agenda: Agenda, on_tokens: OnTokens) -> None:
+        self._agenda = agenda
+        self._executor = SimulatedExecutor(
+            device=design.device,
+            latency=design.latency,
+            total_blocks=design.total_blocks,
+            block_bytes=design.block_bytes,
+            clock=agenda.clock,
+            host_s=design.host_s,
+        )
+        self._inbox = Inbox(agenda.clock.wake)
+        self._scheduler = build_scheduler(
+            self._executor, policy=design.policy, settings=design.settings, latency=design.latency
+        )
+        self._loop = EngineLoop(
+            executor=self._executor, scheduler=self._scheduler, events=self._inbox, outbox=on_tokens
+        )
+        self._due_s: float | None = None
+        for model in design.models:
+            self._inbox.put(AttachModel(model.info, model.quota_blocks))
+        self._loop.act()
+
+    def submit(self, request: GenerateRequest) -> None:
+        self._inbox.put(Arrival(request))
+        self._loop.act()
+        self._ask_for_wake()
+
+    def load_report(self) -> LoadReport:
+        return self._scheduler.load_report()
+
+    def _wake(self) -> None:
+        if self._due_s != self._agenda.clock.now_s:
+            return  # the end moved: a launch that joined meanwhile slows this one down
+        self._due_s = None
+        self._loop.collect()
+        self._loop.act()
+        self._ask_for_wake()
+
+    def _ask_for_wake(self) -> None:
+        due_s = self._executor.next_end_s()
+        if due_s is not None and due_s != self._due_s:
+            self._agenda.at(due_s, self._wake)
+        self._due_s = due_s

@@ -1,0 +1,38 @@
+"""What the units of a pool are made of, for the latency model."""
+
+import os
+from dataclasses import dataclass
+
+import psutil
+
+from deploy.settings import PoolSection
+from profiler.devices import device_named, laptop_cpu
+from profiler.latency import LatencyModel
+from profiler.roofline import RooflineLatency
+from profiler.specs import DeviceSpec
+
+# To plan a step, launch its graph and read what was sampled: "less than 0.5 ms" (MuxWise §3.2.2, DuetServe §4.3).
+GPU_HOST_S = 0.5e-3
+CPU_HOST_S = 0.2e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitHardware:
+    """`device` is one GPU of the unit's group, `latency` that of the whole group."""
+
+    device: DeviceSpec
+    num_gpus: int
+    latency: LatencyModel
+    host_s: float
+
+
+def hardware_of(pool: PoolSection) -> UnitHardware:
+    if pool.gpu_type is not None:
+        return gpu_hardware(device_named(pool.gpu_type), pool.mesh_gpus)
+    device = laptop_cpu(num_cores=pool.cores or os.cpu_count() or 1, memory_bytes=psutil.virtual_memory().total)
+    return UnitHardware(device=device, num_gpus=1, latency=RooflineLatency(device), host_s=CPU_HOST_S)
+
+
+def gpu_hardware(device: DeviceSpec, num_gpus: int) -> UnitHardware:
+    latency = RooflineLatency(device, num_gpus=num_gpus)
+    return UnitHardware(device=device, num_gpus=num_gpus, latency=latency, host_s=GPU_HOST_S)

@@ -1,0 +1,101 @@
+"""Runs of a deployed fleet: one, or several at growing rates until it can bear no more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deploy.simulation.deployments import DeployedFleet
+from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.streams import RequestStream
+from router.limits import GatewayLimits
+
+GOODPUT_ATTAINMENT = 0.99
+_HOPELESS_MISSES = 0.3  # share of a stream's requests: then a rate has been shown to be too high
+
+OnProgress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    limits: GatewayLimits
+    gateways: int
+    sample_partitions: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    rate_per_s: float
+    attainment: float
+    outcome: FleetOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """`points` ascend by rate. `goodput_per_s` is the highest rate tried that attained the targets; 0 if none did."""
+
+    points: tuple[SweepPoint, ...]
+    goodput_per_s: float
+
+
+def run_fleet(
+    deployed: DeployedFleet,
+    stream: RequestStream,
+    options: RunOptions,
+    *,
+    give_up: Callable[[FleetRun], bool] | None = None,
+    on_progress: OnProgress | None = None,
+) -> FleetOutcome:
+    run = FleetRun(
+        models=deployed.models,
+        build_units=deployed.build,
+        stream=stream,
+        limits=options.limits,
+        gateways=options.gateways,
+        sample_partitions=options.sample_partitions,
+        give_up=give_up,
+        on_progress=on_progress,
+    )
+    return run.run()
+
+
+def attainment_of(outcome: FleetOutcome) -> float:
+    """Share of the requests that attained their targets; what had not ended when the run was stopped did not."""
+    total = outcome.total()
+    return total.attained / total.requests if total.requests else 0.0
+
+
+def sweep_rates(
+    rates_per_s: Sequence[float],
+    run_at: Callable[[float], FleetOutcome],
+    *,
+    attains: Callable[[FleetOutcome], float] = attainment_of,
+    needed: float = GOODPUT_ATTAINMENT,
+    refinements: int = 4,
+) -> Sweep:
+    """Runs every rate up to the first that fails, then bisects between it and the last that did not."""
+    points: list[SweepPoint] = []
+
+    def attempt(rate_per_s: float) -> bool:
+        outcome = run_at(rate_per_s)
+        points.append(SweepPoint(rate_per_s=rate_per_s, attainment=attains(outcome), outcome=outcome))
+        return points[-1].attainment >= needed
+
+    passed, failed = 0.0, None
+    for rate_per_s in sorted(rates_per_s):
+        if not attempt(rate_per_s):
+            failed = rate_per_s
+            break
+        passed = rate_per_s
+    for _ in range(refinements if failed is not None else 0):
+        assert failed is not None
+        middle = (passed + failed) / 2
+        if attempt(middle):
+            passed = middle
+        else:
+            failed = middle
+    return Sweep(points=tuple(sorted(points, key=lambda p: p.rate_per_s)), goodput_per_s=passed)
+
+
+def is_hopeless(run: FleetRun) -> bool:
+    """More requests have missed their targets, or wait since too long, than a rate within reach would leave."""
+    missed = sum(s.finished - s.attained + s.rejected + s.failed for s in run.statistics.values())
+    return missed + run.overdue_requests() > _HOPELESS_MISSES * run.expected_requests

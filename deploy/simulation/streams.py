@@ -1,0 +1,208 @@
+"""Requests of a simulated fleet, one at a time: a trace file is read as the simulation goes."""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from placement.demand import ModelDemand
+from traces.errors import BadParameter
+from traces.readers import mooncake, parquet
+from traces.readers.entry import TraceFormat, iter_trace, recognise
+from traces.record import TraceRecord
+
+_DRAWS = 4096  # random numbers drawn at a time
+# Of generated lengths: the spread of Azure's conversation prompts (p99 / p50 = 4.1).
+_LENGTH_SIGMA = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStream:
+    """`records` starts from the beginning at every call; every record names its model, and times ascend from 0.
+
+    `count` and `span_s` are known beforehand, for progress and for rates.
+    """
+
+    name: str
+    records: Callable[[], Iterator[TraceRecord]]
+    block_tokens: int | None
+    count: int
+    span_s: float
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.count / self.span_s if self.span_s > 0 else float(self.count)
+
+    def at_rate(self, rate_per_s: float) -> "RequestStream":
+        """The same requests with their times scaled. Raises BadParameter for a rate that is not above 0."""
+        if not 0 < rate_per_s < float("inf"):
+            raise BadParameter(name="rate", value=rate_per_s, remedy="give a finite number above 0")
+        if self.span_s <= 0:
+            remedy = "its requests arrive all at once, so it has no rate to scale"
+            raise BadParameter(name="trace", value=self.name, remedy=remedy)
+        factor = self.rate_per_s / rate_per_s
+        records = self.records
+
+        def scaled() -> Iterator[TraceRecord]:
+            return (replace(r, arrival_s=r.arrival_s * factor) for r in records())
+
+        return replace(self, records=scaled, span_s=self.span_s * factor)
+
+    def first(self, count: int | None, duration_s: float | None) -> "RequestStream":
+        """The first `count` requests, and of those the ones that arrive within `duration_s`."""
+        if duration_s is None:
+            if count is None or count >= self.count:
+                return self
+            return _measured(self.name, lambda: itertools.islice(self.records(), count), self.block_tokens)
+        limit_s = duration_s
+
+        def within() -> Iterator[TraceRecord]:
+            return itertools.takewhile(lambda r: r.arrival_s < limit_s, itertools.islice(self.records(), count))
+
+        return _measured(self.name, within, self.block_tokens)
+
+
+def trace_stream(
+    path: Path, weights: Mapping[str, float], *, seed: int, spread_ticks: bool, rate_per_s: float | None = None
+) -> RequestStream:
+    """A trace file. Requests of models that are not in `weights` get one of them, drawn by weight, per session.
+
+    A trace without times gets Poisson arrivals at `rate_per_s`; of one that has times the mean rate becomes that.
+
+    Raises:
+        TraceUnreadable, BadTraceFile: the file is not usable.
+        BadParameter: its times do not ascend, or it has none and no rate is given.
+    """
+    block_tokens: int | None = None
+    has_arrivals = True
+    name = path.stem
+    match recognise(path):
+        case TraceFormat.PARQUET:
+            facts = parquet.read_facts(path)
+            block_tokens, has_arrivals = facts.block_tokens, facts.has_arrivals
+            name = facts.metadata.get("name", name)
+        case TraceFormat.MOONCAKE:
+            block_tokens = mooncake.BLOCK_TOKENS
+        case TraceFormat.AZURE:
+            pass
+    survey = _survey(path, has_arrivals=has_arrivals)
+    if not has_arrivals and rate_per_s is None:
+        raise BadParameter(name="rate", value=None, remedy="the trace has no arrival times; give --rate")
+
+    def records() -> Iterator[TraceRecord]:
+        raw: Iterator[TraceRecord] = iter_trace(path)
+        if not has_arrivals:
+            assert rate_per_s is not None
+            raw = _with_times(raw, rate_per_s, seed)
+        elif spread_ticks:
+            raw = _spread(raw, survey.tick_s, seed)
+        return _from_zero(_with_models(raw, weights, seed))
+
+    stream = _measured(name, records, block_tokens)
+    return stream.at_rate(rate_per_s) if has_arrivals and rate_per_s is not None else stream
+
+
+def demand_stream(demands: Sequence[ModelDemand], *, duration_s: float, seed: int) -> RequestStream:
+    """Poisson arrivals of every model at its expected rate, log-normal lengths with its expected means."""
+
+    def of_model(rank: int, demand: ModelDemand) -> Iterator[TraceRecord]:
+        rng = np.random.default_rng([seed, rank])
+        time_s = 0.0
+        while True:
+            gaps = rng.exponential(1.0 / demand.rate_per_s, _DRAWS)
+            spread = rng.lognormal(-(_LENGTH_SIGMA**2) / 2, _LENGTH_SIGMA, (_DRAWS, 2))
+            for gap_s, (of_prompt, of_output) in zip(gaps, spread, strict=True):
+                time_s += float(gap_s)
+                if time_s >= duration_s:
+                    return
+                yield TraceRecord(
+                    arrival_s=time_s,
+                    input_tokens=max(1, round(demand.prompt_tokens * of_prompt)),
+                    output_tokens=max(1, round(demand.output_tokens * of_output)),
+                    model=demand.model,
+                )
+
+    asked = [d for d in demands if d.rate_per_s > 0]
+
+    def records() -> Iterator[TraceRecord]:
+        of_models = [of_model(rank, demand) for rank, demand in enumerate(asked)]
+        return heapq.merge(*of_models, key=lambda record: record.arrival_s)
+
+    return _measured("demand of the fleet file", records, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Survey:
+    tick_s: float
+
+
+def _survey(path: Path, *, has_arrivals: bool) -> _Survey:
+    """Reads the times once."""
+    last_s, tick_s = float("-inf"), float("inf")
+    for row, record in enumerate(iter_trace(path), start=1):
+        if not has_arrivals:
+            break
+        if record.arrival_s < last_s:
+            remedy = f"row {row} arrives before the row above it; sort the file by arrival_s"
+            raise BadParameter(name="trace", value=path.name, remedy=remedy)
+        if record.arrival_s > last_s > float("-inf"):
+            tick_s = min(tick_s, record.arrival_s - last_s)
+        last_s = record.arrival_s
+    return _Survey(tick_s=0.0 if tick_s == float("inf") else tick_s)
+
+
+def _measured(name: str, records: Callable[[], Iterator[TraceRecord]], block_tokens: int | None) -> RequestStream:
+    count, last_s = 0, 0.0
+    for record in records():
+        count, last_s = count + 1, record.arrival_s
+    if count == 0:
+        raise BadParameter(name="trace", value=name, remedy="it holds no request in the asked-for part")
+    return RequestStream(name=name, records=records, block_tokens=block_tokens, count=count, span_s=last_s)
+
+
+def _from_zero(records: Iterable[TraceRecord]) -> Iterator[TraceRecord]:
+    start_s: float | None = None
+    for record in records:
+        start_s = record.arrival_s if start_s is None else start_s
+        yield replace(record, arrival_s=record.arrival_s - start_s) if start_s else record
+
+
+def _with_times(records: Iterable[TraceRecord], rate_per_s: float, seed: int) -> Iterator[TraceRecord]:
+    time_s = 0.0
+    for record, gap in zip(records, _uniforms(seed), strict=False):
+        time_s += float(-np.log1p(-gap)) / rate_per_s
+        yield replace(record, arrival_s=time_s)
+
+
+def _spread(records: Iterable[TraceRecord], tick_s: float, seed: int) -> Iterator[TraceRecord]:
+    """Requests of one time, uniformly over their tick, in the same order."""
+    draws = _uniforms(seed)
+    for start_s, group in itertools.groupby(records, key=lambda record: record.arrival_s):
+        members = list(group)
+        offsets = sorted(itertools.islice(draws, len(members)))
+        for record, offset in zip(members, offsets, strict=True):
+            yield replace(record, arrival_s=start_s + offset * tick_s)
+
+
+def _with_models(records: Iterable[TraceRecord], weights: Mapping[str, float], seed: int) -> Iterator[TraceRecord]:
+    models = list(weights)
+    total = sum(weights.values())
+    bounds = np.cumsum([weights[m] / total if total > 0 else 1 / len(models) for m in models])
+    of_session: dict[str, str] = {}
+    for record, draw in zip(records, _uniforms(seed + 1), strict=False):
+        if record.model in weights:
+            yield record
+            continue
+        model = models[min(len(models) - 1, int(np.searchsorted(bounds, draw, side="right")))]
+        if record.session_id is not None:
+            model = of_session.setdefault(record.session_id, model)
+        yield replace(record, model=model)
+
+
+def _uniforms(seed: int) -> Iterator[float]:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from rng.random(_DRAWS).tolist()

@@ -1,0 +1,146 @@
+"""A simulated fleet: what goes in comes out, the same way every time, and time and memory behave."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.settings import FleetFile, parse_fleet_file
+from deploy.simulation.deployments import BASELINES, Deployment, deploy_fleet
+from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
+from deploy.simulation.streams import RequestStream, demand_stream
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from placement.demand import ModelDemand
+from router.limits import GatewayLimits
+from traces.record import TraceRecord
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FLEET = """
+name: two
+models:
+  - id: large
+    source: ./models/llama-3.1-8b
+    max_model_len: 8192
+    slo: {ttft_s: 1.0, tbt_s: 0.05}
+    demand: {rate_per_s: 2.0, prompt_tokens: 800, output_tokens: 40}
+  - id: small
+    source: ./models/qwen2.5-1.5b
+    max_model_len: 8192
+    slo: {ttft_s: 1.0, tbt_s: 0.05}
+    demand: {rate_per_s: 4.0, prompt_tokens: 300, output_tokens: 20}
+    replicas: {min: 1, max: 2}
+pools:
+  - {name: h, device: simulated, gpu_type: H100, gpus_per_node: 2, mesh_gpus: 1, kv_memory: 8GiB}
+engine: {block_bytes: 64KiB}
+"""
+OPTIONS = RunOptions(limits=GatewayLimits(), gateways=2)
+
+
+def fleet() -> FleetFile:
+    return parse_fleet_file(FLEET, name="two.yaml", base=EXAMPLES)
+
+
+def stream(duration_s: float = 8.0, seed: int = 1) -> RequestStream:
+    demands = [
+        ModelDemand(
+            model=m.id,
+            rate_per_s=m.demand.rate_per_s,
+            prompt_tokens=m.demand.prompt_tokens,
+            output_tokens=m.demand.output_tokens,
+        )
+        for m in fleet().models
+    ]
+    return demand_stream(demands, duration_s=duration_s, seed=seed)
+
+
+def run(deployment: Deployment, requests: RequestStream) -> FleetOutcome:
+    return run_fleet(deploy_fleet(fleet(), deployment), requests, OPTIONS)
+
+
+def figures(outcome: FleetOutcome) -> dict[str, object]:
+    return {model: s.figures(outcome.duration_s).as_dict() for model, s in outcome.models.items()}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_fleet_run__any_policy__every_request_ends_with_its_tokens(policy: str) -> None:
+    requests = stream()
+    asked = list(requests.records())
+    outcome = run(Deployment(name=policy, policy=policy), requests)
+    total = outcome.total()
+    assert total.finished == total.requests == len(asked)
+    assert total.output_tokens == sum(r.output_tokens for r in asked)
+    assert total.prompt_tokens == sum(r.input_tokens for r in asked)
+
+
+def test_fleet_run__same_seed__same_figures() -> None:
+    mux = Deployment(name="mux", policy="mux")
+    assert figures(run(mux, stream())) == figures(run(mux, stream()))
+    assert figures(run(mux, stream())) != figures(run(mux, stream(seed=2)))
+
+
+def test_fleet_run__disaggregated__decode_does_not_feel_prefills() -> None:
+    """One model on two GPUs: prompts of 3,000 tokens lengthen the gaps of others where both phases share the GPU."""
+    only = fleet().model_copy(update={"models": fleet().models[:1]})
+    demand = ModelDemand(model="large", rate_per_s=6.0, prompt_tokens=3000, output_tokens=60)
+    requests = demand_stream([demand], duration_s=10.0, seed=3)
+    pair = run_fleet(deploy_fleet(only, BASELINES["disaggregated"]), requests, OPTIONS)
+    shared = run_fleet(deploy_fleet(only, Deployment(name="prefill_first", policy="prefill_first")), requests, OPTIONS)
+    assert pair.total().finished == shared.total().finished == requests.count
+    assert pair.total().tbt.percentile_s(99) < 0.5 * shared.total().tbt.percentile_s(99)
+
+
+def test_fleet_run__shared_prefixes__are_computed_once() -> None:
+    """The same long prompt again and again: with block hashes its later prefills are nearly free."""
+
+    def requests(hashes: tuple[int, ...]) -> RequestStream:
+        records = [
+            TraceRecord(
+                arrival_s=float(i), input_tokens=4096, output_tokens=4, model="large", prefix_block_hashes=hashes
+            )
+            for i in range(6)
+        ]
+        return RequestStream(name="same", records=lambda: iter(records), block_tokens=512, count=6, span_s=5.0)
+
+    mux = Deployment(name="mux", policy="mux")
+    cached, fresh = run(mux, requests(tuple(range(8)))), run(mux, requests(()))
+    assert cached.models["large"].ttft.percentile_s(50) < 0.4 * fresh.models["large"].ttft.percentile_s(50)
+
+
+def test_fleet_run__model_without_a_unit__is_turned_away_not_waited_for() -> None:
+    cramped = fleet().model_copy(
+        update={"pools": tuple(p.model_copy(update={"device_memory": 12 * 2**30}) for p in fleet().pools)}
+    )
+    deployed = deploy_fleet(cramped, Deployment(name="mux", policy="mux"))
+    outcome = run_fleet(deployed, stream(), OPTIONS)
+    assert set(deployed.unplaced) == {"large"}
+    assert outcome.models["large"].rejected == outcome.models["large"].requests > 0
+    assert outcome.models["small"].finished == outcome.models["small"].requests > 0
+
+
+def test_sweep__growing_rates__ends_between_the_last_good_and_the_first_bad() -> None:
+    deployed = deploy_fleet(fleet(), Deployment(name="mux", policy="mux"))
+    requests = stream(duration_s=20.0)
+    found = sweep_rates([4.0, 400.0], lambda rate: run_fleet(deployed, requests.at_rate(rate), OPTIONS), refinements=3)
+    assert 4.0 <= found.goodput_per_s < 400.0
+    assert [p.rate_per_s for p in found.points] == sorted(p.rate_per_s for p in found.points)
+    for point in found.points:
+        assert (point.attainment >= 0.99) == (point.rate_per_s <= found.goodput_per_s)
+
+
+def test_stream__at_rate__scales_times_and_nothing_else() -> None:
+    whole = stream()
+    doubled = whole.at_rate(2 * whole.rate_per_s)
+    for before, after in zip(whole.records(), doubled.records(), strict=True):
+        assert after == replace(before, arrival_s=after.arrival_s)
+        assert after.arrival_s == pytest.approx(before.arrival_s / 2)
+
+
+def test_stream__first__is_a_prefix() -> None:
+    whole = list(stream().records())
+    assert list(stream().first(5, None).records()) == whole[:5]
+    until = whole[9].arrival_s
+    assert list(stream().first(None, until).records()) == list(
+        itertools.takewhile(lambda r: r.arrival_s < until, whole)
+    )
