@@ -100,6 +100,7 @@ class ControlLoop:
             models=tuple(m.card() for m in self._catalog.models),
             units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in self._units.values()),
             stream_token=self._stream_token,
+            num_gateways=max(1, self._popularity.num_gateways(now_s)),
         )
 
     def status(self, now_s: float) -> FleetStatus:

@@ -77,7 +77,13 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
-    """State of one model inside a unit."""
+    """State of one model inside a unit.
+
+    Ratios and rates are those of the last seconds; an attainment is None while nothing was due. What the latency model
+    and its learned factors say now, under the partition in force: a prefill of n new tokens takes
+    `prefill_base_s + n * prefill_s_per_token`, a decode step of the running batch `decode_step_s`; 0 is not known.
+    A sequence of n tokens holds ceil(n / tokens_per_row) * blocks_per_row blocks.
+    """
 
     model: str
     running: int
@@ -90,11 +96,27 @@ class ModelLoad:
     borrowed_blocks: int = 0  # of used_blocks, those beyond the quota
     cached_blocks: int = 0  # prefixes that no sequence uses; taken whenever blocks are needed
     prefix_hit_tokens_total: int = 0  # prompt tokens whose KV came from the cache
+    waiting_tokens: int = 0  # known tokens of waiting and partly prefilled sequences that have no KV yet
+    blocks_per_row: int = 0
+    tokens_per_row: int = 0
+    prefix_hit_ratio: float = 0.0  # of the prompt tokens that arrived
+    ttft_attainment: float | None = None  # of first tokens, from the request's arrival at the unit
+    tbt_attainment: float | None = None  # of gaps between tokens
+    prompt_tokens_per_s: float = 0.0  # that arrived
+    output_tokens_per_s: float = 0.0
+    prefill_base_s: float = 0.0
+    prefill_s_per_token: float = 0.0
+    decode_step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """State of a unit. `prefill_sms` and `decode_sms` are the partition in force (cores on a CPU)."""
+    """State of a unit. `prefill_sms` and `decode_sms` are the partition in force (cores on a CPU).
+
+    `decode_predicted_s` and `decode_achieved_s` are means over the decode steps of the last seconds, 0 without any;
+    beside a prefill the prediction is the worst case. `decode_headroom` is the share of the tightest TBT target among
+    running sequences that the achieved step leaves, negative when it is missed; None when nothing decodes.
+    """
 
     models: tuple[ModelLoad, ...]
     total_blocks: int
@@ -105,6 +127,10 @@ class LoadReport:
     cached_blocks: int = 0
     prefill_bubble_share: float = 0.0  # of the last seconds: the lane idled although it had work and SMs
     decode_bubble_share: float = 0.0
+    decode_predicted_s: float = 0.0
+    decode_achieved_s: float = 0.0
+    decode_headroom: float | None = None
+    guard_cells_moved_total: int = 0  # observations that changed what the contention guard says
 
     @property
     def fairness_gap(self) -> float:

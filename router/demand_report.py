@@ -7,7 +7,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAsked:
     """Totals since the gateway started, of every request for an offered model: also of those held, shed or failed.
-    `waiting` requests have no first token yet.
+
+    `waiting` requests have no first token yet; of them `held` wait because no unit has the model ready: they wake a
+    model that is scaled to zero. `oldest_wait_s`: how long the first that waits at the gateway has done so. `shed` ones
+    were turned away by overload, `no_capacity` ones because no unit came in time. `finished` ones were answered to the
+    end; the last two are those of them within their targets.
     """
 
     model: str
@@ -15,6 +19,13 @@ class ModelAsked:
     prompt_tokens_total: int
     output_tokens_total: int
     waiting: int = 0
+    held: int = 0
+    oldest_wait_s: float = 0.0
+    shed_total: int = 0
+    no_capacity_total: int = 0
+    finished_total: int = 0
+    ttft_met_total: int = 0
+    tbt_met_total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,9 @@ class UnitView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """What the control loop tells every gateway a few times a second."""
+    """What the control loop tells every gateway a few times a second. `num_gateways` share the rates of API keys."""
 
     models: tuple[ModelCard, ...]
     units: tuple[UnitView, ...]
     stream_token: str
+    num_gateways: int = 1

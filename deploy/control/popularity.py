@@ -11,6 +11,7 @@ from router.demand_report import DemandReport, ModelAsked
 _BIN_S = 5.0
 _LENGTH_MEMORY = 50.0  # requests
 _FORGET_GATEWAY_S = 60.0
+_GATEWAY_QUIET_S = 5.0  # they report twice a second
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +66,10 @@ class Popularity:
                 model.last_asked_s = now_s
             if before is not None:
                 _count(model, before.models.get(asked.model), asked, now_s)
+
+    def num_gateways(self, now_s: float) -> int:
+        """Those that were heard lately."""
+        return sum(now_s - g.heard_s <= _GATEWAY_QUIET_S for g in self._gateways.values())
 
     def advance(self, now_s: float) -> frozenset[str]:
         """Averages what was counted; the models whose rate has jumped. Without reports nothing is learnt."""

@@ -28,6 +28,10 @@ class ModelQueue:
     prompt_tokens_total: int = 0
     prefix_hit_tokens_total: int = 0
     output_tokens_total: int = 0
+    first_tokens_total: int = 0
+    first_tokens_met: int = 0  # within the request's TTFT target
+    gaps_total: int = 0
+    gaps_met: int = 0
 
     @property
     def model(self) -> str:
@@ -138,6 +142,24 @@ class ModelQueue:
         elif sequence in self.partial:
             self.partial.remove(sequence)
 
+    def note_tokens(self, sequence: Sequence, num_tokens: int, now_s: float) -> None:
+        """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others."""
+        self.output_tokens_total += num_tokens
+        previous_s, sequence.last_token_s = sequence.last_token_s, now_s
+        slo = sequence.request.slo
+        if previous_s is not None:
+            self.gaps_total += num_tokens
+            self.gaps_met += num_tokens - (now_s - previous_s > slo.tbt_s)
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+            if not sequence.request.output_token_ids:  # its first token came from another unit
+                self.first_tokens_total += 1
+                self.first_tokens_met += now_s - sequence.arrival_s <= slo.ttft_s
+
+    def waiting_tokens(self) -> int:
+        """Known tokens without KV, of what waits for a prefill."""
+        return sum(len(s.token_ids) for s in self.waiting) + sum(s.num_uncomputed_tokens for s in self.partial)
+
     def load(self) -> ModelLoad:
         usage = self.pool.usage(self.model)
         return ModelLoad(
@@ -152,6 +174,9 @@ class ModelQueue:
             preemptions_total=self.preemptions_total,
             prompt_tokens_total=self.prompt_tokens_total,
             output_tokens_total=self.output_tokens_total,
+            waiting_tokens=self.waiting_tokens(),
+            blocks_per_row=self.info.geometry.blocks_per_row,
+            tokens_per_row=self.info.geometry.tokens_per_row,
         )
 
     def check_integrity(self) -> None:

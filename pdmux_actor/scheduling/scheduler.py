@@ -14,7 +14,6 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SampledToken, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batch import PrefillBatch
-from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.completion import append_tokens
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.dispatcher import Dispatcher, set_in_flight
@@ -34,7 +33,6 @@ from pdmux_actor.scheduling.launch import (
     Completion,
     DecodeStep,
     DropPrefill,
-    Lane,
     Launch,
     MixedStep,
     PrefillSlice,
@@ -42,9 +40,8 @@ from pdmux_actor.scheduling.launch import (
     lane_of,
     sampling_sequences,
 )
-from pdmux_actor.scheduling.policies.base import (
-    DispatchPolicy,
-)
+from pdmux_actor.scheduling.load_reporter import LoadReporter
+from pdmux_actor.scheduling.policies.base import DispatchPolicy
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
@@ -54,8 +51,6 @@ from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
-
-_SHARES_WINDOW_S = 2.0
 
 
 class Scheduler:
@@ -86,6 +81,7 @@ class Scheduler:
             reclaim=self._reclaim,
         )
         self._readiness = LaneReadiness()
+        self._reporter = LoadReporter(pool, self._predictor, self.log, device.num_sms)
         self._dropped: list[Launch] = []
         self._token_events: list[TokenEvent] = []
         self._detached: list[str] = []
@@ -177,19 +173,7 @@ class Scheduler:
         return None
 
     def load_report(self) -> LoadReport:
-        since_s = self._now_s - _SHARES_WINDOW_S
-        shares = lane_shares(self.log.since(since_s), since_s, self._now_s)
-        return LoadReport(
-            models=tuple(queue.load() for queue in self._queues.values()),
-            total_blocks=self._pool.total_blocks,
-            free_blocks=self._pool.free_blocks,
-            cached_blocks=self._pool.cached_blocks,
-            prefill_sms=self._dispatcher.flight.partition.prefill_sms,
-            decode_sms=self._dispatcher.flight.partition.decode_sms,
-            steps_total=self._steps_total,
-            prefill_bubble_share=shares[Lane.PREFILL].bubble,
-            decode_bubble_share=shares[Lane.DECODE].bubble,
-        )
+        return self._reporter.report(self._queues.values(), self._dispatcher.flight, self._steps_total, self._now_s)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests, after any step."""
@@ -306,10 +290,7 @@ class Scheduler:
                 continue
             tokens, finish = append_tokens(sequence, sampled, eos_token_ids=eos, max_len=max_len)
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
-            sequence.last_token_s = done.finished_s
-            if sequence.first_token_s is None:
-                sequence.first_token_s = done.finished_s
-            queue.output_tokens_total += len(tokens)
+            queue.note_tokens(sequence, len(tokens), done.finished_s)
             self._answer(sequence, tokens, finish)
             if finish is not None:
                 self._release(sequence)

@@ -1,0 +1,135 @@
+"""What a unit says of itself, a few times a second."""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.messages import LoadReport, ModelLoad
+from pdmux_actor.scheduling.bubbles import lane_shares
+from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, DecisionLog
+from pdmux_actor.scheduling.flight import LanesInFlight
+from pdmux_actor.scheduling.launch import Lane
+from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.queues import ModelQueue
+from profiler.latency import ChunkShape
+
+_DECISIONS_WINDOW_S = 2.0
+_COUNTS_WINDOW_S = 10.0
+_SHORT_TOKENS, _LONG_TOKENS = 64, 1024  # between which a prefill's time is taken as a line
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """One model's totals at an instant."""
+
+    at_s: float
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    output_tokens: int
+    first_tokens: int
+    first_tokens_met: int
+    gaps: int
+    gaps_met: int
+
+    @classmethod
+    def of(cls, queue: ModelQueue, now_s: float) -> "_Counts":
+        return cls(
+            at_s=now_s,
+            prompt_tokens=queue.prompt_tokens_total,
+            prefix_hit_tokens=queue.prefix_hit_tokens_total,
+            output_tokens=queue.output_tokens_total,
+            first_tokens=queue.first_tokens_total,
+            first_tokens_met=queue.first_tokens_met,
+            gaps=queue.gaps_total,
+            gaps_met=queue.gaps_met,
+        )
+
+
+class LoadReporter:
+    """Costs the engine a few additions per token; the rest is paid per report. `report` moves the window of counts."""
+
+    def __init__(self, pool: BlockPool, predictor: LatencyPredictor, log: DecisionLog, num_sms: int) -> None:
+        self._pool = pool
+        self._predictor = predictor
+        self._log = log
+        self._num_sms = num_sms
+        self._history: dict[str, deque[_Counts]] = {}
+
+    def report(
+        self, queues: Collection[ModelQueue], lanes: LanesInFlight, steps_total: int, now_s: float
+    ) -> LoadReport:
+        since_s = now_s - _DECISIONS_WINDOW_S
+        decisions = list(self._log.since(since_s))
+        shares = lane_shares(decisions, since_s, now_s)
+        predicted_s, achieved_s = _decode_means(decisions)
+        tightest_s = min((queue.tightest_tbt_s for queue in queues), default=float("inf"))
+        self._history = {q.model: self._history.get(q.model, deque()) for q in queues}
+        partition = lanes.partition
+        return LoadReport(
+            models=tuple(self._model(queue, partition.prefill_sms, partition.decode_sms, now_s) for queue in queues),
+            total_blocks=self._pool.total_blocks,
+            free_blocks=self._pool.free_blocks,
+            cached_blocks=self._pool.cached_blocks,
+            prefill_sms=partition.prefill_sms,
+            decode_sms=partition.decode_sms,
+            steps_total=steps_total,
+            prefill_bubble_share=shares[Lane.PREFILL].bubble,
+            decode_bubble_share=shares[Lane.DECODE].bubble,
+            decode_predicted_s=predicted_s,
+            decode_achieved_s=achieved_s,
+            decode_headroom=1.0 - achieved_s / tightest_s if achieved_s and tightest_s != float("inf") else None,
+            guard_cells_moved_total=self._predictor.guard.cells_moved,
+        )
+
+    def _model(self, queue: ModelQueue, prefill_sms: int, decode_sms: int, now_s: float) -> ModelLoad:
+        now = _Counts.of(queue, now_s)
+        history = self._history[queue.model]
+        history.append(now)
+        while history[0].at_s < now_s - _COUNTS_WINDOW_S and len(history) > 2:
+            history.popleft()
+        then = history[0]
+        window_s = max(now_s - then.at_s, 1e-9) if len(history) > 1 else float("inf")
+        base_s, per_token_s = self._prefill_line(queue, prefill_sms or self._num_sms, beside=bool(queue.running))
+        return replace(
+            queue.load(),
+            prefix_hit_ratio=_share(
+                now.prefix_hit_tokens - then.prefix_hit_tokens, now.prompt_tokens - then.prompt_tokens
+            )
+            or 0.0,
+            ttft_attainment=_share(now.first_tokens_met - then.first_tokens_met, now.first_tokens - then.first_tokens),
+            tbt_attainment=_share(now.gaps_met - then.gaps_met, now.gaps - then.gaps),
+            prompt_tokens_per_s=(now.prompt_tokens - then.prompt_tokens) / window_s,
+            output_tokens_per_s=(now.output_tokens - then.output_tokens) / window_s,
+            prefill_base_s=base_s,
+            prefill_s_per_token=per_token_s,
+            decode_step_s=self._decode_step_s(queue, decode_sms or self._num_sms),
+        )
+
+    def _prefill_line(self, queue: ModelQueue, sms: int, *, beside: bool) -> tuple[float, float]:
+        short_s, long_s = (
+            self._predictor.prefill_s(queue.model, queue.info.spec, [ChunkShape(n)], sms, beside_decode=beside)
+            for n in (_SHORT_TOKENS, _LONG_TOKENS)
+        )
+        per_token_s = max(0.0, (long_s - short_s) / (_LONG_TOKENS - _SHORT_TOKENS))
+        return max(0.0, short_s - _SHORT_TOKENS * per_token_s), per_token_s
+
+    def _decode_step_s(self, queue: ModelQueue, sms: int) -> float:
+        contexts = queue.context_tokens
+        return self._predictor.decode_s(queue.model, queue.info.spec, contexts, sms) if contexts else 0.0
+
+
+def _share(part: int, whole: int) -> float | None:
+    return min(1.0, part / whole) if whole > 0 else None
+
+
+def _decode_means(decisions: Sequence[Decision]) -> tuple[float, float]:
+    """Predicted and achieved seconds per decode step."""
+    steps, predicted_s, achieved_s = 0, 0.0, 0.0
+    for decision in decisions:
+        measured_s = decision.measured_s
+        if decision.kind in (DecisionKind.DECODE, DecisionKind.MIXED) and measured_s is not None and decision.steps:
+            steps += decision.steps
+            predicted_s += decision.predicted_s
+            achieved_s += measured_s
+    return (predicted_s / steps, achieved_s / steps) if steps else (0.0, 0.0)
