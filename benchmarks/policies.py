@@ -14,8 +14,10 @@ measured step times: for a machine that is too busy, or without noise.
 """
 
 import argparse
+import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,18 +25,19 @@ from bench_models import DEFAULT_CACHE, llama_checkpoint
 from engine_run import EngineSession, RunOutcome, TimedRequest
 from goodput import Attainment, RateSearch
 from machine_facts import machine_facts, write_report
+from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from solo_steps import SoloSteps, StepTimes, token_budget
-from virtual_engine import ModelledSteps, StepLatency, VirtualSession, measure_step_latency
+from virtual_engine import VirtualSession
 from workloads import WORKLOADS, Workload, make_requests
 
 from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.specs import DeviceSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 TARGETS = {"tight": 1.5, "loose": 2.0}
 DEFAULT_POLICIES = ("mux", "muxwise", "duetserve", "chunked_prefill", "prefill_first", "static_split")
@@ -61,23 +64,22 @@ FULL = Effort(layers=16, window_s=20.0, least_requests=24, most_runs=10, resolut
 QUICK = Effort(layers=16, window_s=8.0, least_requests=16, most_runs=6, resolution=0.2, repeats=1, retries=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bench:
-    """What was measured before the first run. `latency` is set for virtual time."""
+    """What was measured before the first run. `steps` is set for virtual time."""
 
     checkpoint: Path
     device: DeviceSpec
     effort: Effort
     prefill_s_per_token: float
     attainment: Attainment
-    latency: StepLatency | None = None
+    times: StepTimes
+    steps: MeasuredSteps | None = None
 
     def session(self, policy: str, settings: SchedulerSettings) -> "EngineSession | VirtualSession":
         checkpoints = {MODEL: self.checkpoint}
-        if self.latency is not None:
-            return VirtualSession(
-                checkpoints=checkpoints, policy=policy, settings=settings, device=self.device, latency=self.latency
-            )
+        if self.steps is not None:
+            return VirtualSession(checkpoints=checkpoints, policy=policy, settings=settings, steps=self.steps)
         return EngineSession(checkpoints=checkpoints, policy=policy, settings=settings, device=self.device)
 
 
@@ -103,33 +105,42 @@ class Variant:
     settings: SchedulerSettings
 
 
-def measure_bench(effort: Effort, cache: Path, attainment: Attainment, *, virtual: bool) -> tuple[Bench, SoloSteps]:
-    checkpoint = llama_checkpoint(cache, num_layers=effort.layers)
-    solo = SoloSteps(checkpoint)
-    bench = Bench(
-        checkpoint=checkpoint,
-        device=solo.device,
-        effort=effort,
-        prefill_s_per_token=solo.prefill_s(256, solo.device.num_sms) / 256,
-        attainment=attainment,
-        latency=measure_step_latency(solo) if virtual else None,
-    )
-    return bench, solo
+@contextmanager
+def measured_bench(args: argparse.Namespace, effort: Effort) -> Iterator[Bench]:
+    """With `--virtual --steps FILE` nothing is measured if FILE exists, and the measurement is kept in it if not."""
+    checkpoint = llama_checkpoint(args.cache, num_layers=effort.layers)
+    attainment = Attainment(gap_share=args.gap_share)
+    steps = MeasuredSteps.read(args.steps) if args.virtual and args.steps and args.steps.exists() else None
+    solo = None if steps is not None else SoloSteps(checkpoint)
+    try:
+        if solo is not None and args.virtual:
+            steps = measure_steps(solo)
+            if args.steps:
+                steps.write(args.steps)
+        if steps is not None:
+            spec = ModelSpec.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
+            modelled = ModelledSteps(steps.latency, spec, steps.device.num_sms)
+            per_token_s = modelled.prefill_s(256) / 256
+            yield Bench(checkpoint, steps.device, effort, per_token_s, attainment, modelled, steps)
+        else:
+            assert solo is not None
+            per_token_s = solo.prefill_s(256, solo.device.num_sms) / 256
+            yield Bench(checkpoint, solo.device, effort, per_token_s, attainment, solo)
+    finally:
+        if solo is not None:
+            solo.close()
 
 
-def measure_targets(bench: Bench, solo: SoloSteps, workload: Workload, names: Sequence[str]) -> list[Target]:
+def targets_of(bench: Bench, workload: Workload, names: Sequence[str]) -> list[Target]:
     context = workload.mean_context_tokens
-    times: StepTimes = solo
-    if bench.latency is not None:
-        times = ModelledSteps(bench.latency, solo.spec, solo.device.num_sms)
-    step_s = times.step_s(BATCH, context)
+    step_s = bench.times.step_s(BATCH, context)
     return [
         Target(
             name=name,
             tbt_s=TARGETS[name] * step_s,
             step_s=step_s,
             prefill_s_per_token=bench.prefill_s_per_token,
-            budget_tokens=token_budget(times, BATCH, context, TARGETS[name] * step_s),
+            budget_tokens=token_budget(bench.times, BATCH, context, TARGETS[name] * step_s),
         )
         for name in names
     ]
@@ -270,6 +281,9 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="may be given several times")
     parser.add_argument("--virtual", action="store_true", help="virtual time from measured step times")
     parser.add_argument(
+        "--steps", type=Path, metavar="FILE", help="with --virtual: read the step times, or measure and keep them"
+    )
+    parser.add_argument(
         "--gap-share", type=float, default=0.99, metavar="SHARE", help="of gaps within target; less where others work"
     )
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, metavar="FOLDER", help="keeps the checkpoints")
@@ -292,11 +306,10 @@ def run_comparison(
         def advance(text: str) -> None:
             progress.update(task, advance=1, description=text)
 
-        bench, solo = measure_bench(effort, args.cache, Attainment(gap_share=args.gap_share), virtual=args.virtual)
-        for name in workloads:
-            for target in measure_targets(bench, solo, WORKLOADS[name], targets):
-                rows += compare(bench, WORKLOADS[name], target, variants_of(target), advance)
-        solo.close()
+        with measured_bench(args, effort) as bench:
+            for name in workloads:
+                for target in targets_of(bench, WORKLOADS[name], targets):
+                    rows += compare(bench, WORKLOADS[name], target, variants_of(target), advance)
     print_table(rows, title + (", in virtual time" if args.virtual else ""))
     if args.json:
         write_report(args.json, machine_facts(bench.device, virtual=args.virtual), rows)

@@ -11,7 +11,16 @@ from engine_run import BLOCK_BYTES, MAX_MODEL_LEN
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
-from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, Repartition
+from pdmux_actor.scheduling.launch import (
+    Chunk,
+    ComputeLaunch,
+    DecodeStep,
+    Lane,
+    MixedStep,
+    PrefillSlice,
+    Repartition,
+    lane_of,
+)
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -89,15 +98,39 @@ class SoloSteps:
     def prefill_s(self, tokens: int, cores: int) -> float:
         prompt = self._sequences(1, tokens)
         self._partition(prefill=cores, decode=self.device.num_sms - cores)
-        return self._quartile_s(
-            lambda: PrefillSlice(
-                batch_id=next(self._numbers),
-                model=_MODEL,
-                chunks=(Chunk(prompt[0], 0, tokens),),
-                first_layer=0,
-                last_layer=self._info.spec.num_layers,
-            ),
-            prompt,
+        return self._quartile_s(lambda: self._prefill_launch(prompt[0]), prompt)
+
+    def slowdowns(self, batch: int, context_tokens: int, prompt_tokens: int) -> tuple[float, float]:
+        """How much longer (prefill, decode) take beside each other, on one core each for decode and the rest."""
+        cores = self.device.num_sms
+        alone_s = self.prefill_s(prompt_tokens, cores - 1), self.decode_s(batch, context_tokens, 1)
+        sequences, prompt = self._sequences(batch, context_tokens), self._sequences(1, prompt_tokens)
+        self._partition(prefill=cores - 1, decode=1)
+        taken_s: dict[Lane, list[float]] = {lane: [] for lane in Lane}
+        for _ in range(_REPEATS):
+            self._executor.submit(self._prefill_launch(prompt[0]))
+            in_flight = {Lane.PREFILL}
+            while Lane.PREFILL in in_flight:
+                if Lane.DECODE not in in_flight:
+                    self._executor.submit(DecodeStep(model=_MODEL, sequences=sequences))
+                    in_flight.add(Lane.DECODE)
+                for done in self._executor.wait(None):
+                    in_flight.discard(lane_of(done.launch))
+                    taken_s[lane_of(done.launch)].append(done.finished_s - done.started_s)
+            while Lane.DECODE in in_flight:
+                in_flight -= {lane_of(done.launch) for done in self._executor.wait(None)}
+        for sequence in (*sequences, *prompt):
+            self._pool.free_rows(_MODEL, sequence.rows)
+        beside_s = [float(np.quantile(taken_s[lane], 0.25)) for lane in (Lane.PREFILL, Lane.DECODE)]
+        return max(1.0, beside_s[0] / alone_s[0]), max(1.0, beside_s[1] / alone_s[1])
+
+    def _prefill_launch(self, prompt: TokenSequence) -> PrefillSlice:
+        return PrefillSlice(
+            batch_id=next(self._numbers),
+            model=_MODEL,
+            chunks=(Chunk(prompt, 0, len(prompt.token_ids)),),
+            first_layer=0,
+            last_layer=self._info.spec.num_layers,
         )
 
     def _partition(self, *, prefill: int, decode: int) -> None:

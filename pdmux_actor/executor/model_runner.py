@@ -1,7 +1,7 @@
 """Runs launches of one lane, one after the other, on whatever thread calls it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, Mixe
 
 # What decode reads at once: small enough to stay in the last-level cache between the gather and the attention.
 _MAX_READ_BYTES = 8 * 1024 * 1024
+
+_NOT_FINITE = "the model's logits were not finite (NaN or infinity); serve it with dtype float32 or bfloat16"
 
 Tokens = tuple[tuple[SampledToken, ...], ...]
 
@@ -42,6 +44,14 @@ class _PrefillState:
     next_layer: int
 
 
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """`tokens[i]` of the launch's i-th sampling sequence; `errors` by i, of sequences that have no tokens."""
+
+    tokens: Tokens = ()
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
 class ModelRunner:
     """`models` is shared with the executor, which adds and removes entries while no launch of them is in flight."""
 
@@ -50,7 +60,7 @@ class ModelRunner:
         self._prefills: dict[int, _PrefillState] = {}
         self._scratch = Scratch()
 
-    def run(self, launch: ComputeLaunch) -> Tokens:
+    def run(self, launch: ComputeLaunch) -> Produced:
         """New tokens of the launch's sampling sequences, in the order of `sampling_sequences`."""
         match launch:
             case PrefillSlice():
@@ -68,7 +78,7 @@ class ModelRunner:
             if state.model == model:
                 self.drop_prefill(batch_id)
 
-    def _prefill(self, launch: PrefillSlice) -> Tokens:
+    def _prefill(self, launch: PrefillSlice) -> Produced:
         model = self._models[launch.model]
         if launch.first_layer == 0:
             batch = _pack(model, launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64))
@@ -85,11 +95,12 @@ class ModelRunner:
         state.next_layer = launch.last_layer
         if launch.last_layer < model.info.spec.num_layers:
             self._prefills[launch.batch_id] = state
-            return ()
+            return Produced()
         sampler = Sampler(sampling_sequences(launch, launch.last_layer), model.info.eos_token_ids)
-        return self._sample(model, state.batch, state.hidden, sampler)
+        tokens, broken = self._sample(model, state.batch, state.hidden, sampler)
+        return _produced(tokens, broken, range(len(tokens)))
 
-    def _decode(self, launch: DecodeStep) -> Tokens:
+    def _decode(self, launch: DecodeStep) -> Produced:
         model = self._models[launch.model]
         inputs = DecodeInputs.of(launch.sequences)
         ordered = [launch.sequences[index] for index in inputs.order]
@@ -101,9 +112,10 @@ class ModelRunner:
             sampled.append(sampler.sample(model.decoder.logits(self._forward_all(model, batch)), step))
             token_ids = sampled[-1].token_ids
         tokens = list(zip(*(sampler.tokens(one_step) for one_step in sampled), strict=True))
-        return _in_launch_order(tokens, inputs.order)
+        broken = frozenset[int]().union(*(one_step.broken_rows for one_step in sampled))
+        return _produced(tokens, broken, inputs.order)
 
-    def _mixed(self, launch: MixedStep) -> Tokens:
+    def _mixed(self, launch: MixedStep) -> Produced:
         model = self._models[launch.model]
         inputs = DecodeInputs.of(launch.sequences)
         token_ids = inputs.last_tokens(launch.sequences)
@@ -111,8 +123,8 @@ class ModelRunner:
         hidden = self._forward_all(model, batch)
         sampling = [c.sequence for c in launch.chunks if c.samples]
         sampler = Sampler([*sampling, *(launch.sequences[index] for index in inputs.order)], model.info.eos_token_ids)
-        tokens = self._sample(model, batch, hidden, sampler)
-        return tokens[: len(sampling)] + _in_launch_order(tokens[len(sampling) :], inputs.order)
+        tokens, broken = self._sample(model, batch, hidden, sampler)
+        return _produced(tokens, broken, [*range(len(sampling)), *(len(sampling) + inputs.order)])
 
     def _forward_all(self, model: AttachedModel, batch: PackedBatch) -> Tensor:
         decoder = model.decoder
@@ -131,11 +143,14 @@ class ModelRunner:
         attention = PagedAttention(batch, model.kv, model.row_table, self._scratch, first_layer, last_layer)
         return model.decoder.forward_layers(hidden, rotary, attention, first_layer, last_layer)
 
-    def _sample(self, model: AttachedModel, batch: PackedBatch, hidden: Tensor, sampler: Sampler) -> Tokens:
+    def _sample(
+        self, model: AttachedModel, batch: PackedBatch, hidden: Tensor, sampler: Sampler
+    ) -> tuple[list[tuple[SampledToken, ...]], frozenset[int]]:
+        """One token per row of the sampler, and the rows that have none because their logits were not finite."""
         if not len(batch.sample_tokens):
-            return ()
-        logits = model.decoder.logits(hidden.index_select(0, batch.sample_tokens))
-        return tuple((token,) for token in sampler.tokens(sampler.sample(logits)))
+            return [], frozenset()
+        sampled = sampler.sample(model.decoder.logits(hidden.index_select(0, batch.sample_tokens)))
+        return [(token,) for token in sampler.tokens(sampled)], sampled.broken_rows
 
 
 def _pack(
@@ -151,7 +166,11 @@ def _pack(
     )
 
 
-def _in_launch_order(tokens: Tokens | list[tuple[SampledToken, ...]], order: npt.NDArray[np.int64]) -> Tokens:
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return tuple(tokens[place] for place in places)
+def _produced(tokens: Sequence[tuple[SampledToken, ...]], broken: frozenset[int], order: Iterable[int]) -> Produced:
+    """`order[row]` is the place in the launch of a row's sequence."""
+    placed = dict(zip(order, enumerate(tokens), strict=True))
+    ordered = [placed[place] for place in range(len(placed))]
+    return Produced(
+        tuple(() if row in broken else of_row for row, of_row in ordered),
+        {place: _NOT_FINITE for place, (row, _) in enumerate(ordered) if row in broken},
+    )

@@ -4,7 +4,7 @@ The scheduler is a function of what it is given, so a replay makes the same deci
 clock, iterates a set, or shares state it should not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ class RecordedCompletion:
     finished_s: float
     tokens: tuple[tuple[SampledToken, ...], ...]
     error: str | None
+    sequence_errors: Mapping[int, str]
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class RecordingExecutor:
 
     def _record(self, done: Completion) -> RecordedCompletion:
         index = next(i for i, launch in enumerate(self._launches) if launch is done.launch)
-        return RecordedCompletion(index, done.started_s, done.finished_s, done.tokens, done.error)
+        return RecordedCompletion(index, done.started_s, done.finished_s, done.tokens, done.error, done.sequence_errors)
 
 
 class RecordingEvents:
@@ -144,6 +145,7 @@ class ReplayExecutor:
                 finished_s=done.finished_s,
                 tokens=done.tokens,
                 error=done.error,
+                sequence_errors=done.sequence_errors,
             )
             for done in next(self._completions)
         ]

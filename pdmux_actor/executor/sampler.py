@@ -26,6 +26,7 @@ class SampledBatch:
     logprobs: Tensor | None = None  # [rows that asked]
     top_ids: Tensor | None = None  # [rows that asked, most alternatives]
     top_logprobs: Tensor | None = None
+    broken_rows: frozenset[int] = frozenset()  # their logits were not finite; their tokens mean nothing
 
 
 class Sampler:
@@ -48,26 +49,25 @@ class Sampler:
         self._filtered_rows = filtered.nonzero().squeeze(1)
 
     def sample(self, logits: Tensor, step: int = 0) -> SampledBatch:
-        """logits: float32 [rows, vocab_size], overwritten; `step` counts look-ahead steps of the launch.
-
-        Raises:
-            FloatingPointError: the model produced NaN or infinity.
-        """
+        """logits: float32 [rows, vocab_size], overwritten; `step` counts look-ahead steps of the launch."""
         report = self._log_softmax(logits)
         too_short = self._output_indices + step < self._min_tokens
         if len(self._eos) and too_short.any():
             rows = torch.from_numpy(np.flatnonzero(too_short))
             logits[rows[:, None], self._eos] = float("-inf")
         highest, token_ids = logits.max(dim=-1)
-        if not bool(highest.isfinite().all()):
-            raise FloatingPointError("the model produced logits that are not finite; try dtype float32 or bfloat16")
+        finite, broken_rows = highest.isfinite(), frozenset[int]()
+        if not bool(finite.all()):
+            broken_rows = frozenset((~finite).nonzero().squeeze(1).tolist())
+            logits[~finite] = 0.0
+            highest, token_ids = logits.max(dim=-1)
         if len(self._plain_rows) + len(self._filtered_rows):
             uniforms = torch.from_numpy(uniform(self._seeds, self._output_indices + step))
             scaled = (logits - highest[:, None]).double().div_(self._temperatures[:, None].clamp(min=1e-12))
             for rows, draw in ((self._plain_rows, _draw), (self._filtered_rows, self._draw_filtered)):
                 if len(rows):
                     token_ids[rows] = draw(scaled[rows], uniforms[rows])
-        return self._with_logprobs(token_ids, report)
+        return self._with_logprobs(token_ids, report, broken_rows)
 
     def tokens(self, sampled: SampledBatch) -> list[SampledToken]:
         """Plain values of one step, in the order of the rows."""
@@ -91,9 +91,9 @@ class Sampler:
             return None
         return logits[self._logprob_rows].log_softmax(dim=-1)
 
-    def _with_logprobs(self, token_ids: Tensor, report: Tensor | None) -> SampledBatch:
+    def _with_logprobs(self, token_ids: Tensor, report: Tensor | None, broken_rows: frozenset[int]) -> SampledBatch:
         if report is None:
-            return SampledBatch(token_ids=token_ids)
+            return SampledBatch(token_ids=token_ids, broken_rows=broken_rows)
         chosen = token_ids[self._logprob_rows]
         most = min(max(n for n in self._num_alternatives if n is not None), report.shape[1])
         top_logprobs, top_ids = report.topk(most, dim=-1)
@@ -102,6 +102,7 @@ class Sampler:
             logprobs=report.gather(1, chosen[:, None]).squeeze(1),
             top_ids=top_ids,
             top_logprobs=top_logprobs,
+            broken_rows=broken_rows,
         )
 
     def _draw_filtered(self, scaled: Tensor, uniforms: Tensor) -> Tensor:

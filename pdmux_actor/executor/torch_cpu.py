@@ -130,7 +130,8 @@ class TorchCpuExecutor:
         started_s = self.now()
         completion = Completion(launch=launch, started_s=started_s, finished_s=started_s)
         try:
-            completion = replace(completion, tokens=runner.run(launch))
+            produced = runner.run(launch)
+            completion = replace(completion, tokens=produced.tokens, sequence_errors=produced.errors)
         except Exception as error:
             # The lane serves other models and sequences: a failed launch fails its own sequences only.
             _LOG.exception("a launch of model %s failed", launch.model)

@@ -11,7 +11,12 @@ from profiler.latency import ChunkShape
 
 
 def take_chunks(
-    queue: ModelQueue, settings: SchedulerSettings, budget_tokens: int, *, whole_prompts: bool
+    queue: ModelQueue,
+    settings: SchedulerSettings,
+    budget_tokens: int,
+    *,
+    whole_prompts: bool,
+    max_prompts: int | None = None,
 ) -> list[Chunk]:
     """Takes sequences out of `partial` and `waiting`, with rows for all their known tokens, as chunks.
 
@@ -19,7 +24,7 @@ def take_chunks(
     chunk is cut at the budget.
     """
     chunks: list[Chunk] = []
-    while budget_tokens > 0:
+    while budget_tokens > 0 and (max_prompts is None or len(chunks) < max_prompts):
         sequence = next_for_prefill(queue, settings, num_taken=len(chunks))
         if sequence is None:
             break

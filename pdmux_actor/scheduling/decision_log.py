@@ -138,27 +138,21 @@ class DecisionLog:
             if len(earlier) == len(Lane):
                 return
 
-    def drop(self, now_s: float, launch: DropPrefill) -> None:
+    def instruct(self, now_s: float, launch: DropPrefill | Repartition) -> None:
+        """What takes effect at once and has no completion."""
+        batch_id = 0
+        if isinstance(launch, Repartition):
+            self._prefill_sms, self._decode_sms = launch.prefill_sms, launch.decode_sms
+        else:
+            batch_id = launch.batch_id
         self._append(
             Decision(
                 index=self._num_recorded,
                 now_s=now_s,
-                kind=DecisionKind.DROP,
+                kind=DecisionKind.DROP if isinstance(launch, DropPrefill) else DecisionKind.PARTITION,
                 prefill_sms=self._prefill_sms,
                 decode_sms=self._decode_sms,
-                batch_id=launch.batch_id,
-            )
-        )
-
-    def repartition(self, now_s: float, launch: Repartition) -> None:
-        self._prefill_sms, self._decode_sms = launch.prefill_sms, launch.decode_sms
-        self._append(
-            Decision(
-                index=self._num_recorded,
-                now_s=now_s,
-                kind=DecisionKind.PARTITION,
-                prefill_sms=self._prefill_sms,
-                decode_sms=self._decode_sms,
+                batch_id=batch_id,
             )
         )
 

@@ -15,6 +15,7 @@ from pdmux_actor.scheduling.launch import (
     MixedStep,
     PrefillSlice,
     lane_of,
+    sampling_sequences,
 )
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -72,6 +73,10 @@ class Dispatcher:
         flight = self.flight.land(done.launch, done.finished_s)
         if done.error is None:
             self._predictor.learn(flight, _contexts_of(done.launch), done)
+        if done.sequence_errors:
+            sampling = sampling_sequences(done.launch, self._queues[done.launch.model].info.spec.num_layers)
+            for place in done.sequence_errors:
+                sampling[place].kv_is_sound = False
 
     def act(self, action: Action, now_s: float) -> list[Launch]:
         """Launches for one action; none when KV ran out meanwhile."""
@@ -94,6 +99,7 @@ class Dispatcher:
             self._settings,
             self._settings.max_batch_tokens if budget is None else budget,
             whole_prompts=budget is None,
+            max_prompts=action.max_prompts,
         )
         if not chunks:
             return []

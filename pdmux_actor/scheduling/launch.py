@@ -1,6 +1,7 @@
 """The units of work that the scheduler gives to an executor's lanes, and what comes back."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from pdmux_actor.messages import SampledToken
@@ -88,7 +89,8 @@ Launch = ComputeLaunch | DropPrefill | Repartition
 class Completion:
     """`tokens[i]` are the new tokens of the launch's i-th sampling sequence, in the order of `sampling_sequences`.
 
-    `error` means that the launch produced nothing; its sequences fail with that reason.
+    `error` means that the launch produced nothing; its sequences fail with that reason. `sequence_errors` are reasons
+    why single ones failed, by their i; they have no tokens, and what they computed must not be used again.
     """
 
     launch: ComputeLaunch
@@ -96,6 +98,7 @@ class Completion:
     finished_s: float
     tokens: tuple[tuple[SampledToken, ...], ...] = ()
     error: str | None = None
+    sequence_errors: Mapping[int, str] = field(default_factory=dict)
 
 
 def lane_of(launch: ComputeLaunch) -> Lane:

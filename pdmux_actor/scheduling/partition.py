@@ -23,6 +23,15 @@ def least_decode_share(device: DeviceSpec, worst_decode_s: Callable[[int], float
     return share  # the largest, since none meets the target
 
 
+def ample_decode_share(device: DeviceSpec, decode_s: Callable[[int], float], tolerance: float) -> int:
+    """The least share on which decode takes at most `1 + tolerance` times as long as on all SMs.
+
+    Decode is bound by memory bandwidth, which a part of the SMs can use up. A prompt can start at once on the others.
+    """
+    enough_s = (1 + tolerance) * decode_s(device.num_sms)
+    return next((share for share in decode_shares(device) if decode_s(share) <= enough_s), device.num_sms)
+
+
 def fixed_decode_share(device: DeviceSpec, share: float) -> int | None:
     """The possible decode share nearest to a fraction of the device; None when the device cannot be shared."""
     return min(decode_shares(device), key=lambda sms: abs(sms - share * device.num_sms), default=None)

@@ -1,5 +1,6 @@
 """One model's sequences inside a unit. Policies read it, the scheduler alone changes it."""
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class ModelQueue:
 
     def cache_computed(self, sequence: Sequence) -> None:
         """Offers the full rows whose tokens all have KV to later sequences."""
-        if self.caches_prefixes:
+        if self.caches_prefixes and sequence.kv_is_sound:
             hashes = sequence.hashes(sequence.num_computed_tokens, self.info.geometry.tokens_per_row)
             self.pool.cache_prefix(self.model, hashes, sequence.rows[: len(hashes)])
 
@@ -125,6 +126,22 @@ class ModelQueue:
         needed = (self.rows_for(len(head.token_ids)) + 1) * self.info.geometry.blocks_per_row
         usage = self.pool.usage(self.model)
         return max(0, min(needed, usage.quota_blocks - usage.used_blocks))
+
+    def insert_waiting(self, sequence: Sequence, *, earliest_deadline_first: bool) -> None:
+        """Behind those that were preempted: they go on first, in the order they have."""
+
+        def place(waiting: Sequence) -> tuple[bool, float]:
+            if waiting.num_preemptions:
+                return (False, 0.0)
+            return (True, waiting.first_token_due_s if earliest_deadline_first else waiting.arrival_s)
+
+        insort(self.waiting, sequence, key=place)
+
+    def reorder_waiting(self, *, earliest_deadline_first: bool) -> None:
+        waiting = sorted(self.waiting, key=lambda s: s.num_preemptions == 0)
+        self.waiting.clear()
+        for sequence in waiting:
+            self.insert_waiting(sequence, earliest_deadline_first=earliest_deadline_first)
 
     def insert_running(self, sequence: Sequence) -> None:
         """Keeps `running` ordered by arrival; a newcomer is nearly always the youngest."""

@@ -104,6 +104,8 @@ class Scheduler:
                 self._set_quotas(quotas)
             case SetPolicy(policy=policy):
                 self._policy = make_policy(policy)
+                for queue in self._queues.values():
+                    queue.reorder_waiting(earliest_deadline_first=self._policy.earliest_deadline_first)
             case AttachModel() | ReadDecisions() | Stop():
                 raise AssertionError(f"{type(event).__name__} is for the engine loop")
 
@@ -130,17 +132,14 @@ class Scheduler:
 
     def _log(self, now_s: float, launches: Seq[Launch]) -> None:
         for launch in launches:
-            if isinstance(launch, DropPrefill):
-                self.log.drop(now_s, launch)
-            elif isinstance(launch, Repartition):
-                self.log.repartition(now_s, launch)
+            if isinstance(launch, DropPrefill | Repartition):
+                self.log.instruct(now_s, launch)
             else:
-                lanes = self._dispatcher.flight
-                flight = lanes.of(launch)
+                flight = self._dispatcher.flight.of(launch)
                 self.log.take_off(
                     now_s,
                     launch,
-                    predicted_s=self._predictor.expected_s(flight, beside_other_lane=lanes.all_busy),
+                    predicted_s=self._predictor.expected_s(flight, beside_other_lane=self._dispatcher.flight.all_busy),
                     ready_s=self._readiness.take(lane_of(launch), sms_left=self._device.num_sms - flight.sms),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )
@@ -204,7 +203,7 @@ class Scheduler:
             reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
             self._answer(sequence, (), FinishReason.ERROR, f"{reason}; tokenise with the model's own tokenizer")
             return
-        queue.waiting.append(sequence)
+        queue.insert_waiting(sequence, earliest_deadline_first=self._policy.earliest_deadline_first)
         queue.prompt_tokens_total += len(sequence.token_ids)
         self._refuse_if_too_long(queue, sequence)
 
@@ -283,10 +282,13 @@ class Scheduler:
 
     def _apply_tokens(self, queue: ModelQueue, sequences: Seq[Sequence], done: Completion) -> None:
         max_len, eos = queue.max_len, queue.info.eos_token_ids
-        for sequence, sampled in zip(sequences, done.tokens, strict=True):
+        for place, (sequence, sampled) in enumerate(zip(sequences, done.tokens, strict=True)):
             if sequence.pending_finish is not None:  # answered while the launch was in flight
                 if sequence.status is not SequenceStatus.FINISHED:
                     self._release(sequence)
+                continue
+            if place in done.sequence_errors:
+                self._end(sequence, FinishReason.ERROR, done.sequence_errors[place])
                 continue
             tokens, finish = append_tokens(sequence, sampled, eos_token_ids=eos, max_len=max_len)
             sequence.num_computed_tokens = len(sequence.token_ids) - 1

@@ -37,6 +37,7 @@ class Sequence:
     first_token_s: float | None = None
     last_token_s: float | None = None
     num_preemptions: int = 0
+    kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
 
     @classmethod
     def from_request(cls, request: GenerateRequest, arrival_s: float) -> "Sequence":
@@ -65,6 +66,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def first_token_due_s(self) -> float:
+        """A sequence that has had it (it was preempted) is in no hurry."""
+        return float("inf") if self.first_token_s is not None else self.arrival_s + self.request.slo.ttft_s
 
     @property
     def num_uncomputed_tokens(self) -> int:

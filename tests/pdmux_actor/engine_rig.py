@@ -21,8 +21,11 @@ TOTAL_BLOCKS = 600
 class LinearLatency:
     """Milliseconds that are easy to reason about: prefill scales with SMs, decode hardly does."""
 
+    def __init__(self, prefill_fixed_s: float = 0.001) -> None:
+        self._prefill_fixed_s = prefill_fixed_s
+
     def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
-        return (0.001 + 0.0002 * sum(c.new_tokens for c in chunks)) * 2 / sms
+        return (self._prefill_fixed_s + 0.0002 * sum(c.new_tokens for c in chunks)) * 2 / sms
 
     def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
         return 0.004 + 0.0001 * len(context_tokens)
@@ -112,17 +115,20 @@ class VirtualEngine:
         quota_blocks: int = 200,
         num_sms: int = 2,
         settings: SchedulerSettings | None = None,
+        executor_type: type[SimulatedExecutor] = SimulatedExecutor,
+        latency: LinearLatency | None = None,
     ) -> None:
+        latency = latency or LinearLatency()
         self.token_events: list[TokenEvent] = []
         self.event_times_s: list[float] = []
-        self.executor = SimulatedExecutor(
+        self.executor = executor_type(
             device=make_device(num_sms),
-            latency=LinearLatency(),
+            latency=latency,
             total_blocks=TOTAL_BLOCKS,
             block_bytes=BLOCK_BYTES,
             clock=VirtualClock(),
         )
-        scheduler = build_scheduler(self.executor, policy=policy, settings=settings or PLAIN, latency=LinearLatency())
+        scheduler = build_scheduler(self.executor, policy=policy, settings=settings or PLAIN, latency=latency)
         attach = [(0.0, AttachModel(INFOS[m], quota_blocks)) for m in models]
         self.timetable = Timetable([*attach, *events])
         self.loop = EngineLoop(executor=self.executor, scheduler=scheduler, events=self.timetable, outbox=self._collect)

@@ -79,7 +79,7 @@ def test_log__dropped_batch__is_noted():
 def test_ring__more_decisions_than_it_holds__keeps_the_newest():
     log = DecisionLog(3, total_sms=4)
     for i in range(5):
-        log.repartition(float(i), Repartition(prefill_sms=i, decode_sms=4 - i))
+        log.instruct(float(i), Repartition(prefill_sms=i, decode_sms=4 - i))
 
     assert [d.index for d in log.decisions()] == [2, 3, 4]
     assert [d.index for d in log.decisions(2)] == [3, 4]
@@ -91,7 +91,7 @@ def test_ring__launch_lands_after_the_ring_came_round__is_no_error():
     log, launch = DecisionLog(2, total_sms=4), decode_launch()
     log.take_off(0.0, launch, predicted_s=1.0, ready_s=None, used_blocks=0)
     for i in range(2):
-        log.repartition(1.0, Repartition(prefill_sms=i, decode_sms=4 - i))
+        log.instruct(1.0, Repartition(prefill_sms=i, decode_sms=4 - i))
 
     log.land(Completion(launch=launch, started_s=0.0, finished_s=2.0))
 

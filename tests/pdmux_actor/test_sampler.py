@@ -155,9 +155,13 @@ def test_sample__below_min_tokens__ends_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_sample__logits_not_finite__raises(bad: float) -> None:
-    logits = LOGITS.clone()
-    logits[3] = bad
+def test_sample__logits_not_finite__names_the_row_and_keeps_the_others(bad: float) -> None:
+    logits = LOGITS.repeat(2, 1)
+    logits[0, 3] = bad
+    sequences = [make_sequence(temperature=0.7), make_sequence(temperature=0.7)]
 
-    with pytest.raises(FloatingPointError, match="not finite"):
-        sample([make_sequence()], logits=logits)
+    sampler = Sampler(sequences, EOS)
+    sampled = sampler.sample(logits)
+
+    assert sampled.broken_rows == {0}
+    assert sampler.tokens(sampled)[1] == sample([make_sequence(temperature=0.7)])[0]

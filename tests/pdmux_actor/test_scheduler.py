@@ -1,16 +1,71 @@
 from dataclasses import replace
 
 import pytest
-from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, VirtualEngine, make_request
+from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, LinearLatency, VirtualEngine, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy, SetQuotas
+from pdmux_actor.scheduling.launch import sampling_sequences
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
 ALL_POLICIES = sorted(POLICIES)
+
+
+class BrokenForSome(SimulatedExecutor):
+    """Sequences named "bad" have an error instead of tokens from output token `first_bad` on."""
+
+    first_bad = 1
+
+    def wait(self, deadline_s):
+        return [self._broken(done) for done in super().wait(deadline_s)]
+
+    def _broken(self, done):
+        sampling = sampling_sequences(done.launch, self._infos[done.launch.model].spec.num_layers)
+        errors = {
+            place: "not finite"
+            for place, sequence in enumerate(sampling)
+            if sequence.request.request_id == "bad" and sequence.num_output_tokens >= self.first_bad
+        }
+        tokens = tuple(() if place in errors else of_one for place, of_one in enumerate(done.tokens))
+        return replace(done, tokens=tokens, sequence_errors=errors)
+
+
+class BrokenAtOnce(BrokenForSome):
+    first_bad = 0
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_scheduler__one_sequence_fails_in_a_launch__the_others_go_on(policy):
+    requests = [make_request(name, prompt_tokens=40, max_tokens=6, first=i) for i, name in enumerate("xyz", start=1)]
+    bad = make_request("bad", prompt_tokens=40, max_tokens=6, first=9)
+    arrivals = [(0.001 * i, Arrival(r)) for i, r in enumerate([*requests[:2], bad, requests[2]])]
+    cached = replace(PLAIN, prefix_cache=True)
+
+    engine = VirtualEngine(arrivals, policy=policy, settings=cached, executor_type=BrokenForSome).run()
+
+    (end,) = engine.ends_of("bad")
+    assert (end.finish, end.error) == (FinishReason.ERROR, "not finite")
+    assert all(len(engine.tokens_of(name)) == 6 for name in "xyz")
+
+
+def test_scheduler__sequence_whose_numbers_are_not_finite__is_no_prefix_for_others():
+    """What it computed since its prefill would make every sequence that reused it fail, too."""
+    bad = make_request("bad", prompt_tokens=40, max_tokens=6)
+    longer = replace(make_request("ok", prompt_tokens=41), prompt_token_ids=(*bad.prompt_token_ids, 7))
+    settings = replace(PLAIN, prefix_cache=True)
+
+    engine = VirtualEngine([(0.0, Arrival(bad))], settings=settings, executor_type=BrokenAtOnce).run()
+    again = VirtualEngine(
+        [(0.0, Arrival(bad)), (1.0, Arrival(longer))], settings=settings, executor_type=BrokenAtOnce
+    ).run()
+
+    assert engine.scheduler.load_report().cached_blocks == 0
+    assert len(again.tokens_of("ok")) == 4
+    assert again.scheduler.load_report().models[0].prefix_hit_tokens_total == 0
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
@@ -157,9 +212,62 @@ def test_mux__prompt_that_fits_the_target__is_fused():
         (0.0, Arrival(make_request("decoding", max_tokens=100, tbt_s=0.5))),
         (0.05, Arrival(make_request("short", prompt_tokens=20, max_tokens=2, tbt_s=0.5))),
     ]
-    engine = VirtualEngine(events, quota_blocks=500).run()
+    engine = VirtualEngine(events, quota_blocks=500, num_sms=1).run()
 
     assert any(d.launch.startswith("mixed a tokens 0+20 decodes 1") for d in engine.scheduler.log.decisions())
+
+
+def test_mux__decode_leaves_sms_free__a_prompt_starts_beside_it_at_once():
+    events = [
+        (0.0, Arrival(make_request("decoding", max_tokens=100, tbt_s=0.5))),
+        (0.0503, Arrival(make_request("short", prompt_tokens=20, max_tokens=2, tbt_s=0.5))),
+    ]
+    settings = replace(PLAIN, max_look_ahead_steps=1)
+    engine = VirtualEngine(events, quota_blocks=500, num_sms=4, settings=settings).run()
+
+    first_token_s = next(
+        t for t, e in zip(engine.event_times_s, engine.token_events, strict=True) if e.request_id == "short"
+    )
+    assert first_token_s - 0.0503 == pytest.approx(1.1 * 0.005 * 2 / 3)  # the prefill alone, on 3 SMs, beside decode
+
+
+def test_mux__several_prompts_wait__the_one_due_first_is_next_whatever_their_order():
+    arrivals = [(0.0, Arrival(make_request("first", prompt_tokens=200, max_tokens=2)))]
+    dues_s = {"late": 0.9, "soon": 0.5, "later": 0.95}
+    for i, (name, due_s) in enumerate(dues_s.items(), start=1):
+        request = make_request(name, prompt_tokens=200, max_tokens=2, first=i + 1, ttft_s=due_s)
+        arrivals.append((0.001 * i, Arrival(request)))
+    settings = replace(PLAIN, preempt_prefill=False)
+
+    order = {}
+    for policy in ("mux", "muxwise"):
+        engine = VirtualEngine(arrivals, policy=policy, quota_blocks=600, settings=settings).run()
+        order[policy] = list(dict.fromkeys(e.request_id for e in engine.token_events if e.tokens))
+
+    assert order["mux"] == ["first", "soon", "late", "later"]
+    assert order["muxwise"] == ["first", "late", "soon", "later"]
+
+
+def test_scheduler__policy_is_changed_while_prompts_wait__they_wait_in_the_new_order():
+    arrivals = [(0.0, Arrival(make_request("first", prompt_tokens=200, max_tokens=2)))]
+    arrivals += [
+        (0.001, Arrival(make_request("late", prompt_tokens=200, max_tokens=2, first=2, ttft_s=0.9))),
+        (0.002, Arrival(make_request("soon", prompt_tokens=200, max_tokens=2, first=3, ttft_s=0.5))),
+    ]
+    for new_policy, expected in (("mux", ["first", "soon", "late"]), ("muxwise", ["first", "late", "soon"])):
+        before = "muxwise" if new_policy == "mux" else "mux"
+        engine = VirtualEngine([*arrivals, (0.003, SetPolicy(new_policy))], policy=before, quota_blocks=600).run()
+        assert list(dict.fromkeys(e.request_id for e in engine.token_events if e.tokens)) == expected
+
+
+@pytest.mark.parametrize(("fixed_s", "batches"), [(0.0, 3), (0.05, 1)])
+def test_mux__prompts_wait_together__they_are_one_batch_only_where_that_saves_time(fixed_s, batches):
+    """Without a fixed cost per launch three prompts take as long together as in turn, and the first would wait."""
+    arrivals = [(0.0, Arrival(make_request(f"r{i}", prompt_tokens=100, max_tokens=2, first=i + 1))) for i in range(3)]
+    engine = VirtualEngine(arrivals, quota_blocks=600, latency=LinearLatency(prefill_fixed_s=fixed_s)).run()
+
+    started = [d.launch for d in engine.scheduler.log.decisions() if d.launch.startswith("prefill")]
+    assert len({launch.split(" layers")[0] for launch in started}) == batches
 
 
 def test_mux__single_sm__alternates_without_starving():

@@ -188,13 +188,28 @@ def test_submit__launch_that_fails__completes_with_error_and_the_lane_lives(
     assert generate(rig, "demo-llama", (8,))
 
 
-def test_submit__non_finite_logits__completes_with_error(rig: CpuRig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.executor._attached["demo-llama"].decoder._weights.final_norm.fill_(float("nan"))
-    sequence = rig.sequence("demo-llama", make_prompt(8), NEW_TOKENS)
+def test_submit__non_finite_logits__fails_its_sequence_only(rig: CpuRig) -> None:
+    """A weight that is NaN for one token: what has that token in its context has no finite logits."""
+    alone = generate(rig, "demo-llama", (8, 5))
+    healthy = [rig.sequence("demo-llama", make_prompt(length), NEW_TOKENS) for length in (8, 5)]
+    poison = 639
+    assert not any(poison in s.token_ids for s in healthy)
+    rig.executor._attached["demo-llama"].decoder._weights.embedding[poison].fill_(float("nan"))
+    broken = rig.sequence("demo-llama", (*make_prompt(6), poison), NEW_TOKENS)
 
-    rig.executor.submit(rig.prefill_slices([sequence], 1000)[0])
+    rig.executor.submit(rig.prefill_slices([healthy[0], broken, healthy[1]], 1000)[0])
+    done = rig.wait()
+    rig.apply(done)
+    broken.token_ids.append(3)
+    rig.executor.submit(DecodeStep(model="demo-llama", sequences=(broken, *healthy), steps=NEW_TOKENS - 1))
+    decoded = rig.wait()
+    rig.apply(decoded)
 
-    assert "not finite" in (rig.wait().error or "")
+    assert set(done.sequence_errors) == {1}
+    assert set(decoded.sequence_errors) == {0}
+    assert "not finite" in decoded.sequence_errors[0]
+    assert decoded.tokens[0] == ()
+    assert outputs(healthy, NEW_TOKENS) == alone
 
 
 def test_wait__nothing_in_flight__returns_at_deadline_or_on_wake(rig: CpuRig) -> None:

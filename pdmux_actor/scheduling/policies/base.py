@@ -17,14 +17,16 @@ from profiler.specs import DeviceSpec
 class StartPrefill:
     """Form a prefill batch from the model's first waiting sequences and run its first `layers` layers.
 
-    `token_budget` cuts the batch there, in the midst of a prompt if need be; None takes whole prompts. When a batch is
-    under way, it is suspended and goes on after the new one: once, not recursively (MuxWise §3.4.2).
+    `token_budget` cuts the batch there, in the midst of a prompt if need be; None takes whole prompts, `max_prompts` of
+    them if given. When a batch is under way, it is suspended and goes on after the new one: once, not recursively
+    (MuxWise §3.4.2).
     """
 
     model: str
     layers: int
     sms: int
     token_budget: int | None = None
+    max_prompts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,14 @@ class UnitState:
 
 
 class DispatchPolicy(Protocol):
-    """Deterministic: the same states in the same order give the same actions."""
+    """Deterministic: the same states in the same order give the same actions.
+
+    With `earliest_deadline_first` prompts wait in the order in which their first tokens are due, else in that of their
+    arrival.
+    """
 
     name: str
+    earliest_deadline_first: bool
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         """At most one action per idle lane; the shares of the two lanes never sum to more than the device."""

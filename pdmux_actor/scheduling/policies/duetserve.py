@@ -26,6 +26,7 @@ class Configuration:
 
 class DuetServe:
     name = "duetserve"
+    earliest_deadline_first = False
 
     def __init__(self) -> None:
         self._turn = Rotation()

@@ -49,7 +49,7 @@ def last_slice_waits(
     model = newcomers[0].model
     step_s = decode_cycle_s(state, decoding, state.decode_lane.sms, beside=prefill_shapes(state, model))
     rest_s = state.decode_lane.ends_s - now_s
-    due_s = min(_first_token_due_s(sequence) for sequence in newcomers)
+    due_s = min(sequence.first_token_due_s for sequence in newcomers)
     return too_early(newcomers, rest_s - slice_s, step_s) and now_s + rest_s + slice_s <= due_s
 
 
@@ -60,8 +60,3 @@ def too_early(newcomers: Sequence[TokenSequence], wait_s: float, step_s: float) 
 
 def _bear(decoding: Sequence[ModelQueue], until_next_token_s: float, now_s: float) -> bool:
     return all(queue.wait_s(now_s) + until_next_token_s <= queue.tightest_tbt_s for queue in decoding)
-
-
-def _first_token_due_s(sequence: TokenSequence) -> float:
-    """A sequence that has had it (it was preempted) is in no hurry."""
-    return float("inf") if sequence.first_token_s is not None else sequence.arrival_s + sequence.request.slo.ttft_s

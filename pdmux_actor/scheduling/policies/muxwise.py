@@ -11,9 +11,10 @@ from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 
 class MuxWise:
     name = "muxwise"
+    earliest_deadline_first = False
 
     def __init__(self) -> None:
         self._lanes = SideBySide()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
-        return self._lanes.act(state, now_s)
+        return self._lanes.act(state, self._lanes.next_prefill(state), now_s)

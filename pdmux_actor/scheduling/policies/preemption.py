@@ -2,7 +2,6 @@
 
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import head_sequence, whole_prefill_s
-from pdmux_actor.scheduling.sequence import Sequence
 
 
 def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
@@ -14,21 +13,14 @@ def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
         return None
     remaining_s = whole_prefill_s(state, batch.model, batch.shapes, sms) * batch.layers_left / batch.num_layers
-    batch_slack_s = min(_slack_s(chunk.sequence, now_s) for chunk in batch.chunks)
+    batch_slack_s = min(chunk.sequence.first_token_due_s for chunk in batch.chunks) - now_s
     chosen, chosen_slack_s = None, float("inf")
     for model in state.prefillable_models():
         queue = state.queues[model]
         head = head_sequence(queue)
         prefill_s = whole_prefill_s(state, model, [queue.chunk_shape(head)], sms)
-        slack_s = _slack_s(head, now_s)
+        slack_s = head.first_token_due_s - now_s
         would_miss = remaining_s + prefill_s > slack_s >= prefill_s
         if would_miss and remaining_s + prefill_s <= batch_slack_s and slack_s < chosen_slack_s:
             chosen, chosen_slack_s = model, slack_s
     return chosen
-
-
-def _slack_s(sequence: Sequence, now_s: float) -> float:
-    """Time left until the first token is due; a sequence that has had it (it was preempted) is in no hurry."""
-    if sequence.first_token_s is not None:
-        return float("inf")
-    return sequence.arrival_s + sequence.request.slo.ttft_s - now_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
 from pdmux_actor.scheduling.policies.forecast import (
     decode_cycle_s,
     head_sequence,
@@ -35,11 +36,12 @@ class _Slice:
 class SideBySide:
     """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other.
 
-    Unless `joins` is set: then one waits for the other at the end of a prefill where the gaps ask for it (joining.py).
+    Unless `paced`: then one waits for the other at the end of a prefill where the gaps ask for it (joining.py), and
+    prompts are only batched where that makes them faster (batch_size.py).
     """
 
-    def __init__(self, *, joins: bool = False) -> None:
-        self._joins = joins
+    def __init__(self, *, paced: bool = False) -> None:
+        self._paced = paced
         self._prefill_turn = Rotation()
         self._decode_turn = Rotation()
         self._lane_turn = Rotation()  # for a device that cannot be shared
@@ -56,8 +58,9 @@ class SideBySide:
     def pass_decode_turn(self, model: str) -> None:
         self._decode_turn.take((model,))
 
-    def act(self, state: UnitState, now_s: float) -> Sequence[Action]:
-        decoding, prefilling = state.decoding(), self.next_prefill(state)
+    def act(self, state: UnitState, prefilling: str | None, now_s: float) -> Sequence[Action]:
+        """`prefilling` is from `next_prefill`."""
+        decoding = state.decoding()
         if prefilling is None:
             return self.decode(state, decoding, state.total_sms - state.prefill_lane.sms, now_s)
         if not decoding:
@@ -66,12 +69,7 @@ class SideBySide:
                 return ()
             slice_s = state.settings.solo_slice_s
             return self._start(self._next_slice(state, prefilling, state.total_sms, slice_s, now_s))
-        beside = prefill_shapes(state, prefilling)
-        share = least_decode_share(
-            state.device,
-            lambda sms: decode_cycle_s(state, decoding, sms, beside=beside),
-            tightest_tbt_s(decoding),
-        )
+        share = share_beside(state, prefilling, decoding)
         if share is None:
             return self._alternate(state, prefilling, decoding, now_s)
         return self._both(state, prefilling, decoding, share, now_s)
@@ -82,7 +80,7 @@ class SideBySide:
         """One decode launch of the model whose turn it is, on `sms` SMs, if the lane is idle."""
         if state.decode_lane.busy or sms <= 0 or _waits_for_merge(state):
             return ()
-        if self._joins and decode_waits(state, decoding, sms, now_s):
+        if self._paced and decode_waits(state, decoding, sms, now_s):
             return ()
         model = self._decode_turn.take(q.model for q in decoding)
         return () if model is None else (Decode(model, sms, steps),)
@@ -97,7 +95,7 @@ class SideBySide:
             return self.decode(state, decoding, decode_sms, now_s)
         decode_s = decode_cycle_s(state, decoding, decode_sms, beside=prefill_shapes(state, prefilling))
         planned = self._next_slice(state, prefilling, prefill_sms, decode_s, now_s)
-        if self._joins and planned.is_last:
+        if self._paced and planned.is_last:
             if busy and last_slice_waits(state, planned.newcomers, planned.expected_s, decoding, now_s):
                 return ()
             if not busy and decode_lets_pass(planned.newcomers, planned.expected_s, decoding, decode_s, now_s):
@@ -122,14 +120,16 @@ class SideBySide:
         model = urgent if urgent is not None else model
         queue = state.queues[model]
         num_layers = queue.info.spec.num_layers
-        shapes = batch.shapes if batch is not None else _next_shapes(state, model)
+        prompts = prompts_worth_batching(state, model, sms) if self._paced and batch is None else None
+        shapes = batch.shapes if batch is not None else _next_shapes(state, model)[:prompts]
         whole_s = whole_prefill_s(state, model, shapes, sms)
         left = num_layers if batch is None else batch.layers_left
         layers = left
         if state.settings.layer_slicing:
             layers = min(left, layers_per_slice(slice_s, whole_s, num_layers))
+        starts = StartPrefill(model, layers, sms, max_prompts=prompts)
         return _Slice(
-            action=StartPrefill(model, layers, sms) if batch is None else ContinuePrefill(layers, sms),
+            action=starts if batch is None else ContinuePrefill(layers, sms),
             newcomers=[head_sequence(queue)] if batch is None else [chunk.sequence for chunk in batch.chunks],
             expected_s=whole_s * layers / num_layers,
             is_last=layers == left,
@@ -139,6 +139,16 @@ class SideBySide:
         if isinstance(planned.action, StartPrefill):
             self.pass_prefill_turn(planned.action.model)
         return (planned.action,)
+
+
+def share_beside(state: UnitState, prefilling: str, decoding: Sequence[ModelQueue]) -> int | None:
+    """The least share on which decode meets its tightest target at worst (MuxWise §3.4.1)."""
+    beside = prefill_shapes(state, prefilling)
+    return least_decode_share(
+        state.device,
+        lambda sms: decode_cycle_s(state, decoding, sms, beside=beside),
+        tightest_tbt_s(decoding),
+    )
 
 
 def _next_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
