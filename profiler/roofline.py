@@ -9,6 +9,26 @@ from profiler.latency import ChunkShape, Floats
 from profiler.operator_costs import OperatorCosts, operator_costs
 from profiler.specs import DeviceSpec, ModelSpec
 
+_REMEMBERED = 1 << 16  # pairs of batch size and sampled rows
+
+
+class _Passes:
+    """Forward passes of one model on one share. All but attention depends on two counts, which come again and again."""
+
+    def __init__(self, spec: ModelSpec, costs: OperatorCosts) -> None:
+        self.spec = spec
+        self.costs = costs
+        self._without_attention_s: dict[tuple[int, int], float] = {}
+
+    def seconds(self, n: int, sampled_rows: int, *, pairs: float, keys: float) -> float:
+        counts = (n, sampled_rows)
+        rest_s = self._without_attention_s.get(counts)
+        if rest_s is None:
+            if len(self._without_attention_s) >= _REMEMBERED:
+                self._without_attention_s.clear()
+            rest_s = self._without_attention_s[counts] = self.costs.total_s(float(n), 0.0, float(sampled_rows))
+        return rest_s + self.costs.num_layers * self.costs.attention.seconds(pairs, float(n), keys)
+
 
 class RooflineLatency:
     """`profiler.latency.VectorLatencyModel` without any profiling run. A batch without tokens takes no time.
@@ -21,7 +41,7 @@ class RooflineLatency:
         """`num_gpus` of `device` are one tensor-parallel mesh; `sms` of the methods are those of each GPU."""
         self._device = device
         self._num_gpus = num_gpus
-        self._costs: dict[tuple[ModelSpec, int], OperatorCosts] = {}
+        self._passes: dict[tuple[int, int], _Passes] = {}
 
     def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
         return self.mixed_s(spec, chunks, (), sms)
@@ -30,23 +50,20 @@ class RooflineLatency:
         n = len(context_tokens)
         if n == 0:
             return 0.0
-        costs = self.costs(spec, sms)
         keys = float(sum(context_tokens) + n)
-        return costs.total_s(float(n), costs.attention.seconds(keys, float(n), keys), float(n))
+        return self._passes_of(spec, sms).seconds(n, n, pairs=keys, keys=keys)
 
     def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
         num_decodes = len(context_tokens)
         n = num_decodes + _new_tokens(chunks)
         if n == 0:
             return 0.0
-        costs = self.costs(spec, sms)
         pairs = keys = float(sum(context_tokens) + num_decodes)
         for chunk in chunks:
             q, c = chunk.new_tokens, chunk.context_tokens
             pairs += q * c + q * (q + 1) / 2
             keys += q + c
-        attention_s = costs.attention.seconds(pairs, float(n), keys)
-        return costs.total_s(float(n), attention_s, float(len(chunks) + num_decodes))
+        return self._passes_of(spec, sms).seconds(n, len(chunks) + num_decodes, pairs=pairs, keys=keys)
 
     def prefills_s(
         self,
@@ -73,11 +90,15 @@ class RooflineLatency:
 
     def costs(self, spec: ModelSpec, sms: int) -> OperatorCosts:
         """Operator by operator."""
-        key = (spec, sms)
-        costs = self._costs.get(key)
-        if costs is None:
-            costs = self._costs[key] = operator_costs(spec, self._device, self._num_gpus, sms)
-        return costs
+        return self._passes_of(spec, sms).costs
+
+    def _passes_of(self, spec: ModelSpec, sms: int) -> "_Passes":
+        # By identity: hashing a spec takes longer than what it is looked up for. The entry keeps the spec alive.
+        key = (id(spec), sms)
+        passes = self._passes.get(key)
+        if passes is None:
+            passes = self._passes[key] = _Passes(spec, operator_costs(spec, self._device, self._num_gpus, sms))
+        return passes
 
     def _by_partition(
         self, spec: ModelSpec, seconds: Callable[..., Floats], sms: npt.ArrayLike, *amounts: npt.ArrayLike
