@@ -52,6 +52,11 @@ def serve_yaml(fleet: FleetFile) -> str:
     return header + yaml.safe_dump(serve_config(fleet), sort_keys=False, width=120)
 
 
+def without_node_labels(fleet: FleetFile) -> FleetFile:
+    """For a machine that stands for all pools at once."""
+    return fleet.model_copy(update={"pools": tuple(p.model_copy(update={"node_labels": {}}) for p in fleet.pools)})
+
+
 def units_of(pool: PoolSection) -> int:
     return pool.nodes.min * pool.gpus_per_node // pool.mesh_gpus
 
@@ -106,6 +111,8 @@ def _unit_deployment(shape: UnitShape, pool: PoolSection) -> dict[str, Any]:
     actor: dict[str, Any] = {"num_cpus": _unit_cpus(pool)}
     if pool.device == "cuda":
         actor["num_gpus"] = pool.mesh_gpus
+    if pool.node_labels:
+        actor["label_selector"] = dict(pool.node_labels)
     return {
         "name": shape.deployment,
         "num_replicas": units_of(pool),

@@ -23,6 +23,10 @@ ModelId = Annotated[
 """Chosen so that an id is usable as it stands in a URL path, a metric label and a file name."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$")]
+LabelKey = Annotated[
+    str, StringConstraints(max_length=317, pattern=r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -85,6 +89,9 @@ class PoolSection(Section):
     mesh_gpus: Literal[1, 2, 4, 8] = 1
     """GPUs of one unit: one tensor-parallel group."""
     nodes: NodesSection = NodesSection()
+    node_labels: Mapping[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Labels of the Ray nodes that the pool's units run on, for example {muxfleet.io/pool: h100}. Default: any node.
+    With several pools in one cluster, give each its own. One machine (`muxfleet up`) stands for all pools."""
     cores: PositiveInt | None = None
     """For cpu: cores of one unit. Default: all."""
     kv_memory: ByteSize = ByteSize(256 * 1024 * 1024)

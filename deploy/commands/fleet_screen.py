@@ -14,7 +14,7 @@ from deploy.errors import PortTaken
 from deploy.fleet_status import ModelState
 from deploy.haproxy import program_path
 from deploy.ray_environment import ray_environment
-from deploy.render import logical_cpus
+from deploy.render import logical_cpus, without_node_labels
 from deploy.settings import FleetFile, export_environment, ray_address
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     """
     is_joining = ray_address() is not None
     if not is_joining:  # a cluster that is already there has its own, which this process was given
+        fleet = without_node_labels(fleet)
         export_environment(
             ray_environment(
                 proxy=fleet.gateway.proxy,

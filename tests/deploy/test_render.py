@@ -7,7 +7,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitsArgs
 from deploy.demo_fleet import FLEET_TEXT
-from deploy.render import controller_config, logical_cpus, serve_config, serve_yaml
+from deploy.render import controller_config, logical_cpus, serve_config, serve_yaml, without_node_labels
 from deploy.settings import FleetFile, fleet_json_schema, parse_fleet_file, read_fleet_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -107,3 +107,15 @@ def test_serve_yaml__haproxy__names_the_environment_it_needs() -> None:
 
 def test_logical_cpus__fleet__covers_all_actors() -> None:
     assert logical_cpus(fleet_of(TWO_POOLS)) == pytest.approx(4 * 0.1 + 2.0 + 3 * 0.1)
+
+
+def test_serve_config__pools_with_node_labels__units_are_placed_on_their_nodes_only() -> None:
+    labels = {"muxfleet.io/pool": "big"}
+    text = "models: [{id: a, source: x}]\npools: [{name: big, node_labels: {muxfleet.io/pool: big}}, {name: any}]\n"
+
+    def selectors(fleet: FleetFile) -> list[object]:
+        deployments = application(serve_config(fleet), "units")["deployments"]
+        return [d["ray_actor_options"].get("label_selector") for d in deployments]
+
+    assert selectors(fleet_of(text)) == [labels, None]
+    assert selectors(without_node_labels(fleet_of(text))) == [None, None]
