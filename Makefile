@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check
+.PHONY: help venv demo test check chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -51,3 +51,6 @@ check: venv ## Format, lint, types and import rules: what CI runs before the tes
 
 test: venv check ## All checks, then the tests; ARGS="-k gateway" narrows them
 	@$(BIN)/python -m pytest $(ARGS)
+
+chart: venv ## Write the chart's generated files anew: values, their schema and table, what the templates know of fleets
+	@$(BIN)/python -m scripts.chart.generate

@@ -1,0 +1,149 @@
+{{/* What the schema cannot say. Each message names the value and the remedy. */}}
+{{- define "muxfleet.checks" -}}
+{{- $fleet := include "muxfleet.fleet" . | fromJson -}}
+{{- include "muxfleet.checkModels" $fleet -}}
+{{- include "muxfleet.checkPools" (dict "root" . "fleet" $fleet) -}}
+{{- include "muxfleet.checkGateway" (dict "root" . "fleet" $fleet) -}}
+{{- include "muxfleet.checkCluster" . -}}
+{{- include "muxfleet.checkRoutes" . -}}
+{{- end -}}
+
+{{- define "muxfleet.refuse" -}}
+{{- fail (printf "\n\nmuxfleet: %s = %s: %s\n" .key (toJson .value) .remedy) -}}
+{{- end -}}
+
+{{- define "muxfleet.checkModels" -}}
+{{- $seen := dict -}}
+{{- range $i, $model := .models -}}
+{{- $key := printf "fleet.models[%d]" $i -}}
+{{- if hasKey $seen $model.id -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.id" $key) "value" $model.id "remedy" (printf "also fleet.models[%d].id; choose another" (get $seen $model.id))) -}}
+{{- end -}}
+{{- $_ := set $seen $model.id $i -}}
+{{- if lt ($model.replicas.max | int64) ($model.replicas.min | int64) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.replicas.max" $key) "value" $model.replicas.max "remedy" (printf "smaller than min (%d); raise it or lower min" ($model.replicas.min | int64))) -}}
+{{- end -}}
+{{- if hasPrefix "~" $model.source -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.source" $key) "value" $model.source "remedy" "pods have no home of yours; write a Hugging Face id, or a folder below modelCache.mountPath") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.checkPools" -}}
+{{- $root := .root -}}
+{{- $fleet := .fleet -}}
+{{- $seen := dict -}}
+{{- range $i, $pool := $fleet.pools -}}
+{{- $key := printf "fleet.pools[%d]" $i -}}
+{{- if hasKey $seen $pool.name -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.name" $key) "value" $pool.name "remedy" (printf "also fleet.pools[%d].name; choose another" (get $seen $pool.name))) -}}
+{{- end -}}
+{{- $_ := set $seen $pool.name $i -}}
+{{- include "muxfleet.checkPool" (dict "root" $root "pool" $pool "key" $key) -}}
+{{- if and (gt (len $fleet.pools) 1) (not $pool.node_labels) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "with several pools each needs its own, so that its units run on its nodes; for example {muxfleet.io/pool: %s}" $pool.name)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $override := $root.Values.pools -}}
+{{- if not (hasKey $seen $name) -}}
+{{- include "muxfleet.refuse" (dict "key" "pools" "value" $name "remedy" (printf "no fleet pool has this name; known: %s" (keys $seen | sortAlpha | join ", "))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.checkPool" -}}
+{{- $key := .key -}}
+{{- $pool := .pool -}}
+{{- if mod ($pool.gpus_per_node | int64) ($pool.mesh_gpus | int64) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.mesh_gpus" $key) "value" $pool.mesh_gpus "remedy" (printf "must divide gpus_per_node (%d)" ($pool.gpus_per_node | int64))) -}}
+{{- end -}}
+{{- $max := default $pool.nodes.min $pool.nodes.max | int64 -}}
+{{- if lt $max ($pool.nodes.min | int64) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $max "remedy" (printf "smaller than min (%d); raise it or lower min" ($pool.nodes.min | int64))) -}}
+{{- end -}}
+{{- if and (gt $max ($pool.nodes.min | int64)) (not .root.Values.autoscaling.enabled) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $max "remedy" (printf "above min (%d), but autoscaling.enabled is false; switch it on or make them equal" ($pool.nodes.min | int64))) -}}
+{{- end -}}
+{{- if and (eq $pool.device "cpu") (ne ($pool.gpus_per_node | int64) 1) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.gpus_per_node" $key) "value" $pool.gpus_per_node "remedy" "a cpu pool has one device per node; remove it") -}}
+{{- end -}}
+{{- if and (eq $pool.device "cpu") $pool.gpu_type -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.gpu_type" $key) "value" $pool.gpu_type "remedy" "a cpu pool has no GPUs; remove it") -}}
+{{- end -}}
+{{- if and (ne $pool.device "cpu") $pool.cores -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.cores" $key) "value" $pool.cores "remedy" "only for cpu pools; remove it") -}}
+{{- end -}}
+{{- if $pool.device_memory -}}
+{{- if ge ($pool.kv_memory | int64) ($pool.device_memory | int64) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.kv_memory" $key) "value" $pool.kv_memory "remedy" "leaves no device_memory for weights; lower it") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.checkGateway" -}}
+{{- $host := .fleet.gateway.host -}}
+{{- if or (hasPrefix "127." $host) (has $host (list "localhost" "::1")) -}}
+{{- include "muxfleet.refuse" (dict "key" "fleet.gateway.host" "value" $host "remedy" "other pods cannot reach it; leave it out, or write 0.0.0.0") -}}
+{{- end -}}
+{{- if has (.fleet.gateway.port | int64) (list 6379 8080 8265 10001 44217 44227 52365) -}}
+{{- include "muxfleet.refuse" (dict "key" "fleet.gateway.port" "value" .fleet.gateway.port "remedy" "Ray uses this port in its pods; choose another, for example 8000") -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.checkCluster" -}}
+{{- $upgrade := .Values.upgrade -}}
+{{- if include "muxfleet.isIncremental" . -}}
+{{- if not .Values.autoscaling.enabled -}}
+{{- include "muxfleet.refuse" (dict "key" "upgrade.strategy" "value" $upgrade.strategy "remedy" "KubeRay needs autoscaling.enabled: true for it") -}}
+{{- end -}}
+{{- if not $upgrade.gatewayClassName -}}
+{{- include "muxfleet.refuse" (dict "key" "upgrade.gatewayClassName" "value" "" "remedy" "name the class of your Gateway API controller (kubectl get gatewayclass)") -}}
+{{- end -}}
+{{- if gt ($upgrade.stepSizePercent | int64) ($upgrade.maxSurgePercent | int64) -}}
+{{- include "muxfleet.refuse" (dict "key" "upgrade.stepSizePercent" "value" $upgrade.stepSizePercent "remedy" (printf "above maxSurgePercent (%d); lower it" ($upgrade.maxSurgePercent | int64))) -}}
+{{- end -}}
+{{- else if $upgrade.gatewayClassName -}}
+{{- include "muxfleet.refuse" (dict "key" "upgrade.gatewayClassName" "value" $upgrade.gatewayClassName "remedy" "only for upgrade.strategy: NewClusterWithIncrementalUpgrade; remove it or change the strategy") -}}
+{{- end -}}
+{{- if and .Values.redis.existingSecret (not .Values.redis.address) -}}
+{{- include "muxfleet.refuse" (dict "key" "redis.existingSecret" "value" .Values.redis.existingSecret "remedy" "there is no redis.address; set it or remove the Secret") -}}
+{{- end -}}
+{{- if and .Values.rayAuth.existingSecret (ne .Values.rayAuth.mode "token") -}}
+{{- include "muxfleet.refuse" (dict "key" "rayAuth.existingSecret" "value" .Values.rayAuth.existingSecret "remedy" "only for rayAuth.mode: token; remove it or change the mode") -}}
+{{- end -}}
+{{- if and .Values.modelCache.existingClaim (not .Values.modelCache.enabled) -}}
+{{- include "muxfleet.refuse" (dict "key" "modelCache.existingClaim" "value" .Values.modelCache.existingClaim "remedy" "modelCache.enabled is false; switch it on or remove the claim") -}}
+{{- end -}}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) .Values.autoscaling.enabled -}}
+{{- include "muxfleet.refuse" (dict "key" "serviceAccount.name" "value" "" "remedy" "KubeRay gives the autoscaler's rights to it; name one that is there, or set serviceAccount.create") -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.checkRoutes" -}}
+{{- $incremental := include "muxfleet.isIncremental" . -}}
+{{- $gateway := printf "%s-gateway" (include "muxfleet.fullname" .) -}}
+{{- range $key := list "ingress" "httpRoute" -}}
+{{- if and $incremental (index $.Values $key "enabled") -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.enabled" $key) "value" true "remedy" (printf "with the incremental upgrade KubeRay makes the Gateway %s with a route of its own and changes Services under it; use that Gateway, or another upgrade.strategy" $gateway)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $incremental (ne .Values.service.type "ClusterIP") -}}
+{{- include "muxfleet.refuse" (dict "key" "service.type" "value" .Values.service.type "remedy" (printf "KubeRay ignores it with the incremental upgrade; use the Gateway %s" $gateway)) -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled .Values.httpRoute.enabled -}}
+{{- include "muxfleet.refuse" (dict "key" "httpRoute.enabled" "value" true "remedy" "ingress.enabled is true too; choose one way in") -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- include "muxfleet.refuse" (dict "key" "httpRoute.parentRefs" "value" (list) "remedy" "name the Gateway that takes the route, for example [{name: public, namespace: infra}]") -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1")) -}}
+{{- include "muxfleet.refuse" (dict "key" "httpRoute.enabled" "value" true "remedy" "this cluster has no Gateway API (gateway.networking.k8s.io/v1); install its CRDs, or use ingress. With helm template: --api-versions gateway.networking.k8s.io/v1") -}}
+{{- end -}}
+{{- $monitoring := "monitoring.coreos.com/v1" -}}
+{{- if and .Values.monitoring.podMonitor.enabled (not (.Capabilities.APIVersions.Has $monitoring)) -}}
+{{- include "muxfleet.refuse" (dict "key" "monitoring.podMonitor.enabled" "value" true "remedy" (printf "this cluster has no prometheus-operator (%s); install it, or switch this off. With helm template: --api-versions %s" $monitoring $monitoring)) -}}
+{{- end -}}
+{{- if and .Values.monitoring.rules.enabled (not (.Capabilities.APIVersions.Has $monitoring)) -}}
+{{- include "muxfleet.refuse" (dict "key" "monitoring.rules.enabled" "value" true "remedy" (printf "this cluster has no prometheus-operator (%s); install it, or switch this off. With helm template: --api-versions %s" $monitoring $monitoring)) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,132 @@
+{{/*
+The Serve config that `muxfleet render` writes, from the fleet in the values. files/fleet.json (written by `make chart`)
+knows the fleet file's types and defaults; a test compares the result with `muxfleet render`.
+*/}}
+
+{{/* One section with its defaults, sizes in bytes. Takes data, type, value, path. */}}
+{{- define "muxfleet.section" -}}
+{{- $data := .data -}}
+{{- $value := .value -}}
+{{- $path := .path -}}
+{{- $out := dict -}}
+{{- range $key, $field := index $data.types .type -}}
+{{- $here := printf "%s.%s" $path $key -}}
+{{- $v := get $field "default" -}}
+{{- if not (hasKey $field "default") -}}{{- $v = list -}}{{- end -}}
+{{- $isSet := hasKey $field "default" -}}
+{{- if hasKey $value $key -}}
+{{- if not (kindIs "invalid" (index $value $key)) -}}
+{{- $v = index $value $key -}}
+{{- $isSet = true -}}
+{{- end -}}
+{{- end -}}
+{{- if $isSet -}}
+{{- if eq $field.kind "section" -}}
+{{- $v = include "muxfleet.section" (dict "data" $data "type" $field.type "value" $v "path" $here) | fromJson -}}
+{{- else if eq $field.kind "sections" -}}
+{{- $items := list -}}
+{{- range $i, $item := $v -}}
+{{- $items = append $items (include "muxfleet.section" (dict "data" $data "type" $field.type "value" $item "path" (printf "%s[%d]" $here $i)) | fromJson) -}}
+{{- end -}}
+{{- $v = $items -}}
+{{- else if eq $field.kind "bytes" -}}
+{{- $v = include "muxfleet.bytes" (dict "units" $data.byteUnits "value" $v "path" $here) | int64 -}}
+{{- end -}}
+{{- $_ := set $out $key $v -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $out -}}
+{{- end -}}
+
+{{/* 256MiB as a number. Takes units, value, path. */}}
+{{- define "muxfleet.bytes" -}}
+{{- if kindIs "string" .value -}}
+{{- $text := trim .value -}}
+{{- $number := regexFind "^[0-9]*\\.?[0-9]+" $text -}}
+{{- $unit := regexFind "^\\w+" (trim (trimPrefix $number $text)) | lower | default "b" -}}
+{{- if not (hasKey .units $unit) -}}
+{{- fail (printf "muxfleet: %s = %q: unknown unit %q; write a size such as 256MiB" .path .value $unit) -}}
+{{- end -}}
+{{- if contains "." $number -}}
+{{- mulf ($number | float64) (get .units $unit) | floor | int64 -}}
+{{- else -}}
+{{- mul ($number | int64) (get .units $unit | int64) -}}
+{{- end -}}
+{{- else -}}
+{{- .value | int64 -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.data" -}}{{- .Files.Get "files/fleet.json" -}}{{- end -}}
+
+{{/* The fleet with all defaults and with sources as the pods find them. */}}
+{{- define "muxfleet.fleet" -}}
+{{- $data := include "muxfleet.data" . | fromJson -}}
+{{- $fleet := include "muxfleet.section" (dict "data" $data "type" "FleetFile" "value" .Values.fleet "path" "fleet") | fromJson -}}
+{{- range $fleet.models -}}
+{{- if hasPrefix "/" .source -}}
+{{- $_ := set . "source" (clean .source) -}}
+{{- else if or (hasPrefix "./" .source) (hasPrefix "../" .source) (has .source (list "." "..")) -}}
+{{- $_ := set . "source" (printf "%s/%s" $.Values.modelCache.mountPath .source | clean) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $fleet -}}
+{{- end -}}
+
+{{- define "muxfleet.unitsOf" -}}
+{{- div (mul (.nodes.min | int64) (.gpus_per_node | int64)) (.mesh_gpus | int64) -}}
+{{- end -}}
+
+{{/* Of one pool. Takes fleet, pool. */}}
+{{- define "muxfleet.unitDeployment" -}}
+{{- printf "unit-%dg" (.pool.mesh_gpus | int64) -}}
+{{- if gt (len .fleet.pools) 1 -}}-{{ .pool.name }}{{- end -}}
+{{- end -}}
+
+{{/* Arguments by the map of argument to section.key. Takes arguments, sections, nulls. */}}
+{{- define "muxfleet.arguments" -}}
+{{- $out := dict -}}
+{{- $call := . -}}
+{{- range $argument, $from := .arguments -}}
+{{- $parts := splitList "." $from -}}
+{{- $section := index $call.sections (first $parts) -}}
+{{- if hasKey $section (last $parts) -}}
+{{- $_ := set $out $argument (index $section (last $parts)) -}}
+{{- else if $call.nulls -}}
+{{- $_ := set $out $argument nil -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $out -}}
+{{- end -}}
+
+{{- define "muxfleet.serveConfig" -}}
+{{- $data := include "muxfleet.data" . | fromJson -}}
+{{- $fleet := include "muxfleet.fleet" . | fromJson -}}
+{{- $shapes := list -}}
+{{- $deployments := list -}}
+{{- $expected := dict -}}
+{{- $named := dict -}}
+{{- range $pool := $fleet.pools -}}
+{{- $name := include "muxfleet.unitDeployment" (dict "fleet" $fleet "pool" $pool) -}}
+{{- $units := include "muxfleet.unitsOf" $pool | int64 -}}
+{{- $shape := include "muxfleet.arguments" (dict "arguments" $data.unitArguments "sections" (dict "pool" $pool "engine" $fleet.engine "fleet" $fleet) "nulls" false) | fromJson -}}
+{{- $shapes = append $shapes (set $shape "deployment" $name) -}}
+{{- $actor := dict "num_cpus" $data.smallCpus -}}
+{{- if eq $pool.device "cpu" -}}{{- $_ := set $actor "num_cpus" (default 1 $pool.cores) -}}{{- end -}}
+{{- if eq $pool.device "cuda" -}}{{- $_ := set $actor "num_gpus" $pool.mesh_gpus -}}{{- end -}}
+{{- if $pool.node_labels -}}{{- $_ := set $actor "label_selector" $pool.node_labels -}}{{- end -}}
+{{- $deployments = append $deployments (mergeOverwrite (deepCopy $data.deployments.unit) (dict "name" $name "num_replicas" $units "ray_actor_options" $actor)) -}}
+{{- $_ := set $expected $pool.name $units -}}
+{{- $_ := set $named $pool.name $name -}}
+{{- end -}}
+{{- $controller := include "muxfleet.arguments" (dict "arguments" $data.controllerArguments "sections" (dict "engine" $fleet.engine "placement" $fleet.placement "gateway" $fleet.gateway "fleet" $fleet) "nulls" false) | fromJson -}}
+{{- $controller = merge (dict "models" $fleet.models "expected_units" $expected "unit_deployments" $named) $controller -}}
+{{- $gateway := include "muxfleet.arguments" (dict "arguments" $data.gatewayArguments "sections" (dict "gateway" $fleet.gateway "fleet" $fleet) "nulls" true) | fromJson -}}
+{{- $gateways := list
+  (mergeOverwrite (deepCopy $data.deployments.Gateway) (dict "name" "Gateway" "num_replicas" $fleet.gateway.replicas))
+  (mergeOverwrite (deepCopy $data.deployments.Controller) (dict "name" "Controller" "num_replicas" 1 "user_config" $controller)) -}}
+{{- $applications := list
+  (mergeOverwrite (deepCopy $data.applications.units) (dict "args" (dict "shapes" $shapes) "deployments" $deployments))
+  (mergeOverwrite (deepCopy $data.applications.gateway) (dict "args" $gateway "deployments" $gateways)) -}}
+{{- merge (dict "http_options" (dict "host" $fleet.gateway.host "port" $fleet.gateway.port) "applications" $applications) $data.config | toYaml -}}
+{{- end -}}

@@ -1,0 +1,60 @@
+{{/* At most 47 characters: KubeRay refuses longer names of a RayService. */}}
+{{- define "muxfleet.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 47 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "muxfleet.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 47 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 47 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 47 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Of objects. Never of pods: a label that changes with the chart would rebuild the Ray cluster. */}}
+{{- define "muxfleet.labels" -}}
+{{ include "muxfleet.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "muxfleet.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "muxfleet.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "muxfleet.serviceAccountName" -}}
+{{- default (ternary (include "muxfleet.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "muxfleet.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.claimName" -}}
+{{- default (printf "%s-models" (include "muxfleet.fullname" .)) .Values.modelCache.existingClaim -}}
+{{- end -}}
+
+{{- define "muxfleet.isIncremental" -}}
+{{- if eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade" -}}true{{- end -}}
+{{- end -}}
+
+{{/* During incremental upgrades KubeRay keeps one Service per Ray cluster; only the head's has a stable name. */}}
+{{- define "muxfleet.gatewayService" -}}
+{{- include "muxfleet.fullname" . -}}-{{- ternary "head" "serve" (eq (include "muxfleet.isIncremental" .) "true") -}}-svc
+{{- end -}}
+
+{{/* The job label that Prometheus gives to the series of this release's gateways. */}}
+{{- define "muxfleet.gatewayJob" -}}
+{{- printf "%s/%s-gateway" .Release.Namespace (include "muxfleet.fullname" .) -}}
+{{- end -}}

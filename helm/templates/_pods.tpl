@@ -1,0 +1,191 @@
+{{/*
+Pod templates of head and workers. Nothing in them may change with the chart's version or with the fleet's models: KubeRay
+answers a changed pod template with a new Ray cluster.
+*/}}
+
+{{- define "muxfleet.podLabels" -}}
+{{- include "muxfleet.selectorLabels" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .pool }}
+muxfleet.io/pool: {{ . }}
+{{- end }}
+{{- with .group.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Takes root, group (values of head or of a worker group), component, pool, resources, ports, grace. */}}
+{{- define "muxfleet.podTemplate" -}}
+{{- $values := .root.Values -}}
+metadata:
+  labels:
+    {{- include "muxfleet.podLabels" . | nindent 4 }}
+  {{- with .group.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "muxfleet.serviceAccountName" .root }}
+  automountServiceAccountToken: {{ and (eq .component "head") $values.autoscaling.enabled }}
+  {{- with .grace }}
+  terminationGracePeriodSeconds: {{ . | int64 }}
+  {{- end }}
+  securityContext:
+    {{- toYaml $values.podSecurityContext | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .group.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .group.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .group.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .group.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .group.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with include "muxfleet.topologySpread" . }}
+  topologySpreadConstraints:
+    {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ ternary "ray-head" "ray-worker" (eq .component "head") }}
+      image: {{ include "muxfleet.image" .root | quote }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      securityContext:
+        {{- toYaml $values.securityContext | nindent 8 }}
+      ports:
+        {{- toYaml .ports | nindent 8 }}
+      env:
+        {{- include "muxfleet.env" . | nindent 8 }}
+      resources:
+        {{- toYaml .resources | nindent 8 }}
+      {{- if ne .component "head" }}
+      # Slow nodes may take long to join the cluster; models are loaded later and hold no probe up.
+      startupProbe:
+        exec:
+          command: [bash, -c, "wget -q -T 2 -O- http://localhost:52365/api/local_raylet_healthz | grep -q success"]
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: {{ div ($values.startup.deadlineSeconds | int64) 10 }}
+      {{- end }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: home, mountPath: /home/muxfleet}
+        {{- if $values.modelCache.enabled }}
+        - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
+        {{- end }}
+        {{- if .group.shmSize }}
+        - {name: shm, mountPath: /dev/shm}
+        {{- end }}
+        {{- with .group.volumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - {name: tmp, emptyDir: {}}
+    - {name: home, emptyDir: {}}
+    {{- if $values.modelCache.enabled }}
+    - {name: models, persistentVolumeClaim: {claimName: {{ include "muxfleet.claimName" .root }}}}
+    {{- end }}
+    {{- with .group.shmSize }}
+    - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ . }}}}
+    {{- end }}
+    {{- with .group.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* Ray and Serve read most of these when they are imported: head and workers must have the same. */}}
+{{- define "muxfleet.env" -}}
+{{- $root := .root -}}
+{{- $values := $root.Values -}}
+{{- $cache := ternary $values.modelCache.mountPath "/home/muxfleet" $values.modelCache.enabled -}}
+- {name: HOME, value: /home/muxfleet}
+- {name: XDG_CACHE_HOME, value: /home/muxfleet/.cache}
+- {name: TRITON_CACHE_DIR, value: /home/muxfleet/.cache/triton}
+- {name: TORCHINDUCTOR_CACHE_DIR, value: /home/muxfleet/.cache/torchinductor}
+- {name: HF_HOME, value: {{ printf "%s/huggingface" (trimSuffix "/" $cache) }}}
+# Ray's default of 15 lets any other program on the node starve the engine.
+- {name: RAY_worker_niceness, value: "0"}
+- {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+{{- if eq (include "muxfleet.fleet" $root | fromJson).gateway.proxy "haproxy" }}
+{{- range $name, $value := (include "muxfleet.data" $root | fromJson).haproxyEnvironment }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+- {name: RAY_SERVE_HAPROXY_BINARY_PATH, value: /opt/muxfleet/bin/muxfleet-haproxy}
+{{- end }}
+{{- with $values.huggingFace.existingSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $values.huggingFace.key }}}}
+{{- end }}
+{{- with .group.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "muxfleet.topologySpread" -}}
+{{- $labels := dict "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/component" .component -}}
+{{- with .pool -}}{{- $_ := set $labels "muxfleet.io/pool" . -}}{{- end -}}
+{{- $constraints := list -}}
+{{- range .group.topologySpreadConstraints -}}
+{{- $constraints = append $constraints (merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $labels))) -}}
+{{- end -}}
+{{- with $constraints -}}{{- toYaml . -}}{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.headGroup" -}}
+{{- $port := (include "muxfleet.fleet" . | fromJson).gateway.port | int64 -}}
+{{- $ports := list
+  (dict "name" "gcs-server" "containerPort" 6379)
+  (dict "name" "dashboard" "containerPort" 8265)
+  (dict "name" "client" "containerPort" 10001)
+  (dict "name" "serve" "containerPort" $port)
+  (dict "name" "metrics" "containerPort" 8080)
+  (dict "name" "as-metrics" "containerPort" 44217)
+  (dict "name" "dash-metrics" "containerPort" 44227) -}}
+rayStartParams:
+  num-cpus: "0"
+template:
+  {{- include "muxfleet.podTemplate" (dict "root" . "group" .Values.head "component" "head" "pool" "" "ports" $ports "resources" .Values.head.resources) | nindent 2 }}
+{{- end -}}
+
+{{/* Takes root, fleet, pool. */}}
+{{- define "muxfleet.workerGroup" -}}
+{{- $values := .root.Values -}}
+{{- $own := default dict (get $values.pools .pool.name) -}}
+{{- $group := deepCopy $values.workers -}}
+{{- range $key := keys $own -}}{{- $_ := set $group $key (index $own $key) -}}{{- end -}}
+{{- $resources := deepCopy $group.resources -}}
+{{- if eq .pool.device "cuda" -}}
+{{- $gpus := dict $group.gpuResource (.pool.gpus_per_node | int64) -}}
+{{- $resources = mergeOverwrite $resources (dict "limits" $gpus "requests" (deepCopy $gpus)) -}}
+{{- end -}}
+{{- $ports := list
+  (dict "name" "serve" "containerPort" (.fleet.gateway.port | int64))
+  (dict "name" "metrics" "containerPort" 8080) -}}
+groupName: {{ .pool.name }}
+replicas: {{ .pool.nodes.min | int64 }}
+minReplicas: {{ .pool.nodes.min | int64 }}
+maxReplicas: {{ default .pool.nodes.min .pool.nodes.max | int64 }}
+{{- if $values.autoscaling.enabled }}
+idleTimeoutSeconds: {{ default $values.autoscaling.idleTimeoutSeconds $group.idleTimeoutSeconds | int64 }}
+{{- end }}
+{{- with .pool.node_labels }}
+labels:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+rayStartParams: {}
+template:
+  {{- include "muxfleet.podTemplate" (dict "root" .root "group" $group "component" "worker" "pool" .pool.name "ports" $ports "resources" $resources "grace" $group.terminationGracePeriodSeconds) | nindent 2 }}
+{{- end -}}

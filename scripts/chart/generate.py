@@ -1,0 +1,47 @@
+"""Writes the generated files of the chart; with --check only says which of them are stale.
+
+Usage: python -m scripts.chart.generate [--check]
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from scripts.chart.serve_mapping import chart_files_data
+from scripts.chart.values_file import values_table, values_yaml
+from scripts.chart.values_schema import values_schema
+
+_ROOT = Path(__file__).resolve().parents[2]
+_BEGIN, _END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
+
+
+def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
+    chart = root / "helm"
+    readme = (chart / "README.md").read_text()
+    before, rest = readme.split(_BEGIN)
+    after = rest.split(_END)[1]
+    return {
+        chart / "values.yaml": values_yaml(),
+        chart / "values.schema.json": json.dumps(values_schema(), indent=1, sort_keys=True) + "\n",
+        chart / "files" / "fleet.json": json.dumps(chart_files_data(), indent=1, sort_keys=True) + "\n",
+        chart / "README.md": f"{before}{_BEGIN}{values_table()}{_END}{after}",
+    }
+
+
+def stale_files(root: Path = _ROOT) -> list[Path]:
+    return [path for path, text in generated_files(root).items() if not path.exists() or path.read_text() != text]
+
+
+def main() -> None:
+    stale = stale_files()
+    if "--check" in sys.argv[1:]:
+        if stale:
+            sys.exit("stale, run `make chart`: " + ", ".join(str(p.relative_to(_ROOT)) for p in stale))
+        return
+    for path, text in generated_files().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Values of the Ray pods."""
+
+from typing import Annotated, Literal
+
+from pydantic import PositiveInt, StringConstraints
+
+from scripts.chart.value_types import (
+    Affinity,
+    Digest,
+    EnvVars,
+    LocalObjectReferences,
+    Quantity,
+    Resources,
+    Section,
+    StringMap,
+    Tolerations,
+    TopologySpread,
+    VolumeMounts,
+    Volumes,
+)
+
+
+class Image(Section):
+    """The image of head and workers."""
+
+    repository: Annotated[str, StringConstraints(min_length=1)] = "muxfleet"
+    """Where your build of the project's Dockerfile is."""
+    tag: str = ""
+    """Default: the chart's appVersion."""
+    digest: Digest = ""
+    """sha256:...; used instead of the tag."""
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    """Kubernetes' imagePullPolicy."""
+    pull_secrets: LocalObjectReferences = []
+    """For example [{name: registry}]."""
+
+
+class PodGroup(Section):
+    """What head and workers have in common."""
+
+    resources: Resources = {}
+    """Requests should equal limits: Ray plans with the limits."""
+    node_selector: StringMap = {}
+    """Labels of the Kubernetes nodes to run on."""
+    tolerations: Tolerations = []
+    """Taints to tolerate."""
+    affinity: Affinity = {}
+    """Pod and node affinity."""
+    topology_spread_constraints: TopologySpread = []
+    """A constraint without labelSelector gets the group's own pods."""
+    priority_class_name: str = ""
+    """PriorityClass of the pods."""
+    runtime_class_name: str = ""
+    """RuntimeClass of the pods, for example nvidia."""
+    pod_labels: StringMap = {}
+    """Changing them builds a new Ray cluster."""
+    pod_annotations: StringMap = {}
+    """Changing them builds a new Ray cluster."""
+    env: EnvVars = []
+    """Extra environment."""
+    volumes: Volumes = []
+    """Extra volumes."""
+    volume_mounts: VolumeMounts = []
+    """Extra mounts of the Ray container."""
+    shm_size: Quantity | Literal[""] = ""
+    """Size of /dev/shm. Default: KubeRay's own, as large as the container's memory limit."""
+
+
+class Head(PodGroup):
+    """The Ray head. It runs no workload."""
+
+    resources: Resources = {
+        "requests": {"cpu": "2", "memory": "8Gi"},
+        "limits": {"cpu": "2", "memory": "8Gi"},
+    }
+    """Of the Ray container. 8 GiB or more in production."""
+
+
+class WorkerGroup(PodGroup):
+    """One Kubernetes pod is one node of a fleet pool."""
+
+    gpu_resource: str = "nvidia.com/gpu"
+    """For cuda pools: gpus_per_node of it are added to requests and limits."""
+    idle_timeout_seconds: PositiveInt | None = None
+    """Default: autoscaling.idleTimeoutSeconds."""
+    termination_grace_period_seconds: PositiveInt = 90
+    """At least the 60 s that a unit lets its streams finish."""
+
+
+class Workers(WorkerGroup):
+    """Defaults of all pools; `pools.NAME` overrides them key by key."""
+
+    resources: Resources = {
+        "requests": {"cpu": "4", "memory": "16Gi"},
+        "limits": {"cpu": "4", "memory": "16Gi"},
+    }
+    """Of the Ray container. Best as large as the node: Ray sees one Ray node per pod."""

@@ -1,0 +1,136 @@
+"""helm/files/fleet.json: what the chart's templates must know to make of a fleet what `muxfleet render` makes of it.
+
+Types and defaults of the fleet file, which argument comes from which key, and the options that are the same for every
+fleet. The templates do the rest; a test compares their result with `muxfleet render`.
+"""
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from deploy.app_args import Args, ControllerConfig, GatewayArgs, UnitShape
+from deploy.ray_environment import HAPROXY
+from deploy.render import serve_config
+from deploy.settings import EngineSection, FleetFile, GatewaySection, PlacementSection, PoolSection
+
+# Arguments that the templates work out, or that bear another name in the fleet file.
+_COMPUTED: Mapping[type[Args], frozenset[str]] = {
+    UnitShape: frozenset({"deployment"}),
+    ControllerConfig: frozenset({"models", "expected_units", "unit_deployments"}),
+    GatewayArgs: frozenset(),
+}
+_RENAMED: Mapping[str, str] = {
+    "pool": "pool.name",
+    "num_gpus": "pool.mesh_gpus",
+    "kv_pool_bytes": "pool.kv_memory",
+    "device_memory_bytes": "pool.device_memory",
+}
+_SECTIONS: Mapping[type[Args], Sequence[tuple[str, type[BaseModel]]]] = {
+    UnitShape: (("pool", PoolSection), ("engine", EngineSection)),
+    ControllerConfig: (("engine", EngineSection), ("placement", PlacementSection), ("fleet", FleetFile)),
+    GatewayArgs: (("gateway", GatewaySection), ("fleet", FleetFile)),
+}
+_COMPUTED_OPTIONS = frozenset({"name", "num_replicas", "ray_actor_options", "user_config"})
+
+
+class UnmappedArgument(LookupError):
+    """An argument of the Serve config has no key of the same name: extend _RENAMED or the chart's templates."""
+
+
+def chart_files_data() -> dict[str, Any]:
+    probe = FleetFile.model_validate({"models": [{"id": "probe", "source": "probe/probe"}]})
+    config = serve_config(probe)
+    units, gateway = config["applications"]
+    return {
+        "types": _types_of(FleetFile),
+        "byteUnits": {unit: factor for unit, factor in ByteSize.byte_sizes.items() if float(factor).is_integer()},
+        "unitArguments": _sources(UnitShape),
+        "controllerArguments": _sources(ControllerConfig),
+        "gatewayArguments": _sources(GatewayArgs),
+        "config": {k: v for k, v in config.items() if k not in {"applications", "http_options"}},
+        "applications": {"units": _same_everywhere(units), "gateway": _same_everywhere(gateway)},
+        "deployments": {
+            "unit": _options(units["deployments"][0]),
+            **{d["name"]: _options(d) | {"ray_actor_options": d["ray_actor_options"]} for d in gateway["deployments"]},
+        },
+        "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
+        "haproxyEnvironment": dict(HAPROXY),
+    }
+
+
+def _sources(args: type[Args]) -> dict[str, str]:
+    """By argument: section and key."""
+    found = {}
+    for name in args.model_fields:
+        if name in _COMPUTED[args]:
+            continue
+        keys = [f"{section}.{name}" for section, model in _SECTIONS[args] if name in model.model_fields]
+        if name in _RENAMED and args is UnitShape:
+            keys = [_RENAMED[name]]
+        if not keys:
+            raise UnmappedArgument(f"{args.__name__}.{name}")
+        found[name] = keys[0]
+    return found
+
+
+def _same_everywhere(application: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: application[k] for k in ("name", "route_prefix", "import_path")}
+
+
+def _options(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in deployment.items() if k not in _COMPUTED_OPTIONS}
+
+
+def _types_of(root: type[BaseModel]) -> dict[str, Any]:
+    """By section class: its keys, each with a default and how its value is read."""
+    seen: dict[str, Any] = {}
+    waiting = [root]
+    while waiting:
+        model = waiting.pop()
+        if model.__name__ in seen:
+            continue
+        keys: dict[str, Any] = {}
+        for name, field in model.model_fields.items():
+            kind, section = _kind(field.annotation)
+            keys[name] = {"kind": kind}
+            if section is not None:
+                keys[name]["type"] = section.__name__
+                waiting.append(section)
+            if (default := _default(field)) is not None:
+                keys[name]["default"] = default
+        seen[model.__name__] = keys
+    return {name: seen[name] for name in sorted(seen)}
+
+
+def _kind(annotation: Any) -> tuple[str, type[BaseModel] | None]:  # noqa: ANN401  annotations have no common type
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _kind(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        kinds = [_kind(a) for a in arguments if a is not types.NoneType]
+        return next((k for k in kinds if k[0] != "value"), kinds[0])
+    if origin in (tuple, list):
+        section = _kind(arguments[0])[1]
+        return ("sections", section) if section is not None else ("value", None)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section", annotation
+    return ("bytes", None) if annotation is ByteSize else ("value", None)
+
+
+def _default(field: FieldInfo) -> Any:  # noqa: ANN401  of any JSON type
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined or default is None:
+        return None
+    return _changed(default)
+
+
+def _changed(default: Any) -> Any:  # noqa: ANN401  of any JSON type
+    """Without what the section's own defaults say."""
+    if isinstance(default, BaseModel):
+        return default.model_dump(mode="json", exclude_defaults=True)
+    return [_changed(item) for item in default] if isinstance(default, tuple) else default

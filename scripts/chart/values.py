@@ -1,0 +1,319 @@
+"""The chart's values: values.yaml, values.schema.json and the table in helm/README.md are written from them."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, StringConstraints
+
+from deploy.settings import FleetFile
+from scripts.chart.pod_values import Head, Image, WorkerGroup, Workers
+from scripts.chart.value_types import (
+    AnyObject,
+    DnsLabel,
+    IngressTls,
+    NetworkPolicyEgressRules,
+    NetworkPolicyPeers,
+    Percent,
+    PodSecurityContext,
+    Quantity,
+    Resources,
+    SecretName,
+    Section,
+    SecurityContext,
+    Share,
+    StringMap,
+)
+
+RAY_VERSION = "2.60.0"
+"""As in constraints.txt, which a test compares."""
+
+
+class Autoscaling(Section):
+    """Ray's autoscaler (v2) adds worker pods between nodes.min and nodes.max of each fleet pool."""
+
+    enabled: bool = False
+    """Needed where nodes.max is above nodes.min, and by the incremental upgrade."""
+    idle_timeout_seconds: PositiveInt = 300
+    """A pod without a unit for so long goes."""
+    upscaling_mode: Literal["Default", "Aggressive", "Conservative"] = "Default"
+    """How eagerly pods are asked for."""
+    resources: Resources = {
+        "requests": {"cpu": "500m", "memory": "512Mi"},
+        "limits": {"cpu": "500m", "memory": "512Mi"},
+    }
+    """Of the autoscaler's container in the head pod."""
+
+
+class Upgrade(Section):
+    """What KubeRay does when the Ray cluster itself changes. Changes of the fleet's models and SLOs never do that."""
+
+    strategy: Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = "NewCluster"
+    """NewCluster needs the GPUs twice for a while; None applies nothing to a running cluster."""
+    gateway_class_name: str = ""
+    """Incremental only: a class of a Gateway API controller."""
+    step_size_percent: Annotated[int, Field(ge=1, le=100)] = 10
+    """Incremental only: share of traffic moved at once."""
+    interval_seconds: PositiveInt = 30
+    """Incremental only: pause between two steps."""
+    max_surge_percent: Percent = 100
+    """Incremental only: extra capacity of the new cluster."""
+    deletion_delay_seconds: NonNegativeInt = 60
+    """How long the old cluster stays after the switch."""
+
+
+class Startup(Section):
+    """Patience while the fleet starts."""
+
+    deadline_seconds: Annotated[int, Field(ge=60)] = 1800
+    """How long pulling the image and loading the models may take; afterwards KubeRay gives the RayService up."""
+
+
+class Redis(Section):
+    """GCS fault tolerance: with a Redis the fleet survives the loss of its head pod. Bring a highly available one."""
+
+    address: str = ""
+    """host:port, or redis://host:port. Empty: no fault tolerance."""
+    username: str = ""
+    """Only if the Redis has users."""
+    existing_secret: SecretName = ""
+    """Secret with the password."""
+    password_key: str = "password"
+    """Key of the password in that Secret."""
+
+
+class RayAuth(Section):
+    """Token authentication inside the Ray cluster, its dashboard included."""
+
+    mode: Literal["token", "disabled"] = "token"
+    """disabled lets every pod that reaches the cluster run code in it."""
+    existing_secret: SecretName = ""
+    """Secret with the key auth_token. Default: KubeRay makes one."""
+
+
+class SecretReference(Section):
+    existing_secret: SecretName = ""
+    """Name of a Secret that is there."""
+    key: Annotated[str, StringConstraints(min_length=1)]
+    """Key in the Secret."""
+
+
+class HuggingFace(SecretReference):
+    """Token for gated models."""
+
+    key: Annotated[str, StringConstraints(min_length=1)] = "token"
+    """Key in the Secret."""
+
+
+class ModelCache(Section):
+    """Checkpoints and the Hugging Face cache, shared by all pods."""
+
+    enabled: bool = False
+    """Without it every pod downloads for itself."""
+    existing_claim: DnsLabel = ""
+    """A claim that is there, instead of a new one."""
+    storage_class_name: str = ""
+    """Default: the cluster's default class."""
+    access_modes: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"]] = ["ReadWriteMany"]
+    """Pods on several nodes need ReadWriteMany."""
+    size: Quantity = "200Gi"
+    """Of the claim."""
+    keep: bool = True
+    """The claim outlives `helm uninstall`."""
+    mount_path: Annotated[str, StringConstraints(pattern=r"^/[^:]+$")] = "/models"
+    """Relative sources of models are looked up here, as with `muxfleet render --source-root`."""
+
+
+class Service(Section):
+    """The Service in front of the gateways, NAME-serve-svc."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """LoadBalancer makes it reachable from outside."""
+    annotations: StringMap = {}
+    """For example of a cloud's load balancer."""
+
+
+class Ingress(Section):
+    """Route from outside by an Ingress controller. Refused with the incremental upgrade, which brings a Gateway."""
+
+    enabled: bool = False
+    """Make one."""
+    class_name: str = ""
+    """Default: the cluster's default class."""
+    annotations: StringMap = {}
+    """Switch response buffering off and the read timeout up for streams; names differ by controller."""
+    host: str = ""
+    """Empty: every host."""
+    path: Annotated[str, StringConstraints(pattern="^/")] = "/"
+    """Prefix; the gateway serves at /."""
+    tls: IngressTls = []
+    """Hosts and the Secrets with their certificates."""
+
+
+class ParentReference(Section):
+    name: Annotated[str, StringConstraints(min_length=1)]
+    namespace: str | None = None
+    section_name: str | None = None
+    port: Annotated[int | None, Field(ge=1, le=65535)] = None
+
+
+class HttpRoute(Section):
+    """Gateway API route to the fleet."""
+
+    enabled: bool = False
+    """Make one."""
+    parent_refs: list[ParentReference] = []
+    """Gateways that take it, for example [{name: public, namespace: infra}]."""
+    hostnames: list[str] = []
+    """Empty: every host of the Gateway."""
+    annotations: StringMap = {}
+    """Of the route."""
+    request_timeout: str = "0s"
+    """0s: none; streams may take minutes."""
+
+
+class NetworkPolicy(Section):
+    """Who may talk to the fleet's pods, and to whom they may talk."""
+
+    enabled: bool = False
+    """Make one for all pods of the release."""
+    clients: NetworkPolicyPeers = []
+    """Who may reach the gateway's port. Empty: everyone in the cluster."""
+    operator_namespace: DnsLabel = ""
+    """Where KubeRay's operator runs. Empty: any namespace."""
+    monitoring_namespace: DnsLabel = ""
+    """Where Prometheus runs. Empty: any namespace."""
+    allow_internet: bool = True
+    """HTTPS to addresses outside the private ranges, for downloads of models."""
+    extra_egress: NetworkPolicyEgressRules = []
+    """For example to Redis, to a proxy or to a collector."""
+
+
+class PodDisruptionBudget(Section):
+    """How many pods a drain of nodes may take."""
+
+    enabled: bool = True
+    """Make one per pool."""
+    max_unavailable: PositiveInt = 1
+    """Pods of one pool that a drain of nodes may take at once."""
+    protect_head: bool = False
+    """A drain never evicts the head by itself: sensible without Redis, where its loss restarts the fleet."""
+
+
+class PodMonitor(Section):
+    enabled: bool = False
+    """Make one for head and workers."""
+    labels: StringMap = {}
+    """Labels that your Prometheus selects monitors by."""
+    interval: Annotated[str, StringConstraints(pattern=r"^[0-9]+(ms|s|m)$")] = "15s"
+    """Between two scrapes."""
+
+
+class PrometheusRules(Section):
+    """Alerts and recording rules; needs prometheus-operator. docs/runbook.md has a section per alert."""
+
+    enabled: bool = False
+    """Make them."""
+    labels: StringMap = {}
+    """Labels that your Prometheus selects rules by."""
+    slo_objective: Share = 0.99
+    """Share of answers that must meet their model's targets."""
+    runbook_url: str = ""
+    """Prefix of the alerts' runbook_url; the alert's name in lower case is appended."""
+
+
+class Dashboards(Section):
+    """ConfigMaps for Grafana's sidecar."""
+
+    enabled: bool = False
+    """Make them."""
+    labels: StringMap = {"grafana_dashboard": "1"}
+    """What the sidecar looks for."""
+    annotations: StringMap = {}
+    """For example a folder."""
+
+
+class Monitoring(Section):
+    """What Prometheus and Grafana need."""
+
+    pod_monitor: PodMonitor = PodMonitor()
+    """The gateways' figures and Ray's own; needs prometheus-operator."""
+    rules: PrometheusRules = PrometheusRules()
+    dashboards: Dashboards = Dashboards()
+
+
+class ServiceAccount(Section):
+    """Of all pods. It has no rights of its own; for the autoscaler KubeRay adds what that needs."""
+
+    create: bool = True
+    """Off: name one that is there."""
+    name: DnsLabel = ""
+    """Default: the release's full name."""
+    annotations: StringMap = {}
+    """For example of a cloud identity."""
+
+
+class TestPod(Section):
+    """`helm test`: lists the models and completes one prompt."""
+
+    enabled: bool = True
+    """Make the pod."""
+    model: str = ""
+    """Default: the first model of the fleet."""
+    timeout_seconds: PositiveInt = 120
+    """How long each request may take."""
+
+
+class KubeRayOperator(BaseModel):
+    """Values of the optional subchart pass through."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    enabled: bool = False
+    """Install KubeRay's operator along; for a trial. Its CRDs only come with the first install."""
+
+
+class ChartValues(Section):
+    name_override: DnsLabel = ""
+    """Instead of the chart's name in labels and names."""
+    fullname_override: DnsLabel = ""
+    """Of all objects; at most 47 characters count."""
+    fleet: FleetFile
+    """The fleet file, as for `muxfleet up`; `muxfleet schema` explains every key."""
+    image: Image = Image()
+    ray_version: str = RAY_VERSION
+    """Ray in the image."""
+    head: Head = Head()
+    workers: Workers = Workers()
+    pools: dict[str, WorkerGroup] = {}
+    """By name of a fleet pool: what differs from `workers`, for example {h100: {nodeSelector: {gpu: h100}}}."""
+    autoscaling: Autoscaling = Autoscaling()
+    upgrade: Upgrade = Upgrade()
+    startup: Startup = Startup()
+    redis: Redis = Redis()
+    ray_auth: RayAuth = RayAuth()
+    hugging_face: HuggingFace = HuggingFace()
+    model_cache: ModelCache = ModelCache()
+    service: Service = Service()
+    ingress: Ingress = Ingress()
+    http_route: HttpRoute = HttpRoute()
+    network_policy: NetworkPolicy = NetworkPolicy()
+    pod_disruption_budget: PodDisruptionBudget = PodDisruptionBudget()
+    monitoring: Monitoring = Monitoring()
+    service_account: ServiceAccount = ServiceAccount()
+    pod_security_context: PodSecurityContext = {
+        "runAsNonRoot": True,
+        "fsGroup": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    """On OpenShift set fsGroup to null: it gives a range of its own."""
+    security_context: SecurityContext = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    """Of every container."""
+    tests: TestPod = TestPod()
+    extra_objects: list[AnyObject] = []
+    """Kubernetes objects to install along."""
+    kuberay_operator: Annotated[KubeRayOperator, Field(alias="kuberay-operator")] = KubeRayOperator()
+    global_: Annotated[AnyObject, Field(alias="global")] = {}
+    """Helm's own; not used."""
