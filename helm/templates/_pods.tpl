@@ -81,7 +81,7 @@ spec:
       {{- end }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
-        - {name: home, mountPath: /home/muxfleet}
+        - {name: home, mountPath: /var/lib/muxfleet}
         {{- if $values.modelCache.enabled }}
         - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
         {{- end }}
@@ -109,11 +109,11 @@ spec:
 {{- define "muxfleet.env" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
-{{- $cache := ternary $values.modelCache.mountPath "/home/muxfleet" $values.modelCache.enabled -}}
-- {name: HOME, value: /home/muxfleet}
-- {name: XDG_CACHE_HOME, value: /home/muxfleet/.cache}
-- {name: TRITON_CACHE_DIR, value: /home/muxfleet/.cache/triton}
-- {name: TORCHINDUCTOR_CACHE_DIR, value: /home/muxfleet/.cache/torchinductor}
+{{- $cache := ternary $values.modelCache.mountPath "/var/lib/muxfleet" $values.modelCache.enabled -}}
+- {name: HOME, value: /var/lib/muxfleet}
+- {name: XDG_CACHE_HOME, value: /var/lib/muxfleet/.cache}
+- {name: TRITON_CACHE_DIR, value: /var/lib/muxfleet/.cache/triton}
+- {name: TORCHINDUCTOR_CACHE_DIR, value: /var/lib/muxfleet/.cache/torchinductor}
 - {name: HF_HOME, value: {{ printf "%s/huggingface" (trimSuffix "/" $cache) }}}
 # Ray's default of 15 lets any other program on the node starve the engine.
 - {name: RAY_worker_niceness, value: "0"}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from scripts.chart.dashboards import dashboard_json, fleet_dashboard, units_dashboard
 from scripts.chart.serve_mapping import chart_files_data
 from scripts.chart.values_file import values_table, values_yaml
 from scripts.chart.values_schema import values_schema
@@ -25,6 +26,10 @@ def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
         chart / "values.yaml": values_yaml(),
         chart / "values.schema.json": json.dumps(values_schema(), indent=1, sort_keys=True) + "\n",
         chart / "files" / "fleet.json": json.dumps(chart_files_data(), indent=1, sort_keys=True) + "\n",
+        **{
+            chart / "files" / "dashboards" / f"{board.name}.json": dashboard_json(board)
+            for board in (fleet_dashboard(), units_dashboard())
+        },
         chart / "README.md": f"{before}{_BEGIN}{values_table()}{_END}{after}",
     }
 

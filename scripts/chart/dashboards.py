@@ -1,0 +1,244 @@
+"""Grafana dashboards of the chart, as Grafana's JSON model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SOURCE: Mapping[str, str] = {"type": "prometheus", "uid": "${datasource}"}
+_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """`queries` maps legends to PromQL, in which $job is the release."""
+
+    title: str
+    queries: Mapping[str, str]
+    unit: str
+    description: str = ""
+    is_stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    name: str
+    title: str
+    rows: Mapping[str, Sequence[Panel]]
+
+
+def _rate(metric: str, by: str, selector: str = "") -> str:
+    return f'sum by ({by}) (rate({metric}{{job=~"$job", model=~"$model"{selector}}}[$__rate_interval]))'
+
+
+def _quantile(quantile: float, histogram: str) -> str:
+    return f"histogram_quantile({quantile}, {_rate(f'{histogram}_bucket', 'model, le')})"
+
+
+def _latency(title: str, histogram: str) -> Panel:
+    return Panel(
+        title=title,
+        queries={"{{model}} p50": _quantile(0.5, histogram), "{{model}} p99": _quantile(0.99, histogram)},
+        unit="s",
+    )
+
+
+def _attainment(slo: str) -> Panel:
+    met = _rate("muxfleet_answers_slo_met_total", "model", f', slo="{slo}"')
+    return Panel(
+        title=f"{slo.upper()} attainment",
+        queries={"{{model}}": f"{met} / {_rate('muxfleet_answers_total', 'model')}"},
+        unit="percentunit",
+        description="Share of finished answers within their model's target.",
+    )
+
+
+def _of_units(metric: str, selector: str = "", model: str = ', model=~"$model"') -> str:
+    by = "model, unit" if model else "unit"
+    return f'max by ({by}) ({metric}{{job=~"$job"{model}{selector}}})'
+
+
+def fleet_dashboard() -> Dashboard:
+    traffic = [
+        Panel(title="Requests", queries={"{{model}}": _rate("muxfleet_requests_total", "model")}, unit="reqps"),
+        Panel(
+            title="Answers by status",
+            queries={"{{status}}": _rate("muxfleet_requests_total", "status")},
+            unit="reqps",
+            is_stacked=True,
+        ),
+        Panel(
+            title="Refused by admission (429)",
+            queries={"{{model}}": _rate("muxfleet_requests_shed_total", "model")},
+            unit="reqps",
+        ),
+        Panel(
+            title="Output tokens",
+            queries={"{{model}}": _rate("muxfleet_generation_tokens_total", "model")},
+            unit="short",
+            description="Tokens per second, counted when a generation ends.",
+        ),
+        Panel(
+            title="Prompt tokens", queries={"{{model}}": _rate("muxfleet_prompt_tokens_total", "model")}, unit="short"
+        ),
+        Panel(
+            title="In flight, and waiting for a first token",
+            queries={
+                "{{model}} in flight": 'sum by (model) (muxfleet_generations_in_flight{job=~"$job", model=~"$model"})',
+                "{{model}} waiting": 'sum by (model) (muxfleet_generations_queued{job=~"$job", model=~"$model"})',
+            },
+            unit="short",
+        ),
+    ]
+    service = [
+        _attainment("ttft"),
+        _attainment("tbt"),
+        Panel(
+            title="Generations that lost their unit",
+            queries={"{{model}}": _rate("muxfleet_generation_continuations_total", "model")},
+            unit="short",
+            description="They went on elsewhere; clients saw nothing.",
+        ),
+        _latency("Time to first token", "muxfleet_time_to_first_token_seconds"),
+        _latency("Gap between outputs", "muxfleet_inter_token_latency_seconds"),
+        _latency("Whole request", "muxfleet_request_duration_seconds"),
+    ]
+    return Dashboard(name="fleet", title="muxfleet / fleet", rows={"Service": service, "Traffic": traffic})
+
+
+def units_dashboard() -> Dashboard:
+    memory = [
+        Panel(
+            title="Token blocks used of the quota",
+            queries={
+                "{{model}} on {{unit}}": _of_units("muxfleet_kv_blocks", ', state="used"')
+                + " / "
+                + _of_units("muxfleet_kv_blocks", ', state="quota"')
+            },
+            unit="percentunit",
+        ),
+        Panel(
+            title="Token blocks used",
+            queries={"{{model}} on {{unit}}": _of_units("muxfleet_kv_blocks", ', state="used"')},
+            unit="short",
+            is_stacked=True,
+        ),
+        Panel(
+            title="Waiting on units",
+            queries={"{{model}} on {{unit}}": _of_units("muxfleet_num_requests_waiting")},
+            unit="short",
+        ),
+    ]
+    work = [
+        Panel(
+            title="Running on units",
+            queries={"{{model}} on {{unit}}": _of_units("muxfleet_num_requests_running")},
+            unit="short",
+        ),
+        Panel(
+            title="Partition: SMs of prefill and decode",
+            queries={
+                "{{unit}} prefill": _of_units("muxfleet_unit_sms", ', phase="prefill"', model=""),
+                "{{unit}} decode": _of_units("muxfleet_unit_sms", ', phase="decode"', model=""),
+            },
+            unit="short",
+            description="Cores on a CPU.",
+        ),
+        Panel(
+            title="Bubbles",
+            queries={
+                "{{unit}} prefill": _of_units("muxfleet_lane_bubble_share", ', phase="prefill"', model=""),
+                "{{unit}} decode": _of_units("muxfleet_lane_bubble_share", ', phase="decode"', model=""),
+            },
+            unit="percentunit",
+            description="Share of time that a lane idled although there was work.",
+        ),
+        Panel(
+            title="Age of units' reports",
+            queries={"{{unit}}": _of_units("muxfleet_unit_report_age_seconds", model="")},
+            unit="s",
+        ),
+        Panel(
+            title="Age of the gateways' view",
+            queries={"{{gateway}}": 'max by (gateway) (muxfleet_telemetry_age_seconds{job=~"$job"})'},
+            unit="s",
+        ),
+        Panel(
+            title="Gateways by version",
+            queries={"{{version}}": 'sum by (version) (muxfleet_build_info{job=~"$job"})'},
+            unit="short",
+        ),
+    ]
+    return Dashboard(name="units", title="muxfleet / units", rows={"Memory": memory, "Work": work})
+
+
+def dashboard_json(dashboard: Dashboard) -> str:
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in dashboard.rows.items():
+        panels.append(_row(title, len(panels) + 1, top))
+        top += 1
+        for i, panel in enumerate(row):
+            place = {"x": i % _COLUMNS * _WIDTH, "y": top + i // _COLUMNS * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
+            panels.append(_timeseries(panel, len(panels) + 1, place))
+        top += -(-len(row) // _COLUMNS) * _HEIGHT
+    model = {
+        "uid": f"muxfleet-{dashboard.name}",
+        "title": dashboard.title,
+        "tags": ["muxfleet", "llm"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_datasource_variable(), _variable("job"), _variable("model")]},
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+    return json.dumps(model, indent=1) + "\n"
+
+
+def _row(title: str, number: int, top: int) -> dict[str, Any]:
+    place = {"x": 0, "y": top, "w": _WIDTH * _COLUMNS, "h": 1}
+    return {"id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+
+
+def _timeseries(panel: Panel, number: int, place: Mapping[str, int]) -> dict[str, Any]:
+    stacking = {"mode": "normal" if panel.is_stacked else "none", "group": "A"}
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": dict(_SOURCE),
+        "gridPos": dict(place),
+        "fieldConfig": {
+            "defaults": {"unit": panel.unit, "min": 0, "custom": {"stacking": stacking, "fillOpacity": 10}},
+            "overrides": [],
+        },
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + i), "datasource": dict(_SOURCE), "expr": query, "legendFormat": legend}
+            for i, (legend, query) in enumerate(panel.queries.items())
+        ],
+    }
+
+
+def _datasource_variable() -> dict[str, Any]:
+    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus", "current": {}}
+
+
+def _variable(label: str) -> dict[str, Any]:
+    metric = "muxfleet_build_info" if label == "job" else 'muxfleet_requests_total{job=~"$job", model!=""}'
+    return {
+        "name": label,
+        "type": "query",
+        "label": "release" if label == "job" else label,
+        "datasource": dict(_SOURCE),
+        "query": {"query": f"label_values({metric}, {label})", "refId": label},
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
