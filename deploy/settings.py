@@ -52,8 +52,11 @@ class DemandSection(Section):
 
 
 class ReplicasSection(Section):
-    min: PositiveInt = 1
+    min: Annotated[int, Field(ge=0)] = 1
+    """0: the model is loaded when somebody asks for it and gives up its place when nobody does."""
     max: PositiveInt = 1
+    idle_after_s: PositiveFloat = 300.0
+    """With min 0: how long nobody must have asked before the model gives up its place."""
 
 
 class ModelSection(Section):
@@ -117,6 +120,17 @@ class EngineSection(Section):
 
 class PlacementSection(Section):
     solver: Literal["memory_greedy"] = "memory_greedy"
+    replan: Literal["auto", "shadow", "off", "scratch"] = "auto"
+    """Whether demand moves models: auto moves, shadow only records what it would do, off does neither; scratch plans as
+    if nothing were loaded (a baseline for experiments)."""
+    replan_every_s: PositiveFloat = 15.0
+    """Between two looks at demand, unless the rate of a model jumps."""
+    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of demand that a plan must serve in addition to be worth moving for."""
+    min_residency_s: Annotated[float, Field(ge=0)] = 60.0
+    """A replica stays at least so long."""
+    max_moves_per_min: PositiveInt = 6
+    """Loads of models that are served already."""
 
 
 class GatewaySection(Section):
