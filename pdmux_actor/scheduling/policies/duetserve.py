@@ -1,8 +1,8 @@
 """DuetServe as published (Algorithm 1): aggregate; when that would break the TBT target, the best (S_p, S_d, k).
 
 Iterations are synchronous: the next one is planned when both lanes have ended. Look-ahead steps run in launches of as
-many as the TBT target admits, at most `max_look_ahead_steps`: the tokens of a launch are handed over together. The paper
-serves one model; several take turns.
+many as the TBT target admits, at most `max_look_ahead_steps`: the tokens of a launch are handed over together. The
+paper serves one model; several take turns.
 """
 
 from collections.abc import Sequence
