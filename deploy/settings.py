@@ -28,6 +28,9 @@ LabelKey = Annotated[
 ]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")]
 Dtype = Literal["float32", "bfloat16", "float16"]
+PolicyName = Literal[
+    "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
+]
 
 
 class Section(BaseModel):
@@ -105,9 +108,7 @@ class PoolSection(Section):
 
 class EngineSection(Section):
     backend: Literal["native"] = "native"
-    policy: Literal[
-        "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
-    ] = "mux"
+    policy: PolicyName = "mux"
     block_bytes: ByteSize = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
     dtype: Dtype | None = None
@@ -172,6 +173,11 @@ def read_fleet_file(path: Path, source_root: Path | None = None) -> FleetFile:
     Raises:
         FleetFileError: every problem of the file, one line each.
     """
+    return parse_fleet_file(read_text(path), name=str(path), base=source_root or path.resolve().parent)
+
+
+def read_text(path: Path) -> str:
+    """Of a settings file. Raises FleetFileError: it is not there, not readable, too large or not UTF-8."""
     name = str(path)
     try:
         raw = path.read_bytes()
@@ -182,10 +188,9 @@ def read_fleet_file(path: Path, source_root: Path | None = None) -> FleetFile:
     if len(raw) > MAX_FILE_BYTES:
         raise FleetFileError([f"{name}: larger than {MAX_FILE_BYTES} bytes; is this a fleet file?"])
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FleetFileError([f"{name}: not UTF-8 text (byte {error.start}); save it as UTF-8"]) from error
-    return parse_fleet_file(text, name=name, base=source_root or path.resolve().parent)
 
 
 def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
@@ -196,9 +201,13 @@ def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
         fleet = FleetFile.model_validate_json(json.dumps(source.data, default=str), strict=True)
     except PydanticValidationError as error:
         raise FleetFileError([p.line(source) for p in problems_of(error, FleetFile)]) from error
-    problems = list(_semantic_problems(fleet))
+    problems = list(semantic_problems(fleet))
     if problems:
         raise FleetFileError([p.line(source) for p in problems])
+    return resolved_fleet(fleet, base)
+
+
+def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
     models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
     return fleet.model_copy(update={"models": models})
 
@@ -238,7 +247,7 @@ def export_environment(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def _semantic_problems(fleet: FleetFile) -> list[Problem]:
+def semantic_problems(fleet: FleetFile) -> list[Problem]:
     """What a schema cannot say."""
     problems = _repeated([m.id for m in fleet.models], "models", "id")
     problems += _repeated([p.name for p in fleet.pools], "pools", "name")
