@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import ByteSize
 
@@ -39,7 +40,7 @@ class Deployment:
     policy: str
     solver: str | None = None
     disaggregated: bool = False
-    scheduler: Mapping[str, int | float | bool] = field(default_factory=dict)
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
     host_s: float | None = None
 
 

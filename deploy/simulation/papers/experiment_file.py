@@ -75,7 +75,10 @@ class PublishedSection(Section):
     """`relative`: the paper gives ratios; figures are shown relative to the first system."""
 
     metric: Metric
-    values: Mapping[str, float]
+    values: Mapping[str, float] = {}
+    """By system. Where the paper only bounds a figure, the bound."""
+    orders: tuple[tuple[str, str], ...] = ()
+    """Pairs of systems, the better one first, where the paper shows an order without numbers."""
     relative: bool = False
     where: str = ""
 
@@ -124,11 +127,11 @@ def _problems(index: int, case: CaseSection) -> list[Problem]:
     fleet = [replace(p, path=("cases", index, "fleet", *p.path)) for p in semantic_problems(case.fleet)]
     return fleet + [
         Problem(
-            path=("cases", index, "published", place, "values"),
+            path=("cases", index, "published", place),
             value=name,
             remedy=f"no such system; known: {', '.join(s.name for s in case.systems)}",
         )
         for place, published in enumerate(case.published)
-        for name in published.values
+        for name in (*published.values, *(name for pair in published.orders for name in pair))
         if name not in systems
     ]

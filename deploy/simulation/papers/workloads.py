@@ -98,4 +98,5 @@ def draw(lengths: LengthSection, count: int, rng: np.random.Generator) -> npt.ND
         else:
             high = median
     drawn = np.exp(rng.normal(0, lengths.sigma, count)) * (low * high) ** 0.5
-    return np.clip(np.rint(drawn), lengths.min, lengths.max).astype(np.int64)
+    rounded: npt.NDArray[np.int64] = np.clip(np.rint(drawn), lengths.min, lengths.max).astype(np.int64)
+    return rounded
