@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deploy.settings import Dtype, ModelSection, PlacementSection
+from deploy.settings import Dtype, ModelSection
 
 UNITS_APP = "units"
 GATEWAY_APP = "gateway"
@@ -49,7 +49,7 @@ class ControllerConfig(Args):
     models: tuple[ModelSection, ...]
     dtype: Dtype | None = None
     policy: str
-    placement: PlacementSection = PlacementSection()
+    solver: str
     expected_units: dict[str, int]
     unit_deployments: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Our engine in its own process, as asyncio sees it."""
+"""An engine in its own process, as asyncio sees it: ours, or one that hosts SGLang."""
 
 import asyncio
 import itertools
@@ -42,6 +42,7 @@ from pdmux_actor.serving.commands import (
 logger = logging.getLogger(__name__)
 
 _PROGRAM = "pdmux_actor.serving.process"
+_SGLANG_PROGRAM = "pdmux_actor.backends.sglang.process"
 _READ_BYTES = 256 * 1024
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
@@ -85,7 +86,7 @@ class NativeEngine:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                _PROGRAM,
+                _SGLANG_PROGRAM if self._settings.kind.startswith("sglang") else _PROGRAM,
                 str(theirs.fileno()),
                 msgspec.json.encode(self._settings).decode(),
                 pass_fds=[theirs.fileno()],

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -19,10 +20,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `device_type` names a device the profiler knows, for "simulated"; None simulates a laptop's CPU. `num_cores` None
     means all. `dtype` None means each checkpoint's own. `device_memory_bytes` is what the planner may fill with weights
-    and KV; None means what the device has.
+    and KV; None means what the device has. `num_gpus` are one tensor-parallel group; they and `sglang` are for the
+    kinds that run SGLang.
     """
 
-    kind: Literal["torch_cpu", "simulated"]
+    kind: Literal["torch_cpu", "simulated", "sglang_cpu", "sglang_cuda"]
     kv_pool_bytes: int
     block_bytes: int = 16 * 1024
     dtype: str | None = None
@@ -31,6 +33,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device_memory_bytes: int | None = None
     policy: str = "mux"
     scheduler: SchedulerSettings = SchedulerSettings()
+    num_gpus: int = 1
+    sglang: SglangOptions = SglangOptions()
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):

@@ -5,7 +5,6 @@
 It ends with the actor: at end-of-file on the socket, or by the kernel's parent-death signal.
 """
 
-import ctypes
 import logging
 import signal
 import socket
@@ -21,15 +20,15 @@ from pdmux_actor.serving.commands import EngineSettings, Load, Started, Tokens
 from pdmux_actor.serving.executors import build_executor
 from pdmux_actor.serving.model_shelf import ModelShelf
 from pdmux_actor.serving.notice_sender import NoticeSender
+from pdmux_actor.serving.parent_death import die_with_parent
 from pdmux_actor.serving.removal_watch import WatchedExecutor
 from profiler.roofline import RooflineLatency
 
-_PR_SET_PDEATHSIG = 1
 _FLUSH_TIMEOUT_S = 5.0
 
 
 def main(arguments: Sequence[str]) -> None:
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the actor decides
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     connection = socket.socket(fileno=int(arguments[0]))
@@ -64,12 +63,6 @@ def main(arguments: Sequence[str]) -> None:
     CommandIntake(connection, inbox, shelf, sender).start()
     loop.run()
     sender.flush(_FLUSH_TIMEOUT_S)
-
-
-def _die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends: no orphan, whatever the process is doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,223 @@
+"""One SGLang engine and what is asked of it."""
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from pdmux_actor.backends.sglang.launch import Launch, plan_launch
+from pdmux_actor.backends.sglang.link import DecisionsTold, PluginHello, PluginLoad, UsePolicy, UseQuota
+from pdmux_actor.backends.sglang.load import load_report
+from pdmux_actor.backends.sglang.options import FUSING_POLICIES
+from pdmux_actor.backends.sglang.plugin_line import PluginLine
+from pdmux_actor.backends.sglang.streams import RequestStreams
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.serving.commands import (
+    AbortRequest,
+    ChangePolicy,
+    ChangeQuotas,
+    Command,
+    DecisionsRead,
+    EngineSettings,
+    Load,
+    LoadModel,
+    ModelFailed,
+    ModelLoaded,
+    ModelRemoved,
+    QuotasChanged,
+    ReadDecisions,
+    RemoveModel,
+    Submit,
+)
+from pdmux_actor.serving.notice_sender import NoticeSender
+from profiler.specs import DeviceSpec
+
+logger = logging.getLogger(__name__)
+
+_HELLO_TIMEOUT_S = 10.0  # after the engine says that it is up
+_EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
+
+
+class SglangHost:
+    """Commands come on the event loop. Starting SGLang blocks it: there is no other model to serve meanwhile."""
+
+    def __init__(self, settings: EngineSettings, device: DeviceSpec, sender: NoticeSender, folder: Path) -> None:
+        self._settings = settings
+        self._device = device
+        self._sender = sender
+        self._folder = folder
+        self._policy = settings.policy
+        self._line = PluginLine(folder / "plugin.sock", self._on_load)
+        self._engine: Any = None
+        self._launch: Launch | None = None
+        self._quota_blocks = 0
+        self._streams = RequestStreams(sender)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starts = itertools.count()
+
+    async def listen(self) -> None:
+        await self._line.listen()
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+        await self._line.close()
+
+    def take(self, command: Command) -> None:
+        match command:
+            case Submit(request=request):
+                self._streams.submit(request)
+            case AbortRequest(request_id=request_id):
+                self._streams.abort(request_id)
+            case LoadModel():
+                self._spawn(self._load(command))
+            case RemoveModel():
+                self._spawn(self._remove(command))
+            case ChangeQuotas(call=call, quota_blocks=quota_blocks):
+                self._sender.send(QuotasChanged(call, self._set_quotas(quota_blocks)))
+            case ChangePolicy(policy=policy):
+                self._set_policy(policy)
+            case ReadDecisions(call=call, last=last):
+                self._spawn(self._tell_decisions(call, last))
+            case _:
+                raise AssertionError(f"{type(command).__name__} is for the process")
+
+    # ---- the model ----
+
+    async def _load(self, command: LoadModel) -> None:
+        try:
+            launch = await self._start(command)
+        except ModelLoadError as error:
+            self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
+            return
+        self._launch, self._quota_blocks = launch, command.quota_blocks
+        self._streams.open(self._engine, launch, command.quota_blocks)
+        self._sender.send(ModelLoaded(command.call, launch.max_len(command.quota_blocks)))
+
+    async def _start(self, command: LoadModel) -> Launch:
+        if self._launch is not None:
+            raise ModelLoadError(
+                model=command.model,
+                reason=f"this unit's SGLang engine serves {self._launch.info.model}, and one model at a time",
+                remedy="give the pool a unit for each of its models, or use backend: native",
+            )
+        folder = self._folder / f"start-{next(self._starts)}"
+        folder.mkdir()
+        launch = plan_launch(
+            self._settings,
+            command,
+            policy=self._policy,
+            device=self._device,
+            folder=folder,
+            socket=str(self._line.path),
+        )
+        if launch.unmultiplexed is not None:
+            logger.warning("%s runs without multiplexing: %s", command.model, launch.unmultiplexed)
+        self._line.expect_hello()
+        self._engine = _new_engine(command.model, launch)
+        try:
+            hello = await asyncio.wait_for(self._line.hello(), _HELLO_TIMEOUT_S)
+        except TimeoutError:
+            hello = None
+        if hello is None or hello.missing:
+            self._stop_engine()
+            missing = "it did not report" if hello is None else f"hooks are missing: {', '.join(hello.missing)}"
+            raise ModelLoadError(
+                model=command.model,
+                reason=f"the muxfleet plugin is not active in SGLang's scheduler ({missing})",
+                remedy="install muxfleet into SGLang's environment (its entry point makes it a plugin), leave "
+                "SGLANG_PLUGINS unset or name muxfleet in it, and use a supported SGLang version",
+            )
+        self._log_start(command.model, launch, hello)
+        return launch
+
+    def _log_start(self, model: str, launch: Launch, hello: PluginHello) -> None:
+        how = "multiplexing off"
+        if launch.unmultiplexed is None:
+            shares = " ".join(f"{prefill}+{decode}" for prefill, decode in hello.groups)
+            how = f"policy {self._policy}, partitions (prefill+decode SMs) {shares}"
+        logger.info("SGLang serves %s, plugin active, %d KV tokens, %s", model, hello.total_tokens, how)
+
+    async def _remove(self, command: RemoveModel) -> None:
+        if self._launch is not None and self._launch.info.model == command.model:
+            self._streams.close(f"model {command.model!r} has left this unit")
+            self._launch = None
+            self._stop_engine()
+        self._sender.send(ModelRemoved(command.call))
+
+    def _stop_engine(self) -> None:
+        self._engine.shutdown()
+        self._engine = None
+
+    # ---- what changes while it runs ----
+
+    def _set_quotas(self, quota_blocks: dict[str, int]) -> dict[str, int]:
+        launch = self._launch
+        if launch is None or launch.info.model not in quota_blocks:
+            return {}
+        self._quota_blocks = quota_blocks[launch.info.model]
+        self._streams.limit(self._quota_blocks)
+        self._line.send(UseQuota(launch.quota_tokens(self._quota_blocks)))
+        return {launch.info.model: launch.max_len(self._quota_blocks)}
+
+    def _set_policy(self, policy: str) -> None:
+        if policy not in POLICIES:
+            logger.error("unknown dispatch policy %s: the one in force stays", policy)
+        elif self._launch is not None and (self._launch.unmultiplexed is None) and policy in FUSING_POLICIES:
+            logger.error("policy %s fuses prompts into decode steps, which SGLang's multiplexing cannot", policy)
+        else:
+            self._policy = policy
+            if self._launch is not None:
+                self._line.send(UsePolicy(policy))
+
+    # ---- what it tells ----
+
+    async def _tell_decisions(self, call: int, last: int) -> None:
+        told = DecisionsTold(call, 0.0, ())
+        if self._launch is not None:
+            told = await self._line.decisions(max(0, last))
+        self._sender.send(
+            DecisionsRead(call, LogExcerpt(now_s=told.now_s, unix_s=time.time(), decisions=told.decisions))
+        )
+
+    def _on_load(self, load: PluginLoad) -> None:
+        if self._launch is not None:
+            total_blocks = self._settings.kv_pool_bytes // self._settings.block_bytes
+            report = load_report(load, self._launch, self._quota_blocks, total_blocks, self._streams.counts)
+            self._sender.send(Load(report))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the engine process is of no use any more", exc_info=error)
+            os._exit(_EXIT_BUG)
+
+
+def _new_engine(model: str, launch: Launch) -> Any:
+    """On the main thread: SGLang's children end with the thread that started them."""
+    try:
+        import sglang
+        from sglang.srt.environ import envs
+    except ImportError as error:
+        raise ModelLoadError(
+            model=model, reason=f"SGLang cannot be imported: {error}", remedy="pip install 'muxfleet[sglang]'"
+        ) from error
+    # Dumps of a crashed scheduler take a minute, in which the unit would seem alive.
+    envs.SGLANG_PYSPY_DUMP_BEFORE_CRASH.set(False)
+    envs.SGLANG_CUDA_COREDUMP_BEFORE_CRASH.set(False)
+    try:
+        return sglang.Engine(**launch.arguments)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # how SGLang refuses arguments
+        reason = f"SGLang does not start: {type(error).__name__}: {error}"
+        raise ModelLoadError(model=model, reason=reason, remedy="check pools[].sglang and the unit's log") from error

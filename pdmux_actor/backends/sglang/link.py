@@ -1,0 +1,120 @@
+"""What an engine process and the plugin inside SGLang's scheduler tell each other: msgpack frames on a Unix socket."""
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from pdmux_actor.backends.sglang.snapshot import DecisionRecord
+from pdmux_actor.scheduling.decision_log import Decision
+from pdmux_actor.serving.frames import FrameSplitter
+
+_LENGTH = struct.Struct(">I")
+_RECEIVE_BYTES = 64 * 1024
+
+
+class PluginHello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first message. `missing` names hooks that did not take hold; `groups` are (prefill, decode) SMs."""
+
+    missing: tuple[str, ...]
+    groups: tuple[tuple[int, int], ...]
+    total_tokens: int
+    context_tokens: int
+
+
+class PluginLoad(msgspec.Struct, frozen=True, tag="load"):
+    """A few times a second. Totals count since the start; decode times are means over the last seconds, 0 without."""
+
+    running: int
+    waiting: int
+    used_tokens: int
+    cached_tokens: int
+    prefill_sms: int
+    decode_sms: int
+    steps_total: int
+    repartitions_total: int
+    preemptions_total: int
+    waiting_tokens: int
+    decode_predicted_s: float
+    decode_achieved_s: float
+    prefill_base_s: float
+    prefill_s_per_token: float
+    guard_cells_moved_total: int
+
+
+class DecisionsTold(msgspec.Struct, frozen=True, tag="decisions"):
+    call: int
+    now_s: float
+    decisions: tuple[Decision, ...]
+
+
+class RecordsTold(msgspec.Struct, frozen=True, tag="records"):
+    call: int
+    records: tuple[DecisionRecord, ...]
+
+
+class TellDecisions(msgspec.Struct, frozen=True, tag="tell_decisions"):
+    call: int
+    last: int
+
+
+class TellRecords(msgspec.Struct, frozen=True, tag="tell_records"):
+    """The snapshots and directives since recording began (PluginConfig.records)."""
+
+    call: int
+
+
+class UsePolicy(msgspec.Struct, frozen=True, tag="policy"):
+    policy: str
+
+
+class UseQuota(msgspec.Struct, frozen=True, tag="quota"):
+    tokens: int
+
+
+FromPlugin = PluginHello | PluginLoad | DecisionsTold | RecordsTold
+ToPlugin = TellDecisions | TellRecords | UsePolicy | UseQuota
+
+
+def encode(message: FromPlugin | ToPlugin) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class PluginReader:
+    """Bytes from the plugin to messages (sans-I/O)."""
+
+    def __init__(self) -> None:
+        self._splitter = FrameSplitter()
+        self._decoder: msgspec.msgpack.Decoder[FromPlugin] = msgspec.msgpack.Decoder(FromPlugin)
+
+    def feed(self, data: bytes) -> Iterator[FromPlugin]:
+        for body in self._splitter.feed(data):
+            yield self._decoder.decode(body)
+
+
+class SchedulerLink:
+    """The plugin's end. Polled by the scheduler's loop; never makes it wait for a message."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError: the engine process does not listen there."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._splitter = FrameSplitter()
+        self._decoder: msgspec.msgpack.Decoder[ToPlugin] = msgspec.msgpack.Decoder(ToPlugin)
+
+    def send(self, message: FromPlugin) -> None:
+        """Waits only while the engine process lets hundreds of messages lie."""
+        self._socket.sendall(encode(message))
+
+    def poll(self) -> Iterator[ToPlugin]:
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if not data:
+                return  # the engine process is gone; SGLang ends with it
+            for body in self._splitter.feed(data):
+                yield self._decoder.decode(body)

@@ -1,0 +1,79 @@
+"""Entry point of the group `sglang.srt.plugins`: SGLang calls `register` in every process it starts.
+
+Every SGLang on a machine with muxfleet calls it, so it changes nothing by itself: a scheduler is given our dispatcher
+only if its multiplexing file has muxfleet's section (plugin_config.py).
+"""
+
+import logging
+import pkgutil
+from typing import Any
+
+from pdmux_actor.backends.sglang.plugin_config import PluginConfig, read_config
+
+logger = logging.getLogger(__name__)
+
+_START = "sglang.srt.managers.scheduler.Scheduler.__init__"
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_START, _start_scheduler, HookType.AROUND)
+
+
+def _start_scheduler(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+    config = read_config(server_args.pdmux_config_path)
+    if config is None:
+        original(scheduler, server_args, *args, **kwargs)
+        return
+    # Not earlier: they would be imported by every process of every SGLang.
+    from pdmux_actor.backends.sglang.hooks import REPORTER, SEAT, Reporter
+    from pdmux_actor.backends.sglang.link import SchedulerLink
+    from pdmux_actor.backends.sglang.seat import DispatchSeat
+
+    seat = DispatchSeat(scheduler, config)
+    setattr(scheduler, SEAT, seat)
+    _install()
+    original(scheduler, server_args, *args, **kwargs)
+    if scheduler.tp_group.rank_in_group == 0:
+        link = SchedulerLink(config.socket)
+        link.send(_hello(scheduler, config))
+        setattr(scheduler, REPORTER, Reporter(link, seat, scheduler))
+
+
+def _install() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from pdmux_actor.backends.sglang.hooks import AROUND, REPLACE
+
+    for target, hook in AROUND.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+    for target, hook in REPLACE.items():
+        HookRegistry.register(target, hook, HookType.REPLACE)
+    HookRegistry.apply_hooks()  # logs what fails and goes on: `_missing` finds it
+
+
+def _hello(scheduler: Any, config: PluginConfig) -> Any:
+    from pdmux_actor.backends.sglang.link import PluginHello
+
+    groups = tuple((int(p), int(d)) for p, d in scheduler.sm_counts) if config.multiplexes else ()
+    return PluginHello(
+        missing=_missing(scheduler),
+        groups=groups,
+        total_tokens=int(scheduler.max_total_num_tokens),
+        context_tokens=int(scheduler.model_config.context_len),
+    )
+
+
+def _missing(scheduler: Any) -> tuple[str, ...]:
+    """Hooks that this scheduler does not go through."""
+    from pdmux_actor.backends.sglang.hooks import AROUND, REPLACE
+
+    missing = []
+    for target in (*AROUND, *REPLACE):
+        owner, name = target.rsplit(".", 1)
+        patched = getattr(pkgutil.resolve_name(owner), name, None)
+        is_wrapped = getattr(patched, "__wrapped__", None) is not None
+        if not is_wrapped or getattr(type(scheduler), name, None) is not patched:
+            missing.append(target)
+    return tuple(missing)

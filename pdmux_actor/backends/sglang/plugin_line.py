@@ -1,0 +1,105 @@
+"""The engine process's end of the socket to the plugin."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+from pdmux_actor.backends.sglang.link import (
+    DecisionsTold,
+    PluginHello,
+    PluginLoad,
+    PluginReader,
+    RecordsTold,
+    TellDecisions,
+    TellRecords,
+    ToPlugin,
+    encode,
+)
+
+_READ_BYTES = 256 * 1024
+
+
+class PluginLine:
+    """One plugin at a time: a model that is loaded after another has a scheduler of its own."""
+
+    def __init__(self, path: Path, on_load: Callable[[PluginLoad], None]) -> None:
+        self.path = path
+        self._on_load = on_load
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._hung_up = asyncio.Event()
+        self._hung_up.set()
+        self._hello: asyncio.Future[PluginHello] | None = None
+        self._calls: dict[int, asyncio.Future[DecisionsTold | RecordsTold]] = {}
+        self._call_ids = itertools.count()
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+
+    def expect_hello(self) -> None:
+        self._hello = asyncio.get_running_loop().create_future()
+
+    async def hello(self) -> PluginHello:
+        """Of the scheduler that starts after `expect_hello`."""
+        assert self._hello is not None
+        return await self._hello
+
+    def send(self, message: ToPlugin) -> None:
+        """Nothing is sent to a scheduler that is gone."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def decisions(self, last: int) -> DecisionsTold:
+        call = next(self._call_ids)
+        told = await self._ask(call, TellDecisions(call, last))
+        assert isinstance(told, DecisionsTold)
+        return told
+
+    async def records(self) -> RecordsTold:
+        """Everything that PluginConfig.records has kept."""
+        call = next(self._call_ids)
+        told = await self._ask(call, TellRecords(call))
+        assert isinstance(told, RecordsTold)
+        return told
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        await self._hung_up.wait()
+        if self._server is not None:
+            self._server.close()
+
+    async def _ask(self, call: int, question: TellDecisions | TellRecords) -> DecisionsTold | RecordsTold:
+        answer: asyncio.Future[DecisionsTold | RecordsTold] = asyncio.get_running_loop().create_future()
+        self._calls[call] = answer
+        self.send(question)
+        try:
+            return await answer
+        finally:
+            del self._calls[call]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._hung_up.clear()
+        try:
+            await self._read(reader)
+        finally:
+            writer.close()
+            if self._writer is writer:
+                self._hung_up.set()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        messages = PluginReader()
+        while data := await reader.read(_READ_BYTES):
+            for message in messages.feed(data):
+                match message:
+                    case PluginHello():
+                        if self._hello is not None and not self._hello.done():
+                            self._hello.set_result(message)
+                    case PluginLoad():
+                        self._on_load(message)
+                    case DecisionsTold() | RecordsTold():
+                        answer = self._calls.get(message.call)
+                        if answer is not None and not answer.done():
+                            answer.set_result(message)

@@ -1,0 +1,91 @@
+"""The engine process that hosts SGLang: `python -m pdmux_actor.backends.sglang.process FD SETTINGS`.
+
+It speaks the commands and notices of our own engine process. SGLang's tokenizer side lives here, its scheduler and
+detokenizer are children of this process and end with it.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from pdmux_actor.backends.sglang.host import SglangHost
+from pdmux_actor.serving.commands import CommandReader, EngineSettings, Shutdown, Started
+from pdmux_actor.serving.notice_sender import NoticeSender
+from pdmux_actor.serving.parent_death import die_with_parent
+from profiler.devices import device_named, laptop_cpu
+from profiler.specs import DeviceSpec
+
+_READ_BYTES = 256 * 1024
+_FLUSH_TIMEOUT_S = 5.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the actor decides
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    connection = socket.socket(fileno=int(arguments[0]))
+    settings = msgspec.json.decode(arguments[1], type=EngineSettings)
+    with tempfile.TemporaryDirectory(prefix="muxfleet-sglang-") as folder:
+        asyncio.run(_serve(connection, settings, Path(folder)))
+    os._exit(0)  # SGLang leaves threads behind that would hold up the exit
+
+
+async def _serve(connection: socket.socket, settings: EngineSettings, folder: Path) -> None:
+    sender = NoticeSender(connection)
+    device = device_of(settings)
+    host = SglangHost(settings, device, sender, folder)
+    await host.listen()
+    sender.send(
+        Started(
+            device=device.name,
+            memory_bytes=settings.device_memory_bytes or device.memory_bytes * settings.num_gpus,
+            block_bytes=settings.block_bytes,
+            total_blocks=settings.kv_pool_bytes // settings.block_bytes,
+        )
+    )
+    commands = CommandReader()
+    loop = asyncio.get_running_loop()
+    try:
+        while data := await _receive(loop, connection):
+            for command in commands.feed(data):
+                if isinstance(command, Shutdown):
+                    return
+                host.take(command)
+    finally:
+        await host.close()
+        sender.flush(_FLUSH_TIMEOUT_S)
+
+
+async def _receive(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> bytes:
+    """The socket stays blocking for the sender's thread, so it is read when it is readable."""
+    readable = loop.create_future()
+    loop.add_reader(connection.fileno(), lambda: None if readable.done() else readable.set_result(None))
+    try:
+        await readable
+    finally:
+        loop.remove_reader(connection.fileno())
+    try:
+        return connection.recv(_READ_BYTES)
+    except ConnectionError:
+        return b""  # the same as end-of-file: the actor is gone
+
+
+def device_of(settings: EngineSettings) -> DeviceSpec:
+    if settings.device_type is not None:
+        return device_named(settings.device_type)
+    return laptop_cpu(
+        num_cores=settings.num_cores or psutil.cpu_count() or 1, memory_bytes=psutil.virtual_memory().total
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
