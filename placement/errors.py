@@ -1,7 +1,8 @@
 """Errors of placement.
 
 PlacementError
-└── InvalidPlan   a plan that is malformed or promises more than its units have
+├── InvalidPlan     a plan that is malformed or promises more than its units have
+└── FleetTooLarge   more plans to look at than a solver is made for
 """
 
 
@@ -13,3 +14,10 @@ class InvalidPlan(PlacementError):
     def __init__(self, *, problems: tuple[str, ...]) -> None:
         super().__init__(f"not a valid plan: {'; '.join(problems)}; make a new one with a solver")
         self.problems = problems
+
+
+class FleetTooLarge(PlacementError):
+    def __init__(self, *, solver: str, limit: int) -> None:
+        super().__init__(f"solver {solver!r}: this fleet has more than {limit} plans; use solver 'search'")
+        self.solver = solver
+        self.limit = limit

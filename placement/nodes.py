@@ -1,5 +1,6 @@
 """Nodes that can be divided into units, and what came of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from placement.plan import Plan, UnitCapacity
@@ -57,3 +58,8 @@ class FleetPlan:
         """GPUs of units that hold a model."""
         held = {u.unit_id for u in self.plan.units if u.models}
         return sum(u.num_gpus for u in self.units if u.unit_id in held)
+
+
+def openings_of(pools: Sequence[NodePool]) -> tuple[tuple[int, UnitCapacity], ...]:
+    """A unit of every shape that a node of each pool can be cut into, with the pool's number."""
+    return tuple((number, pool.unit(0, 0, size)) for number, pool in enumerate(pools) for size in pool.sizes())

@@ -1,0 +1,93 @@
+"""The oracle for small fleets: every plan there is, up to units that are alike."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from placement.errors import FleetTooLarge
+from placement.estimate import estimate_with
+from placement.instance import Estimator, Instance, make_instance
+from placement.layout import carve, plan_of_packing
+from placement.nodes import FleetPlan, NodePool, openings_of
+from placement.packing import Packing
+from placement.plan import Plan, UnitCapacity
+from placement.solvers.base import PlacementModel
+from placement.solvers.muxserve import mesh_groups
+
+_Merit = tuple[int, float, float, int]
+_EVEN_SHARE_PER_S = 1e-9  # memory is all that matters while plans are enumerated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExhaustiveSolver:
+    """Raises FleetTooLarge beyond `most_plans`."""
+
+    estimator: Estimator = field(default_factory=Estimator)
+    most_plans: int = 50_000
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        """`current` is not looked at."""
+        ordered = sorted(units, key=lambda u: u.unit_id)
+        instance = make_instance(ordered, models, self.estimator)
+        _, plan = self._best(instance, Packing.of_units(instance, ordered), ordered)
+        return plan
+
+    def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
+        shapes = openings_of(pools)
+        instance = make_instance([unit for _, unit in shapes], models, self.estimator)
+        kinds = {(pool, unit.num_gpus): instance.kind_of(unit) for pool, unit in shapes}
+        options = []
+        for meshes in mesh_groups(pools):
+            packing = Packing.of_nodes(instance, pools)
+            for pool, node, num_gpus in meshes:
+                packing.open(kinds[pool, num_gpus], (pool, node))
+            layout = carve(packing, pools)
+            merit, plan = self._best(instance, Packing.of_units(instance, layout.units), layout.units)
+            options.append((merit, FleetPlan(units=layout.units, plan=plan)))
+        return max(options, key=lambda option: option[0])[1]
+
+    def _best(self, instance: Instance, packing: Packing, units: Sequence[UnitCapacity]) -> tuple[_Merit, Plan]:
+        best: tuple[_Merit, Plan] | None = None
+        for count, filled in enumerate(_fillings(packing, 0)):
+            if count >= self.most_plans:
+                raise FleetTooLarge(solver="exhaustive", limit=self.most_plans)
+            plan = plan_of_packing(filled, dict(enumerate(units)))
+            merit = (-len(plan.unplaced), *estimate_with(instance, units, plan).merit())
+            if best is None or merit > best[0]:
+                best = (merit, plan)
+        assert best is not None, "the empty plan is one"
+        return best
+
+
+def _fillings(packing: Packing, model: int) -> Iterator[Packing]:
+    """Gives model `model` and those after it every set of homes, in place."""
+    if model == len(packing.instance.models):
+        yield packing
+        return
+    for homes in _sets_of_homes(packing, model):
+        for unit in homes:
+            packing.put(unit, model, _EVEN_SHARE_PER_S)
+        yield from _fillings(packing, model + 1)
+        for unit in homes:
+            packing.take(unit, model)
+
+
+def _sets_of_homes(packing: Packing, model: int) -> Iterator[tuple[int, ...]]:
+    """None only if none has room. Of units of one kind that hold the same models, the first ones."""
+    alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for unit in packing.open_units():
+        costs = packing.costs_of(unit)
+        sums = packing.sums[unit] + costs.sums(model, _EVEN_SHARE_PER_S)
+        if bool(costs.runs[model]) and bool(np.all(costs.holds(sums))):
+            alike.setdefault((int(packing.kind[unit]), tuple(sorted(packing.parts[unit]))), []).append(unit)
+    groups = [alike[key] for key in sorted(alike)]
+    wanted = packing.instance.models[model]
+    yielded = False
+    for counts in product(*(range(len(group) + 1) for group in groups)):
+        if 1 <= sum(counts) <= wanted.max_replicas:
+            yielded = True
+            yield tuple(unit for group, count in zip(groups, counts, strict=True) for unit in group[:count])
+    if not yielded or wanted.min_replicas == 0:
+        yield ()

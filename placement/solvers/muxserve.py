@@ -1,0 +1,120 @@
+"""MuxServe's placement as published: Algorithm 1 (enumeration-based greedy) over the candidates of Algorithm 2.
+
+One mesh per model, tensor parallelism over the whole mesh, no replicas. Different from the release: groups of meshes
+are enumerated once per multiset of sizes, meshes are told apart by identity, and F is the estimate of throughput.py.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from placement.instance import Estimator, Instance, make_instance
+from placement.layout import carve, plan_of_packing
+from placement.merit import key_of
+from placement.nodes import FleetPlan, NodePool, openings_of
+from placement.packing import Packing
+from placement.plan import Plan, UnitCapacity
+from placement.solvers.base import PlacementModel
+from placement.throughput import LOAD
+
+_SM_SHARES = tuple(tenths / 10 for tenths in range(1, 11))
+Meshes = tuple[tuple[int, int, int], ...]
+"""(pool, node, GPUs) of each mesh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuxServeSolver:
+    """`is_time_up` ends the enumeration of mesh groups early: their number grows with the cube of the nodes."""
+
+    estimator: Estimator = field(default_factory=Estimator)
+    is_time_up: Callable[[], bool] = lambda: False
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        """The meshes are given: Algorithm 1 with one mesh group. `current` is not looked at."""
+        ordered = sorted(units, key=lambda u: u.unit_id)
+        instance = make_instance(ordered, models, self.estimator)
+        packing = _greedy(instance, Packing.of_units(instance, ordered), parallel_candidates(instance))
+        return plan_of_packing(packing, dict(enumerate(ordered)))
+
+    def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
+        shapes = openings_of(pools)
+        instance = make_instance([unit for _, unit in shapes], models, self.estimator)
+        kinds = {(pool, unit.num_gpus): instance.kind_of(unit) for pool, unit in shapes}
+        candidates = parallel_candidates(instance)
+        best: Packing | None = None
+        for meshes in mesh_groups(pools):
+            packing = Packing.of_nodes(instance, pools)
+            for pool, node, num_gpus in meshes:
+                packing.open(kinds[pool, num_gpus], (pool, node))
+            packing = _greedy(instance, packing, candidates)
+            if best is None or key_of(packing)[:2] < key_of(best)[:2]:
+                best = packing
+            if self.is_time_up():
+                break
+        return carve(best if best is not None else Packing.of_nodes(instance, pools), pools)
+
+
+def parallel_candidates(instance: Instance) -> dict[tuple[int, int], float]:
+    """Algorithm 2: per model and kind of mesh the smallest share of SMs that carries the model's load, or all of them
+    where none does. A kind is missing where the model cannot run.
+    """
+    candidates = {}
+    for kind, costs in enumerate(instance.costs):
+        for model in map(int, np.flatnonzero(costs.runs)):
+            rate = float(instance.rates_per_s[model])
+            # Alone on a share s of the SMs a model carries what it carries on all of them at 1 / s of the load.
+            alone = float(costs.factor(costs.sums(model, rate), costs.minima(model, rate)))
+            candidates[model, kind] = next((s for s in _SM_SHARES if alone * s >= 1), 1.0)
+    return candidates
+
+
+def mesh_groups(pools: Sequence[NodePool]) -> Iterator[Meshes]:
+    """Every way to cut all nodes into meshes within nodes, told apart by the numbers of meshes of each size only."""
+    for groups in product(*(_groups_of_pool(number, pool) for number, pool in enumerate(pools))):
+        yield tuple(mesh for group in groups for mesh in group)
+
+
+def _groups_of_pool(number: int, pool: NodePool) -> Sequence[Meshes]:
+    splits = list(_splits(pool.gpus_per_node, pool.sizes()))
+    groups: dict[tuple[int, ...], Meshes] = {(): ()}
+    for node in range(pool.num_nodes):
+        groups = {
+            tuple(sorted((*sizes, *split))): (*meshes, *((number, node, size) for size in split))
+            for sizes, meshes in groups.items()
+            for split in splits
+        }
+    return [groups[sizes] for sizes in sorted(groups, reverse=True)]
+
+
+def _splits(num_gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Multisets of sizes that use all GPUs of a node, or as many as they can."""
+    if not any(size <= num_gpus for size in sizes):
+        yield ()
+        return
+    for size in (s for s in sizes if s <= num_gpus):
+        for rest in _splits(num_gpus - size, [s for s in sizes if s <= size]):
+            yield (size, *rest)
+
+
+def _greedy(instance: Instance, packing: Packing, candidates: dict[tuple[int, int], float]) -> Packing:
+    """Lines 5 to 16: the model with the most computation first, each onto the mesh where F grows most. Of equal meshes
+    the one with the fewest SMs spoken for.
+    """
+    spoken_for = dict.fromkeys(packing.open_units(), 0.0)
+    for model in next(iter(instance.orders())):
+        rate = float(instance.rates_per_s[model])
+        best: tuple[float, float, int] | None = None
+        for kind in sorted({int(packing.kind[u]) for u in spoken_for}):
+            units, factors = packing.factors_with(model, rate, kind)
+            for position in np.flatnonzero(factors >= 0):
+                unit = int(units[position])
+                load = float(packing.sums[unit, LOAD])
+                delta = (load + rate) * min(1.0, factors[position]) - load * min(1.0, packing.factor[unit])
+                option = (-round(delta, 9), spoken_for[unit] + candidates[model, kind], unit)
+                best = option if best is None else min(best, option)
+        if best is not None:
+            packing.put(best[2], model, rate)
+            spoken_for[best[2]] = best[1]
+    return packing

@@ -1,0 +1,169 @@
+"""Our solver: several replicas per model, a mesh size per replica, hot beside cold, pools of different GPUs.
+
+Builds plans by insertion under several rules, keeps the best, and improves it by ruin and recreation: take all models
+off a few units, put them back in another order, keep what is no worse. It can be stopped at any time.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from placement.insertion import Insertion, InsertionRules
+from placement.instance import Estimator, Instance, make_instance
+from placement.layout import carve, plan_of_packing
+from placement.merit import key_of, serves_all
+from placement.nodes import FleetPlan, NodePool, openings_of
+from placement.packing import Packing
+from placement.plan import Plan, UnitCapacity
+from placement.solvers.base import PlacementModel
+
+_NO_LOAD = 1e-9
+_MARGINS = (1.15, 1.0)
+_OPENING_COSTS = (0.3, 1.0)
+_PATIENCE = 150  # rounds without progress before the search ends by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSolver:
+    """The same plan for the same input and seed, unless `is_time_up` cuts the search short. `rounds` bounds it; the
+    default grows with the fleet. `least_gain`: a plan that moves models must serve so much more of the demand.
+    """
+
+    estimator: Estimator = field(default_factory=Estimator)
+    seed: int = 0
+    rounds: int | None = None
+    is_time_up: Callable[[], bool] = lambda: False
+    least_gain: float = 0.01
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        ordered = sorted(units, key=lambda u: u.unit_id)
+        instance = make_instance(ordered, models, self.estimator)
+        spread = InsertionRules(spread=True)
+        if current is not None and any(current.models_of(u.unit_id) for u in ordered):
+            packing = _running(instance, ordered, current)
+            _insert_missing(packing, spread)
+            kept = key_of(packing)
+            kept_plan = plan_of_packing(packing, dict(enumerate(ordered)))
+            if serves_all(kept):
+                return kept_plan
+            self._improve(packing, [spread])
+            better = key_of(packing)
+            gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
+            return plan_of_packing(packing, dict(enumerate(ordered))) if gains else kept_plan
+        packings = [
+            _built(Packing.of_units(instance, ordered), InsertionRules(spread=spread, margin=margin), order)
+            for spread in (True, False)
+            for margin in _MARGINS
+            for order in instance.orders()
+        ]
+        best = min(packings, key=key_of)
+        if not serves_all(key_of(best)):
+            self._improve(best, [spread, InsertionRules(margin=1.0)])
+        return plan_of_packing(best, dict(enumerate(ordered)))
+
+    def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
+        shapes = openings_of(pools)
+        instance = make_instance([unit for _, unit in shapes], models, self.estimator)
+        openings = instance.openings(shapes)
+        best: Packing | None = None
+        rules = [InsertionRules(margin=m, opening_cost=c) for m in _MARGINS for c in _OPENING_COSTS]
+        for rule in rules:
+            for order in instance.orders():
+                packing = _built(Packing.of_nodes(instance, pools), rule, order, openings)
+                if best is None or key_of(packing) < key_of(best):
+                    best = packing
+                if self.is_time_up():
+                    break
+        assert best is not None, "the first rule always builds"
+        self._improve(best, rules, openings)
+        return carve(best, pools)
+
+    def _improve(
+        self, packing: Packing, rules: Sequence[InsertionRules], openings: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """In place."""
+        draw = random.Random(self.seed)
+        rounds = self.rounds if self.rounds is not None else 400 + 10 * len(packing.instance.models)
+        best, idle = key_of(packing), 0
+        for _ in range(rounds):
+            if idle >= _PATIENCE or self.is_time_up() or (not openings and serves_all(best)):
+                return
+            packing.begin()
+            _ruin_and_recreate(packing, draw, draw.choice(list(rules)), openings)
+            key = key_of(packing)
+            if key <= best:
+                packing.commit()
+                idle = idle + 1 if key == best else 0
+                best = key
+            else:
+                packing.roll_back()
+                idle += 1
+
+
+def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -> Packing:
+    """What runs stays, where it still fits; the hottest first."""
+    packing = Packing.of_units(instance, units)
+    numbers = {u.unit_id: i for i, u in enumerate(units)}
+    for model in sorted(range(len(instance.models)), key=lambda m: (-instance.models[m].demand.rate_per_s, m)):
+        wanted = instance.models[model]
+        homes = [numbers[u] for u in current.units_of(wanted.model) if u in numbers][: wanted.max_replicas]
+        for unit in homes:
+            costs = packing.costs_of(unit)
+            part = wanted.demand.rate_per_s / len(homes)
+            if costs.runs[model] and bool(costs.holds(packing.sums[unit] + costs.sums(model, part))):
+                packing.put(unit, model, part)
+    return packing
+
+
+def _insert_missing(packing: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]] = ()) -> None:
+    """Load that no replica has, and replicas that must be."""
+    insertion = Insertion(packing, rules, openings)
+    for model, wanted in enumerate(packing.instance.models):
+        given = sum(packing.parts[u][model] for u in packing.homes[model])
+        missing = max(0.0, wanted.demand.rate_per_s - given)
+        if missing > _NO_LOAD or len(packing.homes[model]) < wanted.min_replicas:
+            insertion.insert(model, missing)
+
+
+def _built(
+    packing: Packing, rules: InsertionRules, order: Sequence[int], openings: Sequence[tuple[int, int]] = ()
+) -> Packing:
+    insertion = Insertion(packing, rules, openings)
+    for model in order:
+        wanted = packing.instance.models[model]
+        if wanted.demand.rate_per_s > 0 or wanted.min_replicas > 0:
+            insertion.insert(model, wanted.demand.rate_per_s)
+    return packing
+
+
+def _ruin_and_recreate(
+    packing: Packing, draw: random.Random, rules: InsertionRules, openings: Sequence[tuple[int, int]]
+) -> None:
+    rates = [m.demand.rate_per_s for m in packing.instance.models]
+    lost: dict[int, float] = {}
+    for unit in _ruined(packing, draw):
+        for model in sorted(packing.parts[unit]):
+            lost[model] = lost.get(model, 0.0) + packing.take(unit, model)
+        if packing.nodes[unit] is not None:
+            packing.close(unit)
+    for model, wanted in enumerate(packing.instance.models):
+        if not packing.homes[model] and (rates[model] > 0 or wanted.min_replicas):
+            lost.setdefault(model, rates[model])
+    costs = packing.instance.costs[0]
+    weight = {m: costs.resident_bytes[m] if draw.random() < 0.5 else lost[m] for m in lost}
+    blind = draw.random() < 0.3
+    insertion = Insertion(packing, rules, openings)
+    for model in sorted(lost, key=lambda m: (draw.random() if blind else -weight[m], m)):
+        insertion.insert(model, lost[model])
+
+
+def _ruined(packing: Packing, draw: random.Random) -> list[int]:
+    """A few units: one that is overloaded or little used, and others at random."""
+    units = [u for u in packing.open_units() if packing.parts[u]]
+    if not units:
+        return []
+    overloaded = [u for u in units if packing.factor[u] < 1]
+    idle_first = sorted(units, key=lambda u: (-packing.factor[u], u))[: max(3, len(units) // 4)]
+    first = draw.choice(overloaded if overloaded and draw.random() < 0.6 else idle_first)
+    others = [u for u in units if u != first]
+    return [first, *draw.sample(others, min(len(others), draw.randint(0, 3)))]

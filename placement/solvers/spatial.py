@@ -1,0 +1,51 @@
+"""The honest baseline: every model on GPUs of its own, with as many replicas of the right size as its load takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from placement.insertion import Insertion, InsertionRules
+from placement.instance import Estimator, make_instance
+from placement.layout import carve, plan_of_packing
+from placement.merit import key_of
+from placement.nodes import FleetPlan, NodePool, openings_of
+from placement.packing import Packing
+from placement.plan import Plan, UnitCapacity
+from placement.solvers.base import PlacementModel
+
+_RULES = InsertionRules(margin=1.0, opening_cost=1.0, dedicated=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpatialSolver:
+    estimator: Estimator = field(default_factory=Estimator)
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        """`current` is not looked at."""
+        ordered = sorted(units, key=lambda u: u.unit_id)
+        instance = make_instance(ordered, models, self.estimator)
+        best = min((_filled(Packing.of_units(instance, ordered), (), order) for order in instance.orders()), key=key_of)
+        return plan_of_packing(best, dict(enumerate(ordered)))
+
+    def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
+        openings = openings_of(pools)
+        instance = make_instance([unit for _, unit in openings], models, self.estimator)
+        kinds = instance.openings(openings)
+        best = min(
+            (_filled(Packing.of_nodes(instance, pools), kinds, order) for order in instance.orders()), key=key_of
+        )
+        return carve(best, pools)
+
+
+def _filled(packing: Packing, openings: Sequence[tuple[int, int]], order: Sequence[int]) -> Packing:
+    """One replica for each model first; then, where GPUs are left, the rest of what is asked."""
+    insertion = Insertion(packing, _RULES, openings)
+    models = packing.instance.models
+    rest = {}
+    for model in order:
+        rate = models[model].demand.rate_per_s
+        if rate > 0 or models[model].min_replicas > 0:
+            rest[model] = rate - (insertion.insert_replica(model, rate) or 0.0)
+    for model in order:
+        if rest.get(model, 0.0) > 0 or len(packing.homes[model]) < models[model].min_replicas:
+            insertion.insert(model, rest.get(model, 0.0))
+    return packing
