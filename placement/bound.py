@@ -19,6 +19,7 @@ from placement.solvers.base import PlacementModel
 from placement.throughput import Floats, KindCosts
 
 _TAIL_OF_WAITS = float(np.log(100))
+_TOO_MUCH_GPUS = 1e9  # per request per second: nothing that any fleet serves, and numbers that HiGHS refuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _needs(costs: KindCosts, way: int, rates_per_s: Floats) -> Floats:
     slack_s = costs.slack_s[:, way]
     room_s = costs.tbt_s / costs.decode_dilation[way] - costs.decode_s
     dilation = costs.prefill_dilation[way]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         by_tbt = busy + decode * costs.decode_s / room_s
         by_kv = busy + tokens * costs.blocks_per_sequence * costs.decode_s / costs.pool_blocks
         waits_s = _TAIL_OF_WAITS / 2 * (costs.prefill_s * dilation) ** 2
@@ -102,4 +103,4 @@ def _needs(costs: KindCosts, way: int, rates_per_s: Floats) -> Floats:
     needs = costs.num_gpus * np.stack((by_tbt, by_kv, by_ttft, by_memory))
     impossible = ~costs.runs | (room_s <= 0) | (slack_s <= 0) | (costs.resident_bytes > costs.memory_bytes)
     needs[:, impossible] = np.inf
-    return np.asarray(needs)
+    return np.where(needs < _TOO_MUCH_GPUS, needs, np.inf)

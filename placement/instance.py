@@ -10,7 +10,7 @@ from placement.memory import blocks_for_tokens, bytes_for_models, resident_bytes
 from placement.plan import UnitCapacity
 from placement.quotas import QuotaClaim
 from placement.solvers.base import PlacementModel
-from placement.step_costs import LatencyOf, Sharing, StepCosts, fused_roofline, sharings, step_costs
+from placement.step_costs import LatencyOf, Sharing, StepCosts, roofline_of, sharings, step_costs
 from placement.throughput import Floats, KindCosts
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec, ModelSpec
@@ -26,12 +26,13 @@ _UNSHARED = (Sharing(decode_dilation=1.0, prefill_dilation=1.0, decode_loss=1.0,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
     """What the estimate of a fleet rests on. `contention`: how much longer decode takes beside prefill than its SMs
-    alone explain. `max_running_sequences`: of one model on one unit.
+    alone explain. `max_running_sequences`: of one model on one unit. `host_s`: what the host adds to every launch.
     """
 
-    latency_of: LatencyOf = fused_roofline
+    latency_of: LatencyOf = roofline_of
     contention: float = 1.1
     max_running_sequences: int = 64
+    host_s: float = 0.5e-3  # plan a step, launch its graph, read what was sampled (MuxWise §3.2.2, DuetServe §4.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,9 @@ def _speed(kind: UnitKind, models: Sequence[PlacementModel], estimator: Estimato
     latency = estimator.latency_of(kind.device, kind.num_gpus)
     runnable = [m for m in models if runs_on(m.spec, kind.num_gpus)]
     costs = [
-        step_costs(m.spec, m.demand, latency, kind.device.num_sms) if runs_on(m.spec, kind.num_gpus) else _UNKNOWN_SPEED
+        step_costs(m.spec, m.demand, latency, kind.device.num_sms, host_s=estimator.host_s)
+        if runs_on(m.spec, kind.num_gpus)
+        else _UNKNOWN_SPEED
         for m in models
     ]
     return _Speed(costs, _ways(kind.device, runnable, latency, estimator.contention))

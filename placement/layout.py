@@ -11,16 +11,27 @@ from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.refusal import refusal
 
 
-def plan_of_packing(packing: Packing, units: Mapping[int, UnitCapacity]) -> Plan:
-    """`units` says what each number is; those that are not open hold nothing."""
+def plan_of_packing(packing: Packing, units: Mapping[int, UnitCapacity], *, rule: str | None = None) -> Plan:
+    """`units` says what each number is; those that are not open hold nothing. `rule`: why the solver leaves units aside
+    that have room, and the remedy.
+    """
     plans = tuple(
         UnitPlan(unit_id=unit.unit_id, models=tuple(_placements(packing, u, unit))) for u, unit in units.items()
     )
-    return Plan(units=plans, unplaced=dict(_refusals(packing, units)))
+    return Plan(units=plans, unplaced=dict(_refusals(packing, units, rule)))
 
 
-def carve(packing: Packing, pools: Sequence[NodePool]) -> FleetPlan:
+def carve(packing: Packing, pools: Sequence[NodePool], *, rule: str | None = None) -> FleetPlan:
     """Gives every open unit its GPUs: on each node the largest units first."""
+    units = units_of_packing(packing, pools)
+    plan = plan_of_packing(packing, {**units, **_largest_that_could_be(packing, pools)}, rule=rule)
+    ids = {u.unit_id for u in units.values()}
+    return FleetPlan(
+        units=tuple(units.values()), plan=replace(plan, units=tuple(u for u in plan.units if u.unit_id in ids))
+    )
+
+
+def units_of_packing(packing: Packing, pools: Sequence[NodePool]) -> dict[int, UnitCapacity]:
     on_nodes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for unit in packing.open_units():
         node = packing.nodes[unit]
@@ -33,11 +44,7 @@ def carve(packing: Packing, pools: Sequence[NodePool]) -> FleetPlan:
             num_gpus = packing.costs_of(unit).num_gpus
             units[unit] = pools[pool].unit(number, first_gpu, num_gpus)
             first_gpu += num_gpus
-    plan = plan_of_packing(packing, {**units, **_largest_that_could_be(packing, pools)})
-    ids = {u.unit_id for u in units.values()}
-    return FleetPlan(
-        units=tuple(units.values()), plan=replace(plan, units=tuple(u for u in plan.units if u.unit_id in ids))
-    )
+    return units
 
 
 def _largest_that_could_be(packing: Packing, pools: Sequence[NodePool]) -> Mapping[int, UnitCapacity]:
@@ -72,7 +79,7 @@ def _placements(packing: Packing, number: int, unit: UnitCapacity) -> Iterator[M
         yield ModelPlacement(model=claim.model, quota_blocks=quotas[claim.model])
 
 
-def _refusals(packing: Packing, units: Mapping[int, UnitCapacity]) -> Iterator[tuple[str, str]]:
+def _refusals(packing: Packing, units: Mapping[int, UnitCapacity], rule: str | None) -> Iterator[tuple[str, str]]:
     models = packing.instance.models
     for number, model in enumerate(models):
         placed = len(packing.homes[number])
@@ -83,4 +90,4 @@ def _refusals(packing: Packing, units: Mapping[int, UnitCapacity]) -> Iterator[t
                 if u not in packing.homes[number]
             ]
             prefix = f"{placed} of {model.min_replicas} replicas placed: " if placed else ""
-            yield model.model, prefix + refusal(model, others)
+            yield model.model, prefix + refusal(model, others, rule=rule)

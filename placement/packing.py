@@ -25,6 +25,10 @@ class _Saved:
     parts: dict[int, float]
 
 
+Snapshot = Mapping[int, _Saved]
+"""Of the open units."""
+
+
 class Packing:
     """Kinds and models are numbers of `instance`; a unit is a number too. A closed unit holds nothing, and its GPUs are
     its node's. `free_gpus` maps a pool to the free GPUs of each of its nodes, for units that are cut out of nodes.
@@ -42,6 +46,7 @@ class Packing:
         self.homes: list[set[int]] = [set() for _ in instance.models]
         self.served_of = np.zeros(len(instance.models))
         self.gpus_used = 0
+        self._alone: dict[tuple[int, float, int], float] = {}
         self._journal: dict[int, _Saved] | None = None
 
     @classmethod
@@ -118,6 +123,19 @@ class Packing:
                 self._assign(unit, saved.kind, saved.node)
                 self._set_parts(unit, saved.parts)
 
+    def snapshot(self) -> Snapshot:
+        return {u: _Saved(int(self.kind[u]), self.nodes[u], self.parts[u]) for u in self.open_units()}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        for unit in self.open_units():
+            if snapshot.get(unit) != _Saved(int(self.kind[unit]), self.nodes[unit], self.parts[unit]):
+                self._set_parts(unit, {})
+                self._release(unit)
+        for unit, saved in snapshot.items():
+            if self.kind[unit] == _CLOSED:
+                self._assign(unit, saved.kind, saved.node)
+                self._set_parts(unit, saved.parts)
+
     def factors_with(self, model: int, rate_per_s: float, kind: int) -> tuple[npt.NDArray[np.intp], Floats]:
         """Open units of a kind without the model, and the factor each would have with this replica; -1: no room."""
         costs = self.instance.costs[kind]
@@ -133,11 +151,11 @@ class Packing:
 
     def factor_alone(self, model: int, rate_per_s: float, kind: int) -> float:
         """On an empty unit of the kind; -1: no room."""
-        costs = self.instance.costs[kind]
-        if not costs.runs[model]:
-            return -1.0
-        sums = costs.sums(model, rate_per_s)
-        return float(costs.factor(sums, costs.minima(model, rate_per_s))) if bool(costs.holds(sums)) else -1.0
+        key = (model, rate_per_s, kind)
+        factor = self._alone.get(key)
+        if factor is None:
+            factor = self._alone[key] = self._factor_alone(*key)
+        return factor
 
     def node_for(self, pool: int, num_gpus: int) -> Node | None:
         """The fullest node with room, so that whole nodes stay whole."""
@@ -145,6 +163,13 @@ class Packing:
         room = np.where(free >= num_gpus, free, np.iinfo(np.int64).max)
         number = int(room.argmin())
         return (pool, number) if free[number] >= num_gpus else None
+
+    def _factor_alone(self, model: int, rate_per_s: float, kind: int) -> float:
+        costs = self.instance.costs[kind]
+        if not costs.runs[model]:
+            return -1.0
+        sums = costs.sums(model, rate_per_s)
+        return float(costs.factor(sums, costs.minima(model, rate_per_s))) if bool(costs.holds(sums)) else -1.0
 
     def _assign(self, unit: int, kind: int, node: Node | None) -> None:
         self.kind[unit] = kind

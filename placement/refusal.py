@@ -20,8 +20,14 @@ class _Shortfall:
     shortage: QuotaShortage | None
 
 
-def refusal(model: PlacementModel, units: Sequence[tuple[UnitCapacity, Sequence[PlacementModel]]]) -> str:
-    """`units` are all that could be tried, each with the models it holds.
+def refusal(
+    model: PlacementModel,
+    units: Sequence[tuple[UnitCapacity, Sequence[PlacementModel]]],
+    *,
+    rule: str | None = None,
+) -> str:
+    """`units` are all that could be tried, each with the models it holds. `rule`: why the solver may leave units
+    aside that have room, and the remedy.
 
     Names one reason, that of the unit that lacks least, and one remedy.
     """
@@ -44,7 +50,9 @@ def refusal(model: PlacementModel, units: Sequence[tuple[UnitCapacity, Sequence[
             f"{_mib(max(0, closest.free_bytes))} free beside its KV pool"
         )
     else:
-        assert closest.shortage is not None, "a unit that lacks nothing takes the model"
+        if closest.shortage is None:
+            assert rule is not None, "a unit that lacks nothing takes the model"
+            return f"unit {closest.unit.unit_id} has room, but {rule}"
         reason = f"{closest.shortage.reason} (unit {closest.unit.unit_id})"
     fits_alone = any(_lack(_shortfall(model, unit, ())) == 0 for unit, _ in able)
     return f"{reason}; {'add a unit, or ' if fits_alone else ''}{_remedy(closest)}"

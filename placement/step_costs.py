@@ -1,7 +1,7 @@
 """How long a model's work takes on a mesh, boiled down to the few numbers that the throughput estimate needs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from placement.demand import ModelDemand
 from profiler.latency import ChunkShape, LatencyModel
@@ -44,20 +44,11 @@ ALTERNATING = Sharing(decode_dilation=1.0, prefill_dilation=2.0, decode_loss=1.0
 """Slices of a prefill between decode rounds, each on all SMs."""
 
 
-def fused_roofline(device: DeviceSpec, num_gpus: int) -> LatencyModel:
-    if num_gpus == 1:
-        return RooflineLatency(device)
-    return RooflineLatency(
-        replace(
-            device,
-            peak_flops_per_s=device.peak_flops_per_s * num_gpus,
-            memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * num_gpus,
-            launch_overhead_s=device.launch_overhead_s * 2,
-        )
-    )
+def roofline_of(device: DeviceSpec, num_gpus: int) -> LatencyModel:
+    return RooflineLatency(device, num_gpus=num_gpus)
 
 
-def step_costs(spec: ModelSpec, demand: ModelDemand, latency: LatencyModel, sms: int) -> StepCosts:
+def step_costs(spec: ModelSpec, demand: ModelDemand, latency: LatencyModel, sms: int, *, host_s: float) -> StepCosts:
     prompt = max(1, round(demand.prompt_tokens))
     context = prompt + round(demand.output_tokens / 2)
     prompts = max(1, _BATCH_TOKENS // prompt)
@@ -65,9 +56,9 @@ def step_costs(spec: ModelSpec, demand: ModelDemand, latency: LatencyModel, sms:
     large_s = latency.decode_s(spec, (context,) * _LARGE_BATCH, sms)
     per_sequence_s = max(0.0, (large_s - single_s) / (_LARGE_BATCH - 1))
     return StepCosts(
-        prefill_s=latency.prefill_s(spec, (ChunkShape(prompt),), sms),
-        batched_prefill_s=latency.prefill_s(spec, (ChunkShape(prompt),) * prompts, sms) / prompts,
-        decode_s=max(0.0, single_s - per_sequence_s),
+        prefill_s=host_s + latency.prefill_s(spec, (ChunkShape(prompt),), sms),
+        batched_prefill_s=(host_s + latency.prefill_s(spec, (ChunkShape(prompt),) * prompts, sms)) / prompts,
+        decode_s=host_s + max(0.0, single_s - per_sequence_s),
         decode_s_per_sequence=per_sequence_s,
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 from placement.errors import FleetTooLarge
 from placement.estimate import estimate_with
 from placement.instance import Estimator, Instance, make_instance
-from placement.layout import carve, plan_of_packing
+from placement.layout import plan_of_packing, units_of_packing
 from placement.nodes import FleetPlan, NodePool, openings_of
 from placement.packing import Packing
 from placement.plan import Plan, UnitCapacity
@@ -43,9 +43,9 @@ class ExhaustiveSolver:
             packing = Packing.of_nodes(instance, pools)
             for pool, node, num_gpus in meshes:
                 packing.open(kinds[pool, num_gpus], (pool, node))
-            layout = carve(packing, pools)
-            merit, plan = self._best(instance, Packing.of_units(instance, layout.units), layout.units)
-            options.append((merit, FleetPlan(units=layout.units, plan=plan)))
+            units = tuple(units_of_packing(packing, pools).values())
+            merit, plan = self._best(instance, Packing.of_units(instance, units), units)
+            options.append((merit, FleetPlan(units=units, plan=plan)))
         return max(options, key=lambda option: option[0])[1]
 
     def _best(self, instance: Instance, packing: Packing, units: Sequence[UnitCapacity]) -> tuple[_Merit, Plan]:
@@ -53,7 +53,9 @@ class ExhaustiveSolver:
         for count, filled in enumerate(_fillings(packing, 0)):
             if count >= self.most_plans:
                 raise FleetTooLarge(solver="exhaustive", limit=self.most_plans)
-            plan = plan_of_packing(filled, dict(enumerate(units)))
+            plan = plan_of_packing(
+                filled, dict(enumerate(units)), rule="another plan is better; lower the replicas it must have"
+            )
             merit = (-len(plan.unplaced), *estimate_with(instance, units, plan).merit())
             if best is None or merit > best[0]:
                 best = (merit, plan)

@@ -20,6 +20,7 @@ from placement.solvers.base import PlacementModel
 from placement.throughput import LOAD
 
 _SM_SHARES = tuple(tenths / 10 for tenths in range(1, 11))
+_RULE = "solver muxserve places one replica of each model; use solver search"
 Meshes = tuple[tuple[int, int, int], ...]
 """(pool, node, GPUs) of each mesh."""
 
@@ -36,7 +37,7 @@ class MuxServeSolver:
         ordered = sorted(units, key=lambda u: u.unit_id)
         instance = make_instance(ordered, models, self.estimator)
         packing = _greedy(instance, Packing.of_units(instance, ordered), parallel_candidates(instance))
-        return plan_of_packing(packing, dict(enumerate(ordered)))
+        return plan_of_packing(packing, dict(enumerate(ordered)), rule=_RULE)
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
         shapes = openings_of(pools)
@@ -53,7 +54,7 @@ class MuxServeSolver:
                 best = packing
             if self.is_time_up():
                 break
-        return carve(best if best is not None else Packing.of_nodes(instance, pools), pools)
+        return carve(best if best is not None else Packing.of_nodes(instance, pools), pools, rule=_RULE)
 
 
 def parallel_candidates(instance: Instance) -> dict[tuple[int, int], float]:

@@ -5,22 +5,24 @@ off a few units, put them back in another order, keep what is no worse. It can b
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from placement.insertion import Insertion, InsertionRules
 from placement.instance import Estimator, Instance, make_instance
 from placement.layout import carve, plan_of_packing
-from placement.merit import key_of, serves_all
+from placement.merit import Key, Pairs, key_of, pairs_of, serves_all
 from placement.nodes import FleetPlan, NodePool, openings_of
 from placement.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel
 
 _NO_LOAD = 1e-9
+_RULE = "the search ended before it was used; give it more time"
 _MARGINS = (1.15, 1.0)
 _OPENING_COSTS = (0.3, 1.0)
-_PATIENCE = 150  # rounds without progress before the search ends by itself
+_TOLERANCE = 0.01  # of the demand
+_MESH_BIASES = (0.0, -0.5, -1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +42,7 @@ class SearchSolver:
         instance = make_instance(ordered, models, self.estimator)
         spread = InsertionRules(spread=True)
         if current is not None and any(current.models_of(u.unit_id) for u in ordered):
-            packing = _running(instance, ordered, current)
-            _insert_missing(packing, spread)
-            kept = key_of(packing)
-            kept_plan = plan_of_packing(packing, dict(enumerate(ordered)))
-            if serves_all(kept):
-                return kept_plan
-            self._improve(packing, [spread])
-            better = key_of(packing)
-            gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
-            return plan_of_packing(packing, dict(enumerate(ordered))) if gains else kept_plan
+            return self._from_running(_running(instance, ordered, current), dict(enumerate(ordered)))
         packings = [
             _built(Packing.of_units(instance, ordered), InsertionRules(spread=spread, margin=margin), order)
             for spread in (True, False)
@@ -59,14 +52,33 @@ class SearchSolver:
         best = min(packings, key=key_of)
         if not serves_all(key_of(best)):
             self._improve(best, [spread, InsertionRules(margin=1.0)])
-        return plan_of_packing(best, dict(enumerate(ordered)))
+        return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
+
+    def _from_running(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> Plan:
+        """More replicas where load asks for them; models move only if that serves `least_gain` more."""
+        spread, running = InsertionRules(spread=True), pairs_of(packing)
+        _insert_missing(packing, spread)
+        _relieve(packing, spread)
+        kept = key_of(packing, running)
+        kept_plan = plan_of_packing(packing, units, rule=_RULE)
+        if serves_all(kept):
+            return kept_plan
+        self._improve(packing, [spread, InsertionRules(spread=True, margin=1.0)], running=running)
+        better = key_of(packing, running)
+        gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
+        return plan_of_packing(packing, units, rule=_RULE) if gains else kept_plan
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
         shapes = openings_of(pools)
         instance = make_instance([unit for _, unit in shapes], models, self.estimator)
         openings = instance.openings(shapes)
         best: Packing | None = None
-        rules = [InsertionRules(margin=m, opening_cost=c) for m in _MARGINS for c in _OPENING_COSTS]
+        rules = [
+            InsertionRules(margin=margin, opening_cost=cost, mesh_bias=bias)
+            for bias in _MESH_BIASES
+            for margin in _MARGINS
+            for cost in _OPENING_COSTS
+        ]
         for rule in rules:
             for order in instance.orders():
                 packing = _built(Packing.of_nodes(instance, pools), rule, order, openings)
@@ -76,28 +88,43 @@ class SearchSolver:
                     break
         assert best is not None, "the first rule always builds"
         self._improve(best, rules, openings)
-        return carve(best, pools)
+        return carve(best, pools, rule=_RULE)
 
     def _improve(
-        self, packing: Packing, rules: Sequence[InsertionRules], openings: Sequence[tuple[int, int]] = ()
+        self,
+        packing: Packing,
+        rules: Sequence[InsertionRules],
+        openings: Sequence[tuple[int, int]] = (),
+        *,
+        running: Pairs | None = None,
     ) -> None:
         """In place."""
         draw = random.Random(self.seed)
         rounds = self.rounds if self.rounds is not None else 400 + 10 * len(packing.instance.models)
-        best, idle = key_of(packing), 0
-        for _ in range(rounds):
-            if idle >= _PATIENCE or self.is_time_up() or (not openings and serves_all(best)):
-                return
+        now = best = key_of(packing, running)
+        kept, idle = packing.snapshot(), 0
+        patience = max(150, 600 - 5 * len(packing.instance.models))  # rounds are cheap where there is little to try
+        for number in range(rounds if packing.instance.costs else 0):
+            if idle >= patience or self.is_time_up() or (not openings and serves_all(best)):
+                break
             packing.begin()
-            _ruin_and_recreate(packing, draw, draw.choice(list(rules)), openings)
-            key = key_of(packing)
-            if key <= best:
+            rule = replace(draw.choice(list(rules)), few_replicas=draw.random() < 0.4)
+            _ruin_and_recreate(packing, draw, rule, openings)
+            key = key_of(packing, running)
+            idle += 1
+            if key <= now or _is_near(key, best, _TOLERANCE * (1 - number / rounds)):
                 packing.commit()
-                idle = idle + 1 if key == best else 0
-                best = key
+                now = key
             else:
                 packing.roll_back()
-                idle += 1
+            if now < best:
+                best, kept, idle = now, packing.snapshot(), 0
+        packing.restore(kept)
+
+
+def _is_near(key: Key, best: Key, tolerance: float) -> bool:
+    """Record-to-record travel: a little worse than the best so far is accepted, ever less of it."""
+    return key[0] <= best[0] and key[1] <= best[1] + tolerance and best[1] > 0
 
 
 def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -> Packing:
@@ -123,6 +150,25 @@ def _insert_missing(packing: Packing, rules: InsertionRules, openings: Sequence[
         missing = max(0.0, wanted.demand.rate_per_s - given)
         if missing > _NO_LOAD or len(packing.homes[model]) < wanted.min_replicas:
             insertion.insert(model, missing)
+
+
+def _relieve(packing: Packing, rules: InsertionRules) -> None:
+    """Shares the load of models on overloaded units with new replicas elsewhere, the hottest first."""
+    insertion = Insertion(packing, rules)
+    overloaded = [u for u in packing.open_units() if packing.factor[u] < 1]
+    parts = [(packing.parts[u][m], u, m) for u in overloaded for m in packing.parts[u]]
+    for rate, unit, model in sorted(parts, key=lambda part: (-part[0], part[1:])):
+        factor = float(packing.factor[unit])
+        if factor >= 1 or len(packing.homes[model]) >= packing.instance.models[model].max_replicas:
+            continue
+        before = key_of(packing)
+        packing.begin()
+        packing.set_rate(unit, model, rate * factor / rules.margin)
+        insertion.insert(model, rate * (1 - factor / rules.margin))
+        if key_of(packing)[:3] < before[:3]:
+            packing.commit()
+        else:
+            packing.roll_back()
 
 
 def _built(

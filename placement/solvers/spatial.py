@@ -12,6 +12,7 @@ from placement.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel
 
+_RULE = "solver spatial gives every model units of its own; use solver search"
 _RULES = InsertionRules(margin=1.0, opening_cost=1.0, dedicated=True)
 
 
@@ -24,7 +25,7 @@ class SpatialSolver:
         ordered = sorted(units, key=lambda u: u.unit_id)
         instance = make_instance(ordered, models, self.estimator)
         best = min((_filled(Packing.of_units(instance, ordered), (), order) for order in instance.orders()), key=key_of)
-        return plan_of_packing(best, dict(enumerate(ordered)))
+        return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
         openings = openings_of(pools)
@@ -33,7 +34,7 @@ class SpatialSolver:
         best = min(
             (_filled(Packing.of_nodes(instance, pools), kinds, order) for order in instance.orders()), key=key_of
         )
-        return carve(best, pools)
+        return carve(best, pools, rule=_RULE)
 
 
 def _filled(packing: Packing, openings: Sequence[tuple[int, int]], order: Sequence[int]) -> Packing:

@@ -3,9 +3,12 @@
 from hypothesis import strategies as st
 
 from placement.demand import ModelDemand
-from placement.plan import UnitCapacity
+from placement.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
+from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel
-from profiler.specs import ModelSpec
+from profiler.devices import A100_80G, L40S
+from profiler.specs import DeviceSpec, ModelSpec
+from traces.report import SloTarget
 
 BLOCK_BYTES = 16 * 1024
 MIB = 1024**2
@@ -38,6 +41,7 @@ def make_model(
     max_replicas: int | None = None,
     max_model_len: int = 2048,
     tokens: float = 320,
+    slo: SloTarget | None = None,
 ) -> PlacementModel:
     demand = ModelDemand(model=name, rate_per_s=rate_per_s, prompt_tokens=tokens * 0.75, output_tokens=tokens * 0.25)
     return PlacementModel(
@@ -47,11 +51,17 @@ def make_model(
         min_replicas=min_replicas,
         max_replicas=max_replicas or max(1, min_replicas),
         max_model_len=max_model_len,
+        slo=slo,
     )
 
 
 def make_unit(
-    unit_id: str = "u", *, memory_mib: int = 256, total_blocks: int = 4096, num_gpus: int = 1
+    unit_id: str = "u",
+    *,
+    memory_mib: int = 256,
+    total_blocks: int = 4096,
+    num_gpus: int = 1,
+    device: DeviceSpec | None = None,
 ) -> UnitCapacity:
     return UnitCapacity(
         unit_id=unit_id,
@@ -59,6 +69,7 @@ def make_unit(
         memory_bytes=memory_mib * MIB,
         block_bytes=BLOCK_BYTES,
         total_blocks=total_blocks,
+        device=device,
     )
 
 
@@ -87,6 +98,9 @@ def model_lists(draw: st.DrawFn) -> list[PlacementModel]:
                 max_replicas=draw(st.integers(max(1, min_replicas), 3)),
                 max_model_len=draw(st.integers(1, 4096)),
                 tokens=draw(st.floats(1, 3000)),
+                slo=draw(
+                    st.sampled_from([None, SloTarget(ttft_s=1.0, tbt_s=0.05), SloTarget(ttft_s=1e-6, tbt_s=1e-6)])
+                ),
             )
         )
     return models
@@ -101,6 +115,27 @@ def unit_lists(draw: st.DrawFn) -> list[UnitCapacity]:
             memory_mib=draw(st.integers(1, 400)),
             total_blocks=draw(st.integers(0, 12000)),
             num_gpus=draw(st.sampled_from([1, 1, 2, 4])),
+            device=draw(st.sampled_from([None, A100_80G, L40S])),
         )
         for name in names
     ]
+
+
+def assert_sound(plan: Plan, units: list[UnitCapacity], models: list[PlacementModel]) -> None:
+    plan.validate(units)
+    by_name = {m.model: m for m in models}
+    assert {u.unit_id for u in plan.units} == {u.unit_id for u in units}
+    for unit in units:
+        held = plan.models_of(unit.unit_id)
+        assert all(runs_on(by_name[p.model].spec, unit.num_gpus) for p in held)
+        needed_bytes = sum(resident_bytes(by_name[p.model].spec, unit.num_gpus) for p in held)
+        assert needed_bytes <= max(0, bytes_for_models(unit))
+        for placement in held:
+            model = by_name[placement.model]
+            mean = min(model.max_model_len, int(model.demand.tokens_per_request))
+            assert placement.quota_blocks >= (blocks_for_tokens(model.spec, unit.block_bytes, mean, unit.num_gpus) or 0)
+    for model in models:
+        replicas = len(plan.units_of(model.model))
+        assert replicas <= model.max_replicas
+        assert (model.model in plan.unplaced) == (replicas < model.min_replicas)
+    assert all("; " in reason for reason in plan.unplaced.values()), "a reason comes with a remedy"

@@ -2,35 +2,15 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from placement_cases import MIB, make_model, make_spec, make_unit, model_lists, unit_lists
+from placement_cases import MIB, assert_sound, make_model, make_spec, make_unit, model_lists, unit_lists
 
-from placement.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
-from placement.plan import Plan, UnitCapacity
+from placement.memory import bytes_for_models, resident_bytes
+from placement.plan import UnitCapacity
 from placement.solvers.base import PlacementModel, Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 
 SOLVER: Solver = MemoryGreedySolver()
 BIG = make_spec(num_layers=12, hidden_size=1024)
-
-
-def assert_sound(plan: Plan, units: list[UnitCapacity], models: list[PlacementModel]) -> None:
-    plan.validate(units)
-    by_name = {m.model: m for m in models}
-    assert {u.unit_id for u in plan.units} == {u.unit_id for u in units}
-    for unit in units:
-        held = plan.models_of(unit.unit_id)
-        assert all(runs_on(by_name[p.model].spec, unit.num_gpus) for p in held)
-        needed_bytes = sum(resident_bytes(by_name[p.model].spec, unit.num_gpus) for p in held)
-        assert needed_bytes <= max(0, bytes_for_models(unit))
-        for placement in held:
-            model = by_name[placement.model]
-            mean = min(model.max_model_len, int(model.demand.tokens_per_request))
-            assert placement.quota_blocks >= (blocks_for_tokens(model.spec, unit.block_bytes, mean, unit.num_gpus) or 0)
-    for model in models:
-        replicas = len(plan.units_of(model.model))
-        assert replicas <= model.max_replicas
-        assert (model.model in plan.unplaced) == (replicas < model.min_replicas)
-    assert all("; " in reason for reason in plan.unplaced.values()), "a reason comes with a remedy"
 
 
 @given(unit_lists(), model_lists())
