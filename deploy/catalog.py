@@ -9,6 +9,7 @@ from placement.demand import ModelDemand
 from placement.solvers.base import PlacementModel
 from profiler.specs import ModelSpec
 from router.view import ModelCard
+from traces.report import SloTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class CatalogModel:
             model=self.id,
             spec=self.spec,
             demand=demand or self.prior(),
+            slo=SloTarget(ttft_s=self.slo.ttft_s, tbt_s=self.slo.tbt_s),
             min_replicas=self.settings.replicas.min,
             max_replicas=self.settings.replicas.max,
             max_model_len=min(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from deploy.errors import DeployError
+from placement.errors import PlacementError
 from profiler.errors import ProfilerError
 from traces.errors import TraceError
 
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         build_app()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="muxfleet")
     except DeployError as error:
         _fail(error, error.exit_code)
-    except (ProfilerError, TraceError) as error:
+    except (PlacementError, ProfilerError, TraceError) as error:
         _fail(error, 2)
     except KeyboardInterrupt:
         _fail("interrupted", _INTERRUPTED)

@@ -1,20 +1,36 @@
-"""The placement that the control loop starts with, worked out from the fleet file alone."""
+"""Plans worked out from the fleet file alone: what the control loop starts with, and what an operator asks about."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import psutil
 
 from deploy.catalog import CatalogModel
+from deploy.errors import OptionNotUsable
 from deploy.model_specs import read_model_spec
 from deploy.render import units_of
 from deploy.settings import FleetFile, PoolSection
+from deploy.simulation.hardware import CPU_HOST_S, GPU_HOST_S, hardware_of
+from placement.estimate import FleetEstimate, estimate
+from placement.instance import Estimator
+from placement.nodes import NodePool
 from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import PlacementModel, Solver
+from placement.solvers.base import FleetSolver, PlacementModel, Solver
+from placement.solvers.exhaustive import ExhaustiveSolver
 from placement.solvers.memory_greedy import MemoryGreedySolver
-from profiler.devices import device_named
+from placement.solvers.muxserve import MuxServeSolver
+from placement.solvers.search import SearchSolver
+from placement.solvers.spatial import SpatialSolver
 
-SOLVERS: Mapping[str, type[Solver]] = {"memory_greedy": MemoryGreedySolver}
+SOLVERS: Mapping[str, type[Solver]] = {
+    "memory_greedy": MemoryGreedySolver,
+    "search": SearchSolver,
+    "muxserve": MuxServeSolver,
+    "spatial": SpatialSolver,
+}
+"""Those that a fleet file can name."""
+
+IsTimeUp = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,19 +38,93 @@ class PlannedFleet:
     plan: Plan
     models: tuple[PlacementModel, ...]
     units: tuple[UnitCapacity, ...]
+    estimator: Estimator
+
+    def estimate(self) -> FleetEstimate:
+        return estimate(self.units, self.models, self.plan, self.estimator)
 
 
-def plan_fleet(fleet: FleetFile) -> PlannedFleet:
-    """Reads every model's config.json.
+def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
+    """For units of the sizes that the file gives. Reads every model's config.json.
 
     Raises:
         SourceNotFound: a checkpoint is not there.
         UnsupportedModel: a checkpoint cannot be served.
+        FleetTooLarge: solver exhaustive only.
     """
-    models = tuple(_placement_models(fleet))
-    units = tuple(unit for pool in fleet.pools for unit in _units(fleet, pool))
-    plan = SOLVERS[fleet.placement.solver]().solve(units, models, None)
-    return PlannedFleet(plan=plan, models=models, units=units)
+    models, units, estimator = placement_models(fleet), units_of_fleet(fleet), estimator_of(fleet)
+    plan = _solver(fleet.placement.solver, estimator, is_time_up).solve(units, models, current)
+    return PlannedFleet(plan=plan, models=models, units=units, estimator=estimator)
+
+
+def lay_out_fleet(fleet: FleetFile, *, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
+    """For the same nodes, with mesh sizes of the solver's choice. Raises as `plan_fleet`."""
+    models, estimator = placement_models(fleet), estimator_of(fleet)
+    layout = _fleet_solver(fleet.placement.solver, estimator, is_time_up).lay_out(node_pools(fleet), models)
+    return PlannedFleet(plan=layout.plan, models=models, units=layout.units, estimator=estimator)
+
+
+def estimator_of(fleet: FleetFile) -> Estimator:
+    host_s = CPU_HOST_S if all(p.gpu_type is None for p in fleet.pools) else GPU_HOST_S
+    return Estimator(max_running_sequences=fleet.engine.max_running_sequences, host_s=host_s)
+
+
+def placement_models(fleet: FleetFile) -> tuple[PlacementModel, ...]:
+    return tuple(_placement_models(fleet))
+
+
+def units_of_fleet(fleet: FleetFile) -> tuple[UnitCapacity, ...]:
+    return tuple(unit for pool in fleet.pools for unit in _units(fleet, pool))
+
+
+def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
+    return tuple(
+        NodePool(
+            name=pool.name,
+            num_nodes=pool.nodes.min,
+            gpus_per_node=pool.gpus_per_node,
+            device=hardware_of(pool).device,
+            memory_bytes=_memory_bytes(pool) // pool.mesh_gpus,
+            block_bytes=fleet.engine.block_bytes,
+            total_blocks=pool.kv_memory // pool.mesh_gpus // fleet.engine.block_bytes,
+        )
+        for pool in fleet.pools
+    )
+
+
+def _solver(name: str, estimator: Estimator, is_time_up: IsTimeUp) -> Solver:
+    match name:
+        case "memory_greedy":
+            return MemoryGreedySolver()
+        case _:
+            return _estimating_solver(name, estimator, is_time_up)
+
+
+def _fleet_solver(name: str, estimator: Estimator, is_time_up: IsTimeUp) -> FleetSolver:
+    match name:
+        case "memory_greedy":
+            raise OptionNotUsable(
+                option="--solver", value=name, remedy="it does not choose mesh sizes; use search, muxserve or spatial"
+            )
+        case _:
+            return _estimating_solver(name, estimator, is_time_up)
+
+
+def _estimating_solver(
+    name: str, estimator: Estimator, is_time_up: IsTimeUp
+) -> SearchSolver | MuxServeSolver | SpatialSolver | ExhaustiveSolver:
+    match name:
+        case "search":
+            return SearchSolver(estimator=estimator, is_time_up=is_time_up)
+        case "muxserve":
+            return MuxServeSolver(estimator=estimator, is_time_up=is_time_up)
+        case "spatial":
+            return SpatialSolver(estimator=estimator)
+        case "exhaustive":
+            return ExhaustiveSolver(estimator=estimator)
+        case _:
+            known = ", ".join((*SOLVERS, "exhaustive"))
+            raise OptionNotUsable(option="--solver", value=name, remedy=f"use one of {known}")
 
 
 def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
@@ -47,12 +137,7 @@ def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
 
 
 def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
-    if pool.device_memory is not None:
-        memory_bytes = int(pool.device_memory)
-    elif pool.gpu_type is not None:
-        memory_bytes = device_named(pool.gpu_type).memory_bytes * pool.mesh_gpus
-    else:
-        memory_bytes = psutil.virtual_memory().total
+    memory_bytes, device = _memory_bytes(pool), hardware_of(pool).device
     for i in range(units_of(pool)):
         yield UnitCapacity(
             unit_id=f"{pool.name}/{i}",
@@ -60,4 +145,16 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             memory_bytes=memory_bytes,
             block_bytes=fleet.engine.block_bytes,
             total_blocks=pool.kv_memory // fleet.engine.block_bytes,
+            pool=pool.name,
+            node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
+            device=device,
         )
+
+
+def _memory_bytes(pool: PoolSection) -> int:
+    """Of one unit."""
+    if pool.device_memory is not None:
+        return int(pool.device_memory)
+    if pool.gpu_type is not None:
+        return hardware_of(pool).device.memory_bytes * pool.mesh_gpus
+    return psutil.virtual_memory().total

@@ -116,7 +116,9 @@ class EngineSection(Section):
 
 
 class PlacementSection(Section):
-    solver: Literal["memory_greedy"] = "memory_greedy"
+    solver: Literal["memory_greedy", "search", "muxserve", "spatial"] = "memory_greedy"
+    """memory_greedy looks at memory only. search fits replicas to demand and SLOs, and moves little. muxserve (as
+    published: one replica a model) and spatial (one model a unit) are there to compare with."""
 
 
 class GatewaySection(Section):
