@@ -1,75 +1,269 @@
-"""Whether a request may enter."""
+"""Whether a request may enter, must wait for its turn, or is turned away. Sans-I/O: callers tell the time."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from router.error_bodies import MAX_RETRY_AFTER_S
+from router.ask import Ask
+from router.estimates import DrainRate, OutputLengths, WakeTimes
+from router.fair_queue import FairQueue
+from router.ledger import QuotaLedger
+from router.routing import UnitChoice
 
-_BLIND_RETRY_AFTER_S = 5  # before the first completion tells the rate
-_RATE_WINDOW_S = 30.0
+MAX_RETRY_AFTER_S = 120
+"""The OpenAI SDKs give up above."""
+
+_LEAST_PAUSE_S = 0.002  # between two tries
+_BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
-    pass
+    """Blocks are reserved; the request goes to `choice` now."""
+
+    choice: UnitChoice
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """No unit is ready: wait for one until `deadline_s`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """It waits. `is_held`: for a unit that has its model, otherwise for its turn."""
 
-    deadline_s: float
+    is_held: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shed:
+    """Overload (429): the model is served, but not this request, not now."""
+
     retry_after_s: int
 
 
-Decision = Admit | Hold | Shed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCapacity:
+    """No unit has the model (503)."""
+
+    retry_after_s: int
 
 
-class CompletionRate:
-    """Requests per second that left the queue, averaged over the last half minute or so (exponential window)."""
-
-    def __init__(self) -> None:
-        self._weight = 0.0
-        self._at_s: float | None = None
-        self._since_s: float | None = None
-
-    def record(self, now_s: float) -> None:
-        self._weight = self._decayed(now_s) + 1.0
-        self._at_s = now_s
-        if self._since_s is None:
-            self._since_s = now_s
-
-    def per_s(self, now_s: float) -> float:
-        """0 before the first record."""
-        if self._since_s is None:
-            return 0.0
-        observed_s = max(1.0, now_s - self._since_s)
-        # The window's mass so far: without it the rate would read low until the window has filled.
-        return self._decayed(now_s) / (_RATE_WINDOW_S * (1.0 - math.exp(-observed_s / _RATE_WINDOW_S)))
-
-    def _decayed(self, now_s: float) -> float:
-        if self._at_s is None:
-            return 0.0
-        return self._weight * math.exp(-max(0.0, now_s - self._at_s) / _RATE_WINDOW_S)
+Outcome = Admit | Shed | NoCapacity
+Decision = Outcome | Queue
 
 
-def admit(
-    *, queued: int, max_queued: int, completions_per_s: float, ready: bool, now_s: float, hold_s: float
-) -> Decision:
-    """`queued` counts the model's requests that wait for their first token."""
-    if queued >= max_queued:
-        return Shed(retry_after_s(queued=queued, max_queued=max_queued, completions_per_s=completions_per_s))
-    return Admit() if ready else Hold(deadline_s=now_s + hold_s)
+class Units(Protocol):
+    """Routing as admission needs it."""
+
+    def choose(self, ask: Ask, now_s: float) -> UnitChoice | None:
+        """None while no unit has the model ready."""
+        ...
+
+    def is_ready(self, model: str) -> bool: ...
+
+    def placed(self, ask: Ask, choice: UnitChoice, now_s: float) -> None:
+        """The ask is admitted and goes there: from now on it counts as that unit's load."""
+        ...
 
 
-def retry_after_s(*, queued: int, max_queued: int, completions_per_s: float) -> int:
-    """Until the queue is half empty, so that those who come back find room and do not race for one place."""
-    if completions_per_s <= 0.0:
-        return _BLIND_RETRY_AFTER_S
-    surplus = queued - max_queued / 2
-    # Bounded before rounding: a rate that has decayed for hours makes the quotient infinite.
-    return math.ceil(max(1.0, min(float(MAX_RETRY_AFTER_S), surplus / completions_per_s)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """`max_waiting` counts a model's requests before their first token, here and on units. `ahead_share`: a request is
+    handed to a unit when the prefills before it there take no more than this share of its TTFT target; the others wait
+    here, where turns are fair.
+    """
+
+    max_waiting: int = 1024
+    ahead_share: float = 0.25
+
+
+class Admission:
+    """Every ask that is offered gets exactly one Outcome: from `offer`, or later from `pump`; or it is withdrawn."""
+
+    def __init__(self, units: Units, ledger: QuotaLedger, settings: AdmissionSettings) -> None:
+        self.queue = FairQueue()
+        self.lengths = OutputLengths()
+        self.wakes = WakeTimes()
+        self._units = units
+        self._ledger = ledger
+        self._settings = settings
+        self._drains: dict[str, DrainRate] = {}
+        self._before_first: dict[str, int] = {}  # admitted, no token yet
+        self._charged: dict[str, tuple[Ask, int]] = {}  # what runs, and the output tokens it was charged for
+        self._evicted: list[Ask] = []
+        self._blocked_until_s: dict[str, float] = {}  # models whose head was tried in vain
+
+    # ---- the door ----
+
+    def offer(self, ask: Ask, now_s: float) -> Decision:
+        """After a Queue call `pump`: turns may have changed."""
+        if self._is_full(ask.model):
+            loser = self._who_makes_room(ask)
+            if loser is None:
+                return self._shed(ask.model)
+            self.queue.remove(loser.request_id)
+            self._evicted.append(loser)
+        self._observe(ask.model, now_s, left=0)
+        if not self.queue:
+            self.queue.enter(ask.model, ask.tenant)
+            tried = self._try(ask, now_s)
+            if isinstance(tried, Admit):
+                return tried
+        choice = self._units.choose(ask, now_s)
+        if choice is None:
+            self.wakes.held(ask.model, now_s)
+        elif self._comes_too_late(ask, now_s):
+            return self._shed(ask.model)
+        self.queue.push(ask)
+        return Queue(is_held=choice is None)
+
+    def pump(self, now_s: float) -> Sequence[tuple[Ask, Outcome]]:
+        """Outcomes of asks that waited. Call it when something may have made room, and when `next_pump_s` has come."""
+        outcomes: list[tuple[Ask, Outcome]] = [(ask, self._shed(ask.model)) for ask in self._evicted]
+        self._evicted.clear()
+        outcomes += [(ask, self._too_late(ask, now_s)) for ask in self.queue.expired(now_s)]
+        while (entry := self._next_admitted(now_s)) is not None:
+            ask = entry[0]
+            self._observe(ask.model, now_s, left=1)
+            self.queue.remove(ask.request_id)
+            outcomes.append(entry)
+        return outcomes
+
+    def next_pump_s(self) -> float | None:
+        """When waiting alone may change something; None while nothing waits."""
+        if self._evicted:
+            return -math.inf
+        deadline_s = self.queue.next_deadline_s()
+        if deadline_s is None:
+            return None
+        return min(deadline_s, *(self._blocked_until_s.get(m, -math.inf) for m in self.queue.models()))
+
+    def on_view(self, now_s: float) -> None:
+        """Units came, went or told their load: everybody may be tried again."""
+        self._blocked_until_s.clear()
+        for model in self.wakes.waiting():
+            if self._units.is_ready(model):
+                self.wakes.ready(model, now_s)
+
+    def withdraw(self, request_id: str) -> bool:
+        """The client left; False if the ask does not wait (any more)."""
+        if self.queue.remove(request_id) is not None:
+            return True
+        before = len(self._evicted)
+        self._evicted = [ask for ask in self._evicted if ask.request_id != request_id]
+        return len(self._evicted) < before
+
+    # ---- what was admitted ----
+
+    def on_first_token(self, request_id: str) -> None:
+        model = self._charged[request_id][0].model
+        self._before_first[model] -= 1
+
+    def end(self, request_id: str, *, output_tokens: int, had_first_token: bool, finished: bool) -> None:
+        """Settles the account of an admitted request, however it ended."""
+        ask, charged = self._charged.pop(request_id)
+        self.queue.charge(ask.model, ask.tenant, output_tokens=output_tokens - charged)
+        self._ledger.release(request_id)
+        self._blocked_until_s.pop(ask.model, None)
+        if not had_first_token:
+            self._before_first[ask.model] -= 1
+        if finished:
+            self.lengths.record(ask.model, output_tokens)
+
+    def num_waiting(self, model: str) -> int:
+        """Before their first token, here and on units."""
+        return self.queue.size(model) + self._before_first.get(model, 0)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._charged)
+
+    def keep_models(self, models: frozenset[str]) -> None:
+        self.queue.keep_models(models)
+        self.lengths.keep(models)
+        self._drains = {m: d for m, d in self._drains.items() if m in models}
+
+    # ----
+
+    def _next_admitted(self, now_s: float) -> tuple[Ask, Admit] | None:
+        """The first in turn that can go; every admission moves counters, so the order is asked for again each time."""
+        for ask in self.queue.heads():
+            if self._blocked_until_s.get(ask.model, -math.inf) > now_s:
+                continue
+            tried = self._try(ask, now_s)
+            if isinstance(tried, Admit):
+                return ask, tried
+            self._blocked_until_s[ask.model] = tried
+        return None
+
+    def _try(self, ask: Ask, now_s: float) -> Admit | float:
+        """Otherwise when another try makes sense; inf: when something has changed."""
+        output_tokens = self.lengths.predicted_tokens(ask.model, max_tokens=ask.max_tokens)
+        tokens = ask.prompt_tokens + output_tokens
+        if not self._ledger.has_room(ask.model, tokens):
+            return math.inf
+        choice = self._units.choose(ask, now_s)
+        if choice is None:
+            return math.inf
+        too_far_ahead_s = choice.wait_s - max(self._settings.ahead_share * ask.slo.ttft_s, choice.prefill_s)
+        if too_far_ahead_s > 0:
+            return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
+        reserved = self._ledger.reserve(ask.request_id, ask.model, tokens)
+        assert reserved, "the ledger had room"
+        self.queue.charge(ask.model, ask.tenant, prompt_tokens=ask.prompt_tokens, output_tokens=output_tokens)
+        self._charged[ask.request_id] = (ask, output_tokens)
+        self._before_first[ask.model] = self._before_first.get(ask.model, 0) + 1
+        self._units.placed(ask, choice, now_s)
+        return Admit(choice=choice)
+
+    def _is_full(self, model: str) -> bool:
+        return self.num_waiting(model) >= self._settings.max_waiting
+
+    def _who_makes_room(self, ask: Ask) -> Ask | None:
+        """A full queue is the fault of who waits with most: a neighbour's first request takes that one's last place."""
+        loser = self.queue.newest_of_greediest(ask.model)
+        if loser is None:
+            return None
+        if loser.priority < ask.priority:
+            return loser
+        theirs = self.queue.tenant_size(ask.model, loser.tenant)
+        ours = self.queue.tenant_size(ask.model, ask.tenant)
+        return loser if loser.priority == ask.priority and theirs > ours + 1 else None
+
+    def _comes_too_late(self, ask: Ask, now_s: float) -> bool:
+        """Before its deadline its turn will not come, by the speed of the queue and its fair share of it."""
+        drain = self._drains.get(ask.model)
+        per_s = None if drain is None else drain.per_s
+        if per_s is None or ask.deadline_s == math.inf:
+            return False
+        tenants = max(1, self.queue.num_tenants(ask.model) + (not self.queue.tenant_size(ask.model, ask.tenant)))
+        own_turn = (self.queue.tenant_size(ask.model, ask.tenant) + 1) * tenants
+        ahead = min(self.queue.size(ask.model) + 1, own_turn)
+        return ahead > per_s * (ask.deadline_s - now_s)
+
+    def _too_late(self, ask: Ask, now_s: float) -> Outcome:
+        if self._units.choose(ask, now_s) is None:
+            return self.no_capacity(ask.model, now_s)
+        return self._shed(ask.model)
+
+    def _shed(self, model: str) -> Shed:
+        return Shed(retry_after_s=self.retry_after_s(model))
+
+    def no_capacity(self, model: str, now_s: float) -> NoCapacity:
+        return NoCapacity(retry_after_s=_whole_seconds(self.wakes.left_s(model, now_s)))
+
+    def retry_after_s(self, model: str) -> int:
+        """Until half of what waits is gone, so that those who come back find room and do not race for one place."""
+        drain = self._drains.get(model)
+        per_s = None if drain is None else drain.per_s
+        if per_s is None:
+            return _BLIND_RETRY_AFTER_S
+        return _whole_seconds(self.num_waiting(model) / 2 / per_s if per_s > 0 else math.inf)
+
+    def _observe(self, model: str, now_s: float, *, left: int) -> None:
+        drain = self._drains.get(model)
+        if drain is None:
+            drain = self._drains[model] = DrainRate()
+        drain.observe(now_s, queued=bool(self.queue.size(model)), left=left)
+
+
+def _whole_seconds(seconds: float) -> int:
+    return math.ceil(max(1.0, min(float(MAX_RETRY_AFTER_S), seconds)))

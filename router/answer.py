@@ -3,8 +3,9 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from router.dispatch import Output
+from router.generation import Output
 from router.openai.reply import Choice, ReplyFormat, Usage
+from router.receipt import Receipt
 
 IndexedOutputs = AsyncGenerator[tuple[int, Output], None]
 
@@ -19,7 +20,9 @@ class Answer:
         prompt_tokens: int,
         include_usage: bool,
         continuous_usage: bool,
+        receipt: Receipt,
     ) -> None:
+        self.receipt = receipt
         self._outputs = outputs
         self._format = format_
         self._num_choices = num_choices

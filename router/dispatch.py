@@ -8,13 +8,14 @@ from typing import Protocol
 
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.lease import ModelPhase
-from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo
+from pdmux_actor.messages import FinishReason, GenerateRequest
 from pdmux_actor.serving.frames import Delta, TokenLogprob
 from router.errors import ContextLengthExceeded, GenerationFailed, ModelNotFound, ModelUnavailable, UnitsLost
-from router.in_flight import InFlight
+from router.front_desk import FrontDesk
+from router.generation import Generation, Output
 from router.limits import GatewayLimits
 from router.live_view import LiveView
-from router.routing import UnitChoice, choose_unit
+from router.routing import UnitChoice
 from router.unit_client import UnitTransport, UnitUnreachable
 
 logger = logging.getLogger(__name__)
@@ -22,33 +23,6 @@ logger = logging.getLogger(__name__)
 _AVOID_S = 2.0  # then a unit that failed this request may be tried again: it may be the only one
 _POLL_S = 0.5  # units become reachable again without a new view
 _RETRY_AFTER_S = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One choice of one request. `request_id` is unique in the fleet."""
-
-    request_id: str
-    model: str
-    prompt_token_ids: tuple[int, ...]
-    prompt_param: str
-    sampling: SamplingParams
-    stop: tuple[str, ...]
-    slo: Slo
-
-    @property
-    def needed_tokens(self) -> int:
-        return len(self.prompt_token_ids) + self.sampling.max_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """What became final since the previous Output. `num_tokens` are the tokens that `text` now reflects."""
-
-    text: str
-    num_tokens: int
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
 
 
 class Transports(Protocol):
@@ -86,22 +60,21 @@ class Dispatcher:
         *,
         view: LiveView,
         transports: Transports,
-        in_flight: InFlight,
+        desk: FrontDesk,
         limits: GatewayLimits,
         clock: Callable[[], float],
         on_continuation: Callable[[str], None],
-        salt: str,
     ) -> None:
         self._view = view
         self._transports = transports
-        self._in_flight = in_flight
+        self._desk = desk
         self._limits = limits
         self._clock = clock
         self._on_continuation = on_continuation
-        self._salt = salt
 
-    async def run(self, generation: Generation) -> AsyncGenerator[Output, None]:
-        """Ends with exactly one Output that has `finish` set, or raises; closing it early cancels the generation.
+    async def run(self, generation: Generation, choice: UnitChoice) -> AsyncGenerator[Output, None]:
+        """`choice` is what the desk admitted it to. Ends with exactly one Output that has `finish` set, or raises;
+        closing it early cancels the generation.
 
         Raises:
             ModelUnavailable: no unit with room for it became ready in time.
@@ -112,8 +85,11 @@ class Dispatcher:
         failed: set[str] = set()
         waiting_since_s = self._clock()
         attempts = 0
+        unit = choice
         while len(progress.final) < generation.sampling.max_tokens:
-            unit = await self._wait_for_unit(generation, failed, waiting_since_s)
+            if failed:
+                unit = await self._wait_for_unit(generation, failed, waiting_since_s)
+                self._desk.sent(generation.request_id, unit, self._clock())
             try:
                 async with aclosing(self._attempt(generation, unit, progress, attempts)) as outputs:
                     async for output in outputs:
@@ -123,6 +99,7 @@ class Dispatcher:
                         waiting_since_s = self._clock()
                 raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
             except (UnitLost, StreamRefused) as error:
+                self._desk.left(generation.request_id)
                 attempts += not isinstance(error, UnitUnreachable | StreamRefused)
                 failed.add(unit.unit_id)
                 progress.open.clear()
@@ -135,14 +112,13 @@ class Dispatcher:
         self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int
     ) -> AsyncGenerator[Output, None]:
         transport = self._transports.transport(unit.endpoint)
-        with self._in_flight.on_unit(unit.unit_id):
-            async with aclosing(transport.generate(_continuation(generation, progress, attempt))) as deltas:
-                async for delta in deltas:
-                    if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
-                        raise _failure(generation.model, unit, delta)
-                    output = progress.take(delta)
-                    if output.text or output.num_tokens or output.finish is not None:
-                        yield output
+        async with aclosing(transport.generate(_continuation(generation, progress, attempt))) as deltas:
+            async for delta in deltas:
+                if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
+                    raise _failure(generation.model, unit, delta)
+                output = progress.take(delta)
+                if output.text or output.num_tokens or output.finish is not None:
+                    yield output
 
     def _note_loss(self, generation: Generation, unit: UnitChoice, progress: _Progress, error: Exception) -> None:
         self._on_continuation(generation.model)
@@ -158,27 +134,23 @@ class Dispatcher:
 
     async def _wait_for_unit(self, generation: Generation, failed: set[str], since_s: float) -> UnitChoice:
         started_s = self._clock()
+        left_out = set(failed)
         while True:
-            unreachable = self._transports.unreachable()
-            avoid = failed | {
-                unit.report.unit_id for unit in self._view.current.units if unit.report.endpoint in unreachable
-            }
-            unit = choose_unit(
-                self._view.current,
-                generation.model,
-                own=self._in_flight.own_load,
-                needed_tokens=generation.needed_tokens,
-                avoid=avoid,
-                stale_after_s=self._limits.stale_after_s,
-                salt=self._salt,
-            )
+            self._desk.set_unreachable(self._unreachable_units())
+            unit = self._desk.route(generation.request_id, self._clock(), avoid=left_out)
             if unit is not None:
                 return unit
             waited_s = self._clock() - since_s
             self._raise_if_hopeless(generation, waited_s)
             await self._view.changed(min(_POLL_S, self._limits.hold_s - waited_s))
             if self._clock() - started_s >= _AVOID_S:
-                failed.clear()
+                left_out.clear()
+
+    def _unreachable_units(self) -> frozenset[str]:
+        endpoints = self._transports.unreachable()
+        if not endpoints:
+            return frozenset()
+        return frozenset(u.report.unit_id for u in self._view.current.units if u.report.endpoint in endpoints)
 
     def _raise_if_hopeless(self, generation: Generation, waited_s: float) -> None:
         model = generation.model

@@ -1,12 +1,12 @@
 """What a gateway counts. One registry per gateway; labels are bounded by the models and units of the view."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
 
 from pdmux_actor.messages import Slo
+from router.ledger import QuotaLedger
+from router.unit_metrics import LedgerCollector, UnitCollector
 from router.view import FleetView
 
 TTFT_BUCKETS_S = (
@@ -17,7 +17,9 @@ DURATION_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
 
 
 class GatewayMetrics:
-    def __init__(self, *, version: str, view: Callable[[], FleetView], view_age_s: Callable[[], float]) -> None:
+    def __init__(
+        self, *, version: str, view: Callable[[], FleetView], view_age_s: Callable[[], float], ledger: QuotaLedger
+    ) -> None:
         registry = self._registry = CollectorRegistry()
         self.requests = Counter(
             "muxfleet_requests",
@@ -54,16 +56,54 @@ class GatewayMetrics:
         self.output_tokens = Counter("muxfleet_generation_tokens", "Output tokens", ["model"], registry=registry)
         self.in_flight = Gauge("muxfleet_generations_in_flight", "Generations under way", ["model"], registry=registry)
         self.queued = Gauge(
-            "muxfleet_generations_queued", "Generations before their first token", ["model"], registry=registry
+            "muxfleet_generations_queued",
+            "Generations that wait for a turn or a unit",
+            ["model"],
+            registry=registry,
+        )
+        self.queue_time = Histogram(
+            "muxfleet_queue_time_seconds",
+            "From the accepted request to its admission",
+            ["model"],
+            registry=registry,
+            buckets=TTFT_BUCKETS_S,
         )
         self.shed = Counter("muxfleet_requests_shed", "Requests refused by admission", ["model"], registry=registry)
+        self.unserved = Counter(
+            "muxfleet_requests_unserved", "Requests that no unit came for in time", ["model"], registry=registry
+        )
+        self.rate_limited = Counter(
+            "muxfleet_requests_rate_limited", "Requests beyond the rate of their API key", ["key"], registry=registry
+        )
+        self.refused_keys = Counter(
+            "muxfleet_requests_unauthorized",
+            "Requests without a valid API key, or for others' models",
+            registry=registry,
+        )
+        self.choices = Counter(
+            "muxfleet_routing_decisions",
+            "Generations sent to a unit, by what the choice was made from",
+            ["reason"],
+            registry=registry,
+        )
+        self.prediction_error = Histogram(
+            "muxfleet_ttft_prediction_error_seconds",
+            "Absolute, of the time to the first token from admission on",
+            ["model"],
+            registry=registry,
+            buckets=GAP_BUCKETS_S,
+        )
+        self.prefix_tokens = Counter(
+            "muxfleet_routed_prefix_tokens", "Prompt tokens sent where they may be cached", ["model"], registry=registry
+        )
         self.continuations = Counter(
             "muxfleet_generation_continuations", "Generations that lost their unit", ["model"], registry=registry
         )
         age = Gauge("muxfleet_telemetry_age_seconds", "Age of the view of the fleet; -1: none yet", registry=registry)
         age.set_function(view_age_s)
         Gauge("muxfleet_build_info", "Always 1", ["version"], registry=registry).labels(version).set(1)
-        registry.register(_ViewCollector(view))
+        registry.register(UnitCollector(view))
+        registry.register(LedgerCollector(ledger))
 
     def exposition(self) -> bytes:
         text: bytes = generate_latest(self._registry)
@@ -83,63 +123,33 @@ class GenerationStopwatch:
         self._started_s = self._previous_s = now_s
         self._gap = metrics.gap.labels(model)
         self._first = True
-        self._ttft_met = False
-        self._tbt_met = True
+        self.ttft_met = False
+        self.tbt_met = True
         self._num_tokens = 0
 
-    def on_output(self, num_tokens: int, now_s: float) -> None:
+    def on_output(self, num_tokens: int, now_s: float) -> float | None:
+        """The gap to the output before; None for the first."""
         elapsed_s = now_s - self._previous_s
         self._previous_s = now_s
         self._num_tokens += num_tokens
         if self._first:
             self._first = False
-            self._ttft_met = elapsed_s <= self._slo.ttft_s
+            self.ttft_met = elapsed_s <= self._slo.ttft_s
             self._metrics.ttft.labels(self._model).observe(elapsed_s)
-        else:
-            self._tbt_met = self._tbt_met and elapsed_s <= self._slo.tbt_s
-            self._gap.observe(elapsed_s)
+            return None
+        self.tbt_met = self.tbt_met and elapsed_s <= self._slo.tbt_s
+        self._gap.observe(elapsed_s)
+        return elapsed_s
 
     def on_finish(self) -> None:
         metrics, model = self._metrics, self._model
         metrics.answers.labels(model).inc()
         metrics.duration.labels(model).observe(self._previous_s - self._started_s)
-        if self._ttft_met:
+        if self.ttft_met:
             metrics.slo_met.labels(model, "ttft").inc()
-        if self._tbt_met:
+        if self.tbt_met:
             metrics.slo_met.labels(model, "tbt").inc()
 
     def on_end(self) -> None:
         """Also for generations that did not finish: their tokens were paid for."""
         self._metrics.output_tokens.labels(self._model).inc(self._num_tokens)
-
-
-class _ViewCollector:
-    """The units' own figures, as of the newest view: units that left it leave the exposition too."""
-
-    def __init__(self, view: Callable[[], FleetView]) -> None:
-        self._view = view
-
-    def collect(self) -> Iterator[Metric]:
-        running = GaugeMetricFamily("muxfleet_num_requests_running", "Running", labels=["model", "unit"])
-        waiting = GaugeMetricFamily("muxfleet_num_requests_waiting", "Waiting", labels=["model", "unit"])
-        blocks = GaugeMetricFamily("muxfleet_kv_blocks", "Token blocks", labels=["model", "unit", "state"])
-        shares = GaugeMetricFamily("muxfleet_unit_sms", "SMs (cores on a CPU) per lane", labels=["unit", "phase"])
-        bubbles = GaugeMetricFamily(
-            "muxfleet_lane_bubble_share", "Share of the last seconds a lane idled with work", labels=["unit", "phase"]
-        )
-        ages = GaugeMetricFamily("muxfleet_unit_report_age_seconds", "Age in the view", labels=["unit"])
-        for unit in self._view().units:
-            unit_id, load = unit.report.unit_id, unit.report.load
-            ages.add_metric([unit_id], unit.age_s)
-            if load is None:
-                continue
-            shares.add_metric([unit_id, "prefill"], load.prefill_sms)
-            shares.add_metric([unit_id, "decode"], load.decode_sms)
-            bubbles.add_metric([unit_id, "prefill"], load.prefill_bubble_share)
-            bubbles.add_metric([unit_id, "decode"], load.decode_bubble_share)
-            for model in load.models:
-                running.add_metric([model.model, unit_id], model.running)
-                waiting.add_metric([model.model, unit_id], model.waiting)
-                blocks.add_metric([model.model, unit_id, "used"], model.used_blocks)
-                blocks.add_metric([model.model, unit_id, "quota"], model.quota_blocks)
-        yield from (running, waiting, blocks, shares, bubbles, ages)

@@ -80,7 +80,7 @@ class GatewayIngress:
         return body
 
     async def _ask(self, gateway: Gateway) -> FleetView:
-        view: FleetView = await (await self._control_loop()).fleet_view.remote(gateway.demand.report())
+        view: FleetView = await (await self._control_loop()).fleet_view.remote(gateway.demand_report())
         return view
 
     async def _control_loop(self) -> DeploymentHandle[Any]:

@@ -6,7 +6,7 @@ from itertools import cycle
 
 from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import OnTokens
-from deploy.simulation.gateway import SimulatedGateway, Stay
+from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
 from deploy.simulation.prompts import simulated_prompt
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
@@ -14,8 +14,10 @@ from deploy.simulation.units import SimulatedUnit, report_of
 from deploy.workload import cut_to_context
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent
-from router.admission import Hold, Shed
+from router.ask import Ask
 from router.limits import GatewayLimits
+from router.prefix_index import prefix_names
+from router.routing import UnitChoice
 from router.view import FleetView, ModelCard, UnitView
 from traces.record import TraceRecord
 from traces.report import SloTarget
@@ -95,7 +97,9 @@ class FleetRun:
         self.statistics = {m.model: ModelStatistics(SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s)) for m in models}
         self._models = {m.model: m for m in models}
         self._stream = stream
-        self._gateways = [SimulatedGateway(name=f"gateway-{i}", limits=limits) for i in range(gateways)]
+        self._gateways = [
+            SimulatedGateway(name=f"gateway-{i}", limits=limits, agenda=self.agenda) for i in range(gateways)
+        ]
         self._next_gateway = cycle(self._gateways)
         self._open: dict[str, _Open] = {}
         self._units = list(build_units(self.agenda, self._on_tokens))
@@ -104,7 +108,9 @@ class FleetRun:
         for placed in (m for unit in self._units for m in unit.design.models):
             longest = longest_sequence_tokens(placed.info, placed.quota_blocks)
             self._longest_tokens[placed.info.model] = max(longest, self._longest_tokens.get(placed.info.model, 0))
-        self._views: dict[str, FleetView] = {}
+        self._limits = limits
+        self._placed = {m.info.model for unit in self._units for m in unit.design.models}
+        self._waiting = 0
         self._reports: dict[str, UnitView] = {}
         self._records = enumerate(stream.records())
         self._last_end_s = 0.0
@@ -130,7 +136,7 @@ class FleetRun:
     def run(self) -> FleetOutcome:
         self._publish_view()
         self._await_next_arrival()
-        while self._arrivals_left or self._open:
+        while self._arrivals_left or self._open or self._waiting:
             if not self.agenda.step():
                 break
             if self.agenda.num_done % _PROGRESS_EVENTS == 0:
@@ -168,49 +174,57 @@ class FleetRun:
         assert record.model is not None
         statistics = self.statistics[record.model]
         statistics.requests += 1
-        gateway = next(self._next_gateway)
-        view = self._views[record.model]
-        match gateway.admit(view, record.model, now_s):
-            case Shed():
-                statistics.rejected += 1
-            case Hold():
-                statistics.rejected += (
-                    1  # the plan does not place it: no unit will come within the patience of a client
-                )
-            case _:
-                self._enter(index, record, gateway, view)
+        self._waiting += 1
+        self._ask(index, record, next(self._next_gateway), now_s)
         self._await_next_arrival()
 
-    def _enter(self, index: int, record: TraceRecord, gateway: SimulatedGateway, view: FleetView) -> None:
+    def _ask(self, index: int, record: TraceRecord, gateway: SimulatedGateway, now_s: float) -> None:
         assert record.model is not None
         model = self._models[record.model]
+        if model.model not in self._placed:
+            self._refuse(model.model)  # no unit will come within the patience of a client
+            return
         fitting = cut_to_context(record, self._longest_tokens[model.model])
         self.statistics[model.model].cut += fitting is not record
-        record = fitting
-        output_tokens = max(1, record.output_tokens)
-        choice = gateway.choose(view, model.model, record.input_tokens + output_tokens)
-        if choice is None:
-            self.statistics[model.model].failed += 1
-            return
-        request_id = str(index)
-        self._open[request_id] = _Open(
-            model=model.model,
-            arrival_s=record.arrival_s,
-            prompt_tokens=record.input_tokens,
-            stay=gateway.enter(model.model, choice.unit_id),
-        )
+        output_tokens = max(1, fitting.output_tokens)
         prompt = simulated_prompt(
-            record, index=index, block_tokens=self._stream.block_tokens, vocab_size=model.vocab_size
+            fitting, index=index, block_tokens=self._stream.block_tokens, vocab_size=model.vocab_size
         )
-        self._of_id[choice.unit_id].submit(
-            GenerateRequest(
-                request_id=request_id,
-                model=model.model,
-                prompt_token_ids=prompt,
-                sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0),
-                slo=model.slo,
-            )
+        request = GenerateRequest(
+            request_id=str(index),
+            model=model.model,
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0),
+            slo=model.slo,
         )
+        ask = Ask(
+            request_id=request.request_id,
+            model=model.model,
+            prompt_tokens=len(prompt),
+            max_tokens=output_tokens,
+            slo=model.slo,
+            deadline_s=now_s + self._limits.hold_s,
+            prefix=prefix_names(model.model, prompt),
+        )
+        reception = Reception(
+            admitted=lambda choice, stay: self._enter(request, record.arrival_s, choice, stay),
+            refused=lambda _: self._refuse(model.model),
+        )
+        gateway.offer(ask, reception)
+
+    def _refuse(self, model: str) -> None:
+        self._waiting -= 1
+        self.statistics[model].rejected += 1
+
+    def _enter(self, request: GenerateRequest, arrival_s: float, choice: UnitChoice, stay: Stay) -> None:
+        self._waiting -= 1
+        self._open[request.request_id] = _Open(
+            model=request.model,
+            arrival_s=arrival_s,
+            prompt_tokens=len(request.prompt_token_ids),
+            stay=stay,
+        )
+        self._of_id[choice.unit_id].submit(request)
 
     # ---- tokens ----
 
@@ -219,9 +233,9 @@ class FleetRun:
         for event in events:
             request = self._open[event.request_id]
             if event.tokens:
+                request.stay.on_tokens(len(event.tokens))
                 if request.first_s is None:
                     request.first_s = now_s
-                    request.stay.on_first_token(now_s)
                 else:
                     request.gaps_s.append(now_s - request.last_s)
                 request.last_s = now_s
@@ -231,7 +245,7 @@ class FleetRun:
                 self._end(request, event.finish)
 
     def _end(self, request: _Open, finish: FinishReason) -> None:
-        request.stay.end()
+        request.stay.end(finished=finish in (FinishReason.LENGTH, FinishReason.STOP))
         self._last_end_s = self.agenda.clock.now_s
         statistics = self.statistics[request.model]
         if finish not in (FinishReason.LENGTH, FinishReason.STOP) or request.first_s is None:
@@ -256,18 +270,17 @@ class FleetRun:
                 self._reports[unit.identity.unit_id] = UnitView(report=report_of(unit), age_s=0.0)
                 if self._sample_partitions:
                     self._partitions.append(_partition_of(unit, self._reports[unit.identity.unit_id], now_s))
-        holders: dict[str, list[UnitView]] = {model: [] for model in self._models}
-        for unit in self._units:
-            for placed in unit.design.models:
-                holders[placed.info.model].append(self._reports[unit.identity.unit_id])
-        # One view per model, of its own units: routing asks about no others, and looks at all it is given.
-        self._views = {
-            model.model: FleetView(models=(_card(model),), units=tuple(holders[model.model]), stream_token="")
-            for model in self._models.values()
-        }
+        view = FleetView(
+            models=tuple(_card(model) for model in self._models.values()),
+            units=tuple(self._reports[unit.identity.unit_id] for unit in self._units),
+            stream_token="",
+            num_gateways=len(self._gateways),
+        )
         for gateway in self._gateways:
-            gateway.on_view()
-        assert self._arrivals_left or not self._open or self.agenda.has_more, "requests are open and no unit works"
+            gateway.on_view(view)
+        assert self._arrivals_left or not (self._open or self._waiting) or self.agenda.has_more, (
+            "requests are open and no unit works"
+        )
         self.agenda.at(now_s + VIEW_PERIOD_S, self._publish_view)
 
 

@@ -1,73 +1,94 @@
-"""A gateway replica of a simulated fleet: the router's own admission and routing, without HTTP."""
+"""A gateway replica of a simulated fleet: the router's own front desk, without HTTP."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdmux_actor.lease import ModelPhase
-from router.admission import CompletionRate, Decision, admit
-from router.in_flight import InFlight
+from deploy.simulation.agenda import Agenda
+from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.ask import Ask
+from router.front_desk import FrontDesk
 from router.limits import GatewayLimits
-from router.routing import UnitChoice, choose_unit
+from router.routing import RoutingSettings, UnitChoice
 from router.view import FleetView
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stay:
-    """A request's place in the books of its gateway."""
+    """An admitted request's place in the books of its gateway."""
 
     gateway: "SimulatedGateway"
-    model: str
-    on_unit: AbstractContextManager[None]
-    queued: bool = True
+    request_id: str
 
-    def on_first_token(self, now_s: float) -> None:
-        self.queued = False
-        self.gateway.in_flight.leave_queue(self.model)
-        self.gateway.rate(self.model).record(now_s)
+    def on_tokens(self, num_tokens: int) -> None:
+        self.gateway.desk.produced(self.request_id, num_tokens)
 
-    def end(self) -> None:
-        if self.queued:
-            self.gateway.in_flight.leave_queue(self.model)
-        self.on_unit.__exit__(None, None, None)
+    def end(self, *, finished: bool) -> None:
+        self.gateway.desk.end(self.request_id, finished=finished)
+        self.gateway.pump()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reception:
+    """What the fleet does with an ask whose outcome is known."""
+
+    admitted: Callable[[UnitChoice, Stay], None]
+    refused: Callable[[Shed | NoCapacity], None]
 
 
 class SimulatedGateway:
-    def __init__(self, *, name: str, limits: GatewayLimits) -> None:
-        self.in_flight = InFlight()
-        self._name = name
-        self._limits = limits
-        self._rates: dict[str, CompletionRate] = {}
+    """Requests that must wait are looked at again when something changes, or when the desk says that it is time."""
 
-    def rate(self, model: str) -> CompletionRate:
-        return self._rates.setdefault(model, CompletionRate())
-
-    def on_view(self) -> None:
-        self.in_flight.on_view()
-
-    def admit(self, view: FleetView, model: str, now_s: float) -> Decision:
-        rate = self._rates.get(model)
-        return admit(
-            queued=self.in_flight.queued(model),
-            max_queued=self._limits.max_queued,
-            completions_per_s=0.0 if rate is None else rate.per_s(now_s),
-            ready=any(s.model == model and s.phase is ModelPhase.READY for u in view.units for s in u.report.models),
-            now_s=now_s,
-            hold_s=self._limits.hold_s,
+    def __init__(self, *, name: str, limits: GatewayLimits, agenda: Agenda) -> None:
+        self.desk = FrontDesk(
+            gateway_id=name,
+            admission=AdmissionSettings(max_waiting=limits.max_queued),
+            routing=RoutingSettings(stale_after_s=limits.stale_after_s),
         )
+        self._agenda = agenda
+        self._receptions: dict[str, Reception] = {}
+        self._wakes_at_s: float | None = None
 
-    def choose(self, view: FleetView, model: str, needed_tokens: int) -> UnitChoice | None:
-        """None when no unit has room for so long a context."""
-        return choose_unit(
-            view,
-            model,
-            own=self.in_flight.own_load,
-            needed_tokens=needed_tokens,
-            stale_after_s=self._limits.stale_after_s,
-            salt=self._name,
-        )
+    @property
+    def num_waiting(self) -> int:
+        return len(self._receptions)
 
-    def enter(self, model: str, unit_id: str) -> Stay:
-        on_unit = self.in_flight.on_unit(unit_id)
-        on_unit.__enter__()
-        self.in_flight.enter_queue(model)
-        return Stay(gateway=self, model=model, on_unit=on_unit)
+    def on_view(self, view: FleetView) -> None:
+        self.desk.update_view(view, self._agenda.clock.now_s)
+        self.pump()
+
+    def offer(self, ask: Ask, reception: Reception) -> None:
+        """Exactly one function of the reception is called, now or later."""
+        decision = self.desk.offer(ask, self._agenda.clock.now_s)
+        if isinstance(decision, Queue):
+            self._receptions[ask.request_id] = reception
+            self.pump()
+        else:
+            self._receive(ask, decision, reception)
+
+    def pump(self) -> None:
+        if not self._receptions:
+            return
+        for ask, outcome in self.desk.pump(self._agenda.clock.now_s):
+            self._receive(ask, outcome, self._receptions.pop(ask.request_id))
+        self._sleep()
+
+    def _receive(self, ask: Ask, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
+        if isinstance(outcome, Admit):
+            reception.admitted(outcome.choice, Stay(gateway=self, request_id=ask.request_id))
+        else:
+            reception.refused(outcome)
+
+    def _sleep(self) -> None:
+        """One event of the agenda at a time: a later one finds that it is not needed."""
+        next_s = self.desk.next_pump_s()
+        if next_s is None or next_s == float("inf"):
+            return
+        now_s = self._agenda.clock.now_s
+        at_s = max(now_s, next_s)
+        if self._wakes_at_s is None or at_s < self._wakes_at_s or self._wakes_at_s < now_s:
+            self._wakes_at_s = at_s
+            self._agenda.at(at_s, self._wake)
+
+    def _wake(self) -> None:
+        self._wakes_at_s = None
+        self.pump()

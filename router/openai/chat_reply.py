@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdmux_actor.serving.frames import TokenLogprob
-from router.dispatch import Output
+from router.generation import Output
 from router.openai.reply import LOWEST_LOGPROB, Choice, EventEncoder, ReplyHead, Usage, document, finish_name
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import TokenLogprob
-from router.dispatch import Output
+from router.generation import Output
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf; this is what peers send
 

@@ -1,52 +1,252 @@
-import pytest
+"""Admission over made-up units, in a time that the tests tell."""
+
+import math
+
+from fleet_values import ask, fleet, model_load, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission import Admit, CompletionRate, Hold, Shed, admit, retry_after_s
+from pdmux_actor.lease import ModelPhase
+from pdmux_actor.messages import Slo
+from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.ask import Priority
+from router.estimates import DrainRate, OutputLengths, WakeTimes
+from router.front_desk import FrontDesk
+
+FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: three requests of 100
 
 
-def decide(*, queued: int, ready: bool = True, rate_per_s: float = 1.0):
-    return admit(queued=queued, max_queued=10, completions_per_s=rate_per_s, ready=ready, now_s=100.0, hold_s=30.0)
+def desk(*units, max_waiting: int = 100, now_s: float = 0.0, **options) -> FrontDesk:
+    made = FrontDesk(gateway_id="g", admission=AdmissionSettings(max_waiting=max_waiting))
+    made.update_view(fleet(*units, **options), now_s)
+    return made
 
 
-def test_admit__room_and_ready__admits() -> None:
-    assert decide(queued=9) == Admit()
+def small(request_id: str, **changes):
+    return ask(request_id, **{"prompt_tokens": 90, "max_tokens": 10, **changes})
 
 
-def test_admit__room_but_no_unit__holds_until_the_deadline() -> None:
-    assert decide(queued=0, ready=False) == Hold(130.0)
+def fill(made: FrontDesk, number: int = 2, **changes) -> list[str]:
+    """Admits what the quota of FULL has room for."""
+    names = [f"full-{i}" for i in range(number)]
+    for name in names:
+        assert isinstance(made.offer(small(name, **changes), 0.0), Admit)
+    return names
 
 
-def test_admit__queue_full__sheds_even_without_unit() -> None:
-    assert decide(queued=10, ready=False) == Shed(5)
-    assert decide(queued=10, rate_per_s=0.0) == Shed(5)
-    assert decide(queued=10, rate_per_s=0.5) == Shed(10)
+def finish(made: FrontDesk, request_id: str) -> None:
+    made.produced(request_id, 10)
+    made.end(request_id, finished=True)
 
 
-@given(queued=st.integers(0, 10**6), max_queued=st.integers(0, 10**6), rate=st.floats(0, 1e6, allow_subnormal=True))
-def test_retry_after__any_state__is_a_whole_number_sdks_accept(queued: int, max_queued: int, rate: float) -> None:
-    assert 1 <= retry_after_s(queued=queued, max_queued=max_queued, completions_per_s=rate) <= 120
+def outcomes(made: FrontDesk, now_s: float) -> dict[str, object]:
+    return {a.request_id: outcome for a, outcome in made.pump(now_s)}
 
 
-@given(st.floats(0.01, 100), st.floats(0.01, 100))
-def test_retry_after__faster_fleet__is_not_longer(one: float, other: float) -> None:
-    slow, fast = sorted((one, other))
-    after_slow, after_fast = (retry_after_s(queued=50, max_queued=50, completions_per_s=r) for r in (slow, fast))
-    assert after_fast <= after_slow
+def test_offer__room_and_unit__admits_and_reserves() -> None:
+    made = desk(unit("u"))
+    decision = made.offer(ask(), 0.0)
+
+    assert isinstance(decision, Admit)
+    assert decision.choice.unit_id == "u"
+    assert made.ledger.held_blocks("m") == -(-200 // 16)
 
 
-@pytest.mark.parametrize("per_s", [0.5, 2.0, 20.0])
-def test_rate__steady_completions__is_found_soon_and_kept(per_s: float) -> None:
-    rate = CompletionRate()
-    for i in range(int(per_s * 200)):
-        rate.record(i / per_s)
-        if i / per_s > 20:
-            assert rate.per_s(i / per_s) == pytest.approx(per_s, rel=0.15)
+def test_offer__blocks_are_promised__queues_until_one_ends() -> None:
+    made = desk(unit("u", FULL, total_blocks=20))
+    first, _ = fill(made)
+    assert made.offer(small("late"), 0.0) == Queue(is_held=False)
+    assert outcomes(made, 1.0) == {}
+
+    finish(made, first)
+
+    assert list(outcomes(made, 1.0)) == ["late"]
+    assert made.ledger.held_blocks("m") <= 20
 
 
-def test_rate__nothing_completes_any_more__falls() -> None:
-    rate = CompletionRate()
-    assert rate.per_s(5.0) == 0.0
+def test_offer__unit_is_busy_for_long__waits_until_its_prefills_are_nearly_done() -> None:
+    busy = model_load(waiting=10, waiting_tokens=20_000)  # two seconds of prefill
+    made = desk(unit("u", busy))
+    assert made.offer(ask(slo=Slo(ttft_s=1.0, tbt_s=0.1)), 0.0) == Queue(is_held=False)
+    made.pump(0.0)
+
+    next_s = made.next_pump_s()
+
+    assert next_s is not None
+    assert 1.0 < next_s < 2.0
+    assert outcomes(made, next_s - 0.1) == {}
+    assert isinstance(outcomes(made, next_s)["r"], Admit)
+
+
+def test_offer__no_unit__is_held_and_admitted_when_one_comes() -> None:
+    made = desk(unit("u", phase=ModelPhase.LOADING))
+    assert made.offer(ask(deadline_s=30.0), 0.0) == Queue(is_held=True)
+    assert made.demand_report(0.0).models[0].held == 1
+
+    made.update_view(fleet(unit("u")), 4.0)
+
+    assert isinstance(outcomes(made, 4.0)["r"], Admit)
+    assert made.demand_report(4.0).models[0].held == 0
+
+
+def test_pump__deadline_of_a_held_request__is_no_capacity_of_a_queued_one_shed() -> None:
+    cold = desk()
+    cold.offer(ask(deadline_s=5.0), 0.0)
+    busy = desk(unit("u", FULL, total_blocks=20))
+    fill(busy)
+    busy.offer(small("late", deadline_s=5.0), 0.0)
+
+    assert isinstance(outcomes(cold, 5.0)["r"], NoCapacity)
+    assert isinstance(outcomes(busy, 5.0)["late"], Shed)
+    assert cold.is_idle
+
+
+def test_no_capacity__model_has_woken_before__retry_after_is_what_is_left() -> None:
+    made = desk()
+    made.offer(ask("first", deadline_s=100.0), 0.0)
+    made.update_view(fleet(unit("u")), 20.0)  # it took 20 s
+    made.pump(20.0)
+    made.update_view(fleet(), 30.0)
+    made.offer(ask("second", deadline_s=45.0), 40.0)
+
+    assert outcomes(made, 45.0)["second"] == NoCapacity(retry_after_s=15)
+
+
+def test_queue__full_of_one_tenant__a_neighbour_takes_its_last_place() -> None:
+    made = desk(unit("u", FULL, total_blocks=20), max_waiting=6)
+    fill(made, tenant="greedy")
+    for i in range(4):
+        assert made.offer(small(f"greedy-{i}", tenant="greedy"), 1.0) == Queue(is_held=False)
+
+    assert isinstance(made.offer(small("one-more", tenant="greedy"), 1.0), Shed)
+    assert made.offer(small("neighbour", tenant="quiet"), 1.0) == Queue(is_held=False)
+
+    assert isinstance(outcomes(made, 1.0)["greedy-3"], Shed)
+    assert made.admission.queue.tenant_size("m", "quiet") == 1
+
+
+def test_queue__tenants_differ_in_demand__are_served_alike() -> None:
+    made = desk(unit("u", FULL, total_blocks=20))
+    running = fill(made)
+    for i in range(20):
+        made.offer(small(f"greedy-{i}", tenant="greedy"), 0.1)
+    for i in range(3):
+        made.offer(small(f"quiet-{i}", tenant="quiet"), 0.2)
+    order: list[str] = []
+    for step in range(6):
+        finish(made, running.pop(0))
+        admitted = [name for name, outcome in outcomes(made, 0.3 + step).items() if isinstance(outcome, Admit)]
+        order += admitted
+        running += admitted
+
+    assert sum(name.startswith("quiet") for name in order) == 3
+
+
+def test_queue__higher_priority__goes_first_whoever_asks() -> None:
+    made = desk(unit("u", FULL, total_blocks=20))
+    running = fill(made)
+    made.offer(small("normal"), 0.1)
+    made.offer(small("high", priority=Priority.HIGH), 0.2)
+    made.offer(small("low", priority=Priority.LOW), 0.0)
+    order = []
+    for _ in range(3):
+        finish(made, running.pop(0))
+        admitted = list(outcomes(made, 1.0))
+        order += admitted
+        running += admitted
+
+    assert order == ["high", "normal", "low"]
+
+
+def test_queue__same_tenant__earliest_deadline_first() -> None:
+    made = desk(unit("u", FULL, total_blocks=20))
+    running = fill(made)
+    made.offer(small("patient", deadline_s=50.0), 0.1)
+    made.offer(small("hurried", deadline_s=5.0), 0.2)
+    finish(made, running[0])
+
+    assert list(outcomes(made, 1.0)) == ["hurried"]
+
+
+def test_offer__turn_comes_after_the_deadline__is_shed_at_once() -> None:
+    made = desk(unit("u", FULL, total_blocks=20))
+    running = fill(made)
+    made.offer(small("waits"), 0.0)
+    for second in range(1, 12):  # one request per second leaves the queue
+        finish(made, running.pop(0))
+        running += list(outcomes(made, float(second)))
+        made.offer(small(f"next-{second}"), float(second))
+
+    assert isinstance(made.offer(small("hurried", deadline_s=11.2), 11.0), Shed)
+    assert made.offer(small("patient", deadline_s=60.0), 11.0) == Queue(is_held=False)
+
+
+def test_withdraw__waiting_request__leaves_nothing() -> None:
+    made = desk(unit("u", FULL, total_blocks=20))
+    running = fill(made)
+    made.offer(small("gone"), 0.0)
+    made.withdraw("gone")
+    for name in running:
+        finish(made, name)
+
+    assert outcomes(made, 1.0) == {}
+    assert made.is_idle
+
+
+def test_models__share_a_unit__the_one_served_less_is_next() -> None:
+    loads = (model_load("busy", waiting=1, waiting_tokens=9_000), model_load("rare"))
+    made = desk(unit("u", *loads), models=("busy", "rare"))
+    for i in range(5):
+        made.offer(ask(f"busy-{i}", "busy", prompt_tokens=2000), 0.0)
+    assert outcomes(made, 0.0) == {}
+    made.offer(ask("rare-0", "rare", prompt_tokens=2000), 0.0)
+    order = []
+    now_s = 0.0
+    while len(order) < 3:
+        next_s = made.next_pump_s()
+        assert next_s is not None
+        now_s = max(next_s, now_s)
+        order += list(outcomes(made, now_s))
+
+    assert "rare-0" in order[:2]
+
+
+@given(st.floats(0.1, 50), st.integers(1, 2000))
+def test_drain_rate__steady_queue__is_found(per_s: float, number: int) -> None:
+    drain = DrainRate()
+    for i in range(number):
+        drain.observe(i / per_s, queued=True, left=1)
+    if drain.per_s is not None:
+        assert drain.per_s >= per_s * 0.5
+        assert drain.per_s <= per_s * (1 + 2 / per_s) + 2
+
+
+def test_drain_rate__idle_time__does_not_count() -> None:
+    drain = DrainRate()
     for i in range(100):
-        rate.record(i * 0.1)
-    assert rate.per_s(300.0) < 0.01
+        drain.observe(i * 0.1, queued=True, left=1)
+    busy = drain.per_s
+    drain.observe(5000.0, queued=False)
+
+    assert drain.per_s == busy
+
+
+def test_output_lengths__learnt__bounded_by_what_is_asked() -> None:
+    lengths = OutputLengths()
+    for _ in range(200):
+        lengths.record("m", 40)
+
+    assert lengths.predicted_tokens("m", max_tokens=1000) == 40
+    assert lengths.predicted_tokens("m", max_tokens=10) == 10
+    assert lengths.predicted_tokens("new", max_tokens=10**6) == 256
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4))
+def test_wake_times__any_past__what_is_left_is_positive(took_s: float, waited_s: float) -> None:
+    wakes = WakeTimes()
+    wakes.held("m", 0.0)
+    wakes.ready("m", took_s)
+    wakes.held("m", 2e4)
+
+    assert wakes.left_s("m", 2e4 + waited_s) >= 0
+    assert math.isfinite(wakes.left_s("m", 2e4 + waited_s))

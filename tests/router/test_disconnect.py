@@ -60,7 +60,7 @@ async def test_client__leaves_while_held__stops_waiting(serve) -> None:
     await served.gateway._tokenizers.of(served.gateway.card(MODEL))
     await send_and_hang_up(served.url, {"model": MODEL, "prompt": "x", "stream": True}, read_first=False)
 
-    await eventually(lambda: served.gateway._in_flight.queued(MODEL) == 0)
+    await eventually(lambda: served.gateway.desk.is_idle)
     async with httpx.AsyncClient(base_url=served.url) as http:
         await eventually(lambda: b'status="499"} 1.0' in served.gateway.metrics.exposition())
         assert (await http.get("/health")).status_code == 200
@@ -76,7 +76,7 @@ async def test_held_request__unit_arrives__is_served(serve) -> None:
         asking = asyncio.create_task(
             http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 4})
         )
-        await eventually(lambda: served.gateway._in_flight.queued(MODEL) == 1)
+        await eventually(lambda: any(m.held for m in served.gateway.demand_report().models))
         served.show(unit)
         reply = await asking
 

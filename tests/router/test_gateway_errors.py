@@ -270,7 +270,7 @@ async def test_own_bug__any__500_without_internals(http, monkeypatch) -> None:
     def broken(*_):
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(http.served.gateway, "_admit", broken)
+    monkeypatch.setattr(http.served.gateway, "_enter", broken)
     reply = await http.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "abc-1"})
 
     error = assert_error(reply, 500, "internal_error")

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdmux_actor.messages import FinishReason
-from router.dispatch import Output
+from router.generation import Output
 from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.chat_reply import ChatReply

@@ -1,0 +1,50 @@
+"""One choice of one request, on its way through the gateway."""
+
+from dataclasses import dataclass
+
+from pdmux_actor.messages import FinishReason, SamplingParams, Slo
+from pdmux_actor.serving.frames import TokenLogprob
+from router.ask import Ask
+from router.caller import Caller
+from router.prefix_index import prefix_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """`request_id` is unique in the fleet."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    prompt_param: str
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    slo: Slo
+
+    @property
+    def needed_tokens(self) -> int:
+        return len(self.prompt_token_ids) + self.sampling.max_tokens
+
+    def ask(self, caller: Caller, *, deadline_s: float) -> Ask:
+        return Ask(
+            request_id=self.request_id,
+            model=self.model,
+            prompt_tokens=len(self.prompt_token_ids),
+            max_tokens=self.sampling.max_tokens,
+            slo=self.slo,
+            deadline_s=deadline_s,
+            tenant=caller.tenant,
+            priority=caller.priority,
+            prefix=prefix_names(self.model, self.prompt_token_ids),
+            conversation=caller.conversation,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What became final since the previous Output. `num_tokens` are the tokens that `text` now reflects."""
+
+    text: str
+    num_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None

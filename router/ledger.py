@@ -1,0 +1,156 @@
+"""Token blocks that a gateway has promised to requests, per model, across all units that serve the model."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pdmux_actor.lease import ModelPhase
+from pdmux_actor.messages import LoadReport, ModelLoad
+from router.view import FleetView
+
+LENDABLE_SHARE = 0.5
+"""Of a unit's blocks that nobody claims, what a model may have beyond its quota; engines lend as much by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockBudget:
+    """What a model's units offer it. A sequence of n tokens takes ceil(n / tokens_per_row) rows of `blocks_per_row`."""
+
+    blocks: int
+    used_blocks: int
+    blocks_per_row: int
+    tokens_per_row: int
+
+    def cost_blocks(self, tokens: int) -> int:
+        return -(-tokens // self.tokens_per_row) * self.blocks_per_row
+
+
+def block_budgets(view: FleetView) -> Mapping[str, BlockBudget]:
+    """Of the models that a unit has ready and tells the layout of; the others are not metered."""
+    offers: dict[str, list[tuple[int, ModelLoad]]] = {}
+    for unit in view.units:
+        load = unit.report.load
+        ready = {s.model for s in unit.report.models if s.phase is ModelPhase.READY}
+        for model in () if load is None else load.models:
+            if model.model in ready and model.quota_blocks > 0 and model.blocks_per_row and model.tokens_per_row:
+                assert load is not None
+                blocks = model.quota_blocks + int(LENDABLE_SHARE * _unclaimed_blocks(load, model))
+                offers.setdefault(model.model, []).append((blocks, model))
+    return {
+        model: BlockBudget(
+            blocks=sum(blocks for blocks, _ in of_model),
+            used_blocks=sum(load.used_blocks for _, load in of_model),
+            blocks_per_row=of_model[0][1].blocks_per_row,
+            tokens_per_row=of_model[0][1].tokens_per_row,
+        )
+        for model, of_model in offers.items()
+    }
+
+
+def _unclaimed_blocks(load: LoadReport, model: ModelLoad) -> int:
+    """Blocks beyond the quotas of the models that have work, the asking one among them."""
+    others = (m for m in load.models if m.model != model.model and (m.running or m.waiting))
+    return max(0, load.total_blocks - model.quota_blocks - sum(max(m.quota_blocks, m.used_blocks) for m in others))
+
+
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    model: str
+    reserved_tokens: int
+    actual_tokens: int
+    blocks: int
+
+
+class QuotaLedger:
+    """Reserves at admission, never beyond what there is: a model's first request alone may exceed it, since only a unit
+    can tell that it never fits. What a request really takes is a fact: `true_up` may exceed, and then nothing more is
+    reserved until it is paid back. Released exactly once.
+    """
+
+    def __init__(self) -> None:
+        self._budgets: Mapping[str, BlockBudget] = {}
+        self._reservations: dict[str, _Reservation] = {}
+        self._held: dict[str, int] = {}
+        self._actual_tokens: dict[str, int] = {}
+        self._others: dict[str, int] = {}
+        self._actual_before: dict[str, int] = {}
+
+    def update(self, budgets: Mapping[str, BlockBudget], *, num_gateways: int) -> None:
+        """Other gateways hold what units report beyond what this one has put there. Reports are a moment old: what this
+        gateway held at the last update counts as well as what it holds now.
+        """
+        self._others = {}
+        for model, budget in budgets.items():
+            own = self._actual_tokens.get(model, 0)
+            if num_gateways > 1:
+                known = max(own, self._actual_before.get(model, 0))
+                self._others[model] = max(0, budget.used_blocks - budget.cost_blocks(known))
+            self._actual_before[model] = own
+        layouts_changed = any(
+            (old := self._budgets.get(m)) is None or old.cost_blocks(1 << 20) != b.cost_blocks(1 << 20)
+            for m, b in budgets.items()
+        )
+        # A model that no unit serves now keeps its layout: its requests go on elsewhere soon.
+        self._budgets = {**self._budgets, **budgets}
+        if layouts_changed:
+            self._recount()
+
+    def reserve(self, request_id: str, model: str, tokens: int) -> bool:
+        """False: no room. `tokens` are the prompt and the predicted output."""
+        assert request_id not in self._reservations, f"{request_id} has a reservation"
+        blocks = self._cost(model, tokens)
+        if blocks > self.free_blocks(model) and self.held_blocks(model) > 0:
+            return False
+        self._reservations[request_id] = _Reservation(model, tokens, 0, blocks)
+        self._held[model] = self.held_blocks(model) + blocks
+        return True
+
+    def has_room(self, model: str, tokens: int) -> bool:
+        return self.held_blocks(model) == 0 or self._cost(model, tokens) <= self.free_blocks(model)
+
+    def true_up(self, request_id: str, actual_tokens: int) -> None:
+        """The request has so many tokens by now, prompt and output."""
+        entry = self._reservations[request_id]
+        self._actual_tokens[entry.model] = self._actual_tokens.get(entry.model, 0) + actual_tokens - entry.actual_tokens
+        entry.actual_tokens = actual_tokens
+        if actual_tokens > entry.reserved_tokens:
+            blocks = self._cost(entry.model, actual_tokens)
+            self._held[entry.model] += blocks - entry.blocks
+            entry.reserved_tokens, entry.blocks = actual_tokens, blocks
+
+    def release(self, request_id: str) -> None:
+        entry = self._reservations.pop(request_id, None)
+        assert entry is not None, f"{request_id} has no reservation, or gave it back before"
+        self._held[entry.model] -= entry.blocks
+        self._actual_tokens[entry.model] = self._actual_tokens.get(entry.model, 0) - entry.actual_tokens
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._reservations
+
+    def held_blocks(self, model: str) -> int:
+        return self._held.get(model, 0)
+
+    def capacity_blocks(self, model: str) -> int | None:
+        """What this gateway may hold; None for a model that is not metered."""
+        budget = self._budgets.get(model)
+        return None if budget is None else max(0, budget.blocks - self._others.get(model, 0))
+
+    def free_blocks(self, model: str) -> int:
+        capacity = self.capacity_blocks(model)
+        return 0 if capacity is None else max(0, capacity - self.held_blocks(model))
+
+    @property
+    def num_reservations(self) -> int:
+        return len(self._reservations)
+
+    def models(self) -> Iterable[str]:
+        return self._budgets.keys()
+
+    def _cost(self, model: str, tokens: int) -> int:
+        budget = self._budgets.get(model)
+        return 0 if budget is None else budget.cost_blocks(tokens)
+
+    def _recount(self) -> None:
+        self._held = {}
+        for entry in self._reservations.values():
+            entry.blocks = self._cost(entry.model, entry.reserved_tokens)
+            self._held[entry.model] = self.held_blocks(entry.model) + entry.blocks

@@ -1,0 +1,69 @@
+"""What a gateway itself has put on each unit since the unit's last report."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from router.routing_table import Floats, RoutingTable
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    unit_id: str
+    sent_s: float
+    prefill_s: float
+
+
+class OwnLoad:
+    """`free_at_s` and `requests` are the table's columns, brought up to now: a report misses what was sent since, and
+    still counts what has ended since. Rows are those of the table of the last `rebase`.
+    """
+
+    def __init__(self, table: RoutingTable) -> None:
+        self._sent: dict[str, _Sent] = {}
+        self._counts: dict[str, int] = {}
+        self._rebase(table)
+
+    def rebase(self, table: RoutingTable) -> None:
+        self._rebase(table)
+
+    def count(self, unit_id: str) -> int:
+        """Requests that this gateway has there now."""
+        return self._counts.get(unit_id, 0)
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def sent(self, request_id: str, unit_id: str, *, prefill_s: float, now_s: float) -> None:
+        """`prefill_s` as predicted; 0 when nothing is known."""
+        assert request_id not in self._sent, f"request {request_id} is on a unit already"
+        entry = self._sent[request_id] = _Sent(unit_id, now_s, prefill_s)
+        self._counts[unit_id] = self.count(unit_id) + 1
+        self._add(entry)
+
+    def left(self, request_id: str) -> None:
+        """It ended there, or the unit was lost."""
+        entry = self._sent.pop(request_id)
+        self._counts[entry.unit_id] -= 1
+        if not self._counts[entry.unit_id]:
+            del self._counts[entry.unit_id]
+        row = self._table.row.get(entry.unit_id)
+        if row is not None:
+            self.requests[row] -= 1.0
+
+    def _rebase(self, table: RoutingTable) -> None:
+        self._table = table
+        self.free_at_s: Floats = table.free_at_s.copy()
+        self.requests: Floats = table.requests.copy()
+        for entry in self._sent.values():  # in the order they were sent
+            row = table.row.get(entry.unit_id)
+            if row is not None and entry.sent_s > table.reported_s[row]:
+                self._add(entry)
+        own = np.fromiter((self.count(unit_id) for unit_id in table.unit_ids), float, len(table.unit_ids))
+        np.maximum(self.requests, own, out=self.requests)  # a unit whose reports stopped has at least these
+
+    def _add(self, entry: _Sent) -> None:
+        row = self._table.row.get(entry.unit_id)
+        if row is not None:
+            self.requests[row] += 1.0
+            self.free_at_s[row] = max(self.free_at_s[row], entry.sent_s) + entry.prefill_s

@@ -1,0 +1,65 @@
+"""What a request is told about how it was served: response headers and the request log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdmux_actor.messages import Slo
+
+
+@dataclass(slots=True, eq=False)
+class Receipt:
+    """Filled in as the request goes its way; of several choices, by the first one that gets a token. `cold_s` is the
+    part of the queueing in which no unit had the model ready.
+    """
+
+    slo: Slo
+    started_s: float
+    unit_id: str = ""
+    queue_s: float = 0.0
+    cold_s: float = 0.0
+    prefill_s: float = 0.0
+    predicted_ttft_s: float | None = None
+    prefix_tokens: int = 0
+    ttft_s: float | None = None
+    worst_gap_s: float = 0.0
+    output_tokens: int = 0
+    continuations: int = 0
+
+    def admitted(
+        self, unit_id: str, now_s: float, *, cold_s: float, predicted_ttft_s: float, prefix_tokens: int
+    ) -> None:
+        if not self.unit_id:
+            self.unit_id = unit_id
+            self.queue_s = now_s - self.started_s
+            self.cold_s = min(cold_s, self.queue_s)
+            self.predicted_ttft_s = predicted_ttft_s or None
+            self.prefix_tokens = prefix_tokens
+
+    def first_token(self, now_s: float) -> None:
+        if self.ttft_s is None:
+            self.ttft_s = now_s - self.started_s
+            self.prefill_s = max(0.0, self.ttft_s - self.queue_s)
+
+    @property
+    def ttft_met(self) -> bool:
+        return self.ttft_s is not None and self.ttft_s <= self.slo.ttft_s
+
+    @property
+    def tbt_met(self) -> bool:
+        return self.worst_gap_s <= self.slo.tbt_s
+
+    def headers(self) -> Mapping[str, str]:
+        """Of a stream they are sent with the first token: later ones cannot be told in them."""
+        if not self.unit_id:
+            return {}
+        return {
+            "x-muxfleet-unit": self.unit_id,
+            "x-muxfleet-queue-ms": _ms(self.queue_s),
+            "x-muxfleet-cold-ms": _ms(self.cold_s),
+            "x-muxfleet-prefill-ms": _ms(self.prefill_s),
+            "x-muxfleet-slo": "met" if self.ttft_met and self.tbt_met else "missed",
+        }
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"
