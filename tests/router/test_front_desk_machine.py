@@ -1,0 +1,182 @@
+"""Any order of requests, tokens, losses, departures and views: the books balance and everybody is answered once."""
+
+from fleet_values import ask, fleet, model_load, unit
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pdmux_actor.lease import ModelPhase
+from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.ask import Priority
+from router.front_desk import FrontDesk
+
+MODELS = ("a", "b")
+MAX_WAITING = 5
+
+loads = st.builds(
+    lambda model, quota, used, waiting: model_load(
+        model, quota_blocks=quota, used_blocks=used, waiting=waiting > 0, waiting_tokens=waiting
+    ),
+    st.sampled_from(MODELS),
+    st.integers(0, 60),
+    st.integers(0, 30),
+    st.sampled_from([0, 0, 500, 20_000]),
+)
+units = st.builds(
+    lambda name, model_loads, age_s, phase: unit(name, *model_loads, age_s=age_s, phase=phase, total_blocks=100),
+    st.sampled_from(["u0", "u1", "u2"]),
+    st.lists(loads, min_size=1, max_size=2, unique_by=lambda load: load.model),
+    st.sampled_from([0.1, 2.0, 60.0]),
+    st.sampled_from([ModelPhase.READY, ModelPhase.READY, ModelPhase.LOADING]),
+)
+views = st.builds(
+    lambda of_view, gateways: fleet(*of_view, models=MODELS, num_gateways=gateways),
+    st.lists(units, max_size=3, unique_by=lambda u: u.report.unit_id),
+    st.integers(1, 2),
+)
+
+
+class FrontDeskMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = FrontDesk(gateway_id="g", admission=AdmissionSettings(max_waiting=MAX_WAITING))
+        self.now_s = 0.0
+        self.number = 0
+        self.waiting: set[str] = set()
+        self.running: dict[str, str] = {}  # request: model
+        self.lost: set[str] = set()
+        self.answered: set[str] = set()
+        self.over: set[str] = set()  # models whose reservations exceeded the capacity by something but admission
+
+    def take(self, request, outcome) -> None:
+        assert request.request_id not in self.answered, "answered twice"
+        self.answered.add(request.request_id)
+        if isinstance(outcome, Admit):
+            self.running[request.request_id] = request.model
+            ledger, model = self.desk.ledger, request.model
+            capacity = ledger.capacity_blocks(model)
+            others = [r for r, m in self.running.items() if m == model and r != request.request_id]
+            held_before = [r for r in others if ledger.holds(r)]
+            if capacity is not None and held_before and model not in self.over:
+                assert ledger.held_blocks(model) <= capacity, "admitted beyond the quota"
+        else:
+            assert isinstance(outcome, Shed | NoCapacity)
+            assert 1 <= outcome.retry_after_s <= 120
+
+    @rule(
+        model=st.sampled_from(MODELS),
+        tenant=st.sampled_from(["x", "y"]),
+        priority=st.sampled_from(list(Priority)),
+        prompt=st.integers(1, 600),
+        output=st.integers(1, 300),
+        patience_s=st.sampled_from([0.5, 5.0, 1e9]),
+    )
+    def offer(self, model, tenant, priority, prompt, output, patience_s) -> None:
+        self.number += 1
+        request = ask(
+            f"r{self.number}",
+            model,
+            tenant=tenant,
+            priority=priority,
+            prompt_tokens=prompt,
+            max_tokens=output,
+            deadline_s=self.now_s + patience_s,
+        )
+        decision = self.desk.offer(request, self.now_s)
+        if isinstance(decision, Queue):
+            self.waiting.add(request.request_id)
+        else:
+            self.take(request, decision)
+        self.pump()
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 3.0, 40.0]))
+    def wait(self, seconds) -> None:
+        self.now_s += seconds
+        self.pump()
+
+    @rule(view=views)
+    def see(self, view) -> None:
+        self.desk.update_view(view, self.now_s)
+        for model in MODELS:
+            capacity = self.desk.ledger.capacity_blocks(model)
+            if capacity is not None and self.desk.ledger.held_blocks(model) > capacity:
+                self.over.add(model)  # the quota shrank
+        self.pump()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.integers(0, 400))
+    def produce(self, data, tokens) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.running)))
+        if request_id not in self.lost:
+            self.desk.produced(request_id, tokens)
+            model = self.running[request_id]
+            if self.desk.ledger.held_blocks(model) > (self.desk.ledger.capacity_blocks(model) or 0):
+                self.over.add(model)  # longer than predicted
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def lose_unit_or_go_on(self, data) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.running)))
+        if request_id not in self.lost:
+            self.desk.left(request_id)
+            self.lost.add(request_id)
+            return
+        choice = self.desk.route(request_id, self.now_s)
+        if choice is not None:
+            self.desk.sent(request_id, choice, self.now_s)
+            self.lost.discard(request_id)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), finished=st.booleans())
+    def end(self, data, finished) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.running)))
+        model = self.running.pop(request_id)
+        self.lost.discard(request_id)
+        self.desk.end(request_id, finished=finished)
+        capacity = self.desk.ledger.capacity_blocks(model)
+        if capacity is None or self.desk.ledger.held_blocks(model) <= capacity:
+            self.over.discard(model)
+        self.pump()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def leave(self, data) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.desk.withdraw(request_id)
+        self.waiting.discard(request_id)
+        self.answered.add(request_id)
+        self.pump()
+
+    def pump(self) -> None:
+        for request, outcome in self.desk.pump(self.now_s):
+            self.waiting.remove(request.request_id)
+            self.take(request, outcome)
+
+    @invariant()
+    def books_balance(self) -> None:
+        ledger = self.desk.ledger
+        assert ledger.num_reservations == len(self.running)
+        assert len(self.desk.admission.queue) == len(self.waiting)
+        for model in MODELS:
+            assert ledger.held_blocks(model) >= 0
+            assert self.desk.admission.num_waiting(model) <= MAX_WAITING
+        assert self.desk.is_idle == (not self.running and not self.waiting)
+        next_s = self.desk.next_pump_s()
+        assert (next_s is None) == (not self.waiting)
+
+    def teardown(self) -> None:
+        """However it stands, time and ends settle everything."""
+        self.now_s += 2e9
+        self.pump()
+        while self.running:
+            request_id, _ = self.running.popitem()
+            self.desk.end(request_id, finished=True)
+        self.pump()
+        assert not self.waiting
+        assert self.desk.is_idle
+        assert self.answered == {f"r{i + 1}" for i in range(self.number)}
+        assert all(self.desk.ledger.held_blocks(model) == 0 for model in MODELS)
+
+
+FrontDeskMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_front_desk__any_history__books_balance_and_each_is_answered_once = FrontDeskMachine.TestCase
