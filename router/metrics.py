@@ -1,6 +1,6 @@
 """What a gateway counts. One registry per gateway; labels are bounded by the models and units of the view."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -17,68 +17,60 @@ DURATION_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
 
 
 class GatewayMetrics:
+    """docs/metrics.md lists them for users."""
+
     def __init__(
         self, *, version: str, view: Callable[[], FleetView], view_age_s: Callable[[], float], ledger: QuotaLedger
     ) -> None:
         registry = self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "muxfleet_requests",
-            "HTTP requests by status; 499: the client left first",
-            ["model", "endpoint", "status"],
-            registry=registry,
+        self._count_requests(registry)
+        self._time_generations(registry)
+        self._count_decisions(registry)
+        age = Gauge("muxfleet_telemetry_age_seconds", "Age of the view of the fleet; -1: none yet", registry=registry)
+        age.set_function(view_age_s)
+        Gauge("muxfleet_build_info", "Always 1", ["version"], registry=registry).labels(version).set(1)
+        registry.register(UnitCollector(view))
+        registry.register(LedgerCollector(ledger))
+
+    def _count_requests(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        text = "HTTP requests by status; 499: the client left first"
+        self.requests = counter("muxfleet_requests", text, "model", "endpoint", "status")
+        self.answers = counter("muxfleet_answers", "Generations that finished", "model")
+        self.slo_met = counter("muxfleet_answers_slo_met", "Finished generations within target", "model", "slo")
+        self.prompt_tokens = counter("muxfleet_prompt_tokens", "Prompt tokens", "model")
+        self.output_tokens = counter("muxfleet_generation_tokens", "Output tokens", "model")
+        self.shed = counter("muxfleet_requests_shed", "Generations refused by overload", "model")
+        self.unserved = counter("muxfleet_requests_unserved", "Requests that no unit came for in time", "model")
+        self.rate_limited = counter(
+            "muxfleet_requests_rate_limited", "Requests beyond the rate of their API key", "key"
         )
-        self.answers = Counter("muxfleet_answers", "Generations that finished", ["model"], registry=registry)
-        self.slo_met = Counter(
-            "muxfleet_answers_slo_met", "Finished generations within target", ["model", "slo"], registry=registry
+        self.refused_keys = counter("muxfleet_requests_unauthorized", "Requests that their API key did not admit")
+        self.continuations = counter("muxfleet_generation_continuations", "Generations that lost their unit", "model")
+
+    def _time_generations(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, ["model"], registry=registry, buckets=buckets)
+
+        first, gap = "muxfleet_time_to_first_token_seconds", "muxfleet_inter_token_latency_seconds"
+        self.ttft = histogram(first, "From the accepted request to its first token", TTFT_BUCKETS_S)
+        self.gap = histogram(gap, "Between outputs of one generation", GAP_BUCKETS_S)
+        self.queue_time = histogram(
+            "muxfleet_queue_time_seconds", "From the accepted request to its admission", TTFT_BUCKETS_S
         )
-        self.ttft = Histogram(
-            "muxfleet_time_to_first_token_seconds",
-            "From the accepted request to its first token",
-            ["model"],
-            registry=registry,
-            buckets=TTFT_BUCKETS_S,
+        self.duration = histogram(
+            "muxfleet_request_duration_seconds", "From the accepted request to its last token", DURATION_BUCKETS_S
         )
-        self.gap = Histogram(
-            "muxfleet_inter_token_latency_seconds",
-            "Between outputs of one generation",
-            ["model"],
-            registry=registry,
-            buckets=GAP_BUCKETS_S,
+        self.prediction_error = histogram(
+            "muxfleet_ttft_prediction_error_seconds", "Absolute, of the first token after admission", GAP_BUCKETS_S
         )
-        self.duration = Histogram(
-            "muxfleet_request_duration_seconds",
-            "From the accepted request to its last token",
-            ["model"],
-            registry=registry,
-            buckets=DURATION_BUCKETS_S,
-        )
-        self.prompt_tokens = Counter("muxfleet_prompt_tokens", "Prompt tokens", ["model"], registry=registry)
-        self.output_tokens = Counter("muxfleet_generation_tokens", "Output tokens", ["model"], registry=registry)
+
+    def _count_decisions(self, registry: CollectorRegistry) -> None:
         self.in_flight = Gauge("muxfleet_generations_in_flight", "Generations under way", ["model"], registry=registry)
         self.queued = Gauge(
-            "muxfleet_generations_queued",
-            "Generations that wait for a turn or a unit",
-            ["model"],
-            registry=registry,
-        )
-        self.queue_time = Histogram(
-            "muxfleet_queue_time_seconds",
-            "From the accepted request to its admission",
-            ["model"],
-            registry=registry,
-            buckets=TTFT_BUCKETS_S,
-        )
-        self.shed = Counter("muxfleet_requests_shed", "Requests refused by admission", ["model"], registry=registry)
-        self.unserved = Counter(
-            "muxfleet_requests_unserved", "Requests that no unit came for in time", ["model"], registry=registry
-        )
-        self.rate_limited = Counter(
-            "muxfleet_requests_rate_limited", "Requests beyond the rate of their API key", ["key"], registry=registry
-        )
-        self.refused_keys = Counter(
-            "muxfleet_requests_unauthorized",
-            "Requests without a valid API key, or for others' models",
-            registry=registry,
+            "muxfleet_generations_queued", "Generations that wait for a turn or a unit", ["model"], registry=registry
         )
         self.choices = Counter(
             "muxfleet_routing_decisions",
@@ -86,24 +78,9 @@ class GatewayMetrics:
             ["reason"],
             registry=registry,
         )
-        self.prediction_error = Histogram(
-            "muxfleet_ttft_prediction_error_seconds",
-            "Absolute, of the time to the first token from admission on",
-            ["model"],
-            registry=registry,
-            buckets=GAP_BUCKETS_S,
-        )
         self.prefix_tokens = Counter(
             "muxfleet_routed_prefix_tokens", "Prompt tokens sent where they may be cached", ["model"], registry=registry
         )
-        self.continuations = Counter(
-            "muxfleet_generation_continuations", "Generations that lost their unit", ["model"], registry=registry
-        )
-        age = Gauge("muxfleet_telemetry_age_seconds", "Age of the view of the fleet; -1: none yet", registry=registry)
-        age.set_function(view_age_s)
-        Gauge("muxfleet_build_info", "Always 1", ["version"], registry=registry).labels(version).set(1)
-        registry.register(UnitCollector(view))
-        registry.register(LedgerCollector(ledger))
 
     def exposition(self) -> bytes:
         text: bytes = generate_latest(self._registry)

@@ -3,7 +3,7 @@
 from fleet_values import ask, fleet, model_load, unit
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from pdmux_actor.lease import ModelPhase
 from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
@@ -178,5 +178,7 @@ class FrontDeskMachine(RuleBasedStateMachine):
         assert all(self.desk.ledger.held_blocks(model) == 0 for model in MODELS)
 
 
-FrontDeskMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-test_front_desk__any_history__books_balance_and_each_is_answered_once = FrontDeskMachine.TestCase
+def test_front_desk__any_history__books_balance_and_each_is_answered_once() -> None:
+    run_state_machine_as_test(
+        FrontDeskMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
