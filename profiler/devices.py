@@ -123,8 +123,44 @@ A40 = DeviceSpec(
     "; all-reduce: NOT measured, an NVLink bridge between pairs assumed",
 )
 
+RTX_PRO_6000 = DeviceSpec(
+    name="RTX-PRO-6000",
+    num_sms=188,
+    peak_flops_per_s=399 * _TERA,
+    memory_bandwidth_bytes_per_s=1_520 * _GIGA,
+    memory_bytes=96 * _GIB,
+    launch_overhead_s=6.3e-6,
+    partition_granularity_sms=8,
+    knee_exponent=2.1,
+    gemm_tile_tokens=128,
+    attention_start_s=6e-6,
+    link_bandwidth_bytes_per_s=25 * _GIGA,
+    link_latency_s=2e-6,
+    all_reduce_start_s=10e-6,
+    source="NVIDIA RTX PRO 6000 Blackwell data sheet (96 GB, 1792 GB/s); reached: fit of LLMServingSim's vLLM GEMMs; "
+    "all-reduce: NOT measured, PCIe 5.0 x16 assumed",
+)
+
+RTX_4090 = DeviceSpec(
+    name="RTX-4090",
+    num_sms=128,
+    peak_flops_per_s=165 * _TERA,
+    memory_bandwidth_bytes_per_s=927 * _GIGA,
+    memory_bytes=24 * _GIB,
+    launch_overhead_s=5.3e-6,
+    partition_granularity_sms=4,
+    knee_exponent=5.0,
+    gemm_tile_tokens=128,
+    attention_start_s=6e-6,
+    link_bandwidth_bytes_per_s=12 * _GIGA,
+    link_latency_s=2e-6,
+    all_reduce_start_s=10e-6,
+    source="NVIDIA RTX 4090 data sheet (24 GB, 1008 GB/s); reached: fit of LLMServingSim's vLLM GEMMs; all-reduce: NOT "
+    "measured, PCIe 4.0 x16 without peer access assumed",
+)
+
 DEVICES: Mapping[str, DeviceSpec] = MappingProxyType(
-    {device.name: device for device in (A100_80G, H100, H200, B200, L40S, A40)}
+    {device.name: device for device in (A100_80G, H100, H200, B200, L40S, A40, RTX_PRO_6000, RTX_4090)}
 )
 
 

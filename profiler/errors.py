@@ -2,7 +2,8 @@
 
 ProfilerError
 ├── UnsupportedModel   a checkpoint whose config.json the engine cannot serve
-└── UnknownDevice      a device name that profiler/devices.py does not list
+├── UnknownDevice      a device name that profiler/devices.py does not list
+└── ProfileUnusable    a file of measurements that cannot be read, or does not hold what is asked of it
 """
 
 
@@ -27,3 +28,11 @@ class UnknownDevice(ProfilerError):
         self.name = name
         self.nearest = nearest
         self.known = known
+
+
+class ProfileUnusable(ProfilerError):
+    def __init__(self, *, path: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}; {remedy}")
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy

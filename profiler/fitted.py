@@ -1,0 +1,25 @@
+"""MuxWise's solo-run predictor: Eq. 1 and 2 per partition (§3.3.2)."""
+
+from collections.abc import Mapping, Sequence
+
+from profiler.latency import VectorLatencyModel
+from profiler.measured import MeasuredLatency, fit_partitions
+from profiler.measurement import MeasuredBatches, Measurement
+from profiler.specs import ModelSpec
+from profiler.trend import PHASE_FEATURES, Trend
+
+
+class FittedLatency(MeasuredLatency):
+    """Non-negative least squares per model, partition and phase. A few hundred bytes, plausible at any size."""
+
+    @classmethod
+    def fit(
+        cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: VectorLatencyModel
+    ) -> "FittedLatency":
+        """Of the launches that ran alone; partitions without any prefill or decode are left out."""
+        return cls({spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}, beyond=beyond)
+
+
+def _fit_phase(phase: str, rows: Sequence[Measurement]) -> Trend:
+    measured = MeasuredBatches.of(rows)
+    return Trend.fit(PHASE_FEATURES[phase], measured.batches, measured.seconds)

@@ -1,0 +1,201 @@
+"""Latencies that were measured: by model, partition and phase."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.batch_features import Amount, BatchFeatures, batch_features, uniform_decodes, uniform_prefills
+from profiler.latency import ChunkShape, Floats, VectorLatencyModel
+from profiler.measurement import Measurement, measured_shares, solo
+from profiler.specs import ModelSpec
+
+_MIN_FUSED_STEPS = 8
+
+
+class StepTimes(Protocol):
+    """Of one phase of one model on one partition, for a batch that is not empty."""
+
+    def seconds(self, batch: BatchFeatures[Amount]) -> Amount: ...
+
+    def is_outside(self, batch: BatchFeatures[float]) -> bool:
+        """Whether the answer is a guess: nothing like this batch was measured."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTimes:
+    prefill: StepTimes
+    decode: StepTimes
+    mixed: StepTimes
+
+    def of(self, batch: BatchFeatures[float]) -> StepTimes:
+        if batch.prefill_tokens == 0:
+            return self.decode
+        return self.mixed if batch.decode_sequences else self.prefill
+
+
+@dataclass(frozen=True, slots=True)
+class SumOfTimes:
+    """`terms` are a factor (layers) and what is repeated."""
+
+    terms: tuple[tuple[float, StepTimes], ...]
+
+    def seconds(self, batch: BatchFeatures[Amount]) -> Amount:
+        first, *others = self.terms
+        total: Amount = first[0] * first[1].seconds(batch)
+        for factor, times in others:
+            total = total + factor * times.seconds(batch)
+        return total
+
+    def is_outside(self, batch: BatchFeatures[float]) -> bool:
+        return any(times.is_outside(batch) for _, times in self.terms)
+
+
+def fit_partitions(
+    rows: Sequence[Measurement], fit_phase: Callable[[str, Sequence[Measurement]], StepTimes]
+) -> dict[int, PhaseTimes]:
+    """`fit_phase` by phase and its solo launches. Partitions without prefills or without decodes are left out."""
+    fitted = {}
+    for sms in measured_shares(rows):
+        prefills, decodes, fused = (solo(rows, sms, phase) for phase in ("prefill", "decode", "mixed"))
+        if prefills and decodes:
+            prefill, decode = fit_phase("prefill", prefills), fit_phase("decode", decodes)
+            # With too few fused steps to learn from, they are taken for both parts one after the other.
+            both = SumOfTimes(((1.0, prefill), (1.0, decode)))
+            mixed = fit_phase("mixed", fused) if len(fused) >= _MIN_FUSED_STEPS else both
+            fitted[sms] = PhaseTimes(prefill=prefill, decode=decode, mixed=mixed)
+    return fitted
+
+
+class MeasuredLatency:
+    """`profiler.latency.VectorLatencyModel` over measurements.
+
+    Between two measured partitions it interpolates in 1 / SMs, which is exact for work that scales with SMs and for
+    work that does not. Beyond them it scales the nearest by what `beyond` says of the two partitions, and `beyond`
+    answers for models that were not measured.
+    """
+
+    def __init__(self, measured: Mapping[ModelSpec, Mapping[int, PhaseTimes]], *, beyond: VectorLatencyModel) -> None:
+        """`measured` is by model, then by SMs."""
+        self._measured = {spec: dict(sorted(by_sms.items())) for spec, by_sms in measured.items() if by_sms}
+        self._beyond = beyond
+
+    @property
+    def specs(self) -> tuple[ModelSpec, ...]:
+        return tuple(self._measured)
+
+    def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
+        return self.mixed_s(spec, chunks, (), sms)
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        return self.mixed_s(spec, (), context_tokens, sms)
+
+    def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
+        by_sms = self._measured.get(spec)
+        if by_sms is None:
+            return self._beyond.mixed_s(spec, chunks, context_tokens, sms)
+        batch = batch_features(chunks, context_tokens)
+        if batch.tokens == 0:
+            return 0.0
+        seconds = 0.0
+        for share, weight in _bracket(tuple(by_sms), sms):
+            share_s = by_sms[share].of(batch).seconds(batch)
+            if share != sms and weight == 1.0:
+                share_s *= self._beyond.mixed_s(spec, chunks, context_tokens, sms) / self._beyond.mixed_s(
+                    spec, chunks, context_tokens, share
+                )
+            seconds += weight * share_s
+        return seconds
+
+    def is_outside(
+        self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int
+    ) -> bool:
+        """Whether the latency of this batch would be extrapolated: in the batch's shape, the partition or the model."""
+        by_sms = self._measured.get(spec)
+        if by_sms is None:
+            return True
+        batch = batch_features(chunks, context_tokens)
+        if batch.tokens == 0:
+            return False
+        shares = [share for share, _ in _bracket(tuple(by_sms), sms)]
+        beyond = len(shares) == 1 and shares[0] != sms
+        return beyond or any(by_sms[share].of(batch).is_outside(batch) for share in shares)
+
+    def prefills_s(
+        self,
+        spec: ModelSpec,
+        num_prompts: npt.ArrayLike,
+        new_tokens: npt.ArrayLike,
+        context_tokens: npt.ArrayLike,
+        sms: npt.ArrayLike,
+    ) -> Floats:
+        by_sms = self._measured.get(spec)
+        if by_sms is None:
+            return self._beyond.prefills_s(spec, num_prompts, new_tokens, context_tokens, sms)
+
+        def measured_s(share: int, k: Floats, q: Floats, c: Floats) -> Floats:
+            return np.where(k * q > 0, by_sms[share].prefill.seconds(uniform_prefills(k, q, c)), 0.0)
+
+        def modelled_s(share: int, k: Floats, q: Floats, c: Floats) -> Floats:
+            return self._beyond.prefills_s(spec, k, q, c, share)
+
+        return _by_partition(tuple(by_sms), measured_s, modelled_s, sms, num_prompts, new_tokens, context_tokens)
+
+    def decodes_s(
+        self, spec: ModelSpec, num_sequences: npt.ArrayLike, context_tokens: npt.ArrayLike, sms: npt.ArrayLike
+    ) -> Floats:
+        by_sms = self._measured.get(spec)
+        if by_sms is None:
+            return self._beyond.decodes_s(spec, num_sequences, context_tokens, sms)
+
+        def measured_s(share: int, n: Floats, c: Floats) -> Floats:
+            return np.where(n > 0, by_sms[share].decode.seconds(uniform_decodes(n, c)), 0.0)
+
+        def modelled_s(share: int, n: Floats, c: Floats) -> Floats:
+            return self._beyond.decodes_s(spec, n, c, share)
+
+        return _by_partition(tuple(by_sms), measured_s, modelled_s, sms, num_sequences, context_tokens)
+
+
+def _by_partition(
+    shares: tuple[int, ...],
+    measured_s: Callable[..., Floats],
+    modelled_s: Callable[..., Floats],
+    sms: npt.ArrayLike,
+    *amounts: npt.ArrayLike,
+) -> Floats:
+    wanted, *columns = np.broadcast_arrays(np.asarray(sms), *(np.asarray(a, dtype=np.float64) for a in amounts))
+    answer = np.zeros(wanted.shape)
+    for sms_wanted in np.unique(wanted):
+        chosen = wanted == sms_wanted
+        picked = [column[chosen] for column in columns]
+        for share, weight in _bracket(shares, int(sms_wanted)):
+            share_s = measured_s(share, *picked)
+            if share != sms_wanted and weight == 1.0:
+                there_s = modelled_s(share, *picked)
+                ratio = np.divide(
+                    modelled_s(int(sms_wanted), *picked), there_s, out=np.ones_like(there_s), where=there_s > 0
+                )
+                share_s = share_s * ratio
+            answer[chosen] += weight * share_s
+    return answer
+
+
+def _bracket(shares: tuple[int, ...], sms: int) -> tuple[tuple[int, float], ...]:
+    """The measured partitions around `sms`, with weights; one of weight 1 where it is measured or beyond all.
+
+    >>> _bracket((16, 32, 64), 32), _bracket((16, 32), 8), _bracket((16, 64), 32)
+    (((32, 1.0),), ((16, 1.0),), ((16, 0.3333333333333333), (64, 0.6666666666666667)))
+    """
+    upper = bisect_left(shares, sms)
+    if upper == len(shares):
+        return ((shares[-1], 1.0),)
+    if upper == 0 or shares[upper] == sms:
+        return ((shares[upper], 1.0),)
+    low, high = shares[upper - 1], shares[upper]
+    weight = (1 / sms - 1 / high) / (1 / low - 1 / high)
+    return ((low, weight), (high, 1 - weight))

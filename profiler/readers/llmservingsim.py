@@ -1,0 +1,94 @@
+"""LLMServingSim's profiles of vLLM kernels: dense operators, experts, and attention of batches that mix both phases."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from profiler.errors import ProfileUnusable
+from profiler.latency import Floats
+from profiler.operator_profile import MeasuredOperator, OperatorProfile, batches_of
+from profiler.specs import ModelSpec
+
+_PER_LAYER = ("qkv_proj", "o_proj", "gate_up_proj", "act_fn", "down_proj", "rotary_emb", "qk_norm")
+_NORM = "layernorm"  # twice a layer
+_PER_PASS = ("embedding", "final_layernorm")
+_PER_ROW = ("lm_head", "sampler")
+_MICRO = 1e-6
+
+
+def read_llmservingsim(
+    dense_file: Path, attention_file: Path, *, device: str, model: str, num_gpus: int, spec: ModelSpec
+) -> OperatorProfile:
+    """`device` and `model` as the files name them; `spec` is the same model.
+
+    Raises:
+        ProfileUnusable: a file is missing, has other columns, or nothing of this device and model.
+    """
+    dense = _rows(dense_file, device, model, num_gpus)
+    attention = _rows(attention_file, device, model, num_gpus)
+    by_tokens = dense[dense["table"] == "dense"].pivot_table(index="tokens", columns="layer", values="time_us")
+    by_rows = dense[dense["table"] == "per_sequence"].pivot_table(index="sequences", columns="layer", values="time_us")
+    tokens = by_tokens.index.to_numpy(dtype=np.float64)
+    per_layer_us = 2 * by_tokens[_NORM] + by_tokens[[op for op in _PER_LAYER if op in by_tokens]].sum(axis=1)
+    layer_us = per_layer_us.to_numpy(dtype=np.float64)
+    if spec.is_moe:
+        layer_us = layer_us + _experts_us(dense[dense["table"] == "moe"], tokens, spec)
+    return OperatorProfile(
+        per_layer=_operator(tokens, layer_us),
+        per_pass=_operator(tokens, by_tokens[list(_PER_PASS)].sum(axis=1).to_numpy(dtype=np.float64)),
+        per_row=_operator(
+            by_rows.index.to_numpy(dtype=np.float64), by_rows[list(_PER_ROW)].sum(axis=1).to_numpy(dtype=np.float64)
+        ),
+        mixed_attention=MeasuredOperator(
+            batches=batches_of(
+                prefill_tokens=_column(attention, "prefill_chunk"),
+                prefill_context=_column(attention, "kv_prefill"),
+                decode_sequences=_column(attention, "n_decode"),
+                decode_depth=_column(attention, "kv_decode"),
+            ),
+            seconds=_column(attention, "time_us") * _MICRO,
+        ),
+    )
+
+
+def _rows(file: Path, device: str, model: str, num_gpus: int) -> pd.DataFrame:
+    try:
+        rows = pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise ProfileUnusable(path=str(file), reason=str(error), remedy="give a readable parquet file") from error
+    missing = {"device", "model", "tp", "time_us"} - set(rows.columns)
+    if missing:
+        remedy = "give LLMServingSim's vLLM profiles as parquet"
+        raise ProfileUnusable(path=str(file), reason=f"has no column {sorted(missing)[0]!r}", remedy=remedy)
+    chosen = rows[(rows["device"] == device) & (rows["model"] == model) & (rows["tp"] == num_gpus)]
+    if chosen.empty:
+        known = rows[["device", "model", "tp"]].drop_duplicates().astype(str).agg(" ".join, axis=1)
+        reason = f"holds nothing of {device} {model} {num_gpus}"
+        raise ProfileUnusable(path=str(file), reason=reason, remedy=f"it has: {'; '.join(known)}")
+    return chosen
+
+
+def _experts_us(rows: pd.DataFrame, tokens: Floats, spec: ModelSpec) -> Floats:
+    """The MoE block as if tokens chose their experts evenly. Interpolated by activated experts at each measured token
+    count, then between those.
+    """
+    counts = np.unique(_column(rows, "tokens"))
+    at_counts = []
+    for count in counts:
+        row = rows[rows["tokens"] == count].sort_values("activated_experts")
+        touched = spec.num_experts * (1 - (1 - spec.experts_per_token / spec.num_experts) ** count)
+        at_counts.append(np.interp(touched, _column(row, "activated_experts"), _column(row, "time_us")))
+    interpolated: Floats = np.interp(np.log(tokens), np.log(counts), np.array(at_counts))
+    return interpolated
+
+
+def _operator(counts: Floats, micros: Floats) -> MeasuredOperator:
+    # Rows are sampled from sequences, tokens pass layers; a decode batch has as many of one as of the other.
+    return MeasuredOperator(
+        batches=batches_of(decode_sequences=counts, decode_depth=np.zeros_like(counts)), seconds=micros * _MICRO
+    )
+
+
+def _column(rows: pd.DataFrame, name: str) -> Floats:
+    return rows[name].to_numpy(dtype=np.float64)

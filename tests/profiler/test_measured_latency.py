@@ -1,0 +1,111 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured_cases import SMALL, eq_1_and_2, measured
+
+from profiler.devices import H100
+from profiler.fitted import FittedLatency
+from profiler.latency import ChunkShape
+from profiler.measured import MeasuredLatency
+from profiler.probe import LaunchShape
+from profiler.roofline import RooflineLatency
+from profiler.table import TableLatency
+
+BEYOND = RooflineLatency(H100)
+FITTED = FittedLatency.fit({SMALL: measured(eq_1_and_2, 32, 64)}, beyond=BEYOND)
+TABLE = TableLatency.fit({SMALL: measured(eq_1_and_2, 32, 64)}, beyond=BEYOND)
+
+both = pytest.mark.parametrize("latency", [FITTED, TABLE], ids=["fitted", "table"])
+chunks = st.lists(st.builds(ChunkShape, st.integers(1, 512), st.integers(0, 1024)), max_size=3)
+contexts = st.lists(st.integers(0, 2048), max_size=16)
+
+
+@both
+@given(chunks=chunks, contexts=contexts, sms=st.sampled_from([32, 64]))
+def test_measured__world_of_eq_1_and_2__is_predicted_exactly(
+    latency: MeasuredLatency, chunks: list[ChunkShape], contexts: list[int], sms: int
+) -> None:
+    seconds = latency.mixed_s(SMALL, chunks, contexts, sms)
+
+    if not chunks and not contexts:
+        assert seconds == 0.0
+        return
+    new = sum(c.new_tokens for c in chunks)
+    squares = sum(c.new_tokens**2 for c in chunks)
+    products = sum(c.new_tokens * c.context_tokens for c in chunks)
+    prefill_s = (2e-9 * squares + 3e-9 * products + 4e-6 * new) / sms
+    assert seconds == pytest.approx(prefill_s + 1e-8 * sum(contexts) + 2e-5 * len(contexts) + 1e-3, rel=1e-6)
+
+
+@both
+def test_measured__partition_between_two__scales_what_scales(latency: MeasuredLatency) -> None:
+    prefill = LaunchShape(sms=48, prompts=1, new_tokens=1024)
+
+    assert latency.prefill_s(SMALL, prefill.chunks, 48) == pytest.approx(eq_1_and_2(prefill), rel=1e-6)
+
+
+@both
+def test_measured__partition_beyond_all__scales_the_nearest_as_the_roofline_does(latency: MeasuredLatency) -> None:
+    work = [ChunkShape(4096)]
+    roofline = BEYOND.prefill_s(SMALL, work, 128) / BEYOND.prefill_s(SMALL, work, 64)
+
+    assert latency.prefill_s(SMALL, work, 128) == pytest.approx(latency.prefill_s(SMALL, work, 64) * roofline)
+    assert latency.is_outside(SMALL, work, (), 128)
+
+
+@both
+def test_measured__model_never_measured__is_answered_by_the_roofline(latency: MeasuredLatency) -> None:
+    other = replace(SMALL, num_layers=8)
+
+    assert latency.decode_s(other, [64] * 4, 32) == BEYOND.decode_s(other, [64] * 4, 32)
+    assert latency.is_outside(other, (), [64], 32)
+
+
+@both
+@given(rows=st.lists(st.tuples(st.integers(0, 48), st.integers(0, 900), st.integers(8, 132)), min_size=1, max_size=8))
+def test_measured__vectors__equal_one_call_each(latency: MeasuredLatency, rows: list[tuple[int, int, int]]) -> None:
+    sizes, depths, shares = (np.array(column) for column in zip(*rows, strict=True))
+
+    decodes_s = latency.decodes_s(SMALL, sizes, depths, shares)
+    prefills_s = latency.prefills_s(SMALL, sizes, 32, depths, shares)
+
+    assert decodes_s == pytest.approx([latency.decode_s(SMALL, [c] * n, s) for n, c, s in rows])
+    assert prefills_s == pytest.approx([latency.prefill_s(SMALL, [ChunkShape(32, c)] * n, s) for n, c, s in rows])
+
+
+def stepped(launch: LaunchShape) -> float:
+    """Decode in waves of 16 sequences: no sum of features says that."""
+    waves = -(-launch.sequences // 16)
+    return eq_1_and_2(replace(launch, sequences=0)) + 2e-3 * waves + 1e-8 * launch.features.decode_tokens
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16, 64])
+def test_table__what_no_equation_says__is_kept_at_measured_points(sequences: int) -> None:
+    rows = measured(stepped, 32)
+    launch = LaunchShape(sms=32, sequences=sequences, depth=128)
+
+    table = TableLatency.fit({SMALL: rows}, beyond=BEYOND).decode_s(SMALL, launch.contexts, 32)
+    fitted = FittedLatency.fit({SMALL: rows}, beyond=BEYOND).decode_s(SMALL, launch.contexts, 32)
+
+    assert table == pytest.approx(stepped(launch), rel=0.03)
+    assert abs(fitted / stepped(launch) - 1) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("contexts", "is_outside"),
+    [([128] * 4, False), ([500] * 20, False), ([128] * 65, True), ([5000] * 4, True), ([2] * 4, True)],
+)
+def test_table__query_outside_the_grid__is_marked(contexts: list[int], is_outside: bool) -> None:
+    assert TABLE.is_outside(SMALL, (), contexts, 32) is is_outside
+    assert not FITTED.is_outside(SMALL, (), contexts, 32)
+
+
+def test_table__hole_in_the_grid__is_marked_and_plausible() -> None:
+    rows = [m for m in measured(eq_1_and_2, 32) if not (m.launch.sequences >= 4 and m.launch.depth >= 128)]
+    table = TableLatency.fit({SMALL: rows}, beyond=BEYOND)
+    launch = LaunchShape(sms=32, sequences=64, depth=1024)
+
+    assert table.decode_s(SMALL, launch.contexts, 32) == pytest.approx(eq_1_and_2(launch), rel=0.01)
