@@ -47,6 +47,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             num_cores=shape.cores,
             device_type=shape.gpu_type,
             device_memory_bytes=shape.device_memory_bytes,
+            profile=shape.profile,
             scheduler=SchedulerSettings(
                 max_batch_tokens=shape.max_batch_tokens, max_running_sequences=shape.max_running_sequences
             ),

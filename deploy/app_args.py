@@ -27,6 +27,7 @@ class UnitShape(Args):
     cores: int | None = None
     kv_pool_bytes: int
     device_memory_bytes: int | None = None
+    profile: str | None = None
     block_bytes: int
     dtype: str | None = None
     max_batch_tokens: int

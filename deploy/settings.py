@@ -14,6 +14,7 @@ from deploy.fleet_problems import Problem, problems_of
 from deploy.yaml_source import parse_yaml
 from profiler.devices import device_named
 from profiler.errors import UnknownDevice
+from profiler.profile_file import read_profile
 
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -98,6 +99,8 @@ class PoolSection(Section):
     """Token-block pool of one unit, for example 256MiB."""
     device_memory: ByteSize | None = None
     """Memory for weights and KV of one unit. Default: what the device has."""
+    profile: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """What `muxfleet profile` measured on such a node (relative to this file); it must be there on every node."""
 
 
 class EngineSection(Section):
@@ -188,7 +191,12 @@ def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
     if problems:
         raise FleetFileError([p.line(source) for p in problems])
     models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
-    return fleet.model_copy(update={"models": models})
+    pools = tuple(p.model_copy(update={"profile": _resolved(p.profile, base)}) for p in fleet.pools)
+    return fleet.model_copy(update={"models": models, "pools": pools})
+
+
+def _resolved(file: str | None, base: Path) -> str | None:
+    return None if file is None else os.path.normpath(base / Path(file).expanduser())
 
 
 def resolve_source(source: str, base: Path) -> str:
@@ -199,7 +207,15 @@ def resolve_source(source: str, base: Path) -> str:
 
 
 def check_sources(fleet: FleetFile) -> None:
-    """Raises SourceNotFound: a local checkpoint has no config.json. For commands that start a fleet on this machine."""
+    """For commands that start a fleet on this machine.
+
+    Raises:
+        SourceNotFound: a local checkpoint has no config.json.
+        ProfileUnusable: a pool's profile is none.
+    """
+    for pool in fleet.pools:
+        if pool.profile is not None:
+            read_profile(Path(pool.profile))
     for model in fleet.models:
         if os.path.isabs(model.source) and not (Path(model.source) / "config.json").is_file():
             raise SourceNotFound(

@@ -10,6 +10,7 @@ from pdmux_actor.scheduling.events import AttachModel, Event, ReadDecisions, Sto
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 
 
@@ -109,10 +110,11 @@ def build_engine(
     latency: LatencyModel,
     outbox: Callable[[Sequence[TokenEvent]], None],
     on_load_report: Callable[[LoadReport], None] | None = None,
+    guard: ContentionGuard | None = None,
 ) -> tuple[EngineLoop, Inbox]:
     """An engine and the inbox that feeds it. Raises ValueError for an unknown policy."""
     inbox = Inbox(executor.wake)
-    scheduler = build_scheduler(executor, policy=policy, settings=settings, latency=latency)
+    scheduler = build_scheduler(executor, policy=policy, settings=settings, latency=latency, guard=guard)
     loop = EngineLoop(
         executor=executor, scheduler=scheduler, events=inbox, outbox=outbox, on_load_report=on_load_report
     )
@@ -120,12 +122,19 @@ def build_engine(
 
 
 def build_scheduler(
-    executor: Executor, *, policy: str, settings: SchedulerSettings, latency: LatencyModel
+    executor: Executor,
+    *,
+    policy: str,
+    settings: SchedulerSettings,
+    latency: LatencyModel,
+    guard: ContentionGuard | None = None,
 ) -> Scheduler:
+    """`guard` None: one that has seen nothing yet."""
     return Scheduler(
         policy=make_policy(policy),
         settings=settings,
         pool=BlockPool(executor.total_blocks, lendable_share=settings.kv_lendable_share),
         device=executor.device,
         latency=latency,
+        guard=guard,
     )

@@ -2,12 +2,14 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from deploy.settings import PoolSection
 from profiler.devices import device_named, laptop_cpu
 from profiler.latency import LatencyModel
+from profiler.profile_file import read_profile
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
 
@@ -27,6 +29,11 @@ class UnitHardware:
 
 
 def hardware_of(pool: PoolSection) -> UnitHardware:
+    if pool.profile is not None:
+        profile = read_profile(Path(pool.profile))
+        host_s = CPU_HOST_S if pool.gpu_type is None else GPU_HOST_S
+        _, latency = profile.best_latency()
+        return UnitHardware(device=profile.device, num_gpus=profile.num_gpus, latency=latency, host_s=host_s)
     if pool.gpu_type is not None:
         return gpu_hardware(device_named(pool.gpu_type), pool.mesh_gpus)
     device = laptop_cpu(num_cores=pool.cores or os.cpu_count() or 1, memory_bytes=psutil.virtual_memory().total)

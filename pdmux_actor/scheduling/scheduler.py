@@ -49,6 +49,7 @@ from pdmux_actor.scheduling.quota_transfer import QuotaTransfer
 from pdmux_actor.scheduling.readiness import LaneReadiness
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
 
@@ -62,6 +63,7 @@ class Scheduler:
         pool: BlockPool,
         device: DeviceSpec,
         latency: LatencyModel,
+        guard: ContentionGuard | None = None,
     ) -> None:
         self.log = DecisionLog(settings.decision_log_entries, device.num_sms)
         self._policy = policy
@@ -69,7 +71,7 @@ class Scheduler:
         self._pool = pool
         self._caches_prefixes = settings.prefix_cache
         self._quota_transfer = QuotaTransfer(settings.quota_period_s) if settings.adapt_quotas else None
-        self._predictor = LatencyPredictor(latency)
+        self._predictor = LatencyPredictor(latency, guard)
         self._queues: dict[str, ModelQueue] = {}
         self._sequences: dict[str, Sequence] = {}  # every request that has not been answered
         self._dispatcher = Dispatcher(

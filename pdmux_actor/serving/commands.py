@@ -20,8 +20,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `device_type` names a device the profiler knows, for "simulated"; None simulates a laptop's CPU. `num_cores` None
     means all. `dtype` None means each checkpoint's own. `device_memory_bytes` is what the planner may fill with weights
-    and KV; None means what the device has. `num_gpus` are one tensor-parallel group; they and `sglang` are for the
-    kinds that run SGLang.
+    and KV; None means what the device has. `profile` is a file that `muxfleet profile` wrote: policies then start from
+    what was measured, and a simulated engine takes the times of the machine it was measured on. `num_gpus` are one
+    tensor-parallel group; they and `sglang` are for the kinds that run SGLang.
     """
 
     kind: Literal["torch_cpu", "simulated", "sglang_cpu", "sglang_cuda"]
@@ -31,6 +32,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_cores: int | None = None
     device_type: str | None = None
     device_memory_bytes: int | None = None
+    profile: str | None = None
     policy: str = "mux"
     scheduler: SchedulerSettings = SchedulerSettings()
     num_gpus: int = 1

@@ -7,17 +7,19 @@ import psutil
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.simulated import RealClock, SimulatedExecutor
 from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.known_latency import KnownLatency
 from profiler.devices import device_named, laptop_cpu
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
 
 
-def build_executor(settings: EngineSettings) -> Executor:
+def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Executor:
+    """`known` is what a profile says."""
     if settings.kind == "simulated":
-        device = _simulated_device(settings)
+        device = known.device if known is not None else _simulated_device(settings)
         return SimulatedExecutor(
             device=device,
-            latency=RooflineLatency(device),
+            latency=known.latency if known is not None else RooflineLatency(device),
             total_blocks=settings.kv_pool_bytes // settings.block_bytes,
             block_bytes=settings.block_bytes,
             clock=RealClock(),

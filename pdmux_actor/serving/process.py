@@ -18,6 +18,7 @@ from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.serving.command_intake import CommandIntake
 from pdmux_actor.serving.commands import EngineSettings, Load, Started, Tokens
 from pdmux_actor.serving.executors import build_executor
+from pdmux_actor.serving.known_latency import read_known_latency
 from pdmux_actor.serving.model_shelf import ModelShelf
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     connection = socket.socket(fileno=int(arguments[0]))
     settings = msgspec.json.decode(arguments[1], type=EngineSettings)
     sender = NoticeSender(connection)
-    executor = build_executor(settings)
+    known = None if settings.profile is None else read_known_latency(settings.profile)
+    executor = build_executor(settings, known)
 
     def send_tokens(events: Sequence[TokenEvent]) -> None:
         sender.send(Tokens(tuple(events)))
@@ -47,7 +49,8 @@ def main(arguments: Sequence[str]) -> None:
         watched,
         policy=settings.policy,
         settings=settings.scheduler,
-        latency=RooflineLatency(executor.device),
+        latency=RooflineLatency(executor.device) if known is None else known.latency,
+        guard=None if known is None else known.guard,
         outbox=send_tokens,
         on_load_report=send_load,
     )

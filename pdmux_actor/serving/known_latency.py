@@ -1,0 +1,28 @@
+"""What a profile says of the machine that an engine runs on."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiler.contention import ContentionGuard
+from profiler.latency import LatencyModel
+from profiler.specs import DeviceSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownLatency:
+    device: DeviceSpec
+    latency: LatencyModel
+    guard: ContentionGuard
+
+
+def read_known_latency(file: str) -> KnownLatency:
+    """Raises ProfileUnusable."""
+    from profiler.profile_file import read_profile  # brings pyarrow, which an engine without a profile does without
+
+    profile = read_profile(Path(file))
+    name, latency = profile.best_latency()
+    logger.info("latencies of %s: %s, of %s", ", ".join(profile.models) or "no model", name, file)
+    return KnownLatency(device=profile.device, latency=latency, guard=profile.guard())

@@ -1,0 +1,138 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from measured_cases import SMALL, eq_1_and_2, measured
+
+from profiler.contention import ContentionGuard, GuardCell
+from profiler.devices import H100
+from profiler.errors import ProfileUnusable
+from profiler.guard_file import read_guard, write_guard
+from profiler.measurement import Measurement
+from profiler.probe import LaunchShape
+from profiler.profile import ModelProfile, Profile
+from profiler.profile_file import read_profile, write_profile
+
+DECODE = LaunchShape(sms=32, sequences=16, depth=128)
+PREFILL = LaunchShape(sms=100, prompts=1, new_tokens=1024)
+HELD_OUT = (
+    LaunchShape(sms=32, prompts=2, new_tokens=100),
+    LaunchShape(sms=32, sequences=5, depth=300),
+    LaunchShape(sms=32, prompts=1, new_tokens=50, sequences=9, depth=100),
+)
+
+
+def make_profile() -> Profile:
+    rows = measured(eq_1_and_2, 32, 64)
+    rows += [
+        Measurement(launch=launch, seconds=eq_1_and_2(launch), high_s=1.0, repeats=3, is_held_out=True)
+        for launch in HELD_OUT
+    ]
+    beside_s = 1.25 * eq_1_and_2(DECODE)
+    rows.append(Measurement(launch=DECODE, beside=PREFILL, seconds=beside_s, high_s=1.1 * beside_s, repeats=5))
+    return Profile(
+        engine="native",
+        device=H100,
+        num_gpus=1,
+        machine={"processor": "of a test"},
+        models={"small": ModelProfile(spec=SMALL, measurements=tuple(rows))},
+    )
+
+
+def test_profile__written_and_read__is_the_same(tmp_path: Path) -> None:
+    profile = make_profile()
+
+    write_profile(profile, tmp_path / "p.parquet")
+
+    assert read_profile(tmp_path / "p.parquet") == profile
+    assert [file.name for file in tmp_path.iterdir()] == ["p.parquet"]
+
+
+def test_guard__of_a_profile__is_the_measured_slowdown() -> None:
+    guard = make_profile().guard()
+
+    assert guard.slowdown(GuardCell.of(32, PREFILL.chunks, DECODE.contexts)) == pytest.approx(1.25 * 1.1)
+    assert len(list(guard.items())) == 1
+
+
+def test_held_out_errors__world_of_eq_1_and_2__are_nil_but_for_the_roofline() -> None:
+    errors = make_profile().held_out_errors()
+
+    assert {(e.latency, e.phase) for e in errors} == {
+        (latency, phase) for latency in ("roofline", "fitted", "table") for phase in ("prefill", "decode", "mixed")
+    }
+    assert all((e.mean < 1e-6) == (e.latency != "roofline") for e in errors)
+    assert all(e.launches == 1 for e in errors)
+
+
+def test_best_latency__when_an_equation_does_not_hold__is_the_table() -> None:
+    def waves_s(launch: LaunchShape) -> float:
+        return eq_1_and_2(launch) + 5e-3 * math.sqrt(math.ceil(launch.sequences / 4))
+
+    rows = measured(waves_s, 32)
+    held_out = [
+        Measurement(launch=launch, seconds=waves_s(launch), high_s=1.0, repeats=3, is_held_out=True)
+        for launch in (LaunchShape(sms=32, sequences=n, depth=d) for n in (1, 4, 16, 64) for d in (20, 200))
+    ]
+    profile = make_profile()
+    model = ModelProfile(spec=SMALL, measurements=(*rows, *held_out))
+
+    name, latency = replace(profile, models={"small": model}).best_latency()
+
+    assert name == "table"
+    assert latency.decode_s(SMALL, [128] * 16, 32) == pytest.approx(
+        waves_s(LaunchShape(sms=32, sequences=16, depth=128)), rel=0.05
+    )
+
+
+def write_foreign(path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), path)
+
+
+def write_future(path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"muxfleet.profile": '{"version": 99}'}), path)
+
+
+def write_damaged(path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"muxfleet.profile": '{"version": 1}'}), path)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda path: None, "no such file"),
+        (lambda path: path.write_text("{}"), "not a readable parquet file"),
+        (lambda path: path.mkdir(), "not a muxfleet profile"),
+        (write_foreign, "not a muxfleet profile"),
+        (write_future, "format version 99"),
+        (write_damaged, "is damaged"),
+    ],
+)
+def test_read_profile__unusable_file__says_why_and_what_to_do(tmp_path: Path, write, reason: str) -> None:
+    write(tmp_path / "p.parquet")
+
+    with pytest.raises(ProfileUnusable, match=reason) as refusal:
+        read_profile(tmp_path / "p.parquet")
+
+    assert "muxfleet profile" in refusal.value.remedy
+
+
+def test_guard_file__written_and_read__says_the_same(tmp_path: Path) -> None:
+    guard = ContentionGuard(prior=1.3)
+    cell = GuardCell.of(32, PREFILL.chunks, DECODE.contexts)
+    guard.observe(cell, 1.7)
+
+    write_guard(guard, tmp_path / "guard.json")
+
+    assert list(read_guard(tmp_path / "guard.json").items()) == [(cell, 1.7)]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": [{"decode_sms": 1}]}', '{"cells": 3}'])
+def test_read_guard__unusable_file__is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "guard.json").write_text(text)
+
+    with pytest.raises(ProfileUnusable, match="contention guard"):
+        read_guard(tmp_path / "guard.json")
