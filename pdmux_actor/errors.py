@@ -2,6 +2,7 @@
 
 EngineError
 ├── ModelLoadError     a checkpoint cannot be served: missing, broken, unsupported or too large
+├── LaunchFailed       a launch that was to be measured failed
 ├── EngineStartFailed  the engine process did not come up
 ├── EngineDied         the engine process is gone
 ├── StreamRefused      a unit's frame stream refused the connection (token, version)
@@ -19,6 +20,13 @@ class ModelLoadError(EngineError):
         self.model = model
         self.reason = reason
         self.remedy = remedy
+
+
+class LaunchFailed(EngineError):
+    def __init__(self, *, model: str, reason: str) -> None:
+        super().__init__(f"a launch of model {model!r} failed: {reason}; the log above has the traceback")
+        self.model = model
+        self.reason = reason
 
 
 class EngineDied(EngineError):

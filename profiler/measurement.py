@@ -1,6 +1,6 @@
 """One measured launch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,20 +8,32 @@ import numpy as np
 from profiler.batch_features import BatchFeatures, stacked
 from profiler.latency import Floats
 from profiler.probe import LaunchShape
+from profiler.sweep import PlannedLaunch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """`seconds` is the lower quartile of `repeats` timings, `median_s` their median. With `beside`, a prefill that ran
-    all the while. `is_held_out` rows are kept from fitting, to judge by.
+    """`seconds` is the lower quartile of `repeats` timings (the median without neighbours on the machine), `high_s` the
+    90 % quantile. `beside` is a prefill that ran all the while. Held-out rows are kept from fitting, to judge by.
     """
 
     launch: LaunchShape
     seconds: float
-    median_s: float
+    high_s: float
     repeats: int
     is_held_out: bool = False
     beside: LaunchShape | None = None
+
+
+def summarised(planned: PlannedLaunch, timings_s: Sequence[float]) -> Measurement:
+    return Measurement(
+        launch=planned.launch,
+        beside=planned.beside,
+        is_held_out=planned.is_held_out,
+        seconds=float(np.quantile(timings_s, 0.25)),
+        high_s=float(np.quantile(timings_s, 0.9)),
+        repeats=len(timings_s),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +57,3 @@ def solo(measurements: Sequence[Measurement], sms: int, phase: str) -> list[Meas
 
 def measured_shares(measurements: Sequence[Measurement]) -> tuple[int, ...]:
     return tuple(sorted({m.launch.sms for m in measurements if m.beside is None}))
-
-
-def mean_relative_error(
-    measurements: Sequence[Measurement], predict_s: Callable[[LaunchShape], float]
-) -> tuple[float, float]:
-    """Mean and 90 % quantile of |predicted / measured - 1|."""
-    errors = [abs(predict_s(m.launch) / m.seconds - 1) for m in measurements]
-    return float(np.mean(errors)), float(np.quantile(errors, 0.9))

@@ -47,7 +47,7 @@ def eq_1_and_2(launch: LaunchShape) -> float:
 
 def measured(law_s: Callable[[LaunchShape], float], *shares: int) -> list[Measurement]:
     return [
-        Measurement(launch=launch, seconds=law_s(launch), median_s=law_s(launch), repeats=1)
+        Measurement(launch=launch, seconds=law_s(launch), high_s=law_s(launch), repeats=1)
         for sms in shares
         for launch in shapes(sms)
     ]

@@ -1,0 +1,118 @@
+"""Profiles as parquet: one row per measured launch, and what they were measured on in the metadata."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from profiler.errors import ProfileUnusable
+from profiler.measurement import Measurement
+from profiler.probe import LaunchShape
+from profiler.profile import ModelProfile, Profile
+from profiler.specs import DeviceSpec, ModelSpec
+
+_KEY = b"muxfleet.profile"
+_VERSION = 1
+_SHAPE_COLUMNS = ("sms", "prompts", "new_tokens", "context_tokens", "sequences", "depth")
+_BESIDE_COLUMNS = tuple(f"beside_{name}" for name in _SHAPE_COLUMNS)
+_SCHEMA = pa.schema(
+    [
+        ("model", pa.string()),
+        ("phase", pa.string()),
+        *((name, pa.int32()) for name in _SHAPE_COLUMNS),
+        *((name, pa.int32()) for name in _BESIDE_COLUMNS),
+        ("seconds", pa.float64()),
+        ("high_s", pa.float64()),
+        ("repeats", pa.int32()),
+        ("is_held_out", pa.bool_()),
+    ]
+)
+_REMEDY = "measure one with `muxfleet profile`"
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Replaces the file in one step. Raises OSError."""
+    rows = [_row(name, m) for name, model in profile.models.items() for m in model.measurements]
+    head = {
+        "version": _VERSION,
+        "engine": profile.engine,
+        "num_gpus": profile.num_gpus,
+        "device": asdict(profile.device),
+        "machine": dict(profile.machine),
+        "models": {name: asdict(model.spec) for name, model in profile.models.items()},
+    }
+    table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_KEY: json.dumps(head).encode()}))
+    unfinished = path.with_name(path.name + ".part")
+    pq.write_table(table, unfinished, compression="zstd")
+    os.replace(unfinished, path)
+
+
+def read_profile(path: Path) -> Profile:
+    """Raises ProfileUnusable."""
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise ProfileUnusable(path=str(path), reason="no such file", remedy=_REMEDY) from error
+    except (OSError, pa.ArrowException) as error:
+        reason = f"is not a readable parquet file ({str(error).splitlines()[0]})"
+        raise ProfileUnusable(path=str(path), reason=reason, remedy=_REMEDY) from error
+    raw = (table.schema.metadata or {}).get(_KEY)
+    if raw is None:
+        raise ProfileUnusable(path=str(path), reason="is parquet, but not a muxfleet profile", remedy=_REMEDY)
+    head = json.loads(raw)
+    if head.get("version") != _VERSION:
+        reason = f"has format version {head.get('version')}, this release reads {_VERSION}"
+        raise ProfileUnusable(path=str(path), reason=reason, remedy=_REMEDY)
+    try:
+        return _profile(head, table.to_pylist())
+    except (KeyError, TypeError) as error:
+        raise ProfileUnusable(path=str(path), reason=f"is damaged ({error})", remedy=_REMEDY) from error
+
+
+def _profile(head: Mapping[str, Any], rows: list[dict[str, Any]]) -> Profile:
+    measurements: dict[str, list[Measurement]] = {name: [] for name in head["models"]}
+    for row in rows:
+        measurements[row["model"]].append(_measurement(row))
+    return Profile(
+        engine=head["engine"],
+        num_gpus=head["num_gpus"],
+        device=DeviceSpec(**head["device"]),
+        machine=head["machine"],
+        models={
+            name: ModelProfile(spec=ModelSpec(**spec), measurements=tuple(measurements[name]))
+            for name, spec in head["models"].items()
+        },
+    )
+
+
+def _row(model: str, measurement: Measurement) -> dict[str, object]:
+    launch, beside = asdict(measurement.launch), measurement.beside
+    return {
+        "model": model,
+        "phase": measurement.launch.phase,
+        **launch,
+        **({} if beside is None else {f"beside_{name}": value for name, value in asdict(beside).items()}),
+        "seconds": measurement.seconds,
+        "high_s": measurement.high_s,
+        "repeats": measurement.repeats,
+        "is_held_out": measurement.is_held_out,
+    }
+
+
+def _measurement(row: Mapping[str, Any]) -> Measurement:
+    beside = None
+    if row["beside_sms"] is not None:
+        beside = LaunchShape(**{name: row[f"beside_{name}"] for name in _SHAPE_COLUMNS})
+    return Measurement(
+        launch=LaunchShape(**{name: row[name] for name in _SHAPE_COLUMNS}),
+        beside=beside,
+        seconds=row["seconds"],
+        high_s=row["high_s"],
+        repeats=row["repeats"],
+        is_held_out=row["is_held_out"],
+    )
