@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deploy.settings import Dtype, ModelSection
+from deploy.settings import Dtype, ModelSection, PlacementSection
 
 UNITS_APP = "units"
 GATEWAY_APP = "gateway"
@@ -50,7 +50,7 @@ class ControllerConfig(Args):
     models: tuple[ModelSection, ...]
     dtype: Dtype | None = None
     policy: str
-    solver: str
+    placement: PlacementSection = PlacementSection()
     expected_units: dict[str, int]
     unit_deployments: dict[str, str] = {}
 

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build_app() -> typer.Typer:
     # These take a second to import: Ctrl-C meanwhile must end in one line, as it does later.
     from deploy.commands.bench import bench
+    from deploy.commands.compare import compare
     from deploy.commands.demo import demo
     from deploy.commands.plan import plan
     from deploy.commands.render import render, schema
@@ -44,7 +45,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (demo, up, plan, render, schema, bench, simulate, status, trace_decisions):
+    for command in (demo, up, plan, render, schema, bench, simulate, compare, status, trace_decisions):
         app.command()(command)
     app.add_typer(traces, name="traces")
     return app

@@ -1,43 +1,44 @@
-"""Decides which unit serves what. Pure: told what units report and what time it is, it answers leases and views."""
+"""Decides which unit serves what. Pure: told what units and gateways report and what time it is, it answers leases and
+views.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from deploy.catalog import Catalog
+from deploy.catalog import Catalog, CatalogModel
+from deploy.control.fleet import Fleet
+from deploy.control.history import DecisionHistory
+from deploy.control.leases import LeaseBook
+from deploy.control.planning import (
+    Appraise,
+    Needs,
+    Solution,
+    placed_demand,
+    quotas_shifted,
+    same_places,
+    solve,
+)
 from deploy.control.popularity import Popularity
+from deploy.control.rules import ControlRules, ControlTiming
+from deploy.control.transition import Transition, in_words, without_replica, without_unit
+from deploy.control.unit_registry import KnownUnit, Lost, without_blocks
+from deploy.control.wakefulness import Wakefulness
 from deploy.fleet_status import FleetStatus, ModelState, UnitState
-from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, UnitReport
-from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
-from placement.solvers.base import Solver
+from pdmux_actor.lease import Lease, ModelPhase, UnitReport
+from placement.diff import SetQuotas
+from placement.plan import ModelPlacement, Plan, UnitPlan
+from placement.solvers.base import PlacementModel, Solver
 from router.demand_report import DemandReport
 from router.view import FleetView, UnitView
 
 _HELD = frozenset({ModelPhase.READY, ModelPhase.LOADING})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlTiming:
-    """`expiry_s`: a unit that is silent for so long is gone. `quiet_s`: a unit that is silent for so long gives way to
-    a new one of its pool. `settle_s`: how long the first plan waits for expected units. `warm_up_s`: how long a fresh
-    control loop waits for reports before it tells gateways what it knows, so that its restart looks like silence.
-    """
-
-    expiry_s: float = 15.0
-    quiet_s: float = 1.5
-    settle_s: float = 20.0
-    warm_up_s: float = 3.0
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    report: UnitReport
-    heard_s: float
-    lease: Lease | None = None
+_TICK_S = 0.2  # heartbeats of a large fleet come thick and fast
 
 
 class ControlLoop:
-    """`first_version` must exceed the versions of any control loop that led the same units before: a unit ignores
-    leases that are older than the newest it has seen.
+    """Observe, estimate demand, plan, and move one step at a time; each call does what is due.
+
+    `first_version` must exceed the versions of any control loop that led the same units before.
     """
 
     def __init__(
@@ -46,173 +47,296 @@ class ControlLoop:
         stream_token: str,
         first_version: int,
         started_s: float,
-        timing: ControlTiming = ControlTiming(),
+        timing: ControlTiming | None = None,
+        rules: ControlRules | None = None,
+        appraise: Appraise = placed_demand,
     ) -> None:
         self._stream_token = stream_token
-        self._version = first_version
         self._started_s = started_s
-        self._timing = timing
+        self._timing = timing or ControlTiming()
+        self._appraise = appraise
         self._catalog = Catalog(models=(), policy="mux")
         self._solver: Solver | None = None
-        self._expected: dict[str, int] = {}
-        self._units: dict[str, _Unit] = {}
-        self._plan = Plan(units=())
         self._popularity = Popularity()
-        self._is_plan_due = True
+        self._history = DecisionHistory()
+        self._wakefulness = Wakefulness(self._popularity)
+        self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
+        self._rules = rules or ControlRules()
+        self._transition = Transition(self._rules)
+        self._fleet = Fleet(self._timing, self._rules)
+        self._plan = Plan(units=())  # what leases say
+        self._goal = Plan(units=())  # what they shall say
+        self._asleep: frozenset[str] = frozenset()
+        self._why: str | None = "the control loop started"  # a plan is due, whatever demand says
         self._is_settled = False
+        self._is_moving = False
+        self._looked_s = started_s
+        self._ticked_s = float("-inf")
 
-    def set_catalog(self, catalog: Catalog, *, expected_units: Mapping[str, int], solver: Solver) -> None:
+    def set_catalog(
+        self,
+        catalog: Catalog,
+        *,
+        expected_units: Mapping[str, int],
+        solver: Solver,
+        rules: ControlRules | None = None,
+    ) -> None:
         """`expected_units` counts the units of each pool once the fleet is up."""
         self._catalog = catalog
         self._solver = solver
-        self._expected = dict(expected_units)
+        self._fleet.registry.expect(expected_units)
         self._popularity.expect(m.prior() for m in catalog.models)
-        self._is_plan_due = True
-
-    def hear_demand(self, report: DemandReport, now_s: float) -> None:
-        self._popularity.hear(report, now_s)
-        self._popularity.advance(now_s)
+        if rules is not None:
+            self._rules = self._transition.rules = rules
+        self._need_plan("the fleet file changed")
 
     def heartbeat(self, report: UnitReport, now_s: float) -> Lease:
-        self._drop_silent(now_s)
-        unit = self._units.get(report.unit_id)
-        if unit is None:
-            self._make_room(report.pool, now_s)
-            unit = self._units[report.unit_id] = _Unit(report=report, heard_s=now_s)
-            self._adopt(report)
-            self._is_plan_due = True
-        elif _capacity(unit.report) != _capacity(report) or unit.report.is_leaving != report.is_leaving:
-            self._is_plan_due = True
-        unit.report = report
-        unit.heard_s = now_s
-        if self._is_plan_due and self._solver is not None and self._may_plan(now_s):
-            self._replan(self._solver)
-        if unit.lease is None or not report.is_leaving:  # who leaves keeps its lease to the end
-            unit.lease = self._lease(unit)
-        return unit.lease
+        registry = self._fleet.registry
+        before = registry.hear(report, now_s)
+        if before is None:
+            self._welcome(report, now_s)
+        elif before.report.is_leaving != report.is_leaving:
+            self._plan = without_unit(self._plan, report.unit_id)
+            self._goal = without_unit(self._goal, report.unit_id)
+            self._need_plan(f"unit {report.unit_id} leaves: {report.failure or 'it was asked to'}")
+        elif before.capacity != KnownUnit(report, now_s, now_s).capacity:
+            self._need_plan(f"unit {report.unit_id} offers something else now")
+        self._tick(now_s, is_news=before is None or before.report.models != report.models)
+        lease = self._leases.current(report.unit_id)
+        if lease is not None and report.is_leaving:  # who leaves keeps its lease to the end
+            return lease
+        return self._leases.renew(report, self._plan.models_of(report.unit_id), self._catalog)
+
+    def hear_demand(self, report: DemandReport, now_s: float) -> None:
+        """What a gateway has been asked for; it comes with each of its questions for the view."""
+        self._popularity.hear(report, now_s)
+        self._tick(now_s, is_news=any(m.waiting or m.held for m in report.models if m.model in self._asleep))
 
     def fleet_view(self, now_s: float) -> FleetView | None:
         """None while a fresh control loop may not have heard of all units."""
-        self._drop_silent(now_s)
-        if not self._is_complete() and now_s - self._started_s < self._timing.warm_up_s:
+        self._tick(now_s)
+        registry = self._fleet.registry
+        if not registry.is_complete() and now_s - self._started_s < self._timing.warm_up_s:
             return None
         return FleetView(
             models=tuple(m.card() for m in self._catalog.models),
-            units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in self._units.values()),
+            units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in registry),
             stream_token=self._stream_token,
             num_gateways=max(1, self._popularity.num_gateways(now_s)),
         )
 
     def status(self, now_s: float) -> FleetStatus:
-        self._drop_silent(now_s)
+        self._tick(now_s)
         return FleetStatus(
-            models=tuple(self._model_state(m.id, m.problem) for m in self._catalog.models),
-            units=tuple(UnitState(report=u.report, silent_s=max(0.0, now_s - u.heard_s)) for u in self._units.values()),
+            models=tuple(self._model_state(m, now_s) for m in self._catalog.models),
+            units=tuple(
+                UnitState(
+                    report=u.report,
+                    silent_s=max(0.0, now_s - u.heard_s),
+                    out_for_s=self._fleet.out_for_s(u.unit_id, now_s),
+                )
+                for u in self._fleet.registry
+            ),
             policy=self._catalog.policy,
+            plan=self._plan,
+            goal=self._goal,
+            decisions=self._history.told(now_s),
         )
 
-    def _drop_silent(self, now_s: float) -> None:
-        for unit_id in [i for i, u in self._units.items() if now_s - u.heard_s > self._timing.expiry_s]:
-            self._drop(unit_id)
+    def _need_plan(self, why: str) -> None:
+        self._why = self._why or why
 
-    def _drop(self, unit_id: str) -> None:
-        del self._units[unit_id]
-        self._plan = replace(self._plan, units=tuple(u for u in self._plan.units if u.unit_id != unit_id))
-        self._is_plan_due = True
+    # ---- units that come and go ----
 
-    def _make_room(self, pool: str, now_s: float) -> None:
-        """A restarted unit comes with a new id: the silent one whose place it takes need not run into its expiry."""
-        peers = {i: u for i, u in self._units.items() if u.report.pool == pool and not u.report.is_leaving}
-        quiet = [i for i, u in peers.items() if now_s - u.heard_s > self._timing.quiet_s]
-        if quiet and len(peers) >= self._expected.get(pool, 0):
-            self._drop(min(quiet, key=lambda i: (peers[i].heard_s, i)))
+    def _welcome(self, report: UnitReport, now_s: float) -> None:
+        replaced = self._fleet.registry.make_room(report, now_s)
+        if replaced is not None:
+            self._lose(replaced, now_s)
+        self._fleet.join(report)
+        if not report.is_leaving:
+            self._adopt(report, now_s)
+        self._need_plan(f"unit {report.unit_id} joined")
 
-    def _adopt(self, report: UnitReport) -> None:
+    def _adopt(self, report: UnitReport, now_s: float) -> None:
         """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not."""
-        if report.is_leaving:
-            return
         quotas = {m.model: m.quota_blocks for m in report.load.models} if report.load is not None else {}
         held = [s.model for s in report.models if s.phase in _HELD and self._catalog.get(s.model) is not None]
-        if held:
-            share = report.total_blocks // len(held)
-            placements = tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held)
-            adopted = UnitPlan(unit_id=report.unit_id, models=placements)
-            self._plan = replace(self._plan, units=(*self._plan.units, adopted))
+        share = report.total_blocks // max(1, len(held))
+        adopted = UnitPlan(
+            unit_id=report.unit_id,
+            models=tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held),
+        )
+        self._plan = replace(self._plan, units=(*self._plan.units, adopted))
+        self._goal = replace(self._goal, units=(*self._goal.units, adopted))
+        for model in held:
+            self._wakefulness.keep(model, now_s)
 
-    def _staying(self) -> dict[str, _Unit]:
-        return {i: u for i, u in self._units.items() if not u.report.is_leaving}
+    def _lose(self, lost: Lost, now_s: float) -> None:
+        unit_id = lost.report.unit_id
+        self._plan, self._goal = without_unit(self._plan, unit_id), without_unit(self._goal, unit_id)
+        self._leases.forget(unit_id)
+        self._transition.forget(unit_id)
+        for spent in self._fleet.leave(lost, now_s):
+            self._history.note(now_s, "out", spent)
+        self._need_plan(f"unit {unit_id} is gone" + ("" if lost.died else ", as it was asked to"))
 
-    def _is_complete(self) -> bool:
-        present: dict[str, int] = {}
-        for unit in self._staying().values():
-            present[unit.report.pool] = present.get(unit.report.pool, 0) + 1
-        return bool(present) and all(present.get(p, 0) >= n for p, n in self._expected.items())
+    # ---- what is due ----
+
+    def _tick(self, now_s: float, *, is_news: bool = False) -> None:
+        if not is_news and self._why is None and now_s - self._ticked_s < _TICK_S:
+            return
+        self._ticked_s = now_s
+        for lost in self._fleet.registry.drop_silent(now_s):
+            self._lose(lost, now_s)
+        if self._fleet.any_back(now_s):
+            self._need_plan("what was taken out has its next chance")
+        jumped = self._popularity.advance(now_s)
+        self._note_sleep(now_s)
+        if self._solver is None or not self._may_plan(now_s):
+            return
+        if self._why is not None:
+            self._plan_now(self._solver, self._why, now_s)
+        elif jumped or now_s - self._looked_s >= self._rules.replan_every_s:
+            self._look_at_demand(self._solver, jumped, now_s)
+        self._advance(now_s)
 
     def _may_plan(self, now_s: float) -> bool:
         """Only the first plan waits: later, a unit that is missing is a unit that was lost."""
-        self._is_settled |= self._is_complete() or now_s - self._started_s >= self._timing.settle_s
+        self._is_settled |= self._fleet.registry.is_complete() or now_s - self._started_s >= self._timing.settle_s
         return self._is_settled
 
-    def _replan(self, solver: Solver) -> None:
+    def _note_sleep(self, now_s: float) -> None:
+        for unit in self._fleet.registry:
+            for load in unit.report.load.models if unit.report.load is not None else ():
+                if load.running or load.waiting:
+                    self._wakefulness.keep(load.model, now_s)
+        asleep = frozenset(m.id for m in self._catalog.models if not self._wakefulness.is_awake(m, now_s))
+        if woken := self._asleep - asleep:
+            self._need_plan(f"somebody asks for {', '.join(sorted(woken))}")
+        if fallen := asleep - self._asleep:
+            self._need_plan(f"nobody asks for {', '.join(sorted(fallen))}")
+        self._asleep = asleep
+
+    # ---- plans ----
+
+    def _plan_now(self, solver: Solver, why: str, now_s: float) -> None:
+        self._why = None
+        needs = self._needs(now_s)
+        current = None if self._rules.replan == "scratch" else self._goal
+        self._adopt_plan(solve(solver, needs, current), why, now_s)
+
+    def _look_at_demand(self, solver: Solver, jumped: frozenset[str], now_s: float) -> None:
+        self._looked_s = now_s
+        heard_s = self._popularity.heard_s
+        is_stale = heard_s is None or now_s - heard_s > self._rules.stale_s
+        needs = self._needs(now_s)
+        follows = self._rules.replan != "off" or needs.homeless(self._goal)
+        if not follows or is_stale or self._is_moving or self._fleet.registry.is_blind():
+            return
+        solution = solve(solver, needs, None if self._rules.replan == "scratch" else self._goal)
+        why = f"demand for {', '.join(sorted(jumped))} jumped" if jumped else "demand"
+        if same_places(self._goal, solution.plan):
+            if quotas_shifted(self._goal, solution.plan) and self._rules.replan != "shadow":
+                self._adopt_plan(solution, f"{why}: quotas", now_s)
+            return
+        if needs.homeless(solution.plan) < needs.homeless(self._goal):
+            self._adopt_plan(solution, "there is room for a model that had none", now_s)
+            return
+        now, then = self._appraise(needs, self._goal), self._appraise(needs, solution.plan)
+        verdict = f"{why}: {then:.1%} of it served instead of {now:.1%}"
+        if self._rules.replan == "shadow":
+            self._history.note(now_s, "shadow", verdict)
+        elif self._rules.replan == "auto" and then - now < self._rules.min_gain:
+            self._history.note(now_s, "kept", f"{verdict}, which is not worth a move")
+        else:
+            self._adopt_plan(solution, verdict, now_s)
+
+    def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
+        if not same_places(self._goal, solution.plan):
+            gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
+            self._history.note(now_s, "plan", why + gone)
+        kept = {u.unit_id: u.models for u in self._kept_plan()}
+        placed = {u.unit_id: u.models for u in solution.plan.units}
+        self._goal = replace(
+            solution.plan,
+            units=tuple(
+                UnitPlan(unit_id=u.unit_id, models=(*placed.get(u.unit_id, ()), *kept.get(u.unit_id, ())))
+                for u in self._fleet.registry.staying()
+            ),
+        )
+        self._is_moving = True
+
+    def _advance(self, now_s: float) -> None:
+        """Steps are worked out from what units report, so failures on the way need no undoing."""
+        if not self._is_moving:
+            return
+        self._abandon_failed_moves(now_s)
+        needs = self._needs(now_s)
+        progress = self._transition.advance(
+            self._plan,
+            self._goal,
+            self._fleet.at(now_s),
+            fits=needs.fits,
+            now_s=now_s,
+        )
+        self._plan, self._is_moving = progress.plan, not progress.is_done
+        moves = tuple(in_words(s) for s in progress.taken if not isinstance(s, SetQuotas))
+        if moves:
+            self._history.note(now_s, "move", "towards the plan", moves)
+
+    def _abandon_failed_moves(self, now_s: float) -> None:
+        """A model that does not load where it shall go stays where it is ready."""
+        phase = self._fleet.at(now_s).phase
+        for unit in self._plan.units:
+            for model in [p.model for p in unit.models if phase(unit.unit_id, p.model) is ModelPhase.FAILED]:
+                homes = [u for u in self._plan.units_of(model) if phase(u, model) is ModelPhase.READY]
+                if homes and not set(homes) <= set(self._goal.units_of(model)):
+                    self._fleet.hold_back(model, f"it does not load on {unit.unit_id}", now_s)
+                    self._plan = self._goal = without_replica(self._plan, unit.unit_id, model)
+                    self._need_plan(f"model {model} does not load on {unit.unit_id} and stays where it is")
+
+    def _needs(self, now_s: float) -> Needs:
         """Models whose shape is unknown (their config.json cannot be read now) stay where they are, untouched."""
-        placeable = [p for p in (m.placement() for m in self._catalog.models) if p is not None]
+        kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in self._kept_plan()}
+        awake = [m for m in self._catalog.models if m.id not in self._asleep]
+        rested_s = now_s - self._rules.min_residency_s
+        last_used_s = self._wakefulness.last_used_s
+        sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
+        return Needs(
+            units=tuple(without_blocks(u.capacity, kept.get(u.unit_id, 0)) for u in self._fleet.usable(now_s)),
+            models=tuple(p for p in (self._placement(m, now_s) for m in awake) if p is not None),
+            sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
+        )
+
+    def _placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
+        placement = model.placement(self._popularity.demand(model.id))
+        if placement is None:
+            return None
+        placement = replace(placement, min_replicas=max(1, placement.min_replicas))
+        if self._fleet.held_back(model.id, now_s) is None:
+            return placement
+        homes = sum(
+            self._fleet.phase(unit_id, model.id) is ModelPhase.READY for unit_id in self._plan.units_of(model.id)
+        )
+        return replace(placement, min_replicas=homes, max_replicas=homes) if homes else None
+
+    def _kept_plan(self) -> tuple[UnitPlan, ...]:
         unknown = {m.id for m in self._catalog.models if m.spec is None}
-        kept = {u.unit_id: tuple(p for p in u.models if p.model in unknown) for u in self._plan.units}
-        capacities = [
-            _without(_capacity(u.report), sum(p.quota_blocks for p in kept.get(i, ())))
-            for i, u in self._staying().items()
-        ]
-        plan = solver.solve(capacities, placeable, self._plan)
-        placed = {u.unit_id: u.models for u in plan.units}
-        self._plan = replace(
-            plan,
-            units=tuple(UnitPlan(unit_id=i, models=(*placed.get(i, ()), *kept.get(i, ()))) for i in self._staying()),
+        return tuple(
+            UnitPlan(unit_id=u.unit_id, models=tuple(p for p in u.models if p.model in unknown))
+            for u in self._goal.units
         )
-        self._is_plan_due = False
 
-    def _lease(self, unit: _Unit) -> Lease:
-        models = self._assignments(unit.report.unit_id)
-        old = unit.lease
-        if (
-            old is not None
-            and (old.models, old.policy) == (models, self._catalog.policy)
-            and unit.report.lease_version <= old.version
-        ):
-            return old
-        self._version = max(self._version, unit.report.lease_version) + 1
-        return Lease(version=self._version, models=models, policy=self._catalog.policy, stream_token=self._stream_token)
-
-    def _assignments(self, unit_id: str) -> tuple[ModelAssignment, ...]:
-        placements = next((u.models for u in self._plan.units if u.unit_id == unit_id), ())
-        known = [(self._catalog.get(p.model), p.quota_blocks) for p in placements]
-        return tuple(model.assignment(quota) for model, quota in known if model is not None)
-
-    def _model_state(self, model: str, problem: str | None) -> ModelState:
-        statuses = [s for u in self._units.values() for s in u.report.models if s.model == model]
-        error = problem or next((s.error for s in statuses if s.error is not None), None)
+    def _model_state(self, model: CatalogModel, now_s: float) -> ModelState:
+        statuses = [s for u in self._fleet.registry for s in u.report.models if s.model == model.id]
+        error = model.problem or next((s.error for s in statuses if s.error is not None), None)
+        error = error or self._fleet.held_back(model.id, now_s)
+        demand = self._popularity.demand(model.id)
         return ModelState(
-            model=model,
+            model=model.id,
             phases=tuple(s.phase for s in statuses),
-            planned_units=self._plan.units_of(model),
-            problem=error or self._plan.unplaced.get(model),
+            planned_units=self._goal.units_of(model.id),
+            problem=error or self._goal.unplaced.get(model.id),
+            is_asleep=model.id in self._asleep,
+            rate_per_s=demand.rate_per_s,
         )
-
-
-def _capacity(report: UnitReport) -> UnitCapacity:
-    return UnitCapacity(
-        unit_id=report.unit_id,
-        num_gpus=report.num_gpus,
-        memory_bytes=report.memory_bytes,
-        block_bytes=report.block_bytes,
-        total_blocks=report.total_blocks,
-    )
-
-
-def _without(capacity: UnitCapacity, blocks: int) -> UnitCapacity:
-    """The pool is part of the memory: what is left for weights stays the same."""
-    taken = min(blocks, capacity.total_blocks)
-    return replace(
-        capacity,
-        total_blocks=capacity.total_blocks - taken,
-        memory_bytes=capacity.memory_bytes - taken * capacity.block_bytes,
-    )

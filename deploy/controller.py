@@ -12,12 +12,13 @@ from ray.experimental import internal_kv
 
 from deploy.app_args import ControllerConfig
 from deploy.catalog import Catalog, CatalogModel
+from deploy.control.rules import ControlRules
 from deploy.control_loop import ControlLoop
 from deploy.errors import SourceNotFound
 from deploy.fleet_status import FleetStatus
 from deploy.model_specs import read_model_spec
 from deploy.planning import SOLVERS
-from deploy.settings import ModelSection
+from deploy.settings import ModelSection, PlacementSection
 from deploy.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from profiler.errors import UnsupportedModel
@@ -139,7 +140,8 @@ class Controller:
         self._loop.set_catalog(
             Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
             expected_units=self._config.expected_units,
-            solver=SOLVERS[self._config.solver](),
+            solver=SOLVERS[self._config.placement.solver](),
+            rules=_rules(self._config.placement),
         )
 
     def _catalog_model(self, model: ModelSection) -> CatalogModel:
@@ -152,6 +154,16 @@ class Controller:
             spec=spec,
             problem=None if spec is not None else self._problems.get(key),
         )
+
+
+def _rules(placement: PlacementSection) -> ControlRules:
+    return ControlRules(
+        replan=placement.replan,
+        replan_every_s=placement.replan_every_s,
+        min_gain=placement.min_gain,
+        min_residency_s=placement.min_residency_s,
+        max_moves_per_min=placement.max_moves_per_min,
+    )
 
 
 def stream_token() -> str:

@@ -2,17 +2,23 @@
 
 from dataclasses import dataclass
 
+from deploy.control.history import Decision
 from pdmux_actor.lease import ModelPhase, UnitReport
+from placement.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """`phases` has one entry per unit that reports the model. `problem` says why it is not served, and the remedy."""
+    """`phases` has one entry per unit that reports the model. `problem` says why it is not served, and the remedy.
+    `is_asleep`: nobody asks for it, and nothing holds it. `rate_per_s` is what the control loop plans for.
+    """
 
     model: str
     phases: tuple[ModelPhase, ...]
     planned_units: tuple[str, ...]
     problem: str | None
+    is_asleep: bool = False
+    rate_per_s: float = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -21,12 +27,20 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitState:
+    """`out_for_s`: it keeps dying and holds nothing for so long; 0 for a unit in use."""
+
     report: UnitReport
     silent_s: float
+    out_for_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
+    """`plan` is in force, `goal` where the control loop is going. `decisions`: newest first."""
+
     models: tuple[ModelState, ...]
     units: tuple[UnitState, ...]
     policy: str
+    plan: Plan
+    goal: Plan
+    decisions: tuple[Decision, ...]

@@ -72,7 +72,7 @@ def controller_config(fleet: FleetFile) -> ControllerConfig:
         models=fleet.models,
         dtype=fleet.engine.dtype,
         policy=fleet.engine.policy,
-        solver=fleet.placement.solver,
+        placement=fleet.placement,
         expected_units={p.name: units_of(p) for p in fleet.pools},
         unit_deployments={p.name: _unit_shape(fleet, p).deployment for p in fleet.pools},
     )

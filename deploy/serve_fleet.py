@@ -37,7 +37,7 @@ class ServeFleet:
         return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
 
     def wait_until_ready(self, *, on_change: Callable[[ModelState], None], deadline_s: float) -> None:
-        """Returns when every model is READY or has a problem that waiting does not solve.
+        """Returns when every model is READY, asleep, or has a problem that waiting does not solve.
 
         Raises:
             FleetStartError: an application failed, no model became READY, or the time is over.
@@ -51,15 +51,16 @@ class ServeFleet:
                 if (model.phases, model.problem) != _seen(shown.get(model.model)):
                     shown[model.model] = model
                     on_change(model)
-            if all(m.is_ready or m.problem is not None for m in models):
+            if all(m.is_ready or m.is_asleep or m.problem is not None for m in models):
                 break
             self._check_time(until_s, f"models not ready: {', '.join(m.model for m in models if not m.is_ready)}")
             time.sleep(_POLL_S)
-        if not any(m.is_ready for m in models):
+        if not any(m.is_ready or m.is_asleep for m in models):
             raise FleetStartError(
                 reason="no model is ready", remedy="; ".join(f"{m.model}: {m.problem}" for m in models)
             )
-        self._wait_for_gateway(until_s)
+        if any(m.is_ready for m in models):
+            self._wait_for_gateway(until_s)
         self._wait_for_gateways({m.model for m in models if m.is_ready}, until_s)
 
     def _wait_for_applications(self, until_s: float) -> None:

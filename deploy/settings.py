@@ -29,6 +29,9 @@ LabelKey = Annotated[
 ]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")]
 Dtype = Literal["float32", "bfloat16", "float16"]
+PolicyName = Literal[
+    "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
+]
 
 
 class Section(BaseModel):
@@ -53,8 +56,11 @@ class DemandSection(Section):
 
 
 class ReplicasSection(Section):
-    min: PositiveInt = 1
+    min: Annotated[int, Field(ge=0)] = 1
+    """0: the model is loaded when somebody asks for it and gives up its place when nobody does."""
     max: PositiveInt = 1
+    idle_after_s: PositiveFloat = 300.0
+    """With min 0: how long nobody must have asked before the model gives up its place."""
 
 
 class ModelSection(Section):
@@ -105,9 +111,7 @@ class PoolSection(Section):
 
 class EngineSection(Section):
     backend: Literal["native"] = "native"
-    policy: Literal[
-        "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
-    ] = "mux"
+    policy: PolicyName = "mux"
     block_bytes: ByteSize = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
     dtype: Dtype | None = None
@@ -122,6 +126,17 @@ class PlacementSection(Section):
     solver: Literal["memory_greedy", "search", "muxserve", "spatial"] = "memory_greedy"
     """memory_greedy looks at memory only. search fits replicas to demand and SLOs, and moves little. muxserve (as
     published: one replica a model) and spatial (one model a unit) are there to compare with."""
+    replan: Literal["auto", "shadow", "off", "scratch"] = "auto"
+    """Whether demand moves models: auto moves, shadow only records what it would do, off does neither; scratch plans as
+    if nothing were loaded (a baseline for experiments)."""
+    replan_every_s: PositiveFloat = 15.0
+    """Between two looks at demand, unless the rate of a model jumps."""
+    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of demand that a plan must serve in addition to be worth moving for."""
+    min_residency_s: Annotated[float, Field(ge=0)] = 60.0
+    """A replica stays at least so long."""
+    max_moves_per_min: PositiveInt = 6
+    """Loads of models that are served already."""
 
 
 class GatewaySection(Section):
@@ -163,6 +178,11 @@ def read_fleet_file(path: Path, source_root: Path | None = None) -> FleetFile:
     Raises:
         FleetFileError: every problem of the file, one line each.
     """
+    return parse_fleet_file(read_text(path), name=str(path), base=source_root or path.resolve().parent)
+
+
+def read_text(path: Path) -> str:
+    """Of a settings file. Raises FleetFileError: it is not there, not readable, too large or not UTF-8."""
     name = str(path)
     try:
         raw = path.read_bytes()
@@ -173,10 +193,9 @@ def read_fleet_file(path: Path, source_root: Path | None = None) -> FleetFile:
     if len(raw) > MAX_FILE_BYTES:
         raise FleetFileError([f"{name}: larger than {MAX_FILE_BYTES} bytes; is this a fleet file?"])
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FleetFileError([f"{name}: not UTF-8 text (byte {error.start}); save it as UTF-8"]) from error
-    return parse_fleet_file(text, name=name, base=source_root or path.resolve().parent)
 
 
 def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
@@ -187,9 +206,13 @@ def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
         fleet = FleetFile.model_validate_json(json.dumps(source.data, default=str), strict=True)
     except PydanticValidationError as error:
         raise FleetFileError([p.line(source) for p in problems_of(error, FleetFile)]) from error
-    problems = list(_semantic_problems(fleet))
+    problems = list(semantic_problems(fleet))
     if problems:
         raise FleetFileError([p.line(source) for p in problems])
+    return resolved_fleet(fleet, base)
+
+
+def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
     models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
     pools = tuple(p.model_copy(update={"profile": _resolved(p.profile, base)}) for p in fleet.pools)
     return fleet.model_copy(update={"models": models, "pools": pools})
@@ -242,7 +265,7 @@ def export_environment(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def _semantic_problems(fleet: FleetFile) -> list[Problem]:
+def semantic_problems(fleet: FleetFile) -> list[Problem]:
     """What a schema cannot say."""
     problems = _repeated([m.id for m in fleet.models], "models", "id")
     problems += _repeated([p.name for p in fleet.pools], "pools", "name")

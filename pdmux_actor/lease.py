@@ -51,7 +51,7 @@ class ModelStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReport:
     """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
-    `is_leaving`: it opens no more streams, because it shuts down or its engine is gone.
+    `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
     """
 
     unit_id: str
@@ -66,3 +66,5 @@ class UnitReport:
     models: tuple[ModelStatus, ...]
     load: LoadReport | None = None
     is_leaving: bool = False
+    failure: str | None = None
+    device: str = ""

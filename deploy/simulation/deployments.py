@@ -1,8 +1,11 @@
 """Ways to run one fleet file: the product's, and the fleet baselines of the papers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
+
+from pydantic import ByteSize
 
 from deploy.planning import PlannedFleet, plan_fleet
 from deploy.settings import FleetFile, PoolSection
@@ -11,12 +14,13 @@ from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.decode_only import DecodeOnlyLatency
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
 from deploy.simulation.fleet_run import BuildUnits, FleetModel
-from deploy.simulation.hardware import UnitHardware, hardware_of
+from deploy.simulation.hardware import hardware_of
 from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from placement.memory import resident_bytes
 from placement.plan import UnitCapacity
 from placement.solvers.base import PlacementModel
 
@@ -28,12 +32,16 @@ _UNBOUNDED_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """`solver` None is the fleet file's own."""
+    """`solver` None is the fleet file's own. `scheduler` are fields of the scheduler's settings that differ, `host_s`
+    what the engine's host adds to every launch (default: by the kind of device).
+    """
 
     name: str
     policy: str
     solver: str | None = None
     disaggregated: bool = False
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    host_s: float | None = None
 
 
 BASELINES: Mapping[str, Deployment] = MappingProxyType(
@@ -61,105 +69,97 @@ class DeployedFleet:
 
 def deploy_fleet(fleet: FleetFile, deployment: Deployment) -> DeployedFleet:
     """Raises SourceNotFound and UnsupportedModel, as `plan_fleet`."""
-    if deployment.disaggregated:
-        fleet = fleet.model_copy(update={"pools": tuple(_halved(p) for p in fleet.pools)})
     if deployment.solver is not None:
         placement = fleet.placement.model_copy(update={"solver": deployment.solver})
         fleet = fleet.model_copy(update={"placement": placement})
     planned = plan_fleet(fleet)
-    hardware = {pool.name: hardware_of(pool) for pool in fleet.pools}
+    if deployment.disaggregated:
+        fleet = fleet.model_copy(update={"pools": tuple(_halved(p, planned) for p in fleet.pools)})
+        planned = plan_fleet(fleet)
     slos = {m.id: Slo(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in fleet.models}
+    models = tuple(FleetModel(model=m.model, slo=slos[m.model], vocab_size=m.spec.vocab_size) for m in planned.models)
+    designs = [_unit_design(fleet, deployment, planned, capacity) for capacity in planned.units]
     return DeployedFleet(
         deployment=deployment,
-        models=tuple(
-            FleetModel(model=m.model, slo=slos[m.model], vocab_size=m.spec.vocab_size) for m in planned.models
-        ),
-        build=_builder(fleet, planned, deployment, hardware),
-        num_units=len(planned.units),
-        num_gpus=sum(u.num_gpus for u in planned.units) * (2 if deployment.disaggregated else 1),
+        models=models,
+        build=_builder(designs, deployment),
+        num_units=len(designs),
+        num_gpus=sum(identity.num_gpus for identity, _ in designs),
         unplaced=planned.plan.unplaced,
     )
 
 
-def _halved(pool: PoolSection) -> PoolSection:
+def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
     """Half of a unit's GPUs for each phase, or pairs of units that have one each. Weights are held twice."""
     engine_gpus = max(1, pool.mesh_gpus // 2)
     changes: dict[str, object] = {"mesh_gpus": engine_gpus, "gpus_per_node": max(1, pool.gpus_per_node // 2)}
-    memory_bytes = _memory_bytes(pool)
-    if pool.mesh_gpus > 1 and memory_bytes is not None:
-        beside_kv = memory_bytes - pool.kv_memory
-        changes["device_memory"] = memory_bytes // 2
-        changes["kv_memory"] = max(0, memory_bytes // 2 - beside_kv)
+    units = [u for u in planned.units if _pool_of(u) == pool.name]
+    if pool.mesh_gpus > 1 and units:
+        specs = {m.model: m.spec for m in planned.models}
+        beside_kv = max(
+            sum(resident_bytes(specs[p.model], engine_gpus) for p in planned.plan.models_of(unit.unit_id))
+            for unit in units
+        )
+        half_bytes = units[0].memory_bytes // 2
+        changes["device_memory"] = ByteSize(half_bytes)
+        changes["kv_memory"] = ByteSize(max(0, min(half_bytes - beside_kv, pool.kv_memory)))
     return pool.model_copy(update=changes)
 
 
-def _memory_bytes(pool: PoolSection) -> int | None:
-    if pool.device_memory is not None:
-        return int(pool.device_memory)
-    return None if pool.gpu_type is None else hardware_of(pool).device.memory_bytes * pool.mesh_gpus
+def _pool_of(unit: UnitCapacity) -> str:
+    return unit.unit_id.rpartition("/")[0]
 
 
-def _builder(
-    fleet: FleetFile, planned: PlannedFleet, deployment: Deployment, hardware: Mapping[str, UnitHardware]
-) -> BuildUnits:
+def _unit_design(
+    fleet: FleetFile, deployment: Deployment, planned: PlannedFleet, capacity: UnitCapacity
+) -> tuple[UnitIdentity, EngineDesign]:
+    pool = fleet.pool(_pool_of(capacity))
+    hardware = hardware_of(pool)
+    host_s = hardware.host_s if deployment.host_s is None else deployment.host_s
     models = {m.model: m for m in planned.models}
-    slos = {m.id: m.slo.tbt_s for m in fleet.models}
+    placed = tuple(
+        PlacedModel(info=model_info(models[p.model], capacity), quota_blocks=p.quota_blocks)
+        for p in planned.plan.models_of(capacity.unit_id)
+    )
+    held = {m.info.model for m in placed}
+    budget = tuned_chunk_budget(
+        hardware.latency,
+        [m.info.spec for m in placed],
+        hardware.device,
+        min((m.slo.tbt_s for m in fleet.models if m.id in held), default=float("inf")),
+        host_s=host_s,
+    )
     settings = SchedulerSettings(
         max_batch_tokens=fleet.engine.max_batch_tokens,
         max_running_sequences=fleet.engine.max_running_sequences,
+        chunk_budget_tokens=budget,
         decision_log_entries=_LOG_ENTRIES,
     )
-
-    def build(agenda: Agenda, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
-        units: list[SimulatedUnit] = []
-        for capacity in planned.units:
-            pool = capacity.unit_id.rpartition("/")[0]
-            placed = tuple(
-                PlacedModel(info=model_info(models[p.model], capacity.block_bytes), quota_blocks=p.quota_blocks)
-                for p in planned.plan.models_of(capacity.unit_id)
-            )
-            tightest_tbt_s = min((slos[m.info.model] for m in placed), default=float("inf"))
-            design = _design(deployment.policy, settings, capacity, placed, hardware[pool], tightest_tbt_s)
-            identity = UnitIdentity(
-                unit_id=capacity.unit_id,
-                pool=pool,
-                num_gpus=capacity.num_gpus * (2 if deployment.disaggregated else 1),
-                memory_bytes=capacity.memory_bytes,
-            )
-            units.append(
-                _pair(identity, design, agenda, on_tokens)
-                if deployment.disaggregated
-                else MuxedUnit(identity, design, agenda, on_tokens)
-            )
-        return units
-
-    return build
-
-
-def _design(
-    policy: str,
-    settings: SchedulerSettings,
-    capacity: UnitCapacity,
-    placed: tuple[PlacedModel, ...],
-    hardware: UnitHardware,
-    tightest_tbt_s: float,
-) -> EngineDesign:
-    specs = [m.info.spec for m in placed]
-    budget = tuned_chunk_budget(hardware.latency, specs, hardware.device, tightest_tbt_s, host_s=hardware.host_s)
-    return EngineDesign(
+    design = EngineDesign(
         device=hardware.device,
         latency=hardware.latency,
         block_bytes=capacity.block_bytes,
         total_blocks=capacity.total_blocks,
-        policy=policy,
-        settings=_with_budget(settings, budget),
+        policy=deployment.policy,
+        settings=replace(settings, **deployment.scheduler),
         models=placed,
-        host_s=hardware.host_s,
+        host_s=host_s,
     )
+    identity = UnitIdentity(
+        unit_id=capacity.unit_id,
+        pool=pool.name,
+        num_gpus=capacity.num_gpus * (2 if deployment.disaggregated else 1),
+        memory_bytes=capacity.memory_bytes,
+    )
+    return identity, design
 
 
-def _with_budget(settings: SchedulerSettings, chunk_budget_tokens: int) -> SchedulerSettings:
-    return replace(settings, chunk_budget_tokens=chunk_budget_tokens)
+def _builder(designs: Sequence[tuple[UnitIdentity, EngineDesign]], deployment: Deployment) -> BuildUnits:
+    def build(agenda: Agenda, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
+        make = _pair if deployment.disaggregated else MuxedUnit
+        return [make(identity, design, agenda, on_tokens) for identity, design in designs]
+
+    return build
 
 
 def _pair(identity: UnitIdentity, design: EngineDesign, agenda: Agenda, on_tokens: OnTokens) -> DisaggregatedUnit:
@@ -167,16 +167,19 @@ def _pair(identity: UnitIdentity, design: EngineDesign, agenda: Agenda, on_token
         design,
         policy="chunked_prefill",
         latency=DecodeOnlyLatency(design.latency),
-        settings=_with_budget(design.settings, _UNBOUNDED_TOKENS),
+        settings=replace(design.settings, chunk_budget_tokens=_UNBOUNDED_TOKENS),
     )
     return DisaggregatedUnit(identity, design, decode, agenda, on_tokens, link_bytes_per_s=LINK_BYTES_PER_S)
 
 
-def model_info(model: PlacementModel, block_bytes: int) -> ModelInfo:
+def model_info(model: PlacementModel, unit: UnitCapacity) -> ModelInfo:
+    """Where there are fewer KV heads than GPUs, each GPU holds one."""
+    geometry = KvGeometry.of(model.spec, unit.block_bytes)
+    heads = max(model.spec.num_kv_heads, unit.num_gpus)
     return ModelInfo(
         model=model.model,
         spec=model.spec,
-        geometry=KvGeometry.of(model.spec, block_bytes),
+        geometry=replace(geometry, blocks_per_row=model.spec.num_layers * heads),
         eos_token_ids=frozenset(),
         max_model_len=model.max_model_len,
     )

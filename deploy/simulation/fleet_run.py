@@ -90,6 +90,7 @@ class FleetRun:
         limits: GatewayLimits,
         gateways: int,
         sample_partitions: bool = False,
+        window_s: float | None = None,
         give_up: Callable[["FleetRun"], bool] | None = None,
         on_progress: Callable[[int, float], None] | None = None,
     ) -> None:
@@ -116,6 +117,7 @@ class FleetRun:
         self._last_end_s = 0.0
         self._sample_partitions = sample_partitions
         self._partitions: list[PartitionSample] = []
+        self._window_s = float("inf") if window_s is None else window_s
         self._give_up = give_up
         self._gave_up = False
         self._arrivals_left = True
@@ -136,7 +138,7 @@ class FleetRun:
     def run(self) -> FleetOutcome:
         self._publish_view()
         self._await_next_arrival()
-        while self._arrivals_left or self._open or self._waiting:
+        while (self._arrivals_left or self._open or self._waiting) and self.agenda.clock.now_s < self._window_s:
             if not self.agenda.step():
                 break
             if self.agenda.num_done % _PROGRESS_EVENTS == 0:
@@ -147,7 +149,7 @@ class FleetRun:
         self._tell_progress()
         return FleetOutcome(
             models=self.statistics,
-            duration_s=max(self._last_end_s, self.agenda.clock.now_s if self._gave_up else 0.0),
+            duration_s=self.agenda.clock.now_s if self._gave_up or self._open else self._last_end_s,
             events=self.agenda.num_done,
             steps=sum(u.load_report().steps_total for u in self._units),
             gave_up=self._gave_up,

@@ -19,6 +19,7 @@ class RunOptions:
     limits: GatewayLimits
     gateways: int
     sample_partitions: bool = False
+    window_s: float | None = None  # stop then; None: when all requests have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ def run_fleet(
         limits=options.limits,
         gateways=options.gateways,
         sample_partitions=options.sample_partitions,
+        window_s=options.window_s,
         give_up=give_up,
         on_progress=on_progress,
     )

@@ -20,13 +20,13 @@ class Durations:
     def __init__(self) -> None:
         self._counts: npt.NDArray[np.int64] = np.zeros(_NUM_BINS, dtype=np.int64)
         self._count = 0
-        self._sum_s = 0.0
+        self.sum_s = 0.0
         self._max_s = 0.0
 
     def add(self, duration_s: float) -> None:
         self._counts[_bin(duration_s)] += 1
         self._count += 1
-        self._sum_s += duration_s
+        self.sum_s += duration_s
         self._max_s = max(self._max_s, duration_s)
 
     def add_all(self, durations_s: npt.NDArray[np.float64]) -> None:
@@ -35,13 +35,13 @@ class Durations:
         bins = (np.log(np.maximum(durations_s, _LEAST_S) / _LEAST_S) / _LOG_RATIO).astype(np.int64)
         np.add.at(self._counts, np.minimum(bins, _NUM_BINS - 1), 1)
         self._count += len(durations_s)
-        self._sum_s += float(durations_s.sum())
+        self.sum_s += float(durations_s.sum())
         self._max_s = max(self._max_s, float(durations_s.max()))
 
     def merge(self, other: "Durations") -> None:
         self._counts += other._counts
         self._count += other._count
-        self._sum_s += other._sum_s
+        self.sum_s += other.sum_s
         self._max_s = max(self._max_s, other._max_s)
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Durations:
 
     @property
     def mean_s(self) -> float | None:
-        return self._sum_s / self._count if self._count else None
+        return self.sum_s / self._count if self._count else None
 
     def percentile_s(self, percent: float) -> float | None:
         if not self._count:
@@ -86,7 +86,8 @@ class Spread:
 class SimulatedFigures:
     """As `traces.report.Figures`, with means, TPOT and E2E. `lost` had no end when the simulation stopped.
 
-    `cut` requests were shortened to their model's context, as `muxfleet bench` does.
+    `tbt_s` is between deliveries, `gap_per_token_s` their sum over all tokens but the first ones. `cut` requests were
+    shortened to their model's context, as `muxfleet bench` does.
     `tokens_per_s` counts prompt and output tokens of finished requests.
     """
 
@@ -98,6 +99,7 @@ class SimulatedFigures:
     cut: int
     ttft_s: Spread
     tbt_s: Spread
+    gap_per_token_s: float | None
     tpot_s: Spread
     e2e_s: Spread
     slo_attainment: float | None
@@ -167,7 +169,7 @@ class ModelStatistics:
         def per_s(count: float) -> float | None:
             return count / duration_s if duration_s > 0 else None
 
-        requests = self.requests
+        requests, later_tokens = self.requests, self.output_tokens - self.finished
         return SimulatedFigures(
             requests=requests,
             finished=self.finished,
@@ -177,6 +179,7 @@ class ModelStatistics:
             cut=self.cut,
             ttft_s=_spread(self.ttft),
             tbt_s=_spread(self.tbt),
+            gap_per_token_s=self.tbt.sum_s / later_tokens if later_tokens else None,
             tpot_s=_spread(self.tpot),
             e2e_s=_spread(self.e2e),
             slo_attainment=self.attained / requests if requests else None,

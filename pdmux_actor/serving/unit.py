@@ -67,6 +67,7 @@ class Unit:
         self._none_open = asyncio.Event()
         self._stream_numbers = itertools.count()
         self._refusal: str | None = None  # why no stream is opened any more
+        self._failure: str | None = None
         self._pump: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -100,6 +101,8 @@ class Unit:
             models=self._model_statuses(),
             load=self._engine.load_report(),
             is_leaving=self._refusal is not None,
+            failure=self._failure,
+            device=self._capacity.device,
         )
 
     def _model_statuses(self) -> tuple[ModelStatus, ...]:
@@ -174,7 +177,7 @@ class Unit:
                 for event in events:
                     self._on_event(event)
         except EngineDied as death:
-            reason = str(death)
+            reason = self._failure = str(death)
         finally:  # also when a bug of ours ends the pump: nobody shall wait for ever
             self._fail_all(reason)
 

@@ -5,7 +5,7 @@ from fleet_model import HEARTBEAT_S, World, catalog, catalog_model
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deploy.control_loop import ControlTiming
+from deploy.control.rules import ControlTiming
 from pdmux_actor.lease import ModelPhase, ModelStatus
 
 TIMING = ControlTiming()

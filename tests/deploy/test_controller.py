@@ -33,7 +33,7 @@ def checkpoint(folder: Path) -> str:
 
 def user_config(*sources: str, **changes: object) -> dict[str, Any]:
     models = [{"id": f"m{i}", "source": source} for i, source in enumerate(sources)]
-    base = {"models": models, "policy": "mux", "solver": "memory_greedy", "expected_units": {"p": 1}}
+    base = {"models": models, "policy": "mux", "expected_units": {"p": 1}}
     return json.loads(json.dumps({**base, **changes}))
 
 

@@ -205,7 +205,7 @@ async def test_controller__decisions__are_those_of_the_units_deployment(tmp_path
 
     controller = Controller(token="t", read_decisions=read)
     assert await controller.decisions("u", 5) is None  # before it knows anything
-    config = {"models": [], "policy": "mux", "solver": "memory_greedy", "expected_units": {"p": 1}}
+    config = {"models": [], "policy": "mux", "expected_units": {"p": 1}}
     await controller.reconfigure({**config, "unit_deployments": {"p": "unit-1g-p"}})
     await controller.heartbeat(FakeUnit(unit_id="u").report())
 

@@ -131,10 +131,16 @@ def test_duetserve__target_is_loose__aggregates():
 
 
 def test_duetserve__target_is_tight__multiplexes_with_k_steps():
-    log = launches(prefill_beside_decode("duetserve"))
+    log = launches(prefill_beside_decode("duetserve", tbt_s=0.013))
 
     assert "partition prefill 1 decode 1" in log
-    assert "decode a x4" in log  # k in launches of at most max_look_ahead_steps
+    assert "decode a x3" in log  # k in launches whose tokens, handed over together, come within the target
+
+
+def test_duetserve__target_admits_one_step_only__tokens_are_handed_over_one_by_one():
+    late = [gap for gap in gaps_s("duetserve", tbt_s=TIGHT_S) if gap > TIGHT_S]
+
+    assert len(late) <= 1  # the end of the iteration: both lanes wait for one another
 
 
 def test_mux__nothing_waits__looks_ahead_within_the_target():

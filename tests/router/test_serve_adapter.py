@@ -1,5 +1,7 @@
 """The ingress without a cluster: what it does with what the control loop says, or does not say."""
 
+import asyncio
+
 import httpx
 import pytest
 from fake_unit import FakeUnit, eventually, fleet_view
@@ -65,20 +67,25 @@ async def ingress(monkeypatch):
     assert set(names) == {("Controller", "control")}
 
 
+async def until_ready(http: httpx.AsyncClient) -> None:
+    """A view, and the tokenizer of its model, which takes seconds the first time."""
+    async with asyncio.timeout(30):
+        while (await http.get("/ready")).status_code != 200:  # noqa: ASYNC110  (no event tells it)
+            await asyncio.sleep(0.01)
+
+
 async def test_view__control_loop_answers__gateway_becomes_ready(ingress, tokenizer_folder) -> None:
     control, http = ingress
     async with FakeUnit() as unit:
         control.view = fleet_view(unit, source=tokenizer_folder)
-        await eventually(lambda: control.asked > 5)
-
-        assert (await http.get("/ready")).status_code == 200
+        await until_ready(http)
 
 
 async def test_view__control_loop_lost__last_view_stays_and_news_come_after(ingress, tokenizer_folder) -> None:
     control, http = ingress
     async with FakeUnit() as unit:
         control.view = fleet_view(unit, source=tokenizer_folder)
-        await eventually(lambda: control.asked > 5)
+        await until_ready(http)
         control.view = None
         asked = control.asked
         await eventually(lambda: control.asked > asked + 5)
@@ -148,11 +155,11 @@ async def test_view__after_requests__gateway_tells_what_was_asked_for(ingress, t
         control.view = fleet_view(unit, source=tokenizer_folder)
         await eventually(lambda: control.asked > 5)
         for _ in range(3):
-            body = {"model": "m", "prompt": "four", "max_tokens": 2}
+            body = {"model": "demo/bytes", "prompt": "four", "max_tokens": 2}
             assert (await http.post("/v1/completions", json=body)).status_code == 200
         assert (await http.post("/v1/completions", json={"model": "absent", "prompt": "x"})).status_code == 404
 
         await eventually(lambda: control.demand.models and control.demand.models[0].output_tokens_total >= 6)
         (asked,) = control.demand.models
-        assert (asked.model, asked.requests_total, asked.prompt_tokens_total) == ("m", 3, 12)
+        assert (asked.model, asked.requests_total, asked.prompt_tokens_total) == ("demo/bytes", 3, 12)
         assert (asked.output_tokens_total, asked.waiting) == (6, 0)

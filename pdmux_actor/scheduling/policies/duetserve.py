@@ -1,7 +1,8 @@
 """DuetServe as published (Algorithm 1): aggregate; when that would break the TBT target, the best (S_p, S_d, k).
 
-Iterations are synchronous: the next one is planned when both lanes have ended. Look-ahead steps run in launches of at
-most `max_look_ahead_steps`, so that tokens are handed over in between. The paper serves one model; several take turns.
+Iterations are synchronous: the next one is planned when both lanes have ended. Look-ahead steps run in launches of as
+many as the TBT target admits, at most `max_look_ahead_steps`: the tokens of a launch are handed over together. The
+paper serves one model; several take turns.
 """
 
 from collections.abc import Sequence
@@ -65,9 +66,14 @@ class DuetServe:
         return self._decode(state, state.total_sms - state.prefill_lane.sms)
 
     def _decode(self, state: UnitState, sms: int) -> Sequence[Action]:
-        steps = min(self._steps_left, state.settings.max_look_ahead_steps)
+        queue = None if self._model is None else state.queues.get(self._model)
+        if queue is None or not self._steps_left:
+            return ()
+        step_s = state.predictor.decode_s(queue.model, queue.info.spec, queue.context_tokens, sms)
+        handed_over = max(1, int(queue.tightest_tbt_s / step_s)) if step_s > 0 else 1
+        steps = min(self._steps_left, handed_over, state.settings.max_look_ahead_steps)
         self._steps_left -= steps
-        return (Decode(self._model, sms, steps),) if steps and self._model is not None else ()
+        return (Decode(queue.model, sms, steps),)
 
 
 def best_configuration(state: UnitState, queue: ModelQueue, chunks: Sequence[ChunkShape]) -> Configuration | None:

@@ -1,0 +1,96 @@
+"""muxfleet compare"""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.commands.json_file import write_json
+from deploy.commands.terminal import terminal
+from deploy.settings import check_sources
+from deploy.simulation.papers.experiment_file import ExperimentFile, read_experiment_file
+from deploy.simulation.papers.measurement import CaseResult, run_case
+
+
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="Experiment file, see examples/papers.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests and coarser goodputs.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the generated requests.", min=0)] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
+) -> None:
+    """Simulate a figure of a paper, and print what was published beside it.
+
+    Example: muxfleet compare examples/papers/duetserve-fig6.yaml --quick
+    """
+    console = terminal()
+    experiment = read_experiment_file(file)
+    for case in experiment.cases:
+        check_sources(case.fleet)
+    console.print(f"{experiment.name}: {experiment.paper}", style="bold")
+    started_s = time.perf_counter()
+    results = _run(console, experiment, quick=quick, seed=seed)
+    wall_s = time.perf_counter() - started_s
+    console.print(_table(results))
+    _print_verdict(console, experiment, results)
+    console.print(f"{wall_s:.0f} s", style="dim")
+    if json_file is not None:
+        write_json(json_file, _as_dict(experiment, results, quick=quick, seed=seed, wall_s=wall_s))
+
+
+def _run(console: Console, experiment: ExperimentFile, *, quick: bool, seed: int) -> list[CaseResult]:
+    if not console.is_terminal:
+        return [run_case(case, quick=quick, seed=seed, on_run=lambda text: None) for case in experiment.cases]
+    with console.status(experiment.name) as status:
+        return [run_case(case, quick=quick, seed=seed, on_run=status.update) for case in experiment.cases]
+
+
+def _table(results: list[CaseResult]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("case", "figure", "system"):
+        table.add_column(title)
+    for title in ("simulated", "published", "ratio", "absolute"):
+        table.add_column(title, justify="right")
+    for result in results:
+        for row in result.rows:
+            cells = (_number(row.simulated), _number(row.published), _number(row.ratio), _number(row.absolute))
+            table.add_row(row.case, row.metric, row.system, *cells)
+    return table
+
+
+def _print_verdict(console: Console, experiment: ExperimentFile, results: list[CaseResult]) -> None:
+    orderings = [o for result in results for o in result.orderings]
+    held = sum(o.holds for o in orderings)
+    console.print(f"{held} of {len(orderings)} orderings of systems are as published")
+    for ordering in (o for o in orderings if not o.holds):
+        console.print(
+            f"  not here: {ordering.case}, {ordering.metric}: {ordering.better} before {ordering.worse}", style="yellow"
+        )
+    for result in results:
+        for system, unplaced in result.unplaced.items():
+            for model, reason in unplaced.items():
+                console.print(f"  {system} does not place {model}: {reason}", style="red", soft_wrap=True)
+    for note in experiment.notes:
+        console.print(f"  {note}", style="dim", soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _as_dict(
+    experiment: ExperimentFile, results: list[CaseResult], *, quick: bool, seed: int, wall_s: float
+) -> dict[str, object]:
+    return {
+        "experiment": experiment.name,
+        "paper": experiment.paper,
+        "quick": quick,
+        "seed": seed,
+        "wall_s": wall_s,
+        "rows": [{**asdict(row), "ratio": row.ratio} for result in results for row in result.rows],
+        "orderings": [asdict(o) for result in results for o in result.orderings],
+        "notes": list(experiment.notes),
+    }

@@ -1,0 +1,36 @@
+"""What the control loop decided lately, and why."""
+
+from collections import deque
+from dataclasses import dataclass
+
+_MAX_DECISIONS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """`moves` are its steps in words, none where nothing was changed. `seconds_ago` is filled in when it is told."""
+
+    kind: str
+    reason: str
+    moves: tuple[str, ...] = ()
+    seconds_ago: float = 0.0
+
+
+class DecisionHistory:
+    """The newest decisions. One that repeats the last one only renews it."""
+
+    def __init__(self) -> None:
+        self._decisions: deque[tuple[float, Decision]] = deque(maxlen=_MAX_DECISIONS)
+
+    def note(self, now_s: float, kind: str, reason: str, moves: tuple[str, ...] = ()) -> None:
+        decision = Decision(kind=kind, reason=reason, moves=moves)
+        if self._decisions and self._decisions[-1][1] == decision:
+            self._decisions.pop()
+        self._decisions.append((now_s, decision))
+
+    def told(self, now_s: float) -> tuple[Decision, ...]:
+        """Newest first."""
+        return tuple(
+            Decision(kind=d.kind, reason=d.reason, moves=d.moves, seconds_ago=max(0.0, now_s - at_s))
+            for at_s, d in reversed(self._decisions)
+        )

@@ -1,0 +1,38 @@
+"""The leases given out, with versions that only grow."""
+
+from deploy.catalog import Catalog
+from pdmux_actor.lease import Lease, UnitReport
+from placement.plan import ModelPlacement
+
+
+class LeaseBook:
+    """`first_version` must exceed the versions of any control loop that led the same units before: a unit ignores
+    leases that are older than the newest it has seen.
+    """
+
+    def __init__(self, *, stream_token: str, first_version: int) -> None:
+        self._stream_token = stream_token
+        self._version = first_version
+        self._leases: dict[str, Lease] = {}
+
+    def current(self, unit_id: str) -> Lease | None:
+        return self._leases.get(unit_id)
+
+    def renew(self, report: UnitReport, placements: tuple[ModelPlacement, ...], catalog: Catalog) -> Lease:
+        """The same lease again while nothing in it changes and the unit has seen nothing newer."""
+        known = ((catalog.get(p.model), p.quota_blocks) for p in placements)
+        models = tuple(model.assignment(quota) for model, quota in known if model is not None)
+        old = self._leases.get(report.unit_id)
+        if (
+            old is not None
+            and (old.models, old.policy) == (models, catalog.policy)
+            and report.lease_version <= old.version
+        ):
+            return old
+        self._version = max(self._version, report.lease_version) + 1
+        lease = Lease(version=self._version, models=models, policy=catalog.policy, stream_token=self._stream_token)
+        self._leases[report.unit_id] = lease
+        return lease
+
+    def forget(self, unit_id: str) -> None:
+        self._leases.pop(unit_id, None)

@@ -1,0 +1,80 @@
+"""What the fleet should hold: a solver's answer, and whether it is worth moving for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from placement.memory import bytes_for_models, resident_bytes
+from placement.plan import Plan, UnitCapacity
+from placement.solvers.base import PlacementModel, Solver
+
+_QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each other's blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What is planned for. `sleepers` may give up their places to models that have none, in this order."""
+
+    units: tuple[UnitCapacity, ...]
+    models: tuple[PlacementModel, ...]
+    sleepers: tuple[str, ...] = ()
+
+    def fits(self, unit_id: str, models: frozenset[str]) -> bool:
+        """By memory beside the pool. Models that are not planned for are on units whose capacity is without them."""
+        unit = next((u for u in self.units if u.unit_id == unit_id), None)
+        if unit is None:
+            return False
+        needed = sum(resident_bytes(m.spec, unit.num_gpus) for m in self.models if m.model in models)
+        return needed <= bytes_for_models(unit)
+
+    def homeless(self, plan: Plan) -> int:
+        """Models that must have a replica and have none."""
+        return sum(1 for m in self.models if m.min_replicas and not plan.units_of(m.model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """`put_to_sleep`: models that the plan leaves out, though they could stay if there were room."""
+
+    plan: Plan
+    put_to_sleep: tuple[str, ...] = ()
+
+
+Appraise = Callable[[Needs, Plan], float]
+"""The share of demand that a plan serves, from 0 to 1."""
+
+
+def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
+    plan = solver.solve(needs.units, needs.models, current)
+    gone: list[str] = []
+    for sleeper in needs.sleepers:
+        if not needs.homeless(plan):
+            break
+        gone.append(sleeper)
+        needs = replace(needs, models=tuple(m for m in needs.models if m.model != sleeper))
+        plan = solver.solve(needs.units, needs.models, current)
+    return Solution(plan=plan, put_to_sleep=tuple(gone))
+
+
+def placed_demand(needs: Needs, plan: Plan) -> float:
+    """The share of requests whose model has a replica: all that can be said of units of unknown speed."""
+    total = sum(m.demand.rate_per_s for m in needs.models)
+    served = sum(m.demand.rate_per_s for m in needs.models if plan.units_of(m.model))
+    return served / total if total > 0 else 1.0
+
+
+def same_places(one: Plan, other: Plan) -> bool:
+    return _places(one) == _places(other)
+
+
+def quotas_shifted(one: Plan, other: Plan) -> bool:
+    """Of two plans with the same places."""
+    quotas = {(u.unit_id, p.model): p.quota_blocks for u in other.units for p in u.models}
+    return any(
+        abs(quotas[u.unit_id, p.model] - p.quota_blocks) > _QUOTA_SHIFT * p.quota_blocks
+        for u in one.units
+        for p in u.models
+    )
+
+
+def _places(plan: Plan) -> set[tuple[str, str]]:
+    return {(u.unit_id, p.model) for u in plan.units for p in u.models}

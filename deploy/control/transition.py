@@ -1,0 +1,207 @@
+"""From the plan in force to the one wanted, a step at a time, as far as what units report allows."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from deploy.control.rules import ControlRules
+from pdmux_actor.lease import ModelPhase
+from placement.diff import DrainModel, Fits, LoadModel, SetQuotas, Step, steps_between
+from placement.plan import ModelPlacement, Plan, UnitPlan
+
+_MINUTE_S = 60.0
+
+
+class FleetState(Protocol):
+    """What units report."""
+
+    def phase(self, unit_id: str, model: str) -> ModelPhase | None:
+        """None: the unit does not have it."""
+        ...
+
+    def total_blocks(self, unit_id: str) -> int: ...
+
+    def lingering(self, unit_id: str) -> frozenset[str]:
+        """Models that the unit still has although its lease no longer names them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The plan in force from now on, the steps just taken, and whether more are to come."""
+
+    plan: Plan
+    taken: tuple[Step, ...]
+    is_done: bool
+
+
+class Transition:
+    """Takes every step whose time has come. A load waits for room and, if its model is served already, for the move
+    budget; a drain waits until another replica is ready and its own has stayed long enough; a unit's last quotas wait
+    until nothing on it comes or goes. Steps are worked out anew each time: what fails meanwhile is simply not there.
+    """
+
+    def __init__(self, rules: ControlRules) -> None:
+        self.rules = rules
+        self._placed_s: dict[tuple[str, str], float] = {}
+        self._moves_s: deque[float] = deque()
+        self._quota_of_lingering: dict[tuple[str, str], int] = {}
+
+    def adopt(self, unit: UnitPlan, now_s: float) -> None:
+        """Replicas that were there before: their time counts from now."""
+        self._placed_s |= {(unit.unit_id, p.model): now_s for p in unit.models}
+
+    def forget(self, unit_id: str) -> None:
+        self._placed_s = {k: s for k, s in self._placed_s.items() if k[0] != unit_id}
+        self._quota_of_lingering = {k: q for k, q in self._quota_of_lingering.items() if k[0] != unit_id}
+
+    def advance(self, current: Plan, goal: Plan, fleet: FleetState, *, fits: Fits, now_s: float) -> Progress:
+        attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering)
+        skipped = False
+        taken: list[Step] = []
+        for step in steps_between(current, goal, fits=fits):
+            if self._may(step, attempt, skipped=skipped, now_s=now_s):
+                self._note(step, attempt, now_s)
+                attempt.take(step)
+                taken.append(step)
+            else:
+                skipped = True
+        settled = not skipped and not any(attempt.is_moving(u.unit_id) for u in goal.units)
+        return Progress(plan=attempt.plan(), taken=tuple(taken), is_done=settled)
+
+    def _may(self, step: Step, attempt: "_Attempt", *, skipped: bool, now_s: float) -> bool:
+        match step:
+            case SetQuotas():
+                return attempt.quotas_fit(step) and (attempt.only_lowers(step) or not attempt.is_moving(step.unit_id))
+            case LoadModel():
+                is_move = attempt.is_ready_elsewhere(step.unit_id, step.model)
+                return attempt.has_room(step) and (not is_move or self._has_budget(now_s))
+            case DrainModel(interrupts=True):
+                return not skipped and not attempt.anything_moving()
+            case DrainModel():
+                if not attempt.is_wanted(step.model):
+                    return True
+                age_s = now_s - self._placed_s.get((step.unit_id, step.model), float("-inf"))
+                has_stayed = age_s >= self.rules.min_residency_s
+                return has_stayed and attempt.is_ready_elsewhere(step.unit_id, step.model)
+
+    def _has_budget(self, now_s: float) -> bool:
+        while self._moves_s and now_s - self._moves_s[0] > _MINUTE_S:
+            self._moves_s.popleft()
+        return len(self._moves_s) < self.rules.max_moves_per_min
+
+    def _note(self, step: Step, attempt: "_Attempt", now_s: float) -> None:
+        match step:
+            case LoadModel():
+                if attempt.is_ready_elsewhere(step.unit_id, step.model):
+                    self._moves_s.append(now_s)
+                self._placed_s[step.unit_id, step.model] = now_s
+                self._quota_of_lingering.pop((step.unit_id, step.model), None)
+            case DrainModel():
+                self._placed_s.pop((step.unit_id, step.model), None)
+                self._quota_of_lingering[step.unit_id, step.model] = attempt.quota(step.unit_id, step.model)
+            case SetQuotas():
+                pass
+
+
+class _Attempt:
+    """The plan in force while steps are applied to it."""
+
+    def __init__(
+        self, current: Plan, goal: Plan, fleet: FleetState, fits: Fits, lingering: Mapping[tuple[str, str], int]
+    ) -> None:
+        self._fleet = fleet
+        self._fits = fits
+        self._lingering = lingering
+        self._unplaced = goal.unplaced
+        self._wanted = {p.model for u in goal.units for p in u.models}
+        self._held: dict[str, dict[str, int]] = {u.unit_id: {} for u in goal.units}
+        self._held |= {u.unit_id: {p.model: p.quota_blocks for p in u.models} for u in current.units}
+        self._homes: dict[str, set[str]] = {}
+        for unit_id, models in self._held.items():
+            for model in models:
+                self._homes.setdefault(model, set()).add(unit_id)
+
+    def plan(self) -> Plan:
+        return Plan(
+            units=tuple(
+                UnitPlan(unit_id=i, models=tuple(ModelPlacement(model=m, quota_blocks=q) for m, q in held.items()))
+                for i, held in self._held.items()
+            ),
+            unplaced=self._unplaced,
+        )
+
+    def take(self, step: Step) -> None:
+        held = self._held[step.unit_id]
+        match step:
+            case SetQuotas():
+                held |= step.quota_blocks
+            case LoadModel():
+                held[step.model] = step.quota_blocks
+                self._homes.setdefault(step.model, set()).add(step.unit_id)
+            case DrainModel():
+                del held[step.model]
+                self._homes[step.model].discard(step.unit_id)
+
+    def quota(self, unit_id: str, model: str) -> int:
+        return self._held[unit_id][model]
+
+    def is_wanted(self, model: str) -> bool:
+        return model in self._wanted
+
+    def is_ready_elsewhere(self, unit_id: str, model: str) -> bool:
+        homes = self._homes.get(model, set()) - {unit_id}
+        return any(self._fleet.phase(home, model) is ModelPhase.READY for home in homes)
+
+    def is_moving(self, unit_id: str) -> bool:
+        """Something on the unit is still on its way in or out. A load that failed is no reason to wait."""
+        if self._fleet.lingering(unit_id) - self._held[unit_id].keys():
+            return True
+        phases = (self._fleet.phase(unit_id, model) for model in self._held[unit_id])
+        return any(phase not in (ModelPhase.READY, ModelPhase.FAILED) for phase in phases)
+
+    def anything_moving(self) -> bool:
+        return any(self.is_moving(unit_id) for unit_id in self._held)
+
+    def only_lowers(self, step: SetQuotas) -> bool:
+        return all(blocks <= self._held[step.unit_id].get(m, 0) for m, blocks in step.quota_blocks.items())
+
+    def quotas_fit(self, step: SetQuotas) -> bool:
+        if not step.quota_blocks.keys() <= self._held[step.unit_id].keys():
+            return False  # a step before it was not taken
+        return self._blocks_with(step.unit_id, step.quota_blocks) <= self._fleet.total_blocks(step.unit_id)
+
+    def has_room(self, step: LoadModel) -> bool:
+        blocks = self._blocks_with(step.unit_id, {step.model: step.quota_blocks})
+        held = frozenset({*self._held[step.unit_id], step.model})
+        return blocks <= self._fleet.total_blocks(step.unit_id) and self._fits(step.unit_id, held)
+
+    def _blocks_with(self, unit_id: str, quotas: Mapping[str, int]) -> int:
+        """A model that leaves keeps its blocks until it is gone."""
+        leaving = self._fleet.lingering(unit_id) - self._held[unit_id].keys() - quotas.keys()
+        kept = sum(self._lingering.get((unit_id, model), 0) for model in leaving)
+        return kept + sum({**self._held[unit_id], **quotas}.values())
+
+
+def without_unit(plan: Plan, unit_id: str) -> Plan:
+    return replace(plan, units=tuple(u for u in plan.units if u.unit_id != unit_id))
+
+
+def without_replica(plan: Plan, unit_id: str, model: str) -> Plan:
+    units = (
+        replace(u, models=tuple(p for p in u.models if p.model != model)) if u.unit_id == unit_id else u
+        for u in plan.units
+    )
+    return replace(plan, units=tuple(units))
+
+
+def in_words(step: Step) -> str:
+    match step:
+        case LoadModel():
+            return f"load {step.model} on {step.unit_id}"
+        case DrainModel():
+            return f"drain {step.model} from {step.unit_id}" + (" (interrupts it)" if step.interrupts else "")
+        case SetQuotas():
+            quotas = ", ".join(f"{m} {q}" for m, q in sorted(step.quota_blocks.items()))
+            return f"quotas on {step.unit_id}: {quotas}"

@@ -1,0 +1,119 @@
+"""Which units there are, by their heartbeats."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from deploy.control.rules import ControlTiming
+from pdmux_actor.lease import UnitReport
+from placement.plan import UnitCapacity
+
+_BLIND_FROM = 3  # units; of fewer, losing most is what it looks like
+
+
+@dataclass(slots=True, eq=False)
+class KnownUnit:
+    report: UnitReport
+    heard_s: float
+    joined_s: float
+
+    @property
+    def unit_id(self) -> str:
+        return self.report.unit_id
+
+    @property
+    def capacity(self) -> UnitCapacity:
+        report = self.report
+        return UnitCapacity(
+            unit_id=report.unit_id,
+            num_gpus=report.num_gpus,
+            memory_bytes=report.memory_bytes,
+            block_bytes=report.block_bytes,
+            total_blocks=report.total_blocks,
+            pool=report.pool,
+            node=report.node,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A unit that is gone. `died`: it was not asked to go."""
+
+    report: UnitReport
+    died: bool
+
+
+class UnitRegistry:
+    def __init__(self, timing: ControlTiming) -> None:
+        self._timing = timing
+        self._units: dict[str, KnownUnit] = {}
+        self._expected: Mapping[str, int] = {}
+        self._blind_since_s: float | None = None
+
+    def expect(self, expected: Mapping[str, int]) -> None:
+        """Units of each pool once the fleet is up."""
+        self._expected = dict(expected)
+
+    def __iter__(self) -> Iterator[KnownUnit]:
+        return iter(self._units.values())
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def get(self, unit_id: str) -> KnownUnit | None:
+        return self._units.get(unit_id)
+
+    def staying(self) -> list[KnownUnit]:
+        return [u for u in self._units.values() if not u.report.is_leaving]
+
+    def hear(self, report: UnitReport, now_s: float) -> KnownUnit | None:
+        """What was known of the unit before; None for one that is new."""
+        before = self._units.get(report.unit_id)
+        joined_s = now_s if before is None else before.joined_s
+        self._units[report.unit_id] = KnownUnit(report, now_s, joined_s)
+        return before
+
+    def drop_silent(self, now_s: float) -> list[Lost]:
+        """Fail static: most of several units silent at once is taken for a broken network at first."""
+        silent = [i for i, u in self._units.items() if now_s - u.heard_s > self._timing.expiry_s]
+        if len(self._units) >= _BLIND_FROM and 2 * len(silent) > len(self._units):
+            self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
+            if now_s - self._blind_since_s < self._timing.blind_s:
+                return []
+        else:
+            self._blind_since_s = None
+        return [self._drop(unit_id) for unit_id in silent]
+
+    def is_blind(self) -> bool:
+        return self._blind_since_s is not None
+
+    def make_room(self, newcomer: UnitReport, now_s: float) -> Lost | None:
+        """A restarted unit comes with a new id: the silent one whose place it takes need not run into its expiry."""
+        peers = {
+            i: u
+            for i, u in self._units.items()
+            if u.report.pool == newcomer.pool and not u.report.is_leaving and i != newcomer.unit_id
+        }
+        quiet = [i for i, u in peers.items() if now_s - u.heard_s > self._timing.quiet_s]
+        if not quiet or len(peers) < self._expected.get(newcomer.pool, 0):
+            return None
+        same_node = [i for i in quiet if peers[i].report.node == newcomer.node]
+        return self._drop(min(same_node or quiet, key=lambda i: (peers[i].heard_s, i)))
+
+    def is_complete(self) -> bool:
+        present = Counter(u.report.pool for u in self.staying())
+        return bool(present) and all(present[p] >= n for p, n in self._expected.items())
+
+    def _drop(self, unit_id: str) -> Lost:
+        report = self._units.pop(unit_id).report
+        return Lost(report=report, died=not report.is_leaving or report.failure is not None)
+
+
+def without_blocks(capacity: UnitCapacity, blocks: int) -> UnitCapacity:
+    """The pool is part of the memory: what is left for weights stays the same."""
+    taken = min(blocks, capacity.total_blocks)
+    return replace(
+        capacity,
+        total_blocks=capacity.total_blocks - taken,
+        memory_bytes=capacity.memory_bytes - taken * capacity.block_bytes,
+    )

@@ -1,0 +1,137 @@
+"""Experiment files: a figure of a paper as fleets, workloads, systems, and what was published."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ValidationError as PydanticValidationError
+
+from deploy.errors import FleetFileError
+from deploy.fleet_problems import Problem, problems_of
+from deploy.settings import FleetFile, PolicyName, Section, read_text, resolved_fleet, semantic_problems
+from deploy.yaml_source import parse_yaml
+
+
+class LengthSection(Section):
+    """A log-normal clipped to [min, max]; `mean` is met after clipping."""
+
+    min: PositiveInt = 1
+    mean: PositiveFloat
+    max: PositiveInt
+    sigma: PositiveFloat = 0.8
+    """Standard deviation of the logarithm."""
+
+
+class SessionsSection(Section):
+    """Conversations: every turn's prompt is all that came before, and new tokens."""
+
+    mean_turns: PositiveFloat = 3.0
+    think_s: PositiveFloat = 30.0
+    """Mean time between two turns, at the workload's own rate."""
+    first_tokens: LengthSection
+    """Prompt of a first turn."""
+
+
+class WorkloadSection(Section):
+    """Requests with Poisson arrivals."""
+
+    prompt_tokens: LengthSection
+    """With sessions: the new tokens of every further turn."""
+    output_tokens: LengthSection
+    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    """A system prompt before every prompt, the same for all."""
+    sessions: SessionsSection | None = None
+    requests: PositiveInt = 400
+    quick_requests: PositiveInt = 120
+    popularity: Mapping[str, NonNegativeFloat] | None = None
+    """Share of the requests, by model. Default: by the fleet's demand."""
+
+
+class SystemSection(Section):
+    name: Annotated[str, Field(min_length=1)]
+    policy: PolicyName
+    solver: str | None = None
+    """Default: the fleet's."""
+    disaggregated: bool = False
+    scheduler: Mapping[str, int | float | bool] = {}
+    """Fields of the scheduler's settings that differ."""
+
+
+Metric = Literal["goodput_per_s", "goodput_tokens_per_s", "requests_per_s", "ttft_mean_s", "tbt_mean_s", "slo_share"]
+
+
+class NeedSection(Section):
+    """What a rate must meet to count as sustained."""
+
+    tbt_p99_s: PositiveFloat | None = None
+    ttft_p99_s: PositiveFloat | None = None
+    slo_share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class PublishedSection(Section):
+    """`relative`: the paper gives ratios; figures are shown relative to the first system."""
+
+    metric: Metric
+    values: Mapping[str, float] = {}
+    """By system. Where the paper only bounds a figure, the bound."""
+    orders: tuple[tuple[str, str], ...] = ()
+    """Pairs of systems, the better one first, where the paper shows an order without numbers."""
+    relative: bool = False
+    where: str = ""
+
+
+class CaseSection(Section):
+    name: Annotated[str, Field(min_length=1)]
+    fleet: FleetFile
+    host_s: Annotated[float, Field(ge=0)] | None = None
+    """What the engine's host adds to every launch."""
+    workload: WorkloadSection
+    systems: Annotated[tuple[SystemSection, ...], Field(min_length=1)]
+    rates_per_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """One rate to measure at; several to find the goodput, from low to high."""
+    window_s: PositiveFloat | None = None
+    """Stop then, and count what had ended. Default: run to the end."""
+    need: NeedSection = NeedSection()
+    published: Annotated[tuple[PublishedSection, ...], Field(min_length=1)]
+
+
+class ExperimentFile(Section):
+    name: Annotated[str, Field(min_length=1)]
+    paper: str
+    about: str = ""
+    cases: Annotated[tuple[CaseSection, ...], Field(min_length=1)]
+    notes: tuple[str, ...] = ()
+    """What the simulation leaves out, and why figures differ."""
+
+
+def read_experiment_file(path: Path) -> ExperimentFile:
+    """Sources of models come back absolute. Raises FleetFileError: every problem of the file, one line each."""
+    source = parse_yaml(read_text(path), str(path))
+    try:
+        experiment = ExperimentFile.model_validate_json(json.dumps(source.data, default=str), strict=True)
+    except PydanticValidationError as error:
+        raise FleetFileError([p.line(source) for p in problems_of(error, ExperimentFile)]) from error
+    problems = [p.line(source) for i, case in enumerate(experiment.cases) for p in _problems(i, case)]
+    if problems:
+        raise FleetFileError(problems)
+    base = path.resolve().parent
+    cases = tuple(c.model_copy(update={"fleet": resolved_fleet(c.fleet, base)}) for c in experiment.cases)
+    return experiment.model_copy(update={"cases": cases})
+
+
+def _problems(index: int, case: CaseSection) -> list[Problem]:
+    systems = {s.name for s in case.systems}
+    fleet = [replace(p, path=("cases", index, "fleet", *p.path)) for p in semantic_problems(case.fleet)]
+    return fleet + [
+        Problem(
+            path=("cases", index, "published", place),
+            value=name,
+            remedy=f"no such system; known: {', '.join(s.name for s in case.systems)}",
+        )
+        for place, published in enumerate(case.published)
+        for name in (*published.values, *(name for pair in published.orders for name in pair))
+        if name not in systems
+    ]

@@ -1,0 +1,177 @@
+"""Runs the cases of an experiment and sets what was simulated beside what was published."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
+from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.papers.experiment_file import CaseSection, Metric, NeedSection, PublishedSection, SystemSection
+from deploy.simulation.papers.workloads import workload_stream
+from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
+from router.limits import GatewayLimits
+
+_SAME_SHARE = 0.03  # figures closer than this are no ordering
+_HOPELESS_BACKLOG = 0.5  # share of all requests that wait for their first token too long
+_QUICK_REFINEMENTS, _REFINEMENTS = 2, 5
+
+OnRun = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`simulated` and `published` are as in the paper: absolute, or relative to the first system."""
+
+    case: str
+    metric: Metric
+    system: str
+    simulated: float | None
+    published: float | None
+    absolute: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        if self.simulated is None or not self.published:
+            return None
+        return self.simulated / self.published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordering:
+    """`better` beats `worse` in the paper."""
+
+    case: str
+    metric: Metric
+    better: str
+    worse: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    rows: tuple[Row, ...]
+    orderings: tuple[Ordering, ...]
+    unplaced: Mapping[str, Mapping[str, str]]
+
+
+def run_case(case: CaseSection, *, quick: bool, seed: int, on_run: OnRun) -> CaseResult:
+    measured: dict[str, Mapping[Metric, float | None]] = {}
+    unplaced: dict[str, Mapping[str, str]] = {}
+    for system in case.systems:
+        deployed = deploy_fleet(case.fleet, _deployment(case, system))
+        unplaced[system.name] = deployed.unplaced
+        measured[system.name] = _measure(case, system, deployed, quick=quick, seed=seed, on_run=on_run)
+    rows: list[Row] = []
+    orderings: list[Ordering] = []
+    for published in case.published:
+        rows += (of_figure := _rows(case, published, measured))
+        orderings += _orderings(of_figure, published)
+    return CaseResult(rows=tuple(rows), orderings=tuple(orderings), unplaced=unplaced)
+
+
+def _deployment(case: CaseSection, system: SystemSection) -> Deployment:
+    return Deployment(
+        name=system.name,
+        policy=system.policy,
+        solver=system.solver,
+        disaggregated=system.disaggregated,
+        scheduler=system.scheduler,
+        host_s=case.host_s,
+    )
+
+
+def _measure(
+    case: CaseSection, system: SystemSection, deployed: DeployedFleet, *, quick: bool, seed: int, on_run: OnRun
+) -> Mapping[Metric, float | None]:
+    weights = case.workload.popularity or {m.id: m.demand.rate_per_s for m in case.fleet.models}
+    requests = case.workload.quick_requests if quick else case.workload.requests
+    options = RunOptions(limits=GatewayLimits(max_queued=1 << 30), gateways=1, window_s=case.window_s)
+
+    def run_at(rate_per_s: float) -> FleetOutcome:
+        on_run(f"{case.name}: {system.name} at {rate_per_s:.3g} requests/s")
+        stream = workload_stream(case.workload, weights, requests=requests, rate_per_s=rate_per_s, seed=seed)
+        return run_fleet(deployed, stream, options, give_up=_is_swamped if len(case.rates_per_s) > 1 else None)
+
+    if len(case.rates_per_s) == 1:
+        return _metrics(run_at(case.rates_per_s[0]), goodput_per_s=None)
+    found = sweep_rates(
+        case.rates_per_s,
+        run_at,
+        attains=lambda outcome: float(sustains(outcome, case.need)),
+        refinements=_QUICK_REFINEMENTS if quick else _REFINEMENTS,
+    )
+    best = next((p.outcome for p in found.points if p.rate_per_s == found.goodput_per_s), None)
+    return _metrics(best, goodput_per_s=found.goodput_per_s)
+
+
+def sustains(outcome: FleetOutcome, need: NeedSection) -> bool:
+    """All requests ended, and the needed percentiles were met."""
+    total = outcome.total()
+    if outcome.gave_up or total.finished < total.requests:
+        return False
+    tbt_s, ttft_s = total.tbt.percentile_s(99), total.ttft.percentile_s(99)
+    return (
+        (need.tbt_p99_s is None or tbt_s is None or tbt_s <= need.tbt_p99_s)
+        and (need.ttft_p99_s is None or ttft_s is None or ttft_s <= need.ttft_p99_s)
+        and (need.slo_share is None or total.attained >= need.slo_share * total.requests)
+    )
+
+
+def _is_swamped(run: FleetRun) -> bool:
+    return run.overdue_requests() > _HOPELESS_BACKLOG * run.expected_requests
+
+
+def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> Mapping[Metric, float | None]:
+    if outcome is None:
+        return {"goodput_per_s": goodput_per_s, "goodput_tokens_per_s": 0.0}
+    figures = outcome.total().figures(outcome.duration_s)
+    return {
+        "goodput_per_s": goodput_per_s,
+        "goodput_tokens_per_s": figures.tokens_per_s,
+        "requests_per_s": figures.requests_per_s,
+        "ttft_mean_s": figures.ttft_s.mean,
+        "tbt_mean_s": figures.gap_per_token_s,
+        "slo_share": figures.slo_attainment,
+    }
+
+
+def _rows(
+    case: CaseSection, published: PublishedSection, measured: Mapping[str, Mapping[Metric, float | None]]
+) -> list[Row]:
+    base = measured[case.systems[0].name].get(published.metric)
+    rows = []
+    for system in case.systems:
+        absolute = simulated = measured[system.name].get(published.metric)
+        if published.relative:
+            simulated = absolute / base if absolute is not None and base else None
+        rows.append(
+            Row(
+                case=case.name,
+                metric=published.metric,
+                system=system.name,
+                simulated=simulated,
+                published=published.values.get(system.name),
+                absolute=absolute,
+            )
+        )
+    return rows
+
+
+def _orderings(rows: Sequence[Row], published: PublishedSection) -> list[Ordering]:
+    """Of every pair of systems that the paper tells apart by the metric."""
+    lower_is_better = published.metric in ("ttft_mean_s", "tbt_mean_s")
+    pairs = list(published.orders)
+    for (a, of_a), (b, of_b) in combinations(published.values.items(), 2):
+        if abs(of_a - of_b) > _SAME_SHARE * max(of_a, of_b):
+            pairs.append((a, b) if (of_a > of_b) != lower_is_better else (b, a))
+    simulated = {row.system: row.simulated for row in rows}
+
+    def holds(better: str, worse: str) -> bool:
+        first, second = simulated[better], simulated[worse]
+        if first is None or second is None:
+            return False
+        return first < second if lower_is_better else first > second
+
+    return [
+        Ordering(case=rows[0].case, metric=published.metric, better=a, worse=b, holds=holds(a, b)) for a, b in pairs
+    ]
