@@ -54,3 +54,11 @@ test: venv check ## All checks, then the tests; ARGS="-k gateway" narrows them
 
 chart: venv ## Write the chart's generated files anew: values, their schema and table, what the templates know of fleets
 	@$(BIN)/python -m scripts.chart.generate
+
+TOOLS := .tools
+
+test-k8s: venv ## The Helm chart under the real Helm 3 and 4, without a cluster; ARGS="-k refusals" narrows it
+	@$(PIP) --editable '.[dev,k8s]'
+	@bash scripts/k8s_tools.sh $(TOOLS)
+	@$(BIN)/python -m scripts.chart.generate --check
+	@MUXFLEET_K8S_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest -m k8s tests/k8s $(ARGS)

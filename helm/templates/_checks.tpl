@@ -40,7 +40,7 @@
 {{- end -}}
 {{- $_ := set $seen $pool.name $i -}}
 {{- include "muxfleet.checkPool" (dict "root" $root "pool" $pool "key" $key) -}}
-{{- if and (gt (len $fleet.pools) 1) (not $pool.node_labels) -}}
+{{- if and (gt (len $fleet.pools) 1) (ne $pool.device "simulated") (not $pool.node_labels) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "with several pools each needs its own, so that its units run on its nodes; for example {muxfleet.io/pool: %s}" $pool.name)) -}}
 {{- end -}}
 {{- end -}}
@@ -70,6 +70,10 @@
 {{- if and (eq $pool.device "cpu") $pool.gpu_type -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.gpu_type" $key) "value" $pool.gpu_type "remedy" "a cpu pool has no GPUs; remove it") -}}
 {{- end -}}
+{{- $known := (include "muxfleet.data" .root | fromJson).gpuTypes -}}
+{{- if and $pool.gpu_type (not (has (lower (default "" $pool.gpu_type)) (splitList " " (lower (join " " $known))))) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.gpu_type" $key) "value" $pool.gpu_type "remedy" (printf "unknown device; known: %s" (join ", " $known))) -}}
+{{- end -}}
 {{- if and (ne $pool.device "cpu") $pool.cores -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.cores" $key) "value" $pool.cores "remedy" "only for cpu pools; remove it") -}}
 {{- end -}}
@@ -85,7 +89,7 @@
 {{- if or (hasPrefix "127." $host) (has $host (list "localhost" "::1")) -}}
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.host" "value" $host "remedy" "other pods cannot reach it; leave it out, or write 0.0.0.0") -}}
 {{- end -}}
-{{- if has (.fleet.gateway.port | int64) (list 6379 8080 8265 10001 44217 44227 52365) -}}
+{{- if has (.fleet.gateway.port | int64 | toString) (list "6379" "8080" "8265" "10001" "44217" "44227" "52365") -}}
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.port" "value" .fleet.gateway.port "remedy" "Ray uses this port in its pods; choose another, for example 8000") -}}
 {{- end -}}
 {{- end -}}

@@ -17,6 +17,7 @@ from deploy.app_args import Args, ControllerConfig, GatewayArgs, UnitShape
 from deploy.ray_environment import HAPROXY
 from deploy.render import serve_config
 from deploy.settings import EngineSection, FleetFile, GatewaySection, PlacementSection, PoolSection
+from profiler.devices import DEVICES
 
 # Arguments that the templates work out, or that bear another name in the fleet file.
 _COMPUTED: Mapping[type[Args], frozenset[str]] = {
@@ -59,6 +60,7 @@ def chart_files_data() -> dict[str, Any]:
             **{d["name"]: _options(d) | {"ray_actor_options": d["ray_actor_options"]} for d in gateway["deployments"]},
         },
         "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
+        "gpuTypes": sorted(DEVICES),
         "haproxyEnvironment": dict(HAPROXY),
     }
 
