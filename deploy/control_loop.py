@@ -239,7 +239,8 @@ class ControlLoop:
             if quotas_shifted(self._goal, solution.plan) and self._rules.replan != "shadow":
                 self._adopt_plan(solution, f"{why}: quotas", now_s)
             return
-        if needs.homeless(solution.plan) < needs.homeless(self._goal):
+        gone = solution.put_to_sleep
+        if needs.homeless(solution.plan, but=gone) < needs.homeless(self._goal, but=gone):
             self._adopt_plan(solution, "there is room for a model that had none", now_s)
             return
         now, then = self._appraise(needs, self._goal), self._appraise(needs, solution.plan)

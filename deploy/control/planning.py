@@ -26,9 +26,9 @@ class Needs:
         needed = sum(resident_bytes(m.spec, unit.num_gpus) for m in self.models if m.model in models)
         return needed <= bytes_for_models(unit)
 
-    def homeless(self, plan: Plan) -> int:
+    def homeless(self, plan: Plan, *, but: tuple[str, ...] = ()) -> int:
         """Models that must have a replica and have none."""
-        return sum(1 for m in self.models if m.min_replicas and not plan.units_of(m.model))
+        return sum(m.min_replicas > 0 and m.model not in but and not plan.units_of(m.model) for m in self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,18 @@
 """A small model of units under a control loop, in virtual time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deploy.catalog import Catalog, CatalogModel
+from deploy.control.rules import ControlRules
 from deploy.control_loop import ControlLoop
 from deploy.settings import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
+from placement.solvers.base import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from profiler.specs import ModelSpec
+from router.demand_report import DemandReport, ModelAsked
 
 HEARTBEAT_S = 0.5
 BLOCK_BYTES = 8192
@@ -28,10 +32,19 @@ SPEC = ModelSpec(
 )
 
 
-def catalog_model(model: str, *, replicas: int = 1, spec: ModelSpec | None = SPEC, source: str = "/m") -> CatalogModel:
-    settings = ModelSection.model_validate(
-        {"id": model, "source": source, "replicas": {"min": replicas, "max": replicas}}
-    )
+def catalog_model(
+    model: str,
+    *,
+    replicas: int = 1,
+    spec: ModelSpec | None = SPEC,
+    source: str = "/m",
+    sleeps_after_s: float | None = None,
+) -> CatalogModel:
+    """With `sleeps_after_s` it may be scaled to zero."""
+    bounds: dict[str, float] = {"min": replicas, "max": replicas}
+    if sleeps_after_s is not None:
+        bounds = {"min": 0, "max": replicas, "idle_after_s": sleeps_after_s}
+    settings = ModelSection.model_validate({"id": model, "source": source, "replicas": bounds})
     return CatalogModel(settings=settings, dtype=None, created_s=7, spec=spec, problem=None if spec else "not found")
 
 
@@ -41,7 +54,9 @@ def catalog(*models: str | CatalogModel, policy: str = "mux") -> Catalog:
 
 @dataclass
 class FakeUnit:
-    """Obeys leases as a unit does: the newest wins, a model needs one heartbeat to load."""
+    """Obeys leases as a unit does: the newest wins, a model needs one heartbeat to load and one to leave. Models in
+    `broken` do not load.
+    """
 
     unit_id: str
     pool: str = "p"
@@ -49,16 +64,20 @@ class FakeUnit:
     lease: Lease | None = None
     phases: dict[str, ModelPhase] = field(default_factory=dict)
     is_leaving: bool = False
+    failure: str | None = None
+    node: str = "n"
+    memory_bytes: int = 2**30
+    broken: frozenset[str] = frozenset()
 
     def report(self) -> UnitReport:
         quotas = {a.model: a.quota_blocks for a in self.lease.models} if self.lease is not None else {}
         return UnitReport(
             unit_id=self.unit_id,
-            node="n",
+            node=self.node,
             pool=self.pool,
             num_gpus=1,
             endpoint=f"{self.unit_id}:1",
-            memory_bytes=2**30,
+            memory_bytes=self.memory_bytes,
             block_bytes=BLOCK_BYTES,
             total_blocks=self.total_blocks,
             lease_version=0 if self.lease is None else self.lease.version,
@@ -70,7 +89,7 @@ class FakeUnit:
                         running=0,
                         waiting=0,
                         used_blocks=0,
-                        quota_blocks=quotas[m],
+                        quota_blocks=quotas.get(m, 0),
                         preemptions_total=0,
                         prompt_tokens_total=0,
                         output_tokens_total=0,
@@ -84,6 +103,7 @@ class FakeUnit:
                 steps_total=0,
             ),
             is_leaving=self.is_leaving,
+            failure=self.failure,
         )
 
     def obey(self, lease: Lease) -> None:
@@ -91,10 +111,16 @@ class FakeUnit:
             return
         self.lease = lease
         wanted = [a.model for a in lease.models]
-        self.phases = {m: self.phases.get(m, ModelPhase.LOADING) for m in wanted}
+        kept = {m: ModelPhase.READY if p is ModelPhase.DRAINING else p for m, p in self.phases.items() if m in wanted}
+        leaving = {m: ModelPhase.DRAINING for m, p in self.phases.items() if m not in wanted and p is ModelPhase.READY}
+        self.phases = dict.fromkeys(wanted, ModelPhase.LOADING) | kept | leaving
 
-    def finish_loading(self) -> None:
-        self.phases = dict.fromkeys(self.phases, ModelPhase.READY)
+    def progress(self) -> None:
+        """What leaves is gone, then what loads is ready."""
+        if ModelPhase.DRAINING in self.phases.values():
+            self.phases = {m: p for m, p in self.phases.items() if p is not ModelPhase.DRAINING}
+            return
+        self.phases = {m: ModelPhase.FAILED if m in self.broken else ModelPhase.READY for m in self.phases}
 
     def ready(self) -> set[str]:
         return {m for m, p in self.phases.items() if p is ModelPhase.READY}
@@ -103,13 +129,19 @@ class FakeUnit:
 class World:
     """`leases` holds every lease that a unit was ever given, by unit and version."""
 
-    def __init__(self, wanted: Catalog, *, expected_units: int) -> None:
+    def __init__(
+        self, wanted: Catalog, *, expected_units: int, solver: Solver | None = None, rules: ControlRules | None = None
+    ) -> None:
         self.now_s = 100.0
         self.units: dict[str, FakeUnit] = {}
         self.leases: dict[tuple[str, int], Lease] = {}
+        self.solver = solver or MemoryGreedySolver()
+        self._rules = rules
         self._catalog = wanted
         self._expected = expected_units
         self._started_units = 0
+        self._asked: dict[str, int] = {}
+        self.waiting: dict[str, int] = {}
         self.restart_control_loop()
 
     def restart_control_loop(self) -> None:
@@ -119,20 +151,62 @@ class World:
     def want(self, wanted: Catalog, *, expected_units: int | None = None) -> None:
         self._catalog = wanted
         self._expected = self._expected if expected_units is None else expected_units
-        self.loop.set_catalog(wanted, expected_units={"p": self._expected}, solver=MemoryGreedySolver())
+        self.loop.set_catalog(wanted, expected_units={"p": self._expected}, solver=self.solver, rules=self._rules)
 
-    def start_unit(self, *, total_blocks: int = TOTAL_BLOCKS) -> FakeUnit:
+    def start_unit(
+        self, *, total_blocks: int = TOTAL_BLOCKS, memory_bytes: int = 2**30, node: str = "n", broken: str = ""
+    ) -> FakeUnit:
+        """`broken` has one letter per model that does not load there."""
         self._started_units += 1
-        unit = FakeUnit(unit_id=f"u{self._started_units}", total_blocks=total_blocks)
+        unit = FakeUnit(
+            unit_id=f"u{self._started_units}",
+            total_blocks=total_blocks,
+            memory_bytes=memory_bytes,
+            node=node,
+            broken=frozenset(broken),
+        )
         self.units[unit.unit_id] = unit
         return unit
+
+    def ask(self, model: str, requests: int = 1) -> None:
+        self._asked[model] = self._asked.get(model, 0) + requests
+
+    def serving(self, model: str) -> list[str]:
+        """Units that have it ready."""
+        return [u.unit_id for u in self.units.values() if model in u.ready()]
+
+    def decided(self, kind: str) -> list[str]:
+        """Reasons of the decisions of a kind, newest first."""
+        return [d.reason for d in self.loop.status(self.now_s).decisions if d.kind == kind]
+
+    def _demand(self) -> DemandReport:
+        models = {m.id for m in self._catalog.models}
+        return DemandReport(
+            gateway_id="g",
+            models=tuple(
+                ModelAsked(
+                    model=m,
+                    requests_total=self._asked.get(m, 0),
+                    prompt_tokens_total=100 * self._asked.get(m, 0),
+                    output_tokens_total=10 * self._asked.get(m, 0),
+                    waiting=self.waiting.get(m, 0),
+                )
+                for m in sorted(models)
+            ),
+        )
 
     def kill_unit(self, unit_id: str) -> None:
         del self.units[unit_id]
 
-    def beat(self, times: int = 1, *, silent: frozenset[str] = frozenset()) -> None:
+    def beat(
+        self, times: int = 1, *, silent: frozenset[str] = frozenset(), asks: Mapping[str, int] | None = None
+    ) -> None:
+        """`asks`: requests per model in every beat."""
         for _ in range(times):
             self.now_s += HEARTBEAT_S
+            for model, requests in (asks or {}).items():
+                self.ask(model, requests)
+            self.loop.hear_demand(self._demand(), self.now_s)
             for unit in self.units.values():
                 if unit.unit_id in silent:
                     continue
@@ -140,5 +214,5 @@ class World:
                 known = self.leases.setdefault((unit.unit_id, lease.version), lease)
                 assert known == lease, "one version, two contents"
                 assert sum(a.quota_blocks for a in lease.models) <= unit.total_blocks
-                unit.finish_loading()
+                unit.progress()
                 unit.obey(lease)
