@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_app() -> typer.Typer:
     # These take a second to import: Ctrl-C meanwhile must end in one line, as it does later.
+    from deploy.commands.apply import apply
     from deploy.commands.bench import bench
     from deploy.commands.compare import compare
     from deploy.commands.demo import demo
@@ -34,6 +35,7 @@ def build_app() -> typer.Typer:
     from deploy.commands.render import render, schema
     from deploy.commands.simulate import simulate
     from deploy.commands.status import status
+    from deploy.commands.top import top
     from deploy.commands.trace_decisions import trace_decisions
     from deploy.commands.traces import traces
     from deploy.commands.up import up
@@ -45,7 +47,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (demo, up, plan, render, schema, bench, simulate, compare, status, trace_decisions):
+    for command in (demo, up, apply, plan, render, schema, bench, simulate, compare, status, top, trace_decisions):
         app.command()(command)
     app.add_typer(traces, name="traces")
     return app

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from ray.experimental import internal_kv
 
 from deploy.app_args import ControllerConfig
@@ -96,6 +97,10 @@ class Controller:
 
     async def status(self) -> FleetStatus:
         return self._loop.status(time.monotonic())
+
+    async def fleet_report(self) -> bytes:
+        """The FleetStatus as JSON."""
+        return msgspec.json.encode(await self.status())
 
     async def decisions(self, unit_id: str, last: int) -> bytes | None:
         """A LogExcerpt as JSON: what the unit decided lately. None when there is no such unit or it does not answer."""

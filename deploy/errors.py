@@ -6,6 +6,7 @@ DeployError
 ├── PortTaken          something else listens on the gateway's port
 ├── FleetStartError    the fleet did not come up
 ├── FleetUnreachable   no fleet answers where one was expected
+├── RestartNeeded      a change would restart what serves, and nobody allowed it
 ├── UnitUnknown        the fleet has no such unit
 ├── OutputNotWritable  a file that a command shall write cannot be written
 └── OptionNotUsable    a command's option has a value that cannot be used
@@ -59,6 +60,14 @@ class FleetUnreachable(DeployError):
         super().__init__(f"no fleet answers at {address}: {reason}")
         self.address = address
         self.reason = reason
+
+
+class RestartNeeded(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, changes: Sequence[str]) -> None:
+        super().__init__(f"nothing was applied: it would restart {'; '.join(changes)}; allow it with --restart")
+        self.changes = tuple(changes)
 
 
 class UnitUnknown(DeployError):

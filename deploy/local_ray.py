@@ -17,6 +17,8 @@ from deploy.errors import FleetStartError
 
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE_S = 0.25
+# Logical CPUs beyond what the fleet file asks for: nodes that are applied later must find room on this one machine.
+_SPARE_CPUS = 64
 _OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
 
 
@@ -29,7 +31,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
         with _start_errors():
             ray.init(
                 address="local",
-                num_cpus=math.ceil(num_cpus),
+                num_cpus=math.ceil(num_cpus) + _SPARE_CPUS,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=is_verbose,
@@ -54,6 +56,11 @@ def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def cluster_address() -> str:
+    """Of the cluster that this process is in."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def quiet_serve(is_verbose: bool) -> None:

@@ -36,3 +36,8 @@ def ray_environment(
     ports = {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port)}
     program = {} if haproxy is None else {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy)}
     return {**variables, **HAPROXY, **ports, **program}
+
+
+def joining_environment(*, auth_token: str) -> Mapping[str, str]:
+    """Of a command that changes a cluster of `muxfleet up`."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": auth_token, "RAY_USAGE_STATS_ENABLED": "0", **_NO_LOGS}

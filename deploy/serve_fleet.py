@@ -1,7 +1,7 @@
 """Deploys a fleet on Serve and watches it come up. Import it only after the environment is set, as `local_ray`."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -14,7 +14,8 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, UNITS_APP
-from deploy.errors import FleetStartError
+from deploy.errors import FleetStartError, FleetUnreachable
+from deploy.fleet_change import FleetChange, change_between
 from deploy.fleet_status import FleetStatus, ModelState
 from deploy.render import serve_config
 from deploy.settings import FleetFile
@@ -26,7 +27,10 @@ _APPS = (GATEWAY_APP, UNITS_APP)
 
 
 class ServeFleet:
+    """A fleet that runs in the cluster of this process, or shall."""
+
     def __init__(self, fleet: FleetFile) -> None:
+        self._fleet = fleet
         self._controller: DeploymentHandle[Any] | None = None
         host = fleet.gateway.host
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{fleet.gateway.port}"
@@ -35,6 +39,23 @@ class ServeFleet:
         if self._controller is None:
             self._controller = _handle(CONTROLLER_DEPLOYMENT)
         return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
+
+    def change(self) -> FleetChange:
+        """What `deploy` would change.
+
+        Raises:
+            FleetUnreachable: no fleet runs in the cluster.
+        """
+        running = _deployed()
+        if not all(name in running for name in _APPS):
+            raise FleetUnreachable(
+                address=self._fleet.name, reason="its cluster runs no fleet; start it with `muxfleet up`"
+            )
+        return change_between(running, {a["name"]: a for a in serve_config(self._fleet)["applications"]})
+
+    def deploy(self) -> None:
+        """The call behind `serve deploy`: it restarts no more than needed."""
+        _client().deploy_apps(ServeDeploySchema.model_validate(serve_config(self._fleet)))
 
     def wait_until_ready(self, *, on_change: Callable[[ModelState], None], deadline_s: float) -> None:
         """Returns when every model is READY, asleep, or has a problem that waiting does not solve.
@@ -119,8 +140,7 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool) -> Iterator[ServeFle
             http_options=config["http_options"],
             logging_config=config["logging_config"],
         )
-        # The call behind `serve deploy`: options of the config apply, later changes of it restart no more than needed.
-        _client().deploy_apps(ServeDeploySchema.model_validate(config))
+        ServeFleet(fleet).deploy()
     except (RayError, RayServeException, RuntimeError) as error:
         raise FleetStartError(reason=f"Serve does not start: {_last_line(str(error))}", remedy=_SEE_LOGS) from error
     try:
@@ -150,6 +170,15 @@ def _handle(deployment: str) -> DeploymentHandle[Any]:
     # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
     handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
     return handle
+
+
+def _deployed() -> Mapping[str, Any]:
+    """By application, what it was deployed from."""
+    try:
+        applications = _client().get_serve_details()["applications"]
+    except RayServeException:
+        return {}
+    return {name: app["deployed_app_config"] or {} for name, app in applications.items()}
 
 
 def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls

@@ -254,9 +254,19 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "muxfleet"
 
 
+def running_fleets_folder() -> Path:
+    """Where `muxfleet up` notes what it runs on this machine."""
+    return cache_folder() / "fleets"
+
+
 def ray_address() -> str | None:
     """An existing cluster to join, from RAY_ADDRESS."""
     return os.environ.get("RAY_ADDRESS") or None
+
+
+def ray_auth_token() -> str:
+    """Of the cluster that this process started or joined; empty without one."""
+    return os.environ.get("RAY_AUTH_TOKEN", "")
 
 
 def export_environment(variables: Mapping[str, str]) -> None:

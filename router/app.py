@@ -15,6 +15,7 @@ from router.answer import Answer
 from router.error_bodies import error_response
 from router.errors import (
     BodyTooLarge,
+    ControlLoopSilent,
     InvalidRequest,
     MethodNotAllowed,
     PathNotFound,
@@ -36,6 +37,8 @@ from router.streaming import ClientDisconnected, EventStream, unless_disconnecte
 Feed = Callable[[Gateway], Awaitable[None]]
 ReadDecisions = Callable[[str, int], Awaitable[bytes | None]]
 """What a unit decided lately, as JSON: unit, how many; None when it does not answer."""
+ReadFleet = Callable[[], Awaitable[bytes | None]]
+"""What the control loop knows, plans and decided, as JSON; None when it does not answer."""
 
 _MAX_DECISIONS = 4096
 _RETRY_AFTER_S = 5
@@ -46,6 +49,7 @@ def create_app(
     feed: Feed | None = None,
     *,
     read_decisions: ReadDecisions | None = None,
+    read_fleet: ReadFleet | None = None,
     echo_request_id: bool = True,
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
@@ -67,6 +71,8 @@ def create_app(
     _add_operation_routes(app, gateway)
     if read_decisions is not None:
         _add_decisions_route(app, gateway, read_decisions)
+    if read_fleet is not None:
+        _add_fleet_route(app, read_fleet)
     app.openapi = Document(app).build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
@@ -129,6 +135,16 @@ def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDec
         body = await read_decisions(unit, int(last))
         if body is None:
             raise UnitSilent(unit=unit, retry_after_s=_RETRY_AFTER_S)
+        return Response(body, media_type="application/json")
+
+
+def _add_fleet_route(app: FastAPI, read_fleet: ReadFleet) -> None:
+    # For `muxfleet status`, `top` and `explain`, not part of the API either.
+    @app.get("/fleet", include_in_schema=False)
+    async def fleet() -> Response:
+        body = await read_fleet()
+        if body is None:
+            raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
         return Response(body, media_type="application/json")
 
 

@@ -36,6 +36,9 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.ModelNotFound: ErrorShape(status=404, type=_CALLER, code="model_not_found"),
     errors.UnitNotFound: ErrorShape(status=404, type=_CALLER, code="unit_not_found"),
     errors.UnitSilent: ErrorShape(status=503, type="service_unavailable", code="unit_silent", should_retry=True),
+    errors.ControlLoopSilent: ErrorShape(
+        status=503, type="service_unavailable", code="control_loop_silent", should_retry=True
+    ),
     errors.Overloaded: ErrorShape(status=429, type="rate_limit_error", code="slow_down", should_retry=True),
     errors.ModelUnavailable: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
     errors.GatewayNotReady: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),

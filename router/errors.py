@@ -11,6 +11,7 @@ RouterError
 ├── ModelNotFound            the fleet does not offer this model
 ├── UnitNotFound             the fleet has no such unit
 ├── UnitSilent               the unit does not answer the control loop
+├── ControlLoopSilent        the control loop does not answer the gateway
 ├── Overloaded               the model's queue is full
 ├── ModelUnavailable         no unit serves the model within the time a request may wait
 ├── GatewayNotReady          no model is routable
@@ -124,6 +125,15 @@ class UnitSilent(RouterError):
             retry_after_s=retry_after_s,
         )
         self.unit = unit
+
+
+class ControlLoopSilent(RouterError):
+    def __init__(self, *, retry_after_s: int) -> None:
+        super().__init__(
+            f"The control loop does not answer now (requests are served all the same); retry in {retry_after_s} s.",
+            code="control_loop_silent",
+            retry_after_s=retry_after_s,
+        )
 
 
 class GatewayNotReady(RouterError):

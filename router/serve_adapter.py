@@ -41,7 +41,13 @@ class GatewayIngress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own middleware answers with the request's id, or makes one.
-        return create_app(self._gateway, self._follow_fleet, read_decisions=self._read_decisions, echo_request_id=False)
+        return create_app(
+            self._gateway,
+            self._follow_fleet,
+            read_decisions=self._read_decisions,
+            read_fleet=self._read_fleet,
+            echo_request_id=False,
+        )
 
     async def routable_models(self) -> list[str]:
         """What this replica could route now: a gateway follows the fleet by itself, a moment behind."""
@@ -76,6 +82,15 @@ class GatewayIngress:
                 body: bytes | None = await (await self._control_loop()).decisions.remote(unit, last)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("control loop does not tell a unit's decisions", extra={"unit": unit, "reason": repr(error)})
+            return None
+        return body
+
+    async def _read_fleet(self) -> bytes | None:
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                body: bytes = await (await self._control_loop()).fleet_report.remote()
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("control loop does not tell the state of the fleet", extra={"reason": repr(error)})
             return None
         return body
 

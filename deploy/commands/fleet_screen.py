@@ -1,11 +1,12 @@
 """Brings a fleet up with a line per step on the terminal, and takes it down again."""
 
+import os
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,7 +16,8 @@ from deploy.fleet_status import ModelState
 from deploy.haproxy import program_path
 from deploy.ray_environment import ray_environment
 from deploy.render import logical_cpus, without_node_labels
-from deploy.settings import FleetFile, export_environment, ray_address
+from deploy.running_fleets import RunningFleet, announced, this_process_started_s
+from deploy.settings import FleetFile, export_environment, ray_address, ray_auth_token, running_fleets_folder
 
 if TYPE_CHECKING:
     from deploy.serve_fleet import ServeFleet
@@ -46,27 +48,54 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
     from deploy.serve_fleet import serve_fleet
 
     began_s = time.monotonic()
-    shown: dict[str, tuple[str, str | None]] = {}
-
-    def show(model: ModelState) -> None:
-        if not model.phases and model.problem is None:
-            return  # no unit has taken it up yet
-        elapsed = f"{time.monotonic() - began_s:5.1f} s"
-        phase = "ready" if model.is_ready else ", ".join(model.phases) or "not placed"
-        if shown.get(model.model) == (phase, model.problem):
-            return  # another of its units got as far
-        shown[model.model] = (phase, model.problem)
-        console.print(f"  {elapsed}  {model.model}: {phase}")
-        if model.problem is not None:
-            console.print(f"           {' '.join(model.problem.split())}", style="yellow", soft_wrap=True)
-
     with _terminable(), _cluster(fleet, console, is_verbose=is_verbose):
         console.print(f"  {time.monotonic() - began_s:5.1f} s  Ray is up, deploying fleet {fleet.name!r}")
         # Terminable again: Ray has set a handler of its own meanwhile.
         with _terminable(), serve_fleet(fleet, outlived_by_ray=is_joining) as running:
-            running.wait_until_ready(on_change=show, deadline_s=wait_s)
-            yield running
+            running.wait_until_ready(on_change=ModelLines(console, began_s).show, deadline_s=wait_s)
+            with _announced(fleet, running.url, is_joining=is_joining):
+                yield running
             console.print("stopping")
+
+
+class ModelLines:
+    """A line for every phase that a model reaches."""
+
+    def __init__(self, console: Console, began_s: float | None = None) -> None:
+        self._console = console
+        self._began_s = time.monotonic() if began_s is None else began_s
+        self._shown: dict[str, tuple[str, str | None]] = {}
+
+    def show(self, model: ModelState) -> None:
+        if not model.phases and model.problem is None and not model.is_asleep:
+            return  # no unit has taken it up yet
+        elapsed = f"{time.monotonic() - self._began_s:5.1f} s"
+        phase = (
+            "ready" if model.is_ready else ", ".join(model.phases) or ("asleep" if model.is_asleep else "not placed")
+        )
+        if self._shown.get(model.model) == (phase, model.problem):
+            return  # another of its units got as far
+        self._shown[model.model] = (phase, model.problem)
+        self._console.print(f"  {elapsed}  {model.model}: {phase}")
+        if model.problem is not None:
+            self._console.print(f"           {' '.join(model.problem.split())}", style="yellow", soft_wrap=True)
+
+
+def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractContextManager[None]:
+    """`muxfleet apply` finds the fleet by that. A cluster that was there before is found by RAY_ADDRESS."""
+    if is_joining:
+        return nullcontext()
+    from deploy.local_ray import cluster_address
+
+    found = RunningFleet(
+        name=fleet.name,
+        url=url,
+        address=cluster_address(),
+        auth_token=ray_auth_token(),
+        pid=os.getpid(),
+        started_s=this_process_started_s(),
+    )
+    return announced(running_fleets_folder(), found)
 
 
 def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: FleetFile) -> None:
@@ -92,7 +121,7 @@ def with_free_port(fleet: FleetFile, console: Console, *, asked: int | None) -> 
         PortTaken: the port asked for, or every port tried, is in use.
     """
     if ray_address() is not None:  # the ports of its nodes are not this machine's to judge
-        return _at_port(fleet, asked or fleet.gateway.port)
+        return at_port(fleet, asked or fleet.gateway.port)
     host = fleet.gateway.host
     first = asked if asked is not None else fleet.gateway.port
     port = first
@@ -102,10 +131,10 @@ def with_free_port(fleet: FleetFile, console: Console, *, asked: int | None) -> 
         port += 1
     if port != first:
         console.print(f"port {first} is in use by another process; taking {port}")
-    return _at_port(fleet, port)
+    return at_port(fleet, port)
 
 
-def _at_port(fleet: FleetFile, port: int) -> FleetFile:
+def at_port(fleet: FleetFile, port: int) -> FleetFile:
     return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"port": port})})
 
 

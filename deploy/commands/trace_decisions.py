@@ -12,8 +12,8 @@ from deploy.commands.json_file import write_json
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
 from deploy.errors import UnitUnknown
+from deploy.fleet_report import fleet_report
 from deploy.unit_decisions import unit_decisions
-from deploy.unit_figures import unit_figures
 from pdmux_actor.scheduling.bubbles import lane_shares, logged_window
 from pdmux_actor.scheduling.chrome_trace import chrome_trace
 from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
@@ -61,7 +61,7 @@ def trace_decisions(
 
 
 def _units(url: str, unit: str | None) -> Sequence[str]:
-    known = tuple(figures.unit for figures in unit_figures(url))
+    known = tuple(u.report.unit_id for u in fleet_report(url).units)
     if unit is None:
         return known
     if unit not in known:

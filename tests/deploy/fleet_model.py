@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deploy.catalog import Catalog, CatalogModel
+from deploy.control.history import Decision
 from deploy.control.rules import ControlRules
 from deploy.control_loop import ControlLoop
+from deploy.fleet_status import FleetStatus, ModelState, UnitState
 from deploy.settings import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
+from placement.plan import Plan
 from placement.solvers.base import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from profiler.specs import ModelSpec
@@ -216,3 +219,14 @@ class World:
                 assert sum(a.quota_blocks for a in lease.models) <= unit.total_blocks
                 unit.progress()
                 unit.obey(lease)
+
+
+def fleet_status(*units: FakeUnit, models: tuple[ModelState, ...] = ()) -> FleetStatus:
+    return FleetStatus(
+        models=models,
+        units=tuple(UnitState(report=u.report(), silent_s=0.25) for u in units),
+        policy="mux",
+        plan=Plan(units=()),
+        goal=Plan(units=()),
+        decisions=(Decision(kind="plan", reason="unit u1 joined", seconds_ago=3.0),),
+    )

@@ -2,16 +2,18 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import msgspec
 import pytest
+from fleet_model import FakeUnit, World, catalog, fleet_status
 
+from deploy.cli import main
 from deploy.errors import FleetUnreachable
+from deploy.fleet_report import fleet_report
+from deploy.fleet_status import ModelState
 from deploy.served_models import served_models
-from deploy.unit_figures import parse_unit_figures
-from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
-from pdmux_actor.messages import LoadReport, ModelLoad, Slo
-from router.gateway import Gateway
-from router.view import FleetView, ModelCard, UnitView
+from pdmux_actor.lease import ModelPhase
 from traces.report import SloTarget
 
 
@@ -81,48 +83,69 @@ def test_served_models__not_a_url__says_so(url: str) -> None:
         served_models(url)
 
 
-async def test_parse_unit_figures__exposition_of_a_gateway__has_every_unit() -> None:
-    gateway = Gateway()
-    load = ModelLoad(
-        model="a",
-        running=2,
-        waiting=1,
-        used_blocks=30,
-        quota_blocks=50,
-        preemptions_total=0,
-        prompt_tokens_total=0,
-        output_tokens_total=0,
-    )
-    report = UnitReport(
-        unit_id="u1",
-        node="n",
-        pool="p",
-        num_gpus=1,
-        endpoint="127.0.0.1:1",
-        memory_bytes=1,
-        block_bytes=1,
-        total_blocks=100,
-        lease_version=1,
-        models=(ModelStatus(model="a", phase=ModelPhase.READY, max_model_len=64),),
-        load=LoadReport(
-            models=(load,),
-            total_blocks=100,
-            free_blocks=70,
-            prefill_sms=1,
-            decode_sms=1,
-            steps_total=9,
-            decode_bubble_share=0.25,
-        ),
-    )
-    card = ModelCard(model="a", source="/nowhere", revision=None, slo=Slo(ttft_s=1, tbt_s=1), created_s=1)
-    gateway.update_view(FleetView(models=(card,), units=(UnitView(report=report, age_s=0.25),), stream_token="secret"))
+def test_fleet_report__state_of_a_control_loop__comes_over_whole(endpoint: tuple[Endpoint, str]) -> None:
+    server, url = endpoint
+    world = World(catalog("a", "b"), expected_units=1)
+    world.start_unit()
+    world.beat(6)
+    status = world.loop.status(world.now_s)
+    server.answer = (200, msgspec.json.encode(status).decode())
 
-    exposition = gateway.metrics.exposition().decode()
-    (unit,) = parse_unit_figures(exposition)
-    await gateway.close()
+    assert fleet_report(f"{url}/v1") == status
+    assert status.decisions
+    assert all(m.is_ready for m in status.models)
 
-    assert (unit.unit, unit.report_age_s) == ("u1", 0.25)
-    (model,) = unit.models
-    assert (model.model, model.running, model.waiting, model.used_blocks, model.quota_blocks) == ("a", 2, 1, 30, 50)
-    assert 'muxfleet_lane_bubble_share{phase="decode",unit="u1"} 0.25' in exposition
-    assert "secret" not in exposition
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (503, '{"error": {"message": "The control loop does not answer now"}}', "control loop does not answer now"),
+        (404, "<html>", "/fleet answers 404"),
+        (200, "[]", "/fleet is not a fleet of this version"),
+    ],
+)
+def test_fleet_report__something_else__says_what(
+    endpoint: tuple[Endpoint, str], status: int, body: str, reason: str
+) -> None:
+    server, url = endpoint
+    server.answer = (status, body)
+
+    with pytest.raises(FleetUnreachable, match=reason):
+        fleet_report(url)
+
+
+@pytest.mark.parametrize("phase", list(ModelPhase))
+def test_status__state_of_the_model__decides_the_exit_code(
+    endpoint: tuple[Endpoint, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], phase: ModelPhase
+) -> None:
+    server, url = endpoint
+    unit = FakeUnit(unit_id="u1", phases={"a": phase})
+    model = ModelState(model="a", phases=(phase,), planned_units=("u1",), problem="it is too large")
+    server.answer = (200, msgspec.json.encode(fleet_status(unit, models=(model,))).decode())
+
+    with pytest.raises(SystemExit) as exited:
+        main(["status", url, "--json", str(tmp_path / "s.json")])
+
+    out = capsys.readouterr().out
+    assert exited.value.code == (0 if phase is ModelPhase.READY else 1)
+    assert "a: it is too large" in out
+    assert "unit u1 joined" in out
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert found["models"][0]["status"] == phase.value
+    assert found["units"][0]["models"][0]["quota_blocks"] == 0
+
+
+def test_top__two_looks__shows_units_and_decisions(
+    endpoint: tuple[Endpoint, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, url = endpoint
+    server.answer = (200, msgspec.json.encode(fleet_status(FakeUnit(unit_id="u1"))).decode())
+
+    with pytest.raises(SystemExit) as exited:
+        main(["top", url, "--every", "0.1", "--count", "2"])
+
+    out = capsys.readouterr().out
+    assert exited.value.code == 0
+    assert "u1" in out
+    assert "policy mux" in out
+    assert "unit u1 joined" in out

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_model import FakeUnit
+from fleet_model import FakeUnit, fleet_status
 
 from deploy.cli import main
 from deploy.controller import Controller
@@ -14,11 +14,6 @@ from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcer
 
 Run = Callable[..., tuple[int, str, str]]
 
-METRICS = """\
-# TYPE muxfleet_unit_report_age_seconds gauge
-muxfleet_unit_report_age_seconds{unit="u1"} 0.1
-muxfleet_unit_report_age_seconds{unit="u2"} 0.2
-"""
 REFUSAL = '{"error": {"message": "Unit \'u1\' does not answer now; retry in 5 s.", "type": "x", "code": null}}'
 
 
@@ -45,8 +40,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Fleet)
         self.server.asked.append(self.path)
-        if self.path == "/metrics":
-            status, body = 200, METRICS
+        if self.path == "/fleet":
+            status, body = (
+                200,
+                msgspec.json.encode(fleet_status(FakeUnit(unit_id="u1"), FakeUnit(unit_id="u2"))).decode(),
+            )
         elif self.server.refusal is not None:
             status, body = self.server.refusal
         else:
@@ -85,7 +83,7 @@ def test_trace_decisions__no_options__prints_the_newest_of_every_unit(trace: Run
     code, out, _ = trace()
 
     assert code == 0
-    assert fleet.asked == ["/metrics", "/units/u1/decisions?last=50", "/units/u2/decisions?last=50"]
+    assert fleet.asked == ["/fleet", "/units/u1/decisions?last=50", "/units/u2/decisions?last=50"]
     assert "u2, no decisions yet" in out
     lines = [line.split() for line in out.splitlines() if line.startswith("decode a x1")]
     assert len(lines) == 50
@@ -147,7 +145,7 @@ def test_trace_decisions__files__hold_everything(trace: Run, fleet: Fleet, tmp_p
 def test_trace_decisions__last__is_asked_for(trace: Run, fleet: Fleet, tmp_path: Path) -> None:
     trace("--unit", "u2", "--last", "3", "--json", tmp_path / "x.json")
 
-    assert fleet.asked == ["/metrics", "/units/u2/decisions?last=3"]
+    assert fleet.asked == ["/fleet", "/units/u2/decisions?last=3"]
 
 
 def test_trace_decisions__unknown_unit__is_one_line_and_code_2(trace: Run) -> None:

@@ -1,0 +1,84 @@
+"""muxfleet apply"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import httpx
+import typer
+from rich.console import Console
+
+from deploy.commands.fleet_screen import ModelLines, at_port
+from deploy.commands.terminal import terminal
+from deploy.errors import RestartNeeded
+from deploy.ray_environment import joining_environment
+from deploy.running_fleets import find_fleet
+from deploy.settings import (
+    FleetFile,
+    check_sources,
+    export_environment,
+    ray_address,
+    read_fleet_file,
+    running_fleets_folder,
+)
+
+if TYPE_CHECKING:
+    from deploy.serve_fleet import ServeFleet
+
+
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file.")],
+    wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1)] = 600.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Also make changes that restart units or gateways.")
+    ] = False,
+    source_root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the cluster's nodes hold relative sources.")
+    ] = None,
+) -> None:
+    """Change the running fleet of that name, here or on the cluster at RAY_ADDRESS, to what the file says. Models,
+    SLOs, demand, policy, placement and numbers of nodes and gateways change without a restart.
+
+    Example: muxfleet apply examples/demo.yaml
+    """
+    console = terminal()
+    fleet = read_fleet_file(file, source_root)
+    if source_root is None:
+        check_sources(fleet)
+    began_s = time.monotonic()
+    address, fleet = _found(fleet)
+    from deploy.local_ray import joined_ray  # Ray reads its environment when it is imported
+
+    with joined_ray(address, is_verbose=False):
+        from deploy.serve_fleet import ServeFleet
+
+        running = ServeFleet(fleet)
+        change = running.change()
+        for line in change.in_place:
+            console.print(line, soft_wrap=True)
+        for line in change.restarts:
+            console.print(f"restarts {line}", style="yellow", soft_wrap=True)
+        if not (change.in_place or change.restarts):
+            console.print("nothing changes")
+        if change.restarts and not restart and not dry_run:
+            raise RestartNeeded(changes=change.restarts)
+        if not dry_run and (change.in_place or change.restarts):
+            _deploy(running, console, wait_s=wait)
+            console.print(f"applied in {time.monotonic() - began_s:.1f} s")
+
+
+def _deploy(running: "ServeFleet", console: Console, *, wait_s: float) -> None:
+    running.deploy()
+    running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait_s)
+
+
+def _found(fleet: FleetFile) -> tuple[str, FleetFile]:
+    """The address of its cluster, and the fleet at the port that it has there. Sets the environment."""
+    address = ray_address()
+    if address is not None:
+        return address, fleet
+    found = find_fleet(running_fleets_folder(), fleet.name)
+    export_environment(joining_environment(auth_token=found.auth_token))
+    port = httpx.URL(found.url).port
+    return found.address, fleet if port is None else at_port(fleet, port)

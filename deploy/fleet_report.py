@@ -1,0 +1,42 @@
+"""What the control loop of a running fleet knows, plans and decided, asked over HTTP."""
+
+import httpx
+import msgspec
+
+from deploy.errors import FleetUnreachable
+from deploy.fleet_status import FleetStatus
+
+_TIMEOUT_S = 10.0
+_PATH = "/fleet"
+
+
+class _Refusal(msgspec.Struct):
+    message: str
+
+
+class _RefusalBody(msgspec.Struct):
+    error: _Refusal
+
+
+def fleet_report(url: str) -> FleetStatus:
+    """Raises FleetUnreachable: nobody answers there, or not as a fleet's gateway."""
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        response = httpx.get(f"{base}{_PATH}", timeout=_TIMEOUT_S, trust_env=False)
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
+    except httpx.TransportError as error:
+        raise FleetUnreachable(address=url, reason=str(error) or type(error).__name__) from error
+    if response.status_code != 200:
+        raise FleetUnreachable(address=url, reason=_reason(response))
+    try:
+        return msgspec.json.decode(response.content, type=FleetStatus)
+    except msgspec.DecodeError as error:
+        raise FleetUnreachable(address=url, reason=f"{_PATH} is not a fleet of this version: {error}") from error
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return msgspec.json.decode(response.content, type=_RefusalBody).error.message
+    except msgspec.DecodeError:
+        return f"{_PATH} answers {response.status_code}"

@@ -1,0 +1,82 @@
+"""Which fleets `muxfleet up` runs on this machine, and how to reach their clusters.
+
+There is a file per fleet, which only its owner can read.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from deploy.errors import FleetUnreachable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningFleet:
+    """`auth_token` lets into the Ray cluster at `address`."""
+
+    name: str
+    url: str
+    address: str
+    auth_token: str
+    pid: int
+    started_s: float
+
+
+@contextmanager
+def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = folder / f"{fleet.pid}.json"
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+        opened.write(msgspec.json.encode(fleet))
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def running_fleets(folder: Path) -> Sequence[RunningFleet]:
+    """Those whose process is alive; what others left behind is removed."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            fleet = msgspec.json.decode(file.read_bytes(), type=RunningFleet)
+        except (OSError, msgspec.DecodeError):  # it is just being written or removed, or of another version
+            continue
+        if is_alive(fleet):
+            found.append(fleet)
+        else:
+            file.unlink(missing_ok=True)
+    return found
+
+
+def find_fleet(folder: Path, name: str) -> RunningFleet:
+    """Raises FleetUnreachable: none of that name runs here, or several do."""
+    fleets = running_fleets(folder)
+    named = [f for f in fleets if f.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        urls = ", ".join(f.url for f in named)
+        raise FleetUnreachable(address=name, reason=f"several fleets of that name run here ({urls}); stop all but one")
+    others = ", ".join(sorted({f.name for f in fleets})) or "none"
+    raise FleetUnreachable(
+        address=name,
+        reason=f"no fleet of that name runs here (running: {others}); start it with `muxfleet up`, or set RAY_ADDRESS "
+        "to the cluster it runs in",
+    )
+
+
+def is_alive(fleet: RunningFleet) -> bool:
+    try:
+        return abs(psutil.Process(fleet.pid).create_time() - fleet.started_s) < 1.0
+    except psutil.NoSuchProcess:
+        return False
+
+
+def this_process_started_s() -> float:
+    return psutil.Process().create_time()

@@ -1,0 +1,71 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import FleetUnreachable
+from deploy.fleet_change import change_between
+from deploy.render import serve_config
+from deploy.running_fleets import RunningFleet, announced, find_fleet, running_fleets, this_process_started_s
+from deploy.settings import FleetFile
+
+BASE = {"models": [{"id": "a", "source": "/a"}, {"id": "b", "source": "/b"}]}
+
+
+def applications(fleet: dict[str, object]) -> dict[str, dict[str, object]]:
+    return {a["name"]: a for a in serve_config(FleetFile.model_validate(fleet))["applications"]}
+
+
+def running(name: str = "fleet", pid: int | None = None, started_s: float | None = None) -> RunningFleet:
+    return RunningFleet(
+        name=name,
+        url="http://127.0.0.1:8000",
+        address="127.0.0.1:1",
+        auth_token="secret",
+        pid=os.getpid() if pid is None else pid,
+        started_s=this_process_started_s() if started_s is None else started_s,
+    )
+
+
+def test_change__same_file__is_nothing() -> None:
+    change = change_between(applications(BASE), applications(BASE))
+
+    assert (change.in_place, change.restarts) == ((), ())
+
+
+def test_change__models_targets_policy_and_nodes__restart_nothing() -> None:
+    models = [{"id": "a", "source": "/a", "slo": {"ttft_s": 9.0}}, {"id": "c", "source": "/c"}]
+    wanted = {"models": models, "engine": {"policy": "adbs"}, "pools": [{"nodes": {"min": 3}}]}
+
+    change = change_between(applications(BASE), applications(wanted))
+
+    assert change.restarts == ()
+    assert "unit-1g: 1 -> 3 replicas" in change.in_place
+    assert "model a: slo.ttft_s 2.0 -> 9.0" in change.in_place
+    assert {"model b: removed", "model c: added", "policy mux -> adbs"} <= set(change.in_place)
+
+
+def test_change__what_shapes_a_process__restarts_it() -> None:
+    change = change_between(applications(BASE), applications({**BASE, "pools": [{"kv_memory": "64MiB"}]}))
+
+    (line,) = change.restarts
+    assert line.startswith("every process of 'units'")
+    assert "kv_pool_bytes" in line
+
+
+def test_running_fleets__announced__is_found_by_name_and_gone_after(tmp_path: Path) -> None:
+    fleet = running()
+    with announced(tmp_path, fleet):
+        (file,) = tmp_path.iterdir()
+        assert file.stat().st_mode & 0o077 == 0, "only its owner may read the token"
+        assert find_fleet(tmp_path, "fleet") == fleet
+        with pytest.raises(FleetUnreachable, match="running: fleet"):
+            find_fleet(tmp_path, "other")
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_running_fleets__left_by_a_process_that_died__is_removed(tmp_path: Path) -> None:
+    with announced(tmp_path, running(started_s=1.0)):
+        assert not running_fleets(tmp_path)
+        assert not list(tmp_path.iterdir())
