@@ -43,5 +43,5 @@ def _screen(url: str, fleet: FleetStatus, trouble: str | None = None) -> Rendera
     if trouble is not None:
         head.append(f"  {trouble}", style="red")
     warnings = [Text(line, style="yellow") for line in problems(fleet)]
-    decisions = [Text(""), decision_table(fleet.decisions, newest=3)] if fleet.decisions else []
+    decisions: list[RenderableType] = [Text(""), decision_table(fleet.decisions, newest=3)] if fleet.decisions else []
     return Group(head, Text(""), model_table(fleet), Text(""), unit_table(fleet), *decisions, *warnings)
