@@ -8,17 +8,17 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from deploy.errors import SourceNotFound
-from profiler.specs import ModelSpec
+from profiler.specs import AUTO_DTYPE, ModelSpec
 
 
 def read_model_spec(model: str, source: str, revision: str | None, dtype: str | None) -> ModelSpec:
-    """Blocks on disk, or on the network for a Hugging Face id.
+    """Blocks on disk, or on the network for a Hugging Face id. For dtype "auto" the larger of what it may become.
 
     Raises:
         SourceNotFound: no config.json to be had there.
         UnsupportedModel: the config.json describes a model that the engine cannot serve.
     """
-    return ModelSpec.from_config(_read_config(model, source, revision), dtype)
+    return ModelSpec.from_config(_read_config(model, source, revision), "float32" if dtype == AUTO_DTYPE else dtype)
 
 
 def _read_config(model: str, source: str, revision: str | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ LabelKey = Annotated[
     str, StringConstraints(max_length=317, pattern=r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")
 ]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")]
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PolicyName = Literal[
     "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
 ]
@@ -115,7 +115,7 @@ class EngineSection(Section):
     block_bytes: ByteSize = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
     dtype: Dtype | None = None
-    """Default: what each checkpoint says."""
+    """Default: what each checkpoint says. "auto": float32 or bfloat16, whichever the cores compute faster in."""
     max_batch_tokens: PositiveInt = 2048
     """New tokens of one prefill batch."""
     max_running_sequences: PositiveInt = 64

@@ -6,6 +6,7 @@ from typing import Any
 
 from profiler.errors import UnsupportedModel
 
+AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _DENSE_ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})

@@ -36,7 +36,7 @@ from pdmux_actor.scheduling.launch import (
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 from profiler.errors import UnsupportedModel
 from profiler.latency import LatencyModel
-from profiler.specs import DeviceSpec, ModelSpec
+from profiler.specs import AUTO_DTYPE, DeviceSpec, ModelSpec
 
 
 class Clock(Protocol):
@@ -143,7 +143,7 @@ class SimulatedExecutor:
         """Reads `config.json` only; no weights are needed to simulate."""
         path = Path(source) / "config.json"
         try:
-            spec = ModelSpec.from_config(json.loads(path.read_text()), dtype)
+            spec = ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype)
         except FileNotFoundError:
             raise ModelLoadError(
                 model=model,

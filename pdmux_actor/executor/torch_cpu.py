@@ -15,16 +15,17 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.lanes import Lane as CpuLane
-from pdmux_actor.executor.lanes import available_cores
+from pdmux_actor.executor.lanes import PinnedThread, available_cores
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.models.weights import load_weights
 from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition, lane_of
-from profiler.specs import DeviceSpec
+from profiler.specs import AUTO_DTYPE, DeviceSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class TorchCpuExecutor:
         default_dtype: str | None = None,
         device: DeviceSpec | None = None,
     ) -> None:
-        """`num_cores` None: all this process may use. `default_dtype` None: each checkpoint's own.
+        """`num_cores` None: all this process may use. `default_dtype` None: each checkpoint's own; "auto": the fastest.
         `device` None: measured now.
         """
         cores = available_cores()
@@ -71,7 +72,10 @@ class TorchCpuExecutor:
     ) -> ModelInfo:
         folder = resolve_checkpoint(model, source, revision)
         raw_config = read_json(model, folder, "config.json")
-        config = DecoderConfig.from_config(model, raw_config, dtype or self._default_dtype)
+        dtype = dtype or self._default_dtype
+        config = DecoderConfig.from_config(model, raw_config, None if dtype == AUTO_DTYPE else dtype)
+        if dtype == AUTO_DTYPE:
+            config = DecoderConfig.from_config(model, raw_config, self._fastest_dtype(config))
         geometry = KvGeometry.of(config.spec, self.block_bytes)
         self._check_fits(model, config, geometry)
         info = ModelInfo(
@@ -145,6 +149,15 @@ class TorchCpuExecutor:
             Lane.PREFILL: self._cores[len(self._cores) - shares.prefill_sms :],
             Lane.DECODE: self._cores[: shares.decode_sms],
         }
+
+    def _fastest_dtype(self, config: DecoderConfig) -> str:
+        chosen: list[str] = []
+        # A thread of its own: the number of threads torch uses is a property of the calling thread.
+        thread = PinnedThread("measure-dtype", self._cores)
+        thread.submit(lambda: chosen.append(fastest_dtype(config.spec)))
+        thread.close()
+        _LOG.info("dtype auto: %s is the fastest here", chosen[0])
+        return chosen[0]
 
     def _check_fits(self, model: str, config: DecoderConfig, geometry: KvGeometry) -> None:
         spec = config.spec

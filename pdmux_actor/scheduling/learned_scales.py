@@ -19,6 +19,9 @@ class LearnedScales:
     def knows(self, model: str, phase: str) -> bool:
         return (model, phase) in self._scales
 
+    def has(self, model: str, phase: str, sms: int, size: int) -> bool:
+        return size.bit_length() in self._scales.get((model, phase), {}).get(sms, {})
+
     def observe(self, model: str, phase: str, sms: int, size: int, ratio: float) -> None:
         target = min(max(ratio, _MIN_SCALE), _MAX_SCALE)
         buckets = self._scales.setdefault((model, phase), {}).setdefault(sms, {})

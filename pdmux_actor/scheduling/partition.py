@@ -23,13 +23,27 @@ def least_decode_share(device: DeviceSpec, worst_decode_s: Callable[[int], float
     return share  # the largest, since none meets the target
 
 
-def ample_decode_share(device: DeviceSpec, decode_s: Callable[[int], float], tolerance: float) -> int:
+def ample_decode_share(
+    device: DeviceSpec,
+    decode_s: Callable[[int], float],
+    *,
+    tolerance: float,
+    is_known: Callable[[int], bool],
+    bearable_s: float,
+) -> int:
     """The least share on which decode takes at most `1 + tolerance` times as long as on all SMs.
 
     Decode is bound by memory bandwidth, which a part of the SMs can use up. A prompt can start at once on the others.
+    A share whose time is not known (only modelled) is tried where that is thought to take at most `bearable_s`.
     """
-    enough_s = (1 + tolerance) * decode_s(device.num_sms)
-    return next((share for share in decode_shares(device) if decode_s(share) <= enough_s), device.num_sms)
+    whole_s = decode_s(device.num_sms)
+    if not is_known(device.num_sms):
+        return device.num_sms
+    for share in decode_shares(device):
+        share_s = decode_s(share)
+        if share_s <= ((1 + tolerance) * whole_s if is_known(share) else bearable_s):
+            return share
+    return device.num_sms
 
 
 def fixed_decode_share(device: DeviceSpec, share: float) -> int | None:

@@ -56,6 +56,10 @@ class LatencyPredictor:
         solo_s = self._latency.decode_s(spec, contexts, sms) * self._scale(model, DECODE, sms, len(contexts))
         return solo_s * self.guard.slowdown(GuardCell.of(sms, beside, contexts)) if beside else solo_s
 
+    def knows_decode(self, model: str, sms: int, batch: int) -> bool:
+        """Whether steps of about this batch were measured on this share, without a prefill beside them."""
+        return self._scales.has(model, DECODE, sms, batch)
+
     def mixed_s(
         self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], contexts: Sequence[int], sms: int
     ) -> float:

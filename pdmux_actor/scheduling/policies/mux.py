@@ -19,6 +19,7 @@ from pdmux_actor.scheduling.queues import ModelQueue
 # Look-ahead hands over its tokens together, so the gap before them is that of all its steps.
 _LOOK_AHEAD_SHARE_OF_TARGET = 0.5
 _SLOWER_AT_MOST = 0.05  # decode alone, for leaving SMs to a prompt that may come
+_TRY_SHARE_OF_TARGET = 0.7  # a step on a share that has not been tried may take longer than modelled
 
 
 class Mux:
@@ -39,7 +40,13 @@ class Mux:
         decoding = state.decoding()
         if not decoding or not state.idle:
             return ()
-        sms = ample_decode_share(state.device, lambda sms: decode_cycle_s(state, decoding, sms), _SLOWER_AT_MOST)
+        sms = ample_decode_share(
+            state.device,
+            lambda sms: decode_cycle_s(state, decoding, sms),
+            tolerance=_SLOWER_AT_MOST,
+            is_known=lambda sms: all(state.predictor.knows_decode(q.model, sms, len(q.running)) for q in decoding),
+            bearable_s=_TRY_SHARE_OF_TARGET * tightest_tbt_s(decoding),
+        )
         waiting = any(q.waiting for q in state.queues.values())
         return self._lanes.decode(
             state, decoding, sms, now_s, steps=1 if waiting else _look_ahead_steps(state, decoding, sms)
