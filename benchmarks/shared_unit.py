@@ -1,31 +1,38 @@
 """Two and three models in one unit: which policy and which quotas serve them best.
 
-    python benchmarks/shared_unit.py [--quick] [--json FILE]
+    python benchmarks/shared_unit.py [--quick] [--json FILE] [--plot FILE] [--virtual [--steps FILE]]
 
-Models of about 50 M parameters share cores and KV pool; requests are ShareGPT-shaped with popularity 8:1 (8:1:1) and
-1:1 (1:1:1). The pool is small, so that quotas matter, and starts divided equally. Variants take turns at one and the
-same load, near what the unit bears: `mux` and `adbs` with adaptive quotas and borrowing; `mux` with fixed quotas;
-`prefill_first` (FCFS per model) and `temporal`, both with adaptive quotas. Reported are medians over rounds: output
-tokens/s, the worst model's share of requests within their targets, and use of the pool over time (in the JSON).
+Models of about 50 M parameters share cores and KV pool; requests are ShareGPT-shaped (without its longest ones) with
+popularity 8:1 (8:1:1) and 1:1 (1:1:1). The pool holds a few hundred tokens per model and starts divided equally, so
+that quotas matter. Variants take turns at one and the same load, near what the unit bears: `mux` and `adbs` with
+adaptive quotas and borrowing, and with fixed quotas; `prefill_first` (FCFS per model) and `temporal`, both adaptive
+too. Reported are medians over rounds: output tokens/s, the worst model's share of requests within their targets,
+and use of the pool over time (in the JSON; `--plot` draws it).
 """
 
 import argparse
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_models import DEFAULT_CACHE, llama_checkpoint
 from engine_run import EngineSession, RunOutcome, TimedRequest
 from machine_facts import machine_facts, write_report
+from measured_steps import MeasuredSteps, measure_steps
+from pool_plot import draw_pool_use
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from solo_steps import SoloSteps
-from workloads import WORKLOADS, make_requests
+from virtual_engine import VirtualSession
+from workloads import WORKLOADS, Lengths, make_requests
 
 from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.specs import DeviceSpec, ModelSpec
 
 ADAPTIVE = SchedulerSettings(adapt_quotas=True, quota_period_s=1.0, chunk_budget_tokens=32)
 FIXED = replace(ADAPTIVE, adapt_quotas=False, kv_lendable_share=0.0)
@@ -37,10 +44,15 @@ VARIANTS = (
     ("prefill_first", "prefill_first", ADAPTIVE),
     ("temporal", "temporal", ADAPTIVE),
 )
+WORKLOAD = replace(
+    WORKLOADS["sharegpt"], new_input=Lengths(226, 4, 512, 0.9), output=Lengths(195, 4, 800, 0.9)
+)  # at most 328 tokens a request: what a third of the smallest pool holds
 _LAYERS = 8
-_POOL_BYTES = 24 << 20
+_TOKENS_PER_MODEL = 512  # of the pool, on average
+_KV_BYTES_PER_TOKEN = _LAYERS * 4 * 2 * 64 * 2  # layers, KV heads, K and V, head size, bfloat16
 _BATCH = 4
 _REPORT_PERIOD_S = 0.25  # of the engine loop
+_LOAD = 0.8
 _TBT_STEPS = 2.0  # per model: a target of two solo steps of each model in turn
 
 
@@ -63,7 +75,7 @@ def scenarios(*, quick: bool) -> list[Scenario]:
 
 
 def shared_requests(
-    scenario: Scenario, *, rate_per_s: float, window_s: float, salt: int, slo: Slo
+    scenario: Scenario, *, rate_per_s: float, window_s: float, seed: int, salt: int, slo: Slo
 ) -> list[TimedRequest]:
     total = sum(scenario.shares.values())
     timed: list[TimedRequest] = []
@@ -71,36 +83,63 @@ def shared_requests(
         model_rate_per_s = rate_per_s * share / total
         count = max(2, round(model_rate_per_s * window_s))
         timed += make_requests(
-            WORKLOADS["sharegpt"],
+            WORKLOAD,
             model=model,
             rate_per_s=model_rate_per_s,
             count=count,
-            seed=number,
+            seed=10 * seed + number,
             salt=salt,
             slo_of=lambda prompt_tokens: slo,
         )
     return sorted(timed, key=lambda request: request.at_s)
 
 
-def measure(
-    scenario: Scenario, checkpoints: Mapping[str, Path], solo: SoloSteps, *, window_s: float, rounds: int
-) -> list[dict[str, object]]:
-    context = WORKLOADS["sharegpt"].mean_context_tokens
-    step_s = solo.decode_s(_BATCH, context, solo.device.num_sms)
-    num_models = len(scenario.shares)
-    slo = Slo(ttft_s=30 * step_s, tbt_s=_TBT_STEPS * num_models * step_s)
-    # What the decode lane alone bears with the typical batch of each model; prefill runs beside it.
-    rate_per_s = 0.7 * _BATCH / (step_s * WORKLOADS["sharegpt"].mean_output_tokens)
-    sessions = {
-        label: EngineSession(
-            checkpoints={model: checkpoints[model] for model in scenario.shares},
-            policy=policy,
-            settings=settings,
-            device=solo.device,
-            kv_pool_bytes=_POOL_BYTES,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """`step_s` is the solo decode step of a typical batch on all cores; `steps` is set for virtual time."""
+
+    checkpoints: Mapping[str, Path]
+    device: DeviceSpec
+    step_s: float
+    steps: MeasuredSteps | None
+
+    def session(self, models: Seq[str], policy: str, settings: SchedulerSettings) -> EngineSession | VirtualSession:
+        checkpoints = {model: self.checkpoints[model] for model in models}
+        pool_bytes = _TOKENS_PER_MODEL * len(models) * _KV_BYTES_PER_TOKEN
+        if self.steps is not None:
+            return VirtualSession(
+                checkpoints=checkpoints, policy=policy, settings=settings, steps=self.steps, kv_pool_bytes=pool_bytes
+            )
+        return EngineSession(
+            checkpoints=checkpoints, policy=policy, settings=settings, device=self.device, kv_pool_bytes=pool_bytes
         )
-        for label, policy, settings in VARIANTS
-    }
+
+
+def measured_bench(checkpoints: Mapping[str, Path], *, virtual: bool, steps_file: Path | None) -> Bench:
+    context = WORKLOAD.mean_context_tokens
+    if virtual and steps_file is not None and steps_file.exists():
+        steps = MeasuredSteps.read(steps_file)
+    else:
+        solo = SoloSteps(checkpoints["a"])
+        if not virtual:
+            step_s = solo.step_s(_BATCH, context)
+            solo.close()
+            return Bench(checkpoints=checkpoints, device=solo.device, step_s=step_s, steps=None)
+        steps = measure_steps(solo)
+        solo.close()
+        if steps_file is not None:
+            steps.write(steps_file)
+    spec = ModelSpec.from_config(json.loads((checkpoints["a"] / "config.json").read_text(encoding="utf-8")))
+    step_s = steps.latency.decode_s(spec, [context] * _BATCH, steps.device.num_sms)
+    return Bench(checkpoints=checkpoints, device=steps.device, step_s=step_s, steps=steps)
+
+
+def measure(scenario: Scenario, bench: Bench, *, window_s: float, rounds: int) -> list[dict[str, object]]:
+    models = list(scenario.shares)
+    slo = Slo(ttft_s=30 * bench.step_s, tbt_s=_TBT_STEPS * len(models) * bench.step_s)
+    # A share of what the decode lane alone bears with the typical batch of each model; prefill runs beside it.
+    rate_per_s = _LOAD * _BATCH / (bench.step_s * WORKLOAD.mean_output_tokens)
+    sessions = {label: bench.session(models, policy, settings) for label, policy, settings in VARIANTS}
     outcomes: dict[str, list[RunOutcome]] = {label: [] for label in sessions}
     salt = 0
     try:
@@ -108,7 +147,9 @@ def measure(
             for label, session in sessions.items():
                 salt += 1
                 span_s = window_s if turn else window_s / 3
-                requests = shared_requests(scenario, rate_per_s=rate_per_s, window_s=span_s, salt=salt, slo=slo)
+                requests = shared_requests(
+                    scenario, rate_per_s=rate_per_s, window_s=span_s, seed=turn, salt=salt, slo=slo
+                )
                 outcome = session.run(requests)
                 if turn:  # the first one warms the predictions
                     outcomes[label].append(outcome)
@@ -118,9 +159,7 @@ def measure(
     return [_row(scenario, label, found, rate_per_s, slo) for label, found in outcomes.items()]
 
 
-def _row(
-    scenario: Scenario, label: str, outcomes: Sequence[RunOutcome], rate_per_s: float, slo: Slo
-) -> dict[str, object]:
+def _row(scenario: Scenario, label: str, outcomes: Seq[RunOutcome], rate_per_s: float, slo: Slo) -> dict[str, object]:
     throughputs = [outcome.output_tokens_per_s for outcome in outcomes]
     worst = [min(o.of_model(model).request_attainment for model in scenario.shares) for o in outcomes]
     last = outcomes[-1]
@@ -147,7 +186,7 @@ def _row(
     }
 
 
-def print_table(rows: Sequence[Mapping[str, object]]) -> None:
+def print_table(rows: Seq[Mapping[str, object]]) -> None:
     table = Table(
         "scenario", "variant", "output tokens/s", "±", "worst model", "±", "fairness gap", title="shared unit"
     )
@@ -169,21 +208,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
     parser.add_argument("--quick", action="store_true", help="two models at 8:1 only, shorter runs")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw each model's blocks and quota over time")
+    parser.add_argument("--virtual", action="store_true", help="virtual time from measured step times")
+    parser.add_argument(
+        "--steps", type=Path, metavar="FILE", help="with --virtual: read the step times, or measure and keep them"
+    )
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, metavar="FOLDER", help="keeps the checkpoints")
     args = parser.parse_args()
     checkpoints = {
         model: llama_checkpoint(args.cache, num_layers=_LAYERS, seed=number) for number, model in enumerate("abc")
     }
-    solo = SoloSteps(checkpoints["a"])
+    bench = measured_bench(checkpoints, virtual=args.virtual, steps_file=args.steps)
+    effort = {"window_s": 6.0, "rounds": 1} if args.quick else {"window_s": 20.0, "rounds": 3}
+    if args.virtual:
+        effort = {"window_s": 60.0, "rounds": 3}
     rows: list[dict[str, object]] = []
     for scenario in track(scenarios(quick=args.quick), console=Console(stderr=True), transient=True):
-        rows += measure(
-            scenario, checkpoints, solo, window_s=6.0 if args.quick else 20.0, rounds=1 if args.quick else 3
-        )
-    solo.close()
+        rows += measure(scenario, bench, window_s=effort["window_s"], rounds=int(effort["rounds"]))
     print_table(rows)
     if args.json:
-        write_report(args.json, machine_facts(solo.device), rows)
+        write_report(args.json, machine_facts(bench.device, virtual=args.virtual), rows)
+    if args.plot:
+        draw_pool_use(args.plot, rows)
 
 
 if __name__ == "__main__":
