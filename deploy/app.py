@@ -1,6 +1,6 @@
 """The two Serve applications: what the `import_path`s of a rendered config name."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from ray import serve
@@ -9,6 +9,7 @@ from ray.serve import Application
 from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, GatewayArgs, UnitsArgs, UnitShape
 from deploy.controller import Controller
 from deploy.render import DRAIN_TIMEOUT_S
+from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
 from pdmux_actor.serving.commands import EngineSettings
@@ -40,7 +41,9 @@ def build_gateway(args: GatewayArgs) -> Application:
 def actor_settings(shape: UnitShape) -> ActorSettings:
     return ActorSettings(
         engine=EngineSettings(
-            kind="simulated" if shape.device == "simulated" else "torch_cpu",
+            kind=_engine_kind(shape),
+            num_gpus=shape.num_gpus,
+            sglang=msgspec.convert(shape.sglang or {}, SglangOptions),
             kv_pool_bytes=shape.kv_pool_bytes,
             block_bytes=shape.block_bytes,
             dtype=shape.dtype,
@@ -58,6 +61,12 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
         controller_app=GATEWAY_APP,
         drain_timeout_s=DRAIN_TIMEOUT_S,
     )
+
+
+def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "simulated", "sglang_cpu", "sglang_cuda"]:
+    if shape.sglang is not None:
+        return "sglang_cuda" if shape.device == "cuda" else "sglang_cpu"
+    return "simulated" if shape.device == "simulated" else "torch_cpu"
 
 
 def _bind(shape: UnitShape, *siblings: Application) -> Application:

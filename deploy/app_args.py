@@ -23,6 +23,8 @@ class UnitShape(Args):
     pool: str
     num_gpus: int
     device: str
+    sglang: dict[str, Any] | None = None
+    """SGLang's options; None: our own engine."""
     gpu_type: str | None = None
     cores: int | None = None
     kv_pool_bytes: int

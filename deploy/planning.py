@@ -148,6 +148,7 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             pool=pool.name,
             node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
             device=device,
+            max_models=1 if fleet.backend(pool) == "sglang" else None,
         )
 
 

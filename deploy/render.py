@@ -96,6 +96,7 @@ def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
         pool=pool.name,
         num_gpus=pool.mesh_gpus,
         device=pool.device,
+        sglang=pool.sglang.model_dump(mode="json", exclude_defaults=True) if fleet.backend(pool) == "sglang" else None,
         gpu_type=pool.gpu_type,
         cores=pool.cores,
         kv_pool_bytes=pool.kv_memory,

@@ -11,7 +11,9 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of
+from deploy.sglang_problems import sglang_problems, solver_problem
 from deploy.yaml_source import parse_yaml
+from pdmux_actor.backends.sglang.options import SglangOptions
 from profiler.devices import device_named
 from profiler.errors import UnknownDevice
 from profiler.profile_file import read_profile
@@ -85,11 +87,28 @@ class NodesSection(Section):
     """Default: the same as min."""
 
 
+class SglangSection(Section):
+    """For pools whose backend is sglang."""
+
+    multiplexing: Literal["auto", "on", "off"] = "auto"
+    """auto: on cuda, for models that SGLang can run in slices of layers. on: refuse other models."""
+    decode_sms: tuple[PositiveInt, ...] | None = None
+    """Decode shares of the partitions that are created at start, ascending. Default: six, over the whole range."""
+    args: Mapping[str, str | bool | int | float] = Field(default_factory=dict)
+    """Further arguments of SGLang's server, for example {attention_backend: fa3}."""
+
+    def options(self) -> SglangOptions:
+        return SglangOptions(multiplexing=self.multiplexing, decode_sms=self.decode_sms, args=dict(self.args))
+
+
 class PoolSection(Section):
     """Nodes that are alike."""
 
     name: Name = "default"
     device: Literal["cpu", "cuda", "simulated"] = "cpu"
+    backend: Literal["native", "sglang"] | None = None
+    """Default: engine.backend. An SGLang unit serves one model."""
+    sglang: SglangSection = SglangSection()
     gpu_type: str | None = None
     """For cuda and simulated: a device the profiler knows, for example H100."""
     gpus_per_node: PositiveInt = 1
@@ -110,7 +129,8 @@ class PoolSection(Section):
 
 
 class EngineSection(Section):
-    backend: Literal["native"] = "native"
+    backend: Literal["native", "sglang"] = "native"
+    """native: muxfleet's own engine, several models per unit. sglang: SGLang with muxfleet's dispatcher."""
     policy: PolicyName = "mux"
     block_bytes: ByteSize = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
@@ -159,6 +179,9 @@ class FleetFile(Section):
     engine: EngineSection = EngineSection()
     placement: PlacementSection = PlacementSection()
     gateway: GatewaySection = GatewaySection()
+
+    def backend(self, pool: PoolSection) -> Literal["native", "sglang"]:
+        return pool.backend or self.engine.backend
 
     def pool(self, name: str) -> PoolSection:
         return next(p for p in self.pools if p.name == name)
@@ -284,18 +307,31 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
             remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"
             problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
     for i, pool in enumerate(fleet.pools):
-        problems += _pool_problems(pool, ("pools", i))
+        problems += _pool_problems(pool, ("pools", i), fleet.backend(pool))
+        if fleet.backend(pool) == "sglang":
+            problems += sglang_problems(
+                pool.sglang.options(),
+                device=pool.device,
+                gpu_type=pool.gpu_type,
+                policy=fleet.engine.policy,
+                path=("pools", i),
+            )
+    wrong_solver = solver_problem(fleet.placement.solver)
+    if wrong_solver is not None and any(fleet.backend(pool) == "sglang" for pool in fleet.pools):
+        problems.append(wrong_solver)
     return problems
 
 
-def _pool_problems(pool: PoolSection, path: tuple[str | int, ...]) -> list[Problem]:
+def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: str) -> list[Problem]:
     problems: list[Problem] = []
 
     def refuse(key: str, value: object, remedy: str) -> None:
         problems.append(Problem(path=(*path, *key.split(".")), value=value, remedy=remedy))
 
-    if pool.device == "cuda":
-        refuse("device", "cuda", "this release serves on cpu; the CUDA executor comes with a later one")
+    if pool.device == "cuda" and backend == "native":
+        refuse("device", "cuda", "muxfleet's own engine serves on cpu; use backend: sglang on GPUs")
+    if backend == "native" and pool.sglang != SglangSection():
+        refuse("sglang", None, "this pool's backend is native; set backend: sglang or remove it")
     if pool.gpus_per_node % pool.mesh_gpus:
         refuse("mesh_gpus", pool.mesh_gpus, f"must divide gpus_per_node ({pool.gpus_per_node})")
     if pool.nodes.max is not None and pool.nodes.max < pool.nodes.min:

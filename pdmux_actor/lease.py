@@ -52,6 +52,7 @@ class ModelStatus:
 class UnitReport:
     """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
     `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
+    `max_models` None: its engine serves as many as fit.
     """
 
     unit_id: str
@@ -68,3 +69,4 @@ class UnitReport:
     is_leaving: bool = False
     failure: str | None = None
     device: str = ""
+    max_models: int | None = None

@@ -14,7 +14,7 @@ from profiler.specs import DeviceSpec
 class UnitCapacity:
     """What a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool, `block_bytes`
     their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not known, and only
-    memory can be planned for.
+    memory can be planned for. `max_models` None: as many as fit.
     """
 
     unit_id: str
@@ -25,6 +25,7 @@ class UnitCapacity:
     pool: str = ""
     node: str = ""
     device: DeviceSpec | None = None
+    max_models: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,9 @@ class Plan:
             for placement in unit.models:
                 if placement.quota_blocks <= 0:
                     yield f"unit {unit.unit_id!r} gives {placement.model!r} {placement.quota_blocks} blocks"
+            most = capacity[unit.unit_id].max_models if unit.unit_id in capacity else None
+            if most is not None and len(unit.models) > most:
+                yield f"unit {unit.unit_id!r} holds {len(unit.models)} models, its engine serves {most}"
             granted = sum(p.quota_blocks for p in unit.models)
             if unit.unit_id in capacity and granted > capacity[unit.unit_id].total_blocks:
                 yield f"unit {unit.unit_id!r} grants {granted} of {capacity[unit.unit_id].total_blocks} blocks"

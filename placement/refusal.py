@@ -40,6 +40,9 @@ def refusal(
             f"{model.spec.num_heads} attention heads and {model.spec.num_kv_heads} KV heads cannot be divided among "
             f"the GPUs of any unit left ({sizes}); add units with 1 GPU, or another divisor of {model.spec.num_heads}"
         )
+    able = [(unit, held) for unit, held in able if not has_no_place(unit, held)]
+    if not able:
+        return "every unit that could take it has as many models as its engine serves; add a unit to its pool"
     closest = min((_shortfall(model, unit, held) for unit, held in able), key=_lack)
     if closest.shortage is not None and closest.shortage.missing_blocks is None:
         return f"{closest.shortage.reason}; raise engine.block_bytes"
@@ -56,6 +59,11 @@ def refusal(
         reason = f"{closest.shortage.reason} (unit {closest.unit.unit_id})"
     fits_alone = any(_lack(_shortfall(model, unit, ())) == 0 for unit, _ in able)
     return f"{reason}; {'add a unit, or ' if fits_alone else ''}{_remedy(closest)}"
+
+
+def has_no_place(unit: UnitCapacity, held: Sequence[object]) -> bool:
+    """The unit's engine serves no more models than these."""
+    return unit.max_models is not None and len(held) >= unit.max_models
 
 
 def _lack(shortfall: _Shortfall) -> int:

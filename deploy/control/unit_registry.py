@@ -32,6 +32,7 @@ class KnownUnit:
             total_blocks=report.total_blocks,
             pool=report.pool,
             node=report.node,
+            max_models=report.max_models,
         )
 
 

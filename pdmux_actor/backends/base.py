@@ -11,10 +11,13 @@ from pdmux_actor.scheduling.decision_log import LogExcerpt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapacity:
+    """`max_models` None: as many as fit."""
+
     device: str
     memory_bytes: int
     block_bytes: int
     total_blocks: int
+    max_models: int | None = None
 
 
 class Engine(Protocol):

@@ -110,6 +110,7 @@ class NativeEngine:
             memory_bytes=started.memory_bytes,
             block_bytes=started.block_bytes,
             total_blocks=started.total_blocks,
+            max_models=started.max_models,
         )
 
     async def add_model(self, assignment: ModelAssignment) -> int:

@@ -95,6 +95,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     memory_bytes: int
     block_bytes: int
     total_blocks: int
+    max_models: int | None = None
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from placement.memory import bytes_for_models, resident_bytes, runs_on
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
-from placement.refusal import refusal
+from placement.refusal import has_no_place, refusal
 from placement.solvers.base import PlacementModel
 
 
@@ -119,6 +119,8 @@ class _Packing:
     def _fits(self, unit_id: str, model: PlacementModel) -> bool:
         needed_bytes = self._bytes.get((model.model, self._units[unit_id].num_gpus))
         if model.model in self._held[unit_id] or needed_bytes is None or needed_bytes > self._free_bytes[unit_id]:
+            return False
+        if has_no_place(self._units[unit_id], self._held[unit_id]):
             return False
         return not isinstance(self._quotas(unit_id, (*self._held[unit_id], model.model)), QuotaShortage)
 

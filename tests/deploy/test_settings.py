@@ -86,7 +86,7 @@ BAD_FILES = {
     ),
     "cuda": (
         MODEL + "pools: [{device: cuda}]",
-        ['f.yaml:2: pools[0].device = "cuda": this release serves on cpu; the CUDA executor comes with a later one'],
+        ['f.yaml:2: pools[0].device = "cuda": muxfleet\'s own engine serves on cpu; use backend: sglang on GPUs'],
     ),
     "mesh does not divide the node": (
         MODEL + "pools: [{device: simulated, gpus_per_node: 6, mesh_gpus: 4}]",

@@ -50,6 +50,7 @@ async def _serve(connection: socket.socket, settings: EngineSettings, folder: Pa
             memory_bytes=settings.device_memory_bytes or device.memory_bytes * settings.num_gpus,
             block_bytes=settings.block_bytes,
             total_blocks=settings.kv_pool_bytes // settings.block_bytes,
+            max_models=1,
         )
     )
     commands = CommandReader()
