@@ -31,6 +31,7 @@ def build_app() -> typer.Typer:
     from deploy.commands.bench import bench
     from deploy.commands.compare import compare
     from deploy.commands.demo import demo
+    from deploy.commands.explain import explain
     from deploy.commands.plan import plan
     from deploy.commands.render import render, schema
     from deploy.commands.simulate import simulate
@@ -47,7 +48,21 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (demo, up, apply, plan, render, schema, bench, simulate, compare, status, top, trace_decisions):
+    for command in (
+        demo,
+        up,
+        apply,
+        plan,
+        explain,
+        render,
+        schema,
+        bench,
+        simulate,
+        compare,
+        status,
+        top,
+        trace_decisions,
+    ):
         app.command()(command)
     app.add_typer(traces, name="traces")
     return app

@@ -1,7 +1,7 @@
 """Plans worked out from the fleet file alone: what the control loop starts with, and what an operator asks about."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -11,6 +11,7 @@ from deploy.model_specs import read_model_spec
 from deploy.render import units_of
 from deploy.settings import FleetFile, PoolSection
 from deploy.simulation.hardware import CPU_HOST_S, GPU_HOST_S, hardware_of
+from placement.bound import most_served, most_served_of_nodes
 from placement.estimate import FleetEstimate, estimate
 from placement.instance import Estimator
 from placement.nodes import NodePool
@@ -35,10 +36,13 @@ IsTimeUp = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFleet:
+    """`num_gpus`: of the fleet, in units or not."""
+
     plan: Plan
     models: tuple[PlacementModel, ...]
     units: tuple[UnitCapacity, ...]
     estimator: Estimator
+    num_gpus: int
 
     def estimate(self) -> FleetEstimate:
         return estimate(self.units, self.models, self.plan, self.estimator)
@@ -54,14 +58,44 @@ def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsT
     """
     models, units, estimator = placement_models(fleet), units_of_fleet(fleet), estimator_of(fleet)
     plan = _solver(fleet.placement.solver, estimator, is_time_up).solve(units, models, current)
-    return PlannedFleet(plan=plan, models=models, units=units, estimator=estimator)
+    return PlannedFleet(plan=plan, models=models, units=units, estimator=estimator, num_gpus=_num_gpus(fleet))
 
 
 def lay_out_fleet(fleet: FleetFile, *, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
     """For the same nodes, with mesh sizes of the solver's choice. Raises as `plan_fleet`."""
     models, estimator = placement_models(fleet), estimator_of(fleet)
     layout = _fleet_solver(fleet.placement.solver, estimator, is_time_up).lay_out(node_pools(fleet), models)
-    return PlannedFleet(plan=layout.plan, models=models, units=layout.units, estimator=estimator)
+    return PlannedFleet(
+        plan=layout.plan, models=models, units=layout.units, estimator=estimator, num_gpus=_num_gpus(fleet)
+    )
+
+
+def with_solver(fleet: FleetFile, solver: str | None) -> FleetFile:
+    """For names that no fleet file takes too."""
+    if solver is None:
+        return fleet
+    return fleet.model_copy(update={"placement": fleet.placement.model_copy(update={"solver": solver})})
+
+
+def most_served_by(fleet: FleetFile, planned: PlannedFleet, *, choose_meshes: bool) -> float:
+    """Requests per second within SLO that no plan exceeds."""
+    if choose_meshes:
+        return most_served_of_nodes(node_pools(fleet), planned.models, planned.estimator)
+    return most_served(planned.units, planned.models, planned.estimator)
+
+
+def fewest_units(fleet: FleetFile, planned: PlannedFleet, *, is_time_up: IsTimeUp = lambda: False) -> int | None:
+    """How many units of the same sizes would serve as much; None if none fewer were found."""
+    pools = [
+        replace(pool, mesh_sizes=(section.mesh_gpus,))
+        for pool, section in zip(node_pools(fleet), fleet.pools, strict=True)
+    ]
+    tight = SearchSolver(estimator=planned.estimator, is_time_up=is_time_up).lay_out(pools, planned.models)
+    found = estimate(tight.units, planned.models, tight.plan, planned.estimator)
+    serves_less = found.merit()[:2] < planned.estimate().merit()[:2]
+    if serves_less or len(tight.plan.unplaced) > len(planned.plan.unplaced) or len(tight.units) >= len(planned.units):
+        return None
+    return len(tight.units)
 
 
 def estimator_of(fleet: FleetFile) -> Estimator:
@@ -90,6 +124,10 @@ def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
         )
         for pool in fleet.pools
     )
+
+
+def _num_gpus(fleet: FleetFile) -> int:
+    return sum(pool.num_gpus for pool in node_pools(fleet))
 
 
 def _solver(name: str, estimator: Estimator, is_time_up: IsTimeUp) -> Solver:

@@ -1,6 +1,7 @@
 """The way from one plan to another, in steps that keep served models served."""
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.plan import Plan
@@ -33,6 +34,19 @@ class DrainModel:
     interrupts: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCost:
+    """`load_bytes`: weights that are read. `seconds`: until the last step is done, if units work side by side and each
+    takes its own steps one after the other. `interrupted` models are not served in between.
+    """
+
+    loads: int
+    drains: int
+    load_bytes: int
+    seconds: float
+    interrupted: tuple[str, ...]
+
+
 Step = SetQuotas | LoadModel | DrainModel
 Fits = Callable[[str, frozenset[str]], bool]
 
@@ -45,6 +59,30 @@ def steps_between(old: Plan, new: Plan, *, fits: Fits) -> tuple[Step, ...]:
     larger of the two plans, so they never exceed its pool.
     """
     return _Transition(old, new, fits).steps()
+
+
+def move_cost(
+    steps: Sequence[Step],
+    weight_bytes: Mapping[str, int],
+    *,
+    load_bytes_per_s: float = 2e9,
+    drain_s: float = 10.0,
+) -> MoveCost:
+    """The defaults are a fast local disk, and requests of a few hundred tokens that run to their end."""
+    loads = [s for s in steps if isinstance(s, LoadModel)]
+    drains = [s for s in steps if isinstance(s, DrainModel)]
+    busy_s: defaultdict[str, float] = defaultdict(float)
+    for load in loads:
+        busy_s[load.unit_id] += weight_bytes[load.model] / load_bytes_per_s
+    for drain in drains:
+        busy_s[drain.unit_id] += drain_s
+    return MoveCost(
+        loads=len(loads),
+        drains=len(drains),
+        load_bytes=sum(weight_bytes[load.model] for load in loads),
+        seconds=max(busy_s.values(), default=0.0),
+        interrupted=tuple(sorted({d.model for d in drains if d.interrupts})),
+    )
 
 
 class _Transition:

@@ -34,6 +34,15 @@ class Estimator:
     max_running_sequences: int = 64
     host_s: float = 0.5e-3  # plan a step, launch its graph, read what was sampled (MuxWise §3.2.2, DuetServe §4.3)
 
+    def costs(self, kinds: Sequence["UnitKind"], models: Sequence[PlacementModel]) -> tuple[KindCosts, ...]:
+        """One per kind. Another cost model overrides this."""
+        by_speed: dict[tuple[DeviceSpec | None, int], _Speed] = {}
+        for kind in kinds:
+            key = (kind.device, kind.num_gpus)
+            if key not in by_speed:
+                by_speed[key] = _speed(kind, models, self)
+        return tuple(_kind_costs(k, models, by_speed[k.device, k.num_gpus], self) for k in kinds)
+
 
 @dataclass(frozen=True, slots=True)
 class UnitKind:
@@ -90,12 +99,7 @@ def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
     """`units` may repeat kinds."""
     ordered = tuple(sorted(models, key=lambda m: m.model))
     kinds = tuple(dict.fromkeys(UnitKind.of(u) for u in units))
-    by_speed: dict[tuple[DeviceSpec | None, int], _Speed] = {}
-    for kind in kinds:
-        key = (kind.device, kind.num_gpus)
-        if key not in by_speed:
-            by_speed[key] = _speed(kind, ordered, estimator)
-    costs = tuple(_kind_costs(k, ordered, by_speed[k.device, k.num_gpus], estimator) for k in kinds)
+    costs = estimator.costs(kinds, ordered)
     hopeless = _hopeless(costs, len(ordered))
     for kind_costs in costs:
         kind_costs.tbt_s[hopeless] = _ANY_LATENCY_S

@@ -1,6 +1,7 @@
 """The one definition of what a model needs on a unit, in bytes and in token blocks."""
 
 import math
+from collections.abc import Iterable
 
 from placement.plan import UnitCapacity
 from profiler.specs import ModelSpec
@@ -58,3 +59,9 @@ def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int, num_gpus: 
     if tokens_per_row == 0:
         return None
     return math.ceil(tokens / tokens_per_row) * spec.num_layers * max(spec.num_kv_heads, num_gpus)
+
+
+def holds_weights(unit: UnitCapacity, specs: Iterable[ModelSpec]) -> bool:
+    """Whether a unit's memory beside its KV pool holds these models."""
+    needed = [resident_bytes(spec, unit.num_gpus) for spec in specs if runs_on(spec, unit.num_gpus)]
+    return sum(needed) <= bytes_for_models(unit)

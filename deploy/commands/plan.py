@@ -1,73 +1,123 @@
 """muxfleet plan"""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.console import Console
 
 from deploy.commands.json_file import write_json
+from deploy.commands.plan_screen import estimate_table, plan_dict, steps_table, verdict
 from deploy.commands.terminal import terminal
-from deploy.planning import PlannedFleet, plan_fleet
-from deploy.settings import check_sources, read_fleet_file
-from placement.plan import ModelPlacement, UnitCapacity
-from placement.solvers.base import PlacementModel
+from deploy.errors import OptionNotUsable
+from deploy.plan_file import read_plan
+from deploy.planning import PlannedFleet, fewest_units, lay_out_fleet, most_served_by, plan_fleet, with_solver
+from deploy.settings import FleetFile, check_sources, read_fleet_file
+from deploy.what_if import changed_fleet
+from placement.diff import MoveCost, Step, move_cost, steps_between
+from placement.memory import holds_weights
+from placement.plan import Plan
+
+if TYPE_CHECKING:
+    from deploy import plan_picture
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file.")],
+    file: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file.")],
+    current: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Start from this plan (what --json wrote) and show the steps.")
+    ] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="search, memory_greedy, muxserve, spatial or exhaustive. Default: the file's.")
+    ] = None,
+    choose_meshes: Annotated[
+        bool, typer.Option("--choose-meshes", help="Choose the GPUs of each unit too, instead of pools[].mesh_gpus.")
+    ] = False,
+    what_if: Annotated[
+        str | None,
+        typer.Option(metavar="CHANGES", help="nodes[.POOL]=+1, rate[.MODEL]=x2, replicas[.MODEL]=4; commas."),
+    ] = None,
+    time_budget: Annotated[float, typer.Option(metavar="SECONDS", help="For the solver.", min=0.0)] = 30.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the fleet as .png or .svg (needs muxfleet[plots]).")
+    ] = None,
 ) -> None:
-    """Print which models would sit on which units, with their quotas. Exit code 1 if a model fits nowhere.
+    """Print which models sit on which units, and what they will serve. Exit code 1 if a model fits nowhere.
 
-    Example: muxfleet plan examples/demo.yaml
+    Example: muxfleet plan examples/simulated-8gpu.yaml --solver search --what-if nodes=+1,rate.llama-8b=x2
     """
-    fleet = read_fleet_file(file)
-    check_sources(fleet)
-    planned = plan_fleet(fleet)
     console = terminal()
-    console.print(_table(planned))
+    picture = None if plot is None else _picture(plot)
+    fleet = _asked(file, solver, what_if)
+    before = None if current is None else read_plan(current)
+    if before is not None and choose_meshes:
+        raise OptionNotUsable(
+            option="--current", value=str(current), remedy="units change with --choose-meshes; drop one"
+        )
+    deadline_s = time.monotonic() + time_budget
+    with console.status(f"planning with {fleet.placement.solver}"):
+        planned = _solved(fleet, before, choose_meshes, deadline_s)
+        bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)
+        enough = None if choose_meshes else fewest_units(fleet, planned, is_time_up=_ends_at(deadline_s))
+    found = planned.estimate()
+    console.print(estimate_table(planned, found))
+    for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
+        console.print(line, soft_wrap=True)
     for model, reason in planned.plan.unplaced.items():
         console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
+    steps, cost = _show_steps(console, before, planned)
     if json_file is not None:
-        write_json(json_file, _as_dict(planned))
+        write_json(json_file, plan_dict(planned, found, bound_per_s=bound_per_s, steps=steps, cost=cost))
+    if picture is not None and plot is not None:
+        picture.draw(plot, planned, found)
+        console.print(f"wrote {plot}")
     if planned.plan.unplaced:
         raise typer.Exit(1)
 
 
-def _table(planned: PlannedFleet) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("unit", "model", "quota", "of the pool", "KV tokens", "weights"):
-        table.add_column(title, justify="left" if title in ("unit", "model") else "right")
-    models = {m.model: m for m in planned.models}
-    for unit in planned.units:
-        placements = planned.plan.models_of(unit.unit_id)
-        if not placements:
-            table.add_row(unit.unit_id, "-", "-", "-", "-", "-")
-        for placement in placements:
-            table.add_row(unit.unit_id, placement.model, *_cells(unit, placement, models[placement.model]))
-    return table
+def _asked(file: Path, solver: str | None, what_if: str | None) -> FleetFile:
+    fleet = read_fleet_file(file)
+    check_sources(fleet)
+    return with_solver(fleet if what_if is None else changed_fleet(fleet, what_if), solver)
 
 
-def _cells(unit: UnitCapacity, placement: ModelPlacement, model: PlacementModel) -> tuple[str, ...]:
-    tokens = placement.quota_blocks * unit.block_bytes // model.spec.kv_bytes_per_token
-    return (
-        f"{placement.quota_blocks} blocks",
-        f"{placement.quota_blocks / unit.total_blocks:.1%}",
-        f"{tokens}",
-        f"{model.spec.weight_bytes / 2**20:.1f} MiB",
-    )
+def _solved(fleet: FleetFile, before: Plan | None, choose_meshes: bool, deadline_s: float) -> PlannedFleet:
+    if choose_meshes:
+        return lay_out_fleet(fleet, is_time_up=_ends_at(deadline_s))
+    return plan_fleet(fleet, current=before, is_time_up=_ends_at(deadline_s))
 
 
-def _as_dict(planned: PlannedFleet) -> dict[str, object]:
-    return {
-        "units": [
-            {
-                "unit": unit.unit_id,
-                "total_blocks": unit.total_blocks,
-                "models": {p.model: p.quota_blocks for p in planned.plan.models_of(unit.unit_id)},
-            }
-            for unit in planned.units
-        ],
-        "unplaced": dict(planned.plan.unplaced),
-    }
+def _ends_at(deadline_s: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() >= deadline_s
+
+
+def _show_steps(
+    console: Console, before: Plan | None, planned: PlannedFleet
+) -> tuple[tuple[Step, ...], MoveCost | None]:
+    if before is None:
+        return (), None
+    units, specs = {u.unit_id: u for u in planned.units}, {m.model: m.spec for m in planned.models}
+
+    def fits(unit_id: str, models: frozenset[str]) -> bool:
+        """What is gone from the fleet is gone from the plan too."""
+        return unit_id in units and holds_weights(units[unit_id], [specs[m] for m in models if m in specs])
+
+    steps = steps_between(before, planned.plan, fits=fits)
+    cost = move_cost(steps, {name: spec.weight_bytes for name, spec in specs.items()})
+    console.print(steps_table(steps, cost))
+    return steps, cost
+
+
+def _picture(file: Path) -> "type[plan_picture.PlanPicture]":
+    """Raises OptionNotUsable: the extra is not installed, or the suffix is no picture's."""
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise OptionNotUsable(option="--plot", value=file, remedy="name a .png, .svg or .pdf")
+    try:
+        from deploy.plan_picture import PlanPicture  # matplotlib is an extra, and takes a second to import
+    except ModuleNotFoundError as error:
+        remedy = f"{error.name} is not installed; pip install 'muxfleet[plots]'"
+        raise OptionNotUsable(option="--plot", value=file, remedy=remedy) from error
+    return PlanPicture

@@ -1,0 +1,80 @@
+"""muxfleet explain"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.commands.json_file import write_json
+from deploy.commands.plan_screen import headroom
+from deploy.commands.terminal import terminal
+from deploy.plan_file import read_plan
+from deploy.planning import estimator_of, placement_models, plan_fleet, units_of_fleet, with_solver
+from deploy.settings import check_sources, read_fleet_file
+from placement import explain as explanations
+from placement.explain import Explanation
+
+_SHOWN = 12
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Id of one of its models.")],
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="What muxfleet plan --json wrote. Default: plan now.")
+    ] = None,
+    solver: Annotated[str | None, typer.Option(help="As for muxfleet plan.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON.")] = None,
+) -> None:
+    """Say why a model sits where it sits, and what every other unit would have given it.
+
+    Example: muxfleet explain examples/simulated-8gpu.yaml llama-8b
+    """
+    fleet = with_solver(read_fleet_file(file), solver)
+    check_sources(fleet)
+    units, models = units_of_fleet(fleet), placement_models(fleet)
+    chosen = plan_fleet(fleet).plan if plan is None else read_plan(plan)
+    told = explanations.explain(model, units, models, chosen, estimator_of(fleet))
+    show(terminal(), told)
+    if json_file is not None:
+        write_json(json_file, asdict(told))
+
+
+def show(console: Console, told: Explanation) -> None:
+    figures = told.model
+    console.print(
+        f"{figures.model}: {figures.rate_per_s:.2f} requests/s on {figures.replicas} "
+        f"replica{'' if figures.replicas == 1 else 's'}, {figures.served_share:.1%} within SLO"
+    )
+    if not figures.meets_slo:
+        console.print("its SLO cannot be met on any unit of this fleet, at any load", style="red")
+    if told.unplaced is not None:
+        console.print(f"not placed: {told.unplaced}", style="red", soft_wrap=True)
+    for home in told.homes:
+        replica = next(r for r in home.unit.replicas if r.model == figures.model)
+        beside = f"beside {', '.join(home.neighbours)}" if home.neighbours else "alone"
+        limit = f"limited by {home.unit.limit}" if home.unit.headroom < 1e3 else "hardly loaded"
+        console.print(
+            f"  on {home.unit.unit_id}: {replica.rate_per_s:.2f} requests/s, {beside}; headroom "
+            f"{headroom(home.unit.headroom)}, {limit}; alone it would be {headroom(home.alone_headroom)}",
+            soft_wrap=True,
+        )
+    if told.rejected:
+        console.print(_rejections(told))
+
+
+def _rejections(told: Explanation) -> Table:
+    more = len(told.rejected) - _SHOWN
+    caption = f"and {more} more (--json has them all)" if more > 0 else None
+    table = Table(box=None, pad_edge=False, header_style="bold", title="rejected, the closest first", caption=caption)
+    table.title_justify = "left"
+    table.add_column("unit")
+    table.add_column("loses", justify="right")
+    table.add_column("because")
+    for rejection in told.rejected[:_SHOWN]:
+        lost = "no room" if rejection.lost_per_s is None else f"{rejection.lost_per_s:.2f}/s"
+        table.add_row(rejection.unit_id, lost, rejection.reason)
+    return table

@@ -1,0 +1,153 @@
+"""Plans for people and, as JSON, for scripts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from deploy.planning import PlannedFleet
+from placement.diff import DrainModel, LoadModel, MoveCost, SetQuotas, Step
+from placement.estimate import FleetEstimate, UnitEstimate
+from placement.plan import ModelPlacement, UnitCapacity
+from placement.solvers.base import PlacementModel
+
+_UNBOUNDED = 1e3  # a headroom beyond this says only that there is hardly any load
+
+
+def estimate_table(planned: PlannedFleet, found: FleetEstimate) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("unit", "GPUs", "model", "quota", "of the pool", "KV tokens", "weights"):
+        table.add_column(title, justify="left" if title in ("unit", "model") else "right")
+    for title in ("load", "within SLO", "headroom", "limit", "decode SMs", "TBT p99"):
+        table.add_column(title, justify="left" if title == "limit" else "right")
+    models = {m.model: m for m in planned.models}
+    attains = {m.model: m.meets_slo for m in found.models}
+    for unit, figures in zip(planned.units, found.units, strict=True):
+        placements = planned.plan.models_of(unit.unit_id)
+        head = (unit.unit_id, str(unit.num_gpus))
+        if not placements:
+            table.add_row(*head, *("-",) * 11, style="dim")
+        for placement in placements:
+            cells = _quota_cells(unit, placement, models[placement.model])
+            tail = _unit_cells(figures) if head[0] else ("",) * 4
+            table.add_row(*head, placement.model, *cells, *_load_cells(figures, placement.model, attains), *tail)
+            head = ("", "")
+    return table
+
+
+def verdict(found: FleetEstimate, planned: PlannedFleet, *, bound_per_s: float, enough: int | None) -> Iterator[str]:
+    worst = min((m for m in found.models if m.rate_per_s > 0), key=lambda m: m.served_share, default=None)
+    yield (
+        f"serves {found.served_per_s:.2f} of {found.rate_per_s:.2f} requests/s within SLO ({found.served_share:.1%}) "
+        f"on {found.gpus_used} of {planned.num_gpus} GPUs; no plan serves more than {bound_per_s:.2f}"
+    )
+    if worst is not None and worst.served_share < 0.999:
+        why = "" if worst.meets_slo else ": no unit of this fleet meets its SLO, however little is asked of it"
+        yield f"worst: {worst.model} with {worst.served_share:.1%}{why}"
+    if enough is not None and enough < len(planned.units):
+        yield f"{enough} of {len(planned.units)} units would do for this demand"
+
+
+def steps_table(steps: Sequence[Step], cost: MoveCost) -> Table:
+    caption = (
+        f"{cost.loads} loads ({cost.load_bytes / 2**30:.1f} GiB), {cost.drains} drains, at least {cost.seconds:.0f} s"
+        + (f"; not served meanwhile: {', '.join(cost.interrupted)}" if cost.interrupted else "")
+        if steps
+        else "nothing to do: the plan stands"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold", title="steps", title_justify="left", caption=caption)
+    for title in ("", "step", "unit", "model", "quota"):
+        table.add_column(title)
+    for number, step in enumerate(steps, start=1):
+        table.add_row(str(number), *_step_cells(step))
+    return table
+
+
+def plan_dict(
+    planned: PlannedFleet,
+    found: FleetEstimate,
+    *,
+    bound_per_s: float,
+    steps: Sequence[Step],
+    cost: MoveCost | None,
+) -> dict[str, object]:
+    return {
+        "units": [
+            {
+                "unit": unit.unit_id,
+                "pool": unit.pool,
+                "node": unit.node,
+                "gpus": unit.num_gpus,
+                "total_blocks": unit.total_blocks,
+                "models": {p.model: p.quota_blocks for p in planned.plan.models_of(unit.unit_id)},
+                "load_per_s": {r.model: r.rate_per_s for r in figures.replicas},
+                "served_per_s": {r.model: r.served_per_s for r in figures.replicas},
+                "headroom": figures.headroom,
+                "limit": str(figures.limit),
+                "decode_sms": figures.decode_sms,
+                "tbt_p99_s": figures.tbt_s if figures.tbt_s < float("inf") else None,
+                "kv_share": figures.kv_share,
+                "weights_share": figures.weights_share,
+            }
+            for unit, figures in zip(planned.units, found.units, strict=True)
+        ],
+        "models": {
+            m.model: {
+                "rate_per_s": m.rate_per_s,
+                "served_per_s": m.served_per_s,
+                "slo_attainment": m.served_share,
+                "replicas": m.replicas,
+            }
+            for m in found.models
+        },
+        "total": {
+            "rate_per_s": found.rate_per_s,
+            "served_per_s": found.served_per_s,
+            "slo_attainment": found.served_share,
+            "worst_share": found.worst_share,
+            "gpus_used": found.gpus_used,
+            "bound_per_s": bound_per_s,
+        },
+        "unplaced": dict(planned.plan.unplaced),
+        "steps": [{"step": type(step).__name__, **asdict(step)} for step in steps],
+        "move_cost": None if cost is None else asdict(cost),
+    }
+
+
+def _quota_cells(unit: UnitCapacity, placement: ModelPlacement, model: PlacementModel) -> tuple[str, ...]:
+    tokens = placement.quota_blocks * unit.block_bytes // model.spec.kv_bytes_per_token
+    return (
+        f"{placement.quota_blocks} blocks",
+        f"{placement.quota_blocks / unit.total_blocks:.1%}",
+        f"{tokens}",
+        f"{model.spec.weight_bytes / 2**20:.1f} MiB",
+    )
+
+
+def _load_cells(figures: UnitEstimate, model: str, attains: dict[str, bool]) -> tuple[str, str]:
+    replica = next(r for r in figures.replicas if r.model == model)
+    share = replica.served_per_s / replica.rate_per_s if replica.rate_per_s > 0 else 1.0
+    return f"{replica.rate_per_s:.2f}/s", f"{share:.1%}" if attains[model] else "never"
+
+
+def _unit_cells(figures: UnitEstimate) -> tuple[str, ...]:
+    return (
+        headroom(figures.headroom),
+        str(figures.limit) if figures.headroom < _UNBOUNDED else "",
+        str(figures.decode_sms or "all, in turn"),
+        f"{figures.tbt_s * 1000:.0f} ms" if figures.tbt_s < float("inf") else "overloaded",
+    )
+
+
+def headroom(factor: float) -> str:
+    return f"x{factor:.2f}" if factor < _UNBOUNDED else "any"
+
+
+def _step_cells(step: Step) -> tuple[str, str, str, str]:
+    match step:
+        case SetQuotas(unit_id=unit_id, quota_blocks=quotas):
+            return "set quotas", unit_id, ", ".join(quotas), ", ".join(str(q) for q in quotas.values())
+        case LoadModel(unit_id=unit_id, model=model, quota_blocks=blocks):
+            return "load, then shift traffic", unit_id, model, str(blocks)
+        case DrainModel(unit_id=unit_id, model=model, interrupts=interrupts):
+            return "drain and unload" + (" (its last replica)" if interrupts else ""), unit_id, model, ""

@@ -1,0 +1,152 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main
+from deploy.errors import OptionNotUsable
+from deploy.settings import read_fleet_file
+from deploy.what_if import changed_fleet
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    def command(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return command
+
+
+def test_plan__search__writes_what_it_shows(run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+
+    code, out, _ = run("plan", EXAMPLE, "--solver", "search", "--json", file)
+
+    plan = json.loads(file.read_text())
+    assert code == 0
+    assert "14.00 of 14.00 requests/s within SLO" in out
+    assert plan["total"]["bound_per_s"] >= plan["total"]["served_per_s"] > 13.99
+    assert sum(len(u["models"]) for u in plan["units"]) == sum(m["replicas"] for m in plan["models"].values())
+
+
+def test_plan__current_and_more_load__shows_steps_and_what_they_cost(run, tmp_path: Path) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    run("plan", EXAMPLE, "--solver", "search", "--json", before)
+
+    code, out, _ = run(
+        "plan", EXAMPLE, "--solver", "search", "--current", before, "--what-if", "rate.llama-8b=x4", "--json", after
+    )
+
+    plan = json.loads(after.read_text())
+    assert code == 0
+    assert "load, then shift traffic" in out
+    assert [s["model"] for s in plan["steps"] if s["step"] == "LoadModel"] == ["llama-8b"]
+    assert plan["move_cost"]["load_bytes"] > 15e9
+    assert plan["move_cost"]["interrupted"] == []
+
+
+def test_plan__own_plan_as_current__has_nothing_to_do(run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    run("plan", EXAMPLE, "--solver", "search", "--json", file)
+
+    _, out, _ = run("plan", EXAMPLE, "--solver", "search", "--current", file)
+
+    assert "nothing to do" in out
+
+
+def test_plan__choose_meshes__uses_no_more_gpus(run, tmp_path: Path) -> None:
+    given, chosen = tmp_path / "given.json", tmp_path / "chosen.json"
+
+    run("plan", EXAMPLE, "--solver", "search", "--json", given)
+    code, _, _ = run("plan", EXAMPLE, "--solver", "search", "--choose-meshes", "--json", chosen)
+
+    totals = [json.loads(f.read_text())["total"] for f in (given, chosen)]
+    assert code == 0
+    assert totals[1]["gpus_used"] <= totals[0]["gpus_used"]
+    assert totals[1]["served_per_s"] == pytest.approx(totals[0]["served_per_s"])
+
+
+def test_plan__plot__draws_the_fleet(run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "fleet.svg"
+
+    code, out, _ = run("plan", EXAMPLE, "--solver", "search", "--plot", file)
+
+    assert code == 0
+    assert f"wrote {file}" in out
+    assert "llama-70b" in file.read_text() or file.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--solver", "magic"], "--solver magic: use one of memory_greedy, search, muxserve, spatial, exhaustive"),
+        (["--solver", "memory_greedy", "--choose-meshes"], "--solver memory_greedy: it does not choose mesh sizes"),
+        (["--what-if", "nodes.tiny=+1"], "--what-if nodes.tiny=+1: the fleet has no pool 'tiny'"),
+        (["--what-if", "rate=fast"], "--what-if rate=fast: write nodes"),
+        (["--what-if", "rate.llama-8b=-9"], "would have -1 requests/s"),
+        (["--what-if", "nodes=x0"], "would have 0 nodes"),
+        (["--current", "missing.json"], "--current missing.json: No such file"),
+        (["--plot", "fleet.txt"], "--plot fleet.txt: name a .png"),
+    ],
+)
+def test_plan__unusable_option__is_one_line(run, arguments: list[str], said: str) -> None:
+    code, _, err = run("plan", EXAMPLE, *arguments)
+
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_plan__current_is_another_file__names_what_is_wrong(run, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text('{"units": [{"unit": "a"}]}')
+
+    code, _, err = run("plan", EXAMPLE, "--current", file)
+
+    assert code == 2
+    assert "units.0.models" in err
+
+
+def test_explain__model_of_the_fleet__tells_homes_and_rejected_units(run, tmp_path: Path) -> None:
+    file = tmp_path / "why.json"
+
+    code, out, _ = run("explain", EXAMPLE, "llama-70b", "--solver", "search", "--json", file)
+
+    told = json.loads(file.read_text())
+    assert code == 0
+    assert "on large/0" in out
+    assert [h["unit"]["unit_id"] for h in told["homes"]] == ["large/0"]
+    rejected = {r["unit_id"]: r for r in told["rejected"]}
+    assert rejected.keys() == {f"small/{i}" for i in range(4)}
+    assert all("GiB" in r["reason"] and r["lost_per_s"] is None for r in rejected.values())
+
+
+def test_explain__unknown_model__offers_the_nearest(run) -> None:
+    code, _, err = run("explain", EXAMPLE, "lama-70b")
+
+    assert code == 2
+    assert "did you mean 'llama-70b'?" in err
+
+
+def test_what_if__names_with_dots__are_whole(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE.parent / "models", tmp_path / "models")
+    file = tmp_path / "fleet.yaml"
+    file.write_text(EXAMPLE.read_text().replace("id: llama-8b", "id: llama-3.1-8b"))
+
+    fleet = changed_fleet(read_fleet_file(file), "rate.llama-3.1-8b=x2, nodes.small=+1")
+
+    assert {m.id: m.demand.rate_per_s for m in fleet.models}["llama-3.1-8b"] == 16
+    assert {p.name: p.nodes.min for p in fleet.pools} == {"large": 1, "small": 2}
+
+
+@pytest.mark.parametrize("changes", ["", "nodes", "nodes=", "gpus=2", "rate=nan", "rate=,", "replicas.llama-8b=0"])
+def test_what_if__malformed__is_refused(changes: str) -> None:
+    with pytest.raises(OptionNotUsable):
+        changed_fleet(read_fleet_file(EXAMPLE), changes)
