@@ -40,9 +40,9 @@ def build_app() -> typer.Typer:
     from deploy.commands.trace_decisions import trace_decisions
     from deploy.commands.traces import traces
     from deploy.commands.up import up
+    from deploy.commands.version import options
 
     app = typer.Typer(
-        help="Many LLMs on few GPUs behind one OpenAI-compatible endpoint.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -64,6 +64,7 @@ def build_app() -> typer.Typer:
         trace_decisions,
     ):
         app.command()(command)
+    app.callback()(options)
     app.add_typer(traces, name="traces")
     return app
 

@@ -1,6 +1,7 @@
 import json
 import socket
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,7 @@ def test_traces_stats__public_trace__prints_its_count(run: Run) -> None:
 
     assert code == 0
     assert "1024" in out
+
+
+def test_version__asked_for__is_that_of_the_package(run: Run) -> None:
+    assert run("--version") == (0, f"muxfleet {version('muxfleet')}\n", "")

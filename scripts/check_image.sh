@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Builds the CPU image with buildah from a Debian base made here, without Docker and without an image registry, and runs
+# it as its user: the version, the programs that KubeRay wants, a fleet that answers /health and a completion.
+# Root, on Debian or Ubuntu: apt install buildah mmdebstrap
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+for program in buildah mmdebstrap curl; do
+  command -v "$program" >/dev/null || { echo "$program is missing: apt install buildah mmdebstrap curl" >&2; exit 1; }
+done
+work=${MUXFLEET_IMAGE_WORK:-$(mktemp -d)}
+mkdir -p "$work"
+B=(buildah --storage-driver overlay --root "$work/r" --runroot "$work/x")
+container=""
+cleanup() {
+  if [ -n "$container" ]; then "${B[@]}" rm "$container" >/dev/null || true; fi
+  if [ -z "${MUXFLEET_IMAGE_WORK:-}" ]; then "${B[@]}" rmi --all --force >/dev/null 2>&1 || true; rm -rf "$work"; fi
+}
+trap cleanup EXIT
+
+if ! "${B[@]}" inspect --type image localhost/debian:bookworm >/dev/null 2>&1; then
+  echo "[1/3] a Debian base"
+  sources=()
+  if [ -e /etc/apt/sources.list.d/debian.sources ]; then sources=(/etc/apt/sources.list.d/debian.sources); fi
+  mmdebstrap --quiet --mode=root --variant=minbase --include=ca-certificates bookworm "$work/base.tar" "${sources[@]}"
+  base=$("${B[@]}" from scratch)
+  "${B[@]}" add -q "$base" "$work/base.tar" / >/dev/null
+  "${B[@]}" commit -q "$base" localhost/debian:bookworm >/dev/null
+  "${B[@]}" rm "$base" >/dev/null
+fi
+
+echo "[2/3] the image"
+mounts=()
+for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
+  if [ -e "$file" ]; then mounts+=(-v "$file:$file:ro"); fi
+done
+began=$SECONDS
+"${B[@]}" bud --quiet --isolation chroot --build-arg BASE_IMAGE=localhost/debian:bookworm \
+  --build-arg CPU_INDEX="${CPU_INDEX-https://download.pytorch.org/whl/cpu}" "${mounts[@]}" -t localhost/muxfleet .
+echo "      built in $((SECONDS - began)) s, $("${B[@]}" images --format '{{.Size}}' localhost/muxfleet)"
+
+echo "[3/3] run as its user"
+container=$("${B[@]}" from localhost/muxfleet)
+inside() { "${B[@]}" run --isolation chroot "$container" -- "$@"; }
+[ "$("${B[@]}" inspect --type image --format '{{.OCIv1.Config.User}}' localhost/muxfleet)" = 10001:0 ]
+[ "$(inside id -u)" = 10001 ]
+inside bash -c 'command -v bash wget ray serve muxfleet muxfleet-haproxy && test -w "$HOME"'
+inside muxfleet --version
+if inside bash -c 'find / -xdev \( -name "*.pem" -o -name ".netrc" -o -name "pip.conf" \) -path "/root/*"' | grep -q .; then
+  echo "the image holds files of the builder's home" >&2
+  exit 1
+fi
+# The network is this machine's: ports of our own. `demo` without a terminal serves until it is ended.
+port=${MUXFLEET_IMAGE_PORT:-18431}
+inside muxfleet demo --write /tmp/demo >/dev/null
+inside timeout --signal=INT 240 muxfleet up /tmp/demo/demo.yaml --port "$port" >"$work/up.log" 2>&1 &
+up=$!
+for _ in $(seq 200); do
+  if curl -sf -o "$work/ready.json" "http://127.0.0.1:$port/ready"; then break; fi
+  kill -0 "$up" 2>/dev/null || { cat "$work/up.log" >&2; exit 1; }
+  sleep 1
+done
+curl -sf "http://127.0.0.1:$port/health"
+echo
+curl -sf "http://127.0.0.1:$port/v1/completions" -H 'content-type: application/json' \
+  -d '{"model": "demo-llama", "prompt": "Hello", "max_tokens": 4}' | tee "$work/completion.json" | grep -q '"text"'
+echo "      a completion of demo-llama: $(cut -c1-120 "$work/completion.json")"
+for child in $(pgrep -P "$up" || true) "$up"; do kill -INT "$child" 2>/dev/null || true; done
+wait "$up" || true

@@ -1,0 +1,141 @@
+"""Rules and dashboards: promtool, and every metric in them against a gateway that has served requests."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helm_runner import CHART, CI_VALUES, ROOT, TOOLS, Helm, objects_of, of_kind
+from prometheus_client.parser import text_string_to_metric_families
+
+from metrics_probe import exposition_after_traffic
+
+pytestmark = pytest.mark.k8s
+
+DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
+METRIC = re.compile(r"\bmuxfleet_[a-z0-9_]+")
+RECORDED = re.compile(r"\bmuxfleet:[a-z0-9_:]+")
+PROMTOOL = TOOLS / "promtool"
+
+
+@pytest.fixture
+def groups(helm4: Helm, chart: Path) -> dict[str, Any]:
+    (values,) = [file for file in CI_VALUES if file.stem.startswith("monitoring")]
+    outcome = helm4.template(chart, values)
+    (rule,) = of_kind(objects_of(outcome.output), "PrometheusRule")
+    return dict(rule["spec"])
+
+
+@pytest.fixture(scope="module")
+def exposed() -> dict[str, set[str]]:
+    """Names of the samples of a gateway's /metrics, with their labels."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(exposition_after_traffic()):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def rules(groups: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for group in groups["groups"]:
+        yield from group["rules"]
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    if not PROMTOOL.exists():
+        pytest.skip("needs promtool: scripts/k8s_tools.sh .tools")
+    return subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_rules__promtool__accepts_them(groups: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(groups))
+
+    checked = promtool("check", "rules", file)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(list(rules(groups)))} rules found" in checked.stdout
+
+
+def test_alerts__situations__fire_as_they_should(groups: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
+    (tmp_path / "alerts.yaml").write_text(Path(__file__).with_name("alerts_test.yaml").read_text())
+
+    tested = promtool("test", "rules", tmp_path / "alerts.yaml")
+
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_alerts__each__has_a_section_in_the_runbook_and_a_case(groups: dict[str, Any]) -> None:
+    alerts = {rule["alert"] for rule in rules(groups) if "alert" in rule}
+    sections = set(re.findall(r"^## (Muxfleet\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE))
+    cases = set(re.findall(r"alertname: (\w+)", Path(__file__).with_name("alerts_test.yaml").read_text()))
+
+    assert alerts == sections
+    assert alerts == cases
+
+
+def test_rules__metrics_in_them__are_in_a_gateways_answer(
+    groups: dict[str, Any], exposed: dict[str, set[str]]
+) -> None:
+    used = {name for rule in rules(groups) for name in METRIC.findall(rule["expr"])}
+    recorded = {name for rule in rules(groups) for name in RECORDED.findall(rule["expr"])}
+
+    assert used
+    assert not used - set(exposed)
+    assert recorded == {rule["record"] for rule in rules(groups) if "record" in rule}
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboard__json_model__is_sound(file: Path) -> None:
+    model = json.loads(file.read_text())
+    panels = [panel for panel in model["panels"] if panel["type"] != "row"]
+    variables = {variable["name"] for variable in model["templating"]["list"]}
+
+    assert {"uid", "title", "schemaVersion", "time", "panels"} <= set(model)
+    assert len({panel["id"] for panel in model["panels"]}) == len(model["panels"])
+    assert len(panels) >= 9
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["targets"]
+        named = set(re.findall(r"\$\{?(\w+)", json.dumps(panel)))
+        assert named <= variables | {"__rate_interval"}
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in model["panels"]]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboard__queries__parse_and_name_what_a_gateway_exposes(
+    file: Path, exposed: dict[str, set[str]], tmp_path: Path
+) -> None:
+    targets = [t for panel in json.loads(file.read_text())["panels"] for t in panel.get("targets", [])]
+    queries = [t["expr"].replace("$__rate_interval", "5m").replace("$job", ".*").replace("$model", ".*") for t in targets]
+    used = {name for query in queries for name in METRIC.findall(query)}
+    recording = [{"record": f"query:{i}", "expr": query} for i, query in enumerate(queries)]
+    (tmp_path / "queries.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recording}]}))
+
+    checked = promtool("check", "rules", tmp_path / "queries.yaml")
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert not used - set(exposed)
+    for query in queries:
+        for name, selector in re.findall(r"(muxfleet_[a-z0-9_]+)\{([^}]*)\}", query):
+            labels = set(re.findall(r"(\w+)=", selector)) - {"job"}
+            assert labels <= exposed[name], f"{name} has no {labels - exposed[name]}"
+
+
+def test_metrics__page_and_gateway__name_the_same() -> None:
+    """docs/metrics.md is what people write their own rules from."""
+    page = ROOT / "docs" / "metrics.md"
+    if not page.exists():
+        pytest.skip("docs/metrics.md is not written yet")
+    named = set(METRIC.findall(page.read_text()))
+    assert {name for file in DASHBOARDS for name in METRIC.findall(file.read_text())} <= {
+        n + suffix for n in named for suffix in ("", "_bucket", "_total", "_count", "_sum")
+    }
