@@ -40,6 +40,9 @@ ReadDecisions = Callable[[str, int], Awaitable[bytes | None]]
 ReadFleet = Callable[[], Awaitable[bytes | None]]
 """What the control loop knows, plans and decided, as JSON; None when it does not answer."""
 
+ReadMetrics = Callable[[], Awaitable[bytes]]
+"""The exposition of all gateways."""
+
 _MAX_DECISIONS = 4096
 _RETRY_AFTER_S = 5
 
@@ -50,6 +53,7 @@ def create_app(
     *,
     read_decisions: ReadDecisions | None = None,
     read_fleet: ReadFleet | None = None,
+    read_metrics: ReadMetrics | None = None,
     echo_request_id: bool = True,
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
@@ -68,7 +72,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, gateway)
     _add_model_routes(app, gateway)
-    _add_operation_routes(app, gateway)
+    _add_operation_routes(app, gateway, read_metrics)
     if read_decisions is not None:
         _add_decisions_route(app, gateway, read_decisions)
     if read_fleet is not None:
@@ -105,7 +109,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
         return model_entry(gateway.view, gateway.card(model))
 
 
-def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
+def _add_operation_routes(app: FastAPI, gateway: Gateway, read_metrics: ReadMetrics | None) -> None:
     @app.get("/health")
     async def health() -> Health:
         return Health()
@@ -120,7 +124,8 @@ def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        return Response(gateway.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text = gateway.metrics.exposition() if read_metrics is None else await read_metrics()
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDecisions) -> None:

@@ -122,10 +122,9 @@ class GenerationStopwatch:
         metrics, model = self._metrics, self._model
         metrics.answers.labels(model).inc()
         metrics.duration.labels(model).observe(self._previous_s - self._started_s)
-        if self.ttft_met:
-            metrics.slo_met.labels(model, "ttft").inc()
-        if self.tbt_met:
-            metrics.slo_met.labels(model, "tbt").inc()
+        # Also by 0: a model that misses every target needs the series too, or its alert would never fire.
+        metrics.slo_met.labels(model, "ttft").inc(int(self.ttft_met))
+        metrics.slo_met.labels(model, "tbt").inc(int(self.tbt_met))
 
     def on_end(self) -> None:
         """Also for generations that did not finish: their tokens were paid for."""

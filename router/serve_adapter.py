@@ -11,6 +11,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from router.app import create_app
+from router.fleet_metrics import merged_exposition
 from router.gateway import Gateway
 from router.limits import GatewayLimits
 from router.view import FleetView
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 _ANSWER_TIMEOUT_S = 5.0
 _DECISIONS_TIMEOUT_S = 10.0
+_METRICS_TIMEOUT_S = 3.0
 
 
 @serve.ingress()  # the app is built on the replica, by `__serve_build_asgi_app__`: nothing of it is pickled
@@ -37,6 +39,7 @@ class GatewayIngress:
         self._controller: DeploymentHandle[Any] | None = None
         self._controller_deployment = controller_deployment
         self._controller_app = controller_app
+        self._gateways: DeploymentHandle[Any] | None = None
         self._gateway = Gateway(limits)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -46,12 +49,35 @@ class GatewayIngress:
             self._follow_fleet,
             read_decisions=self._read_decisions,
             read_fleet=self._read_fleet,
+            read_metrics=self._read_metrics,
             echo_request_id=False,
         )
 
     async def routable_models(self) -> list[str]:
         """What this replica could route now: a gateway follows the fleet by itself, a moment behind."""
         return self._gateway.routable_models()
+
+    async def exposition(self) -> tuple[str, bytes]:
+        """This replica's id and its metrics."""
+        return serve.get_replica_context().replica_id.unique_id, self._gateway.metrics.exposition()
+
+    async def _read_metrics(self) -> bytes:
+        """Of all replicas: a scrape comes through a proxy, which sends it to any of them. If they do not answer, this
+        one's own.
+        """
+        try:
+            async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                return merged_exposition(dict(await (await self._siblings()).broadcast("exposition").results_async()))
+        except (RayError, RayServeException, TimeoutError) as error:
+            self._gateways = None
+            logger.warning("the gateways do not tell their metrics", extra={"reason": repr(error)})
+            return self._gateway.metrics.exposition()
+
+    async def _siblings(self) -> DeploymentHandle[Any]:
+        if self._gateways is None:
+            context = serve.get_replica_context()
+            self._gateways = await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)
+        return self._gateways
 
     async def _follow_fleet(self, gateway: Gateway) -> None:
         answering = True

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from clients import MODELS, chat, client_of, endings, streamed_chat
@@ -49,6 +51,13 @@ def test_chat__streamed_and_whole__are_the_same_text(client: openai.OpenAI, mode
 
     assert whole
     assert streamed_chat(client, model, max_tokens=40) == whole
+
+
+def test_metrics__one_scrape__tells_of_both_gateways(fleet: FleetProcess) -> None:
+    text = httpx.get(f"{fleet.url}/metrics", timeout=30.0, trust_env=False).text
+
+    assert len(set(re.findall(r'^muxfleet_build_info\{gateway="(\w+)"', text, re.MULTILINE))) == 2
+    assert text.count("# TYPE muxfleet_build_info ") == 1
 
 
 def test_chat__many_at_once__are_the_same_as_alone(client: openai.OpenAI) -> None:

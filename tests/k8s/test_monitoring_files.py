@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from helm_runner import CHART, CI_VALUES, ROOT, TOOLS, Helm, objects_of, of_kind
-from prometheus_client.parser import text_string_to_metric_families
-
 from metrics_probe import exposition_after_traffic
+from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.k8s
 
@@ -31,10 +30,10 @@ def groups(helm4: Helm, chart: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def exposed() -> dict[str, set[str]]:
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Names of the samples of a gateway's /metrics, with their labels."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(exposition_after_traffic()):
+    for family in text_string_to_metric_families(exposition_after_traffic(tmp_path_factory.mktemp("probe"))):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
@@ -79,9 +78,7 @@ def test_alerts__each__has_a_section_in_the_runbook_and_a_case(groups: dict[str,
     assert alerts == cases
 
 
-def test_rules__metrics_in_them__are_in_a_gateways_answer(
-    groups: dict[str, Any], exposed: dict[str, set[str]]
-) -> None:
+def test_rules__metrics_in_them__are_in_a_gateways_answer(groups: dict[str, Any], exposed: dict[str, set[str]]) -> None:
     used = {name for rule in rules(groups) for name in METRIC.findall(rule["expr"])}
     recorded = {name for rule in rules(groups) for name in RECORDED.findall(rule["expr"])}
 
@@ -115,7 +112,9 @@ def test_dashboard__queries__parse_and_name_what_a_gateway_exposes(
     file: Path, exposed: dict[str, set[str]], tmp_path: Path
 ) -> None:
     targets = [t for panel in json.loads(file.read_text())["panels"] for t in panel.get("targets", [])]
-    queries = [t["expr"].replace("$__rate_interval", "5m").replace("$job", ".*").replace("$model", ".*") for t in targets]
+    queries = [
+        t["expr"].replace("$__rate_interval", "5m").replace("$job", ".*").replace("$model", ".*") for t in targets
+    ]
     used = {name for query in queries for name in METRIC.findall(query)}
     recording = [{"record": f"query:{i}", "expr": query} for i, query in enumerate(queries)]
     (tmp_path / "queries.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recording}]}))

@@ -1,0 +1,46 @@
+"""What a gateway exposes after it has served: a real one on a real server, with a unit that speaks real frames."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+from router.app import create_app
+from router.fleet_metrics import merged_exposition
+from router.gateway import Gateway
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "router"))
+from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer
+
+MODEL = "demo/bytes"
+
+
+def exposition_after_traffic(folder: Path) -> str:
+    return asyncio.run(_exposition(folder))
+
+
+async def _exposition(folder: Path) -> str:
+    gateway = Gateway()
+
+    async def all_gateways() -> bytes:
+        return merged_exposition({"probe": gateway.metrics.exposition()})
+
+    app = create_app(gateway, read_metrics=all_gateways)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: server.started)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    async with FakeUnit() as unit, httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
+        gateway.update_view(fleet_view(unit, source=write_byte_tokenizer(folder / "tokenizer")))
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        # What does not happen to one request that goes well.
+        gateway.metrics.shed.labels(MODEL)
+        gateway.metrics.continuations.labels(MODEL)
+        text = (await client.get("/metrics")).text
+    server.should_exit = True
+    await serving
+    return text
