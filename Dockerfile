@@ -16,6 +16,8 @@ WORKDIR /src
 # The largest layer first, and only again when its pins change.
 ARG VARIANT=cpu
 ARG CPU_INDEX=https://download.pytorch.org/whl/cpu
+# A folder of wheels that the build mounts, for machines without the internet.
+ARG PIP_FIND_LINKS=
 COPY constraints.txt pyproject.toml ./
 RUN torch=$(sed -n 's/^torch==//p' constraints.txt) \
  && case "$VARIANT" in \

@@ -33,9 +33,14 @@ mounts=()
 for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
   if [ -e "$file" ]; then mounts+=(-v "$file:$file:ro"); fi
 done
+arguments=(--build-arg BASE_IMAGE=localhost/debian:bookworm)
+arguments+=(--build-arg "CPU_INDEX=${CPU_INDEX-https://download.pytorch.org/whl/cpu}")
+if [ -d "${PIP_FIND_LINKS:-}" ]; then
+  mounts+=(-v "$PIP_FIND_LINKS:$PIP_FIND_LINKS:ro")
+  arguments+=(--build-arg "PIP_FIND_LINKS=$PIP_FIND_LINKS")
+fi
 began=$SECONDS
-"${B[@]}" bud --quiet --isolation chroot --build-arg BASE_IMAGE=localhost/debian:bookworm \
-  --build-arg CPU_INDEX="${CPU_INDEX-https://download.pytorch.org/whl/cpu}" "${mounts[@]}" -t localhost/muxfleet .
+"${B[@]}" bud --quiet --layers --isolation chroot "${arguments[@]}" "${mounts[@]}" -t localhost/muxfleet .
 echo "      built in $((SECONDS - began)) s, $("${B[@]}" images --format '{{.Size}}' localhost/muxfleet)"
 
 echo "[3/3] run as its user"
