@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check chart test-k8s image
+.PHONY: help venv demo test check test-sglang chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -51,6 +51,26 @@ check: venv ## Format, lint, types and import rules: what CI runs before the tes
 
 test: venv check ## All checks, then the tests; ARGS="-k gateway" narrows them
 	@$(BIN)/python -m pytest $(ARGS)
+
+SGLANG_VENV  := .venv-sglang
+SGLANG_BIN   := $(SGLANG_VENV)/bin
+SGLANG_STAMP := $(SGLANG_VENV)/installed.stamp
+SGLANG_PIP   := $(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-sglang.txt
+
+test-sglang: $(SGLANG_STAMP) ## SGLang itself with muxfleet's plugin, without a GPU; ARGS="-k abort" narrows it
+	@$(SGLANG_BIN)/python -m pytest -m sglang tests/sglang $(ARGS)
+
+# SGLang's own list of packages is several GB of CUDA: here it gets what it imports on a CPU.
+$(SGLANG_STAMP): pyproject.toml constraints-sglang.txt tests/sglang/requirements.txt
+	@echo "[1/3] virtual environment in $(SGLANG_VENV)"
+	@[ -x $(SGLANG_BIN)/python ] || $(PYTHON) -m venv $(SGLANG_VENV)
+	@echo "[2/3] torch, CPU build, and what SGLang imports (some GB on disk)"
+	@$(SGLANG_PIP) 'torch==$(TORCH)+cpu' 2>/dev/null || $(SGLANG_PIP) 'torch==$(TORCH)'
+	@$(SGLANG_PIP) --requirement tests/sglang/requirements.txt
+	@echo "[3/3] SGLang without its CUDA packages, and muxfleet"
+	@$(SGLANG_PIP) --no-deps gguf sglang torchvision
+	@$(SGLANG_PIP) --no-deps --editable .
+	@touch $@
 
 chart: venv ## Write the chart's generated files anew: values, their schema and table, what the templates know of fleets
 	@$(BIN)/python -m scripts.chart.generate

@@ -144,10 +144,12 @@ class Scenario:
         self.note(mixed=[tokens for tokens, _ in results], finishes=[finish for _, finish in results])
 
     async def preemption(self):
-        """A short prompt that cannot wait comes behind a long one that can."""
+        """A short prompt that cannot wait comes behind a long one that can; predictions know both by then."""
+        for i in range(6):
+            await self.generate(f"warm-{i}", SHORT, 2, salt=30 + i)
         long = asyncio.create_task(self.generate("patient", LONG, 4, salt=21, ttft_s=1000.0))
         await asyncio.sleep(0.7)
-        short = asyncio.create_task(self.generate("urgent", SHORT, 4, salt=22, ttft_s=0.6))
+        short = asyncio.create_task(self.generate("urgent", SHORT, 4, salt=22, ttft_s=1.5))
         order = []
         long.add_done_callback(lambda _: order.append("long"))
         short.add_done_callback(lambda _: order.append("short"))
