@@ -54,5 +54,5 @@ def get_sm_available(gpu_id):
 
 
 def create_greenctx_stream_by_value(prefill_sms, decode_sms, gpu_id):
-    assert prefill_sms + decode_sms == NUM_SMS, f"{prefill_sms} + {decode_sms} SMs of {NUM_SMS}"
+    assert prefill_sms + decode_sms <= NUM_SMS, f"{prefill_sms} + {decode_sms} SMs of {NUM_SMS}"
     return Stream(), Stream()
