@@ -20,6 +20,7 @@ from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.contention import ContentionGuard
 from profiler.latency import ChunkShape, LatencyModel
 from profiler.specs import DeviceSpec
 
@@ -48,10 +49,11 @@ class SglangDispatch:
         partitions: Seq[tuple[int, int]],
         info: ModelInfo,
         latency: LatencyModel,
+        guard: ContentionGuard | None = None,
     ) -> None:
         """`partitions` are (prefill, decode) SMs by ascending decode share. Raises ValueError: an unknown policy."""
         self.groups = ((device.num_sms, 0), *partitions, (0, device.num_sms))
-        self.predictor = LatencyPredictor(UnfusedLatency(latency))
+        self.predictor = LatencyPredictor(UnfusedLatency(latency), guard)
         self.log: deque[Decision] = deque(maxlen=settings.decision_log_entries)
         self.steps_total = 0
         self.repartitions_total = 0

@@ -17,7 +17,6 @@ from pdmux_actor.backends.sglang.link import (
     TellDecisions,
     TellRecords,
     UsePolicy,
-    UseQuota,
 )
 from pdmux_actor.backends.sglang.seat import DispatchSeat
 from pdmux_actor.backends.sglang.snapshot import Directive
@@ -25,6 +24,7 @@ from pdmux_actor.backends.sglang.snapshot import Directive
 _PAUSED_POLL_S = 0.001
 SEAT = "_muxfleet_seat"  # of the scheduler, as attributes
 REPORTER = "_muxfleet_reporter"
+QUOTA_RPC = "muxfleet_use_quota"
 _HELD: object = object()  # the result of a decode step that did not run
 
 Original = Callable[..., Any]
@@ -49,8 +49,6 @@ class Reporter:
             match message:
                 case UsePolicy(policy=policy):
                     self._seat.dispatch.set_policy(policy)
-                case UseQuota(tokens=tokens):
-                    self._seat.quota_tokens = tokens
                 case TellDecisions(call=call, last=last):
                     told = tuple(self._seat.dispatch.log)[-last:] if last else ()
                     self._link.send(DecisionsTold(call, time.monotonic(), told))
@@ -131,6 +129,8 @@ def _decide(scheduler: Any) -> None:
     numbers = torch.zeros(len(seat.directive.as_numbers()), dtype=torch.int64)
     if torch.distributed.get_rank(scheduler.tp_cpu_group) == 0:
         numbers = torch.tensor(seat.decide().as_numbers(), dtype=torch.int64)
+    else:
+        seat.forget_timings()
     torch.distributed.broadcast(numbers, group=scheduler.tp_cpu_group, group_src=0)
     seat.directive = Directive.from_numbers(numbers.tolist())
 
@@ -219,6 +219,11 @@ def get_new_batch_prefill(original: Original, scheduler: Any, running_batch: Any
     from sglang.srt.managers.schedule_batch import NextBatchPlan
 
     return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+
+
+def use_quota(scheduler: Any, tokens: int) -> None:
+    """A method of SGLang's scheduler, called as an RPC: all ranks must admit the same."""
+    seat_of(scheduler).quota_tokens = tokens
 
 
 # ---- decode ----

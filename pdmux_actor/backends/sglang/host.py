@@ -9,8 +9,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from pdmux_actor.backends.sglang.hooks import QUOTA_RPC
 from pdmux_actor.backends.sglang.launch import Launch, plan_launch
-from pdmux_actor.backends.sglang.link import DecisionsTold, PluginHello, PluginLoad, UsePolicy, UseQuota
+from pdmux_actor.backends.sglang.link import DecisionsTold, PluginHello, PluginLoad, UsePolicy
 from pdmux_actor.backends.sglang.load import load_report
 from pdmux_actor.backends.sglang.options import FUSING_POLICIES
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
@@ -57,6 +58,7 @@ class SglangHost:
         self._engine: Any = None
         self._launch: Launch | None = None
         self._quota_blocks = 0
+        self._telling_quota = asyncio.Lock()
         self._streams = RequestStreams(sender)
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = itertools.count()
@@ -145,10 +147,11 @@ class SglangHost:
         logger.info("SGLang serves %s, plugin active, %d KV tokens, %s", model, hello.total_tokens, how)
 
     async def _remove(self, command: RemoveModel) -> None:
-        if self._launch is not None and self._launch.info.model == command.model:
-            self._streams.close(f"model {command.model!r} has left this unit")
-            self._launch = None
-            self._stop_engine()
+        async with self._telling_quota:  # its RPC would wait for ever for an engine that is gone
+            if self._launch is not None and self._launch.info.model == command.model:
+                self._streams.close(f"model {command.model!r} has left this unit")
+                self._launch = None
+                self._stop_engine()
         self._sender.send(ModelRemoved(command.call))
 
     def _stop_engine(self) -> None:
@@ -163,8 +166,15 @@ class SglangHost:
             return {}
         self._quota_blocks = quota_blocks[launch.info.model]
         self._streams.limit(self._quota_blocks)
-        self._line.send(UseQuota(launch.quota_tokens(self._quota_blocks)))
+        self._spawn(self._tell_quota())
         return {launch.info.model: launch.max_len(self._quota_blocks)}
+
+    async def _tell_quota(self) -> None:
+        """One at a time, the newest last; SGLang's RPC blocks."""
+        async with self._telling_quota:
+            if self._launch is not None:
+                tokens = self._launch.quota_tokens(self._quota_blocks)
+                await asyncio.to_thread(self._engine.collective_rpc, QUOTA_RPC, tokens=tokens)
 
     def _set_policy(self, policy: str) -> None:
         if policy not in POLICIES:

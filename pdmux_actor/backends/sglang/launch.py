@@ -74,6 +74,7 @@ def plan_launch(
         num_gpus=settings.num_gpus,
         partitions=partitions_of(options, device) if unmultiplexed is None else (),
         policy=policy,
+        profile=settings.profile,
         scheduler=settings.scheduler,
         quota_tokens=model.quota_blocks // geometry.blocks_per_row * geometry.tokens_per_row,
     )

@@ -69,12 +69,8 @@ class UsePolicy(msgspec.Struct, frozen=True, tag="policy"):
     policy: str
 
 
-class UseQuota(msgspec.Struct, frozen=True, tag="quota"):
-    tokens: int
-
-
 FromPlugin = PluginHello | PluginLoad | DecisionsTold | RecordsTold
-ToPlugin = TellDecisions | TellRecords | UsePolicy | UseQuota
+ToPlugin = TellDecisions | TellRecords | UsePolicy
 
 
 def encode(message: FromPlugin | ToPlugin) -> bytes:

@@ -12,7 +12,8 @@ from pdmux_actor.backends.sglang.plugin_config import PluginConfig, read_config
 
 logger = logging.getLogger(__name__)
 
-_START = "sglang.srt.managers.scheduler.Scheduler.__init__"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_START = f"{_SCHEDULER}.__init__"
 
 
 def register() -> None:
@@ -44,12 +45,13 @@ def _start_scheduler(original: Any, scheduler: Any, server_args: Any, *args: Any
 def _install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from pdmux_actor.backends.sglang.hooks import AROUND, REPLACE
+    from pdmux_actor.backends.sglang.hooks import AROUND, QUOTA_RPC, REPLACE, use_quota
 
     for target, hook in AROUND.items():
         HookRegistry.register(target, hook, HookType.AROUND)
     for target, hook in REPLACE.items():
         HookRegistry.register(target, hook, HookType.REPLACE)
+    setattr(pkgutil.resolve_name(_SCHEDULER), QUOTA_RPC, use_quota)
     HookRegistry.apply_hooks()  # logs what fails and goes on: `_missing` finds it
 
 

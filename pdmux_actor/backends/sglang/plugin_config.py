@@ -18,7 +18,7 @@ _ANY_BATCH = 1  # threshold of SGLang's own table; a higher first one would cras
 
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`socket` is where the engine process listens. `multiplexes`: SGLang runs its multiplexing loop. With `records`
-    the plugin keeps what every decision was made from.
+    the plugin keeps what every decision was made from. `profile` is a file of `muxfleet profile`.
     """
 
     socket: str
@@ -31,6 +31,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     scheduler: SchedulerSettings
     quota_tokens: int
+    profile: str | None = None
     report_period_s: float = 0.25
     records: bool = False
 

@@ -11,6 +11,7 @@ from pdmux_actor.backends.sglang.snapshot import DecisionRecord, Directive, RanS
 from pdmux_actor.backends.sglang.view import SchedulerView
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.serving.known_latency import read_known_latency
 from profiler.roofline import RooflineLatency
 
 _MAX_RECORDS = 100_000
@@ -81,6 +82,11 @@ class DispatchSeat:
             self.records.append(DecisionRecord(snapshot, directive))
         return directive
 
+    def forget_timings(self) -> None:
+        """On ranks that follow."""
+        self.clock.take_slices_s()
+        self.clock.take_decode_s()
+
     def note_slice(self, batch: Any) -> None:
         """Just before the launch."""
         seen = self.view.batch(batch)
@@ -96,11 +102,13 @@ def new_dispatch(config: PluginConfig) -> SglangDispatch:
         eos_token_ids=frozenset(),
         max_model_len=config.spec.max_position_embeddings,
     )
+    known = None if config.profile is None else read_known_latency(config.profile)
     return SglangDispatch(
         policy=config.policy,
         settings=config.scheduler,
         device=config.device,
         partitions=config.partitions,
         info=info,
-        latency=RooflineLatency(config.device, num_gpus=config.num_gpus),
+        latency=RooflineLatency(config.device, num_gpus=config.num_gpus) if known is None else known.latency,
+        guard=None if known is None else known.guard,
     )
