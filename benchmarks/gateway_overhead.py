@@ -31,7 +31,6 @@ from urllib.parse import urlsplit
 
 import psutil
 import uvloop
-from cpu_machine import processor_name
 from fleet_process import running_fleet
 from rich.console import Console
 from rich.table import Table
@@ -49,6 +48,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
 from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, TURN_END, TURN_START
+from profiler.machine import processor_name
 
 STREAMS = (1, 16)
 PROMPT_CHARACTERS = 128

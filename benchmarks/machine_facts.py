@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from cpu_machine import processor_name
 
+from profiler.machine import processor_name
 from profiler.specs import DeviceSpec
 
 

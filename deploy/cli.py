@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from deploy.errors import DeployError
+from pdmux_actor.errors import EngineError
 from placement.errors import PlacementError
 from profiler.errors import ProfilerError
 from traces.errors import TraceError
@@ -21,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(error, error.exit_code)
     except (PlacementError, ProfilerError, TraceError) as error:
         _fail(error, 2)
+    except EngineError as error:
+        _fail(error, 1)
     except KeyboardInterrupt:
         _fail("interrupted", _INTERRUPTED)
 
@@ -33,6 +36,7 @@ def build_app() -> typer.Typer:
     from deploy.commands.demo import demo
     from deploy.commands.explain import explain
     from deploy.commands.plan import plan
+    from deploy.commands.profile import profile
     from deploy.commands.render import render, schema
     from deploy.commands.simulate import simulate
     from deploy.commands.status import status
@@ -56,6 +60,7 @@ def build_app() -> typer.Typer:
         explain,
         render,
         schema,
+        profile,
         bench,
         simulate,
         compare,

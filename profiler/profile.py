@@ -66,7 +66,7 @@ class Profile:
             for m in model.measurements:
                 if m.beside is not None and m.launch in alone_s:
                     cell = GuardCell.of(m.launch.sms, m.beside.chunks, m.launch.contexts)
-                    grid[cell] = max(grid.get(cell, 1.0), m.high_s / alone_s[m.launch])
+                    grid[cell] = max(grid.get(cell, 1.0), m.seconds / alone_s[m.launch])
         return ContentionGuard(grid=grid)
 
     @property

@@ -12,7 +12,7 @@ from deploy.settings import read_fleet_file
 SHARED = Path(__file__).parents[2].parent / "shared"
 Run = Callable[..., tuple[int, str, str]]
 
-VERBS = ["demo", "up", "plan", "render", "schema", "bench", "status", "trace-decisions", "traces"]
+VERBS = ["demo", "up", "plan", "profile", "render", "schema", "bench", "status", "trace-decisions", "traces"]
 
 
 @pytest.fixture

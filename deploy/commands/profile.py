@@ -1,0 +1,137 @@
+"""muxfleet profile"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from deploy.commands.json_file import write_json
+from deploy.commands.terminal import terminal
+from deploy.errors import OptionNotUsable
+from deploy.settings import check_sources, read_fleet_file, resolve_source
+from profiler.profile import PHASES, HeldOutError, Profile
+
+if TYPE_CHECKING:
+    from deploy.profiling import EngineToProfile
+
+_MIB = 1024**2
+
+
+def profile(
+    file: Annotated[Path | None, typer.Argument(metavar="[FLEET]", help="Fleet file; its first cpu pool.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="A folder or Hugging Face id instead of a fleet.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="PARQUET", help="The profile; goes on where it ends.")] = Path(
+        "profile.parquet"
+    ),
+    budget: Annotated[float, typer.Option(metavar="S", help="Seconds to measure for, all models.", min=1.0)] = 150.0,
+    pool: Annotated[str | None, typer.Option(help="A pool of the fleet file.")] = None,
+    cores: Annotated[int | None, typer.Option(help="With --checkpoint. Default: all.", min=1)] = None,
+    dtype: Annotated[str | None, typer.Option(help="With --checkpoint. Default: its own.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the errors as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Predicted against measured, PNG or SVG.")] = None,
+) -> None:
+    """Measure how long an engine's launches take here, and fit the latency models to it.
+
+    Prints each model's error on launches that were kept from fitting. The profile goes into the fleet file
+    (pools[].profile), where policies and simulations use the latency model with the smallest error.
+
+    Example: muxfleet profile examples/demo.yaml --out demo-profile.parquet
+    """
+    draw = None if plot is None else _plotter(plot)
+    engine = _engine(file, checkpoint, pool=pool, cores=cores, dtype=dtype)
+    console = terminal()
+    measured = _measure(console, engine, out, budget)
+    errors = measured.held_out_errors()
+    console.print(_table(errors))
+    best, _ = measured.best_latency()
+    console.print(f"{out}: {sum(len(m.measurements) for m in measured.models.values())} launches; best: {best}")
+    if json_file is not None:
+        write_json(json_file, _as_dict(measured, errors, best))
+    if draw is not None and plot is not None:
+        draw(measured, plot)
+
+
+def _plotter(plot: Path) -> Callable[[Profile, Path], None]:
+    """Raises OptionNotUsable, before anything is measured."""
+    try:
+        from deploy.profile_plot import plot_profile  # matplotlib is an extra, and takes a second to import
+    except ModuleNotFoundError as error:
+        remedy = f"{error.name} is not installed; pip install 'muxfleet[plots]'"
+        raise OptionNotUsable(option="--plot", value=plot, remedy=remedy) from error
+    return plot_profile
+
+
+def _engine(
+    file: Path | None, checkpoint: str | None, *, pool: str | None, cores: int | None, dtype: str | None
+) -> "EngineToProfile":
+    from deploy.profiling import EngineToProfile, ModelToProfile, engine_of_fleet  # brings torch
+
+    if (file is None) == (checkpoint is None):
+        raise OptionNotUsable(option="--checkpoint", value=checkpoint, remedy="name a fleet file, or a checkpoint")
+    if file is not None:
+        if cores is not None or dtype is not None:
+            remedy = "the fleet file says that (pools[].cores, models[].dtype)"
+            raise OptionNotUsable(option="--cores/--dtype", value=cores or dtype, remedy=remedy)
+        fleet = read_fleet_file(file)
+        check_sources(fleet)
+        return engine_of_fleet(fleet, pool)
+    assert checkpoint is not None
+    source = resolve_source(checkpoint, Path.cwd())
+    return EngineToProfile(
+        models=(ModelToProfile(name=Path(source).name, source=source, dtype=dtype),),
+        kv_pool_bytes=256 * _MIB,
+        block_bytes=16 * 1024,
+        cores=cores,
+        max_batch_tokens=2048,
+        max_sequences=64,
+    )
+
+
+def _measure(console: Console, engine: "EngineToProfile", out: Path, budget_s: float) -> Profile:
+    from deploy.profiling import Progress as Done
+    from deploy.profiling import profile_engine
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    left_out: dict[str, int] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks = {model.name: bars.add_task(model.name, total=None) for model in engine.models}
+
+        def show(done: Done) -> None:
+            left_out[done.model] = done.too_long
+            bars.update(tasks[done.model], completed=done.launches + done.too_long, total=done.planned)
+
+        measured = profile_engine(engine, out, budget_s=budget_s, on_progress=show)
+    for model, count in left_out.items():
+        if count:
+            console.print(f"{model}: {count} launches would have taken too long; a larger --budget measures them")
+    return measured
+
+
+def _table(errors: list[HeldOutError]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title="error on held-out launches: mean / 90 %")
+    table.add_column("model")
+    table.add_column("latency model")
+    for phase in PHASES:
+        table.add_column(phase, justify="right")
+    cells = {(e.model, e.latency, e.phase): f"{e.mean:.1%} / {e.p90:.1%}" for e in errors}
+    for model, latency in dict.fromkeys((e.model, e.latency) for e in errors):
+        table.add_row(model, latency, *(cells.get((model, latency, phase), "-") for phase in PHASES))
+    return table
+
+
+def _as_dict(measured: Profile, errors: list[HeldOutError], best: str) -> dict[str, object]:
+    return {
+        "machine": dict(measured.machine),
+        "device": measured.device.name,
+        "sms": measured.device.num_sms,
+        "best": best,
+        "launches": {name: len(model.measurements) for name, model in measured.models.items()},
+        "errors": [asdict(error) for error in errors],
+    }
