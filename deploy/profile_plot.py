@@ -1,5 +1,6 @@
 """Predicted against measured launches of a profile. Needs the extra `plots`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -10,7 +11,7 @@ import matplotlib.pyplot as plt
 from deploy.errors import OutputNotWritable
 from profiler.profile import PHASES, Profile
 
-_MARKERS = {"prefill": "o", "decode": "s", "mixed": "^"}
+_MARKERS: Mapping[str, str] = {"prefill": "o", "decode": "s", "mixed": "^"}
 
 
 def plot_profile(profile: Profile, path: Path) -> None:
