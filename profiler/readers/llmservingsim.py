@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.errors import ProfileUnusable
 from profiler.latency import Floats
 from profiler.operator_profile import MeasuredOperator, OperatorProfile, batches_of
+from profiler.readers.parquet_rows import column, read_rows, require
 from profiler.specs import ModelSpec
 
 _PER_LAYER = ("qkv_proj", "o_proj", "gate_up_proj", "act_fn", "down_proj", "rotary_emb", "qk_norm")
@@ -42,43 +42,32 @@ def read_llmservingsim(
         ),
         mixed_attention=MeasuredOperator(
             batches=batches_of(
-                prefill_tokens=_column(attention, "prefill_chunk"),
-                prefill_context=_column(attention, "kv_prefill"),
-                decode_sequences=_column(attention, "n_decode"),
-                decode_depth=_column(attention, "kv_decode"),
+                prefill_tokens=column(attention, "prefill_chunk"),
+                prefill_context=column(attention, "kv_prefill"),
+                decode_sequences=column(attention, "n_decode"),
+                decode_depth=column(attention, "kv_decode"),
             ),
-            seconds=_column(attention, "time_us") * _MICRO,
+            seconds=column(attention, "time_us") * _MICRO,
         ),
     )
 
 
 def _rows(file: Path, device: str, model: str, num_gpus: int) -> pd.DataFrame:
-    try:
-        rows = pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise ProfileUnusable(path=str(file), reason=str(error), remedy="give a readable parquet file") from error
-    missing = {"device", "model", "tp", "time_us"} - set(rows.columns)
-    if missing:
-        remedy = "give LLMServingSim's vLLM profiles as parquet"
-        raise ProfileUnusable(path=str(file), reason=f"has no column {sorted(missing)[0]!r}", remedy=remedy)
+    rows = read_rows(file, ("device", "model", "tp", "time_us"))
     chosen = rows[(rows["device"] == device) & (rows["model"] == model) & (rows["tp"] == num_gpus)]
-    if chosen.empty:
-        known = rows[["device", "model", "tp"]].drop_duplicates().astype(str).agg(" ".join, axis=1)
-        reason = f"holds nothing of {device} {model} {num_gpus}"
-        raise ProfileUnusable(path=str(file), reason=reason, remedy=f"it has: {'; '.join(known)}")
-    return chosen
+    return require(chosen, rows[["device", "model", "tp"]], file, f"{device} {model} {num_gpus}")
 
 
 def _experts_us(rows: pd.DataFrame, tokens: Floats, spec: ModelSpec) -> Floats:
     """The MoE block as if tokens chose their experts evenly. Interpolated by activated experts at each measured token
     count, then between those.
     """
-    counts = np.unique(_column(rows, "tokens"))
+    counts = np.unique(column(rows, "tokens"))
     at_counts = []
     for count in counts:
         row = rows[rows["tokens"] == count].sort_values("activated_experts")
         touched = spec.num_experts * (1 - (1 - spec.experts_per_token / spec.num_experts) ** count)
-        at_counts.append(np.interp(touched, _column(row, "activated_experts"), _column(row, "time_us")))
+        at_counts.append(np.interp(touched, column(row, "activated_experts"), column(row, "time_us")))
     interpolated: Floats = np.interp(np.log(tokens), np.log(counts), np.array(at_counts))
     return interpolated
 
@@ -88,7 +77,3 @@ def _operator(counts: Floats, micros: Floats) -> MeasuredOperator:
     return MeasuredOperator(
         batches=batches_of(decode_sequences=counts, decode_depth=np.zeros_like(counts)), seconds=micros * _MICRO
     )
-
-
-def _column(rows: pd.DataFrame, name: str) -> Floats:
-    return rows[name].to_numpy(dtype=np.float64)
