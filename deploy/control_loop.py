@@ -13,9 +13,9 @@ from deploy.control.planning import (
     Appraise,
     Needs,
     Solution,
-    placed_demand,
     quotas_shifted,
     same_places,
+    served_share,
     solve,
 )
 from deploy.control.popularity import Popularity
@@ -49,7 +49,7 @@ class ControlLoop:
         started_s: float,
         timing: ControlTiming | None = None,
         rules: ControlRules | None = None,
-        appraise: Appraise = placed_demand,
+        appraise: Appraise = served_share,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from placement.estimate import estimate
+from placement.instance import Estimator
 from placement.memory import bytes_for_models, resident_bytes
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel, Solver
@@ -55,11 +57,9 @@ def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
     return Solution(plan=plan, put_to_sleep=tuple(gone))
 
 
-def placed_demand(needs: Needs, plan: Plan) -> float:
-    """The share of requests whose model has a replica: all that can be said of units of unknown speed."""
-    total = sum(m.demand.rate_per_s for m in needs.models)
-    served = sum(m.demand.rate_per_s for m in needs.models if plan.units_of(m.model))
-    return served / total if total > 0 else 1.0
+def served_share(needs: Needs, plan: Plan) -> float:
+    """By the throughput estimate, within SLOs; on units of unknown speed a model with a replica counts as served."""
+    return estimate(needs.units, needs.models, plan, Estimator()).served_share
 
 
 def same_places(one: Plan, other: Plan) -> bool:

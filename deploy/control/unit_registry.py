@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from deploy.control.rules import ControlTiming
 from pdmux_actor.lease import UnitReport
 from placement.plan import UnitCapacity
+from profiler.devices import DEVICES
 
 _BLIND_FROM = 3  # units; of fewer, losing most is what it looks like
 
@@ -33,6 +34,7 @@ class KnownUnit:
             pool=report.pool,
             node=report.node,
             max_models=report.max_models,
+            device=DEVICES.get(report.device),
         )
 
 
@@ -49,7 +51,7 @@ class UnitRegistry:
         self._timing = timing
         self._units: dict[str, KnownUnit] = {}
         self._expected: Mapping[str, int] = {}
-        self._blind_since_s: float | None = None
+        self._is_blind = False
 
     def expect(self, expected: Mapping[str, int]) -> None:
         """Units of each pool once the fleet is up."""
@@ -76,17 +78,14 @@ class UnitRegistry:
 
     def drop_silent(self, now_s: float) -> list[Lost]:
         """Fail static: most of several units silent at once is taken for a broken network at first."""
-        silent = [i for i, u in self._units.items() if now_s - u.heard_s > self._timing.expiry_s]
-        if len(self._units) >= _BLIND_FROM and 2 * len(silent) > len(self._units):
-            self._blind_since_s = now_s if self._blind_since_s is None else self._blind_since_s
-            if now_s - self._blind_since_s < self._timing.blind_s:
-                return []
-        else:
-            self._blind_since_s = None
-        return [self._drop(unit_id) for unit_id in silent]
+        silent = {i: now_s - u.heard_s for i, u in self._units.items() if now_s - u.heard_s > self._timing.expiry_s}
+        self._is_blind = len(self._units) >= _BLIND_FROM and 2 * len(silent) > len(self._units)
+        patience_s = self._timing.blind_s if self._is_blind else self._timing.expiry_s
+        return [self._drop(unit_id) for unit_id, silent_s in silent.items() if silent_s > patience_s]
 
     def is_blind(self) -> bool:
-        return self._blind_since_s is not None
+        """As of the last look."""
+        return self._is_blind
 
     def make_room(self, newcomer: UnitReport, now_s: float) -> Lost | None:
         """A restarted unit comes with a new id: the silent one whose place it takes need not run into its expiry."""

@@ -288,7 +288,7 @@ def test_silence__most_units_at_once__nobody_is_given_up_at_first() -> None:
     world = world_of(Told(a="u1", b="u2", c="u3"), "a", "b", "c", units=3)
     silent = frozenset({"u1", "u2"})
 
-    world.beat(80, silent=silent)
+    world.beat(50, silent=silent)
     during = {u.unit_id: u.ready() for u in world.units.values()}
     world.beat(4)
 
