@@ -54,6 +54,10 @@ class FleetProcess:
     def output(self) -> str:
         return "".join(self.lines)
 
+    def command(self, *arguments: str) -> list[str]:
+        """For another `muxfleet` process."""
+        return [sys.executable, "-m", "deploy.cli", *arguments]
+
     def processes(self) -> list[psutil.Process]:
         """Everything that the fleet runs on now."""
         found = psutil.Process(self._process.pid).children(recursive=True)

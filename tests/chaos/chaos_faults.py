@@ -1,0 +1,132 @@
+"""Faults, and how a fleet is seen to be well again."""
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx
+import psutil
+from chaos_load import MODELS
+from fleet_process import FleetProcess, command_line
+
+_RECOVER_S = 120.0
+_ENGINE = "pdmux_actor.serving.process"
+_GATEWAY = "ServeReplica:gateway:Gateway"
+_CONTROLLER = "ServeReplica:gateway:Controller"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """`breaks_connections`: it kills what clients are connected to, so theirs may break; nothing else may be lost.
+    `after_s`: how long clients go on afterwards.
+    """
+
+    name: str
+    strike: Callable[[FleetProcess], Awaitable[None]]
+    breaks_connections: bool = False
+
+
+def processes(fleet: FleetProcess, title: str) -> list[psutil.Process]:
+    return sorted((p for p in fleet.processes() if title in command_line(p)), key=lambda p: p.pid)
+
+
+async def kill_engine(fleet: FleetProcess) -> None:
+    """As the kernel does when memory runs out."""
+    processes(fleet, _ENGINE)[0].kill()
+
+
+async def kill_actor(fleet: FleetProcess) -> None:
+    parent = processes(fleet, _ENGINE)[0].parent()
+    assert parent is not None
+    parent.kill()
+
+
+async def kill_two_units(fleet: FleetProcess) -> None:
+    for engine in processes(fleet, _ENGINE)[:2]:
+        engine.kill()
+
+
+async def kill_controller(fleet: FleetProcess) -> None:
+    processes(fleet, _CONTROLLER)[0].kill()
+
+
+async def kill_gateway(fleet: FleetProcess) -> None:
+    processes(fleet, _GATEWAY)[0].kill()
+
+
+async def cut_telemetry(fleet: FleetProcess) -> None:
+    """The control loop hears and says nothing for longer than a view counts as fresh."""
+    await _freeze(processes(fleet, _CONTROLLER)[0], 7.0)
+
+
+async def slow_unit(fleet: FleetProcess) -> None:
+    """An engine that runs a fifth of the time."""
+    engine = processes(fleet, _ENGINE)[0]
+    for _ in range(6):
+        await _freeze(engine, 0.4)
+        await asyncio.sleep(0.1)
+
+
+async def _freeze(process: psutil.Process, span_s: float) -> None:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(span_s)
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+FAULTS = (
+    Fault(name="engine killed", strike=kill_engine),
+    Fault(name="actor killed", strike=kill_actor),
+    Fault(name="controller killed", strike=kill_controller),
+    Fault(name="telemetry cut", strike=cut_telemetry),
+    Fault(name="slow unit", strike=slow_unit),
+    Fault(name="gateway killed", strike=kill_gateway, breaks_connections=True),
+    Fault(name="two units killed", strike=kill_two_units),
+)
+
+
+async def until_well(fleet: FleetProcess) -> float:
+    """How long it took until every model had its two replicas ready on units that report."""
+    began_s = time.monotonic()
+    state: object = None
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
+        while time.monotonic() - began_s < _RECOVER_S:
+            try:
+                response = await http.get(f"{fleet.url}/fleet")
+                state = response.json()
+                if response.status_code == 200 and _is_well(state):
+                    return time.monotonic() - began_s
+            except (httpx.HTTPError, ValueError) as error:
+                state = error
+            await asyncio.sleep(0.2)
+    raise AssertionError(f"not well after {_RECOVER_S:g} s: {state}\n{fleet.output}")
+
+
+def _is_well(state: object) -> bool:
+    assert isinstance(state, dict)
+    fresh = [u["report"] for u in state["units"] if u["silent_s"] < 2.0 and not u["report"]["is_leaving"]]
+    ready = [s["model"] for r in fresh for s in r["models"] if s["phase"] == "ready"]
+    return len(fresh) == 3 and all(ready.count(m) == 2 for m in MODELS)
+
+
+async def until_balanced(fleet: FleetProcess) -> None:
+    """No gateway's ledger holds a block and no unit runs or queues anything."""
+    until_s = time.monotonic() + 30.0
+    clean = 0
+    left: list[str] = []
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
+        while time.monotonic() < until_s and clean < 6:  # the proxy sends each look to either gateway
+            text = (await http.get(f"{fleet.url}/metrics")).text
+            held = re.findall(r'^muxfleet_ledger_blocks\{.*state="held".*\} ([0-9.e+]+)$', text, flags=re.MULTILINE)
+            assert held, "the ledger's metric has another name now"
+            busy = re.findall(
+                r"^muxfleet_num_requests_(?:running|waiting)\{.*\} ([0-9.e+]+)$", text, flags=re.MULTILINE
+            )
+            left = [*held, *busy]
+            clean = clean + 1 if not any(map(float, left)) else 0
+            await asyncio.sleep(0.2)
+    assert clean >= 6, f"still held or running: {left}"

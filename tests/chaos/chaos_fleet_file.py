@@ -1,0 +1,28 @@
+"""The fleet file of the scenarios."""
+
+import json
+from pathlib import Path
+
+from chaos_load import MODELS
+from gateway_overhead import write_checkpoint
+
+_LAYERS = (32, 4096, 14336, 32, 8, 128)
+
+
+def fleet_of(folder: Path, *, port: int, extra: tuple[dict[str, object], ...] = ()) -> Path:
+    for model in MODELS:
+        if not (folder / model).exists():
+            write_checkpoint(folder / model, _LAYERS)
+    models = [
+        {"id": m, "source": f"./{m}", "slo": {"ttft_s": 5.0, "tbt_s": 1.0}, "replicas": {"min": 2, "max": 2}}
+        for m in MODELS
+    ]
+    fleet = {
+        "name": "chaos",
+        "models": [*models, *extra],
+        "pools": [{"name": "sim", "device": "simulated", "gpu_type": "H100", "gpus_per_node": 3, "kv_memory": "8GiB"}],
+        "gateway": {"port": port, "replicas": 2, "hold_s": 90},
+    }
+    file = folder / "fleet.json"
+    file.write_text(json.dumps(fleet))
+    return file

@@ -1,0 +1,138 @@
+"""Clients of a fleet in trouble: what each was answered, and what it would have been answered in peace."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import httpx
+
+MODELS = ("alpha", "beta", "gamma")
+_PROMPTS = tuple([7 + i, *range(20, 60)] for i in range(4))
+_MAX_TOKENS = 120
+_CLIENTS = 12
+_TIMEOUT_S = 150.0
+
+
+@dataclass(slots=True)
+class Answered:
+    """`ends` counts finish reasons and error events: exactly one is right. `broken`: the connection broke."""
+
+    model: str
+    prompt: int
+    text: str = ""
+    ends: Counter[str] = field(default_factory=Counter)
+    broken: str | None = None
+    ended_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    answers: tuple[Answered, ...]
+    expected: dict[tuple[str, int], str]
+
+    def lost(self) -> list[Answered]:
+        """Without exactly one terminal answer."""
+        return [a for a in self.answers if a.broken or sum(a.ends.values()) != 1]
+
+    def broken(self) -> list[Answered]:
+        return [a for a in self.answers if a.broken]
+
+    def wrong(self) -> list[Answered]:
+        """Finished, with other tokens than in peace."""
+        return [a for a in self.answers if a.ends["length"] and a.text != self.expected[a.model, a.prompt]]
+
+    def refused(self) -> list[Answered]:
+        return [a for a in self.answers if a.ends and not a.ends["length"]]
+
+
+class Load:
+    def __init__(self, url: str, expected: dict[tuple[str, int], str]) -> None:
+        self._url = url
+        self._expected = expected
+
+    @classmethod
+    def calibrated(cls, url: str) -> "Load":
+        """One after the other, in peace, and every model twice: also the second replica says the same."""
+
+        async def all_of_them() -> list[Answered]:
+            async with _client() as http:
+                return [await _ask(http, url, m, p) for _ in range(2) for m in MODELS for p in range(len(_PROMPTS))]
+
+        answers = asyncio.run(all_of_them())
+        expected = {(a.model, a.prompt): a.text for a in answers}
+        assert all(a.ends == Counter(length=1) for a in answers), answers
+        assert all(a.text == expected[a.model, a.prompt] for a in answers)
+        assert len(set(expected.values())) > 1
+        return cls(url, expected)
+
+    def through(self, trouble: Callable[[], Awaitable[None]], *, after_s: float = 2.0) -> Run:
+        """Clients ask without a pause before, during and for `after_s` after the trouble."""
+
+        async def run() -> list[Answered]:
+            answers: list[Answered] = []
+            over = asyncio.Event()
+            async with _client() as http, asyncio.TaskGroup() as group:
+                for number in range(_CLIENTS):
+                    group.create_task(self._keep_asking(http, number, over, answers))
+                await asyncio.sleep(1.0)
+                try:
+                    await trouble()
+                    await asyncio.sleep(after_s)
+                finally:
+                    over.set()
+            return answers
+
+        return Run(answers=tuple(asyncio.run(run())), expected=self._expected)
+
+    async def _keep_asking(
+        self, http: httpx.AsyncClient, number: int, over: asyncio.Event, answers: list[Answered]
+    ) -> None:
+        turn = number
+        while not over.is_set():
+            answers.append(await _ask(http, self._url, MODELS[turn % len(MODELS)], turn % len(_PROMPTS)))
+            turn += 1
+
+
+def _client() -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, limits=limits, trust_env=False)
+
+
+async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int) -> Answered:
+    answered = Answered(model, prompt)
+    body = {
+        "model": model,
+        "prompt": _PROMPTS[prompt],
+        "max_tokens": _MAX_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    try:
+        async with http.stream("POST", f"{url}/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                answered.ends[f"status {response.status_code}"] += 1
+                await response.aread()
+            else:
+                await _read(response, answered)
+    except httpx.HTTPError as error:
+        answered.broken = f"{type(error).__name__}: {error}"
+    answered.ended_s = time.monotonic()
+    return answered
+
+
+async def _read(response: httpx.Response, answered: Answered) -> None:
+    async for line in response.aiter_lines():
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            answered.ends["error"] += 1
+            continue
+        for choice in event["choices"]:
+            answered.text += choice["text"]
+            if choice["finish_reason"] is not None:
+                answered.ends[choice["finish_reason"]] += 1

@@ -1,0 +1,46 @@
+"""One fleet for all scenarios: three simulated units, three models of which each has two replicas, two gateways."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path += [str(Path(__file__).parents[1] / "e2e"), str(Path(__file__).parents[2] / "benchmarks")]
+
+from chaos_fleet_file import fleet_of
+from chaos_load import Load
+from fleet_process import FleetProcess
+
+PORT = 20411
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long set runs when asked for: `pytest -m slow tests/chaos`."""
+    if "slow" not in config.getoption("markexpr"):
+        for item in items:
+            if Path(__file__).parent in item.path.parents and item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="minutes long; run `pytest -m slow tests/chaos`"))
+
+
+@pytest.fixture(scope="session")
+def chaos_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chaos")
+
+
+@pytest.fixture(scope="session")
+def chaos_fleet(chaos_folder: Path) -> Iterator[FleetProcess]:
+    process = FleetProcess(fleet_of(chaos_folder, port=PORT))
+    try:
+        process.wait_until_serving()
+        yield process
+        assert process.stop(signal.SIGINT) == 0
+    finally:
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def load(chaos_fleet: FleetProcess) -> Load:
+    """Knows what every prompt is answered when nothing is wrong."""
+    return Load.calibrated(chaos_fleet.url)

@@ -1,0 +1,108 @@
+"""A fleet under load while something breaks: every accepted request is answered once, with the tokens it would have
+had in peace. The scenarios share one fleet and follow each other, so each begins with what the last one left.
+"""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+from chaos_faults import FAULTS, Fault, until_balanced, until_well
+from chaos_fleet_file import fleet_of
+from chaos_load import MODELS, Load
+from fleet_process import FleetProcess
+from gateway_overhead import write_checkpoint
+
+from deploy.fleet_report import fleet_report
+
+PORT = 20411
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name.replace(" ", "_"))
+def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
+    chaos_fleet: FleetProcess, load: Load, fault: Fault, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recovered: list[float] = []
+
+    async def trouble() -> None:
+        await fault.strike(chaos_fleet)
+        recovered.append(await until_well(chaos_fleet))
+
+    run = load.through(trouble)
+
+    with capsys.disabled():
+        print(f"\n  {fault.name}: {len(run.answers)} requests, well again after {recovered[0]:.1f} s", end="")
+        print(f", {len(run.broken())} connections broken" if run.broken() else "")
+    assert len(run.answers) > 12
+    if fault.breaks_connections:  # the client sees that, and asks again
+        assert run.lost() == run.broken()
+        assert len(run.broken()) <= 12, "only those that were connected to it"
+    else:
+        assert not run.lost()
+    assert not run.wrong()
+    assert not run.refused()
+    asyncio.run(until_balanced(chaos_fleet))
+
+
+def test_apply__model_that_does_not_load_and_one_that_fits_nowhere__others_go_on(
+    chaos_fleet: FleetProcess, chaos_folder: Path, load: Load
+) -> None:
+    write_checkpoint(chaos_folder / "broken", (4, 256, 512, 4, 4, 64))
+    (chaos_folder / "broken" / "tokenizer.json").write_text("{}")
+    write_checkpoint(chaos_folder / "huge", (200, 16384, 65536, 128, 8, 128))
+    extra = tuple({"id": name, "source": f"./{name}"} for name in ("broken", "huge"))
+
+    async def trouble() -> None:
+        command = ["apply", str(fleet_of(chaos_folder, port=PORT, extra=extra))]
+        until_s = time.monotonic() + 120
+        process = await asyncio.create_subprocess_exec(*chaos_fleet.command(*command))
+        assert await process.wait() == 0
+        while time.monotonic() < until_s:
+            found = {m.model: m.problem for m in fleet_report(chaos_fleet.url).models}
+            if found.get("broken") and found.get("huge"):
+                break
+            await asyncio.sleep(0.3)
+        problems.update(found)
+        process = await asyncio.create_subprocess_exec(
+            *chaos_fleet.command("apply", str(fleet_of(chaos_folder, port=PORT)))
+        )
+        assert await process.wait() == 0
+
+    problems: dict[str, str | None] = {}
+    run = load.through(trouble)
+
+    assert "tokenizer" in (problems["broken"] or "")
+    assert "GiB" in (problems["huge"] or "")
+    assert all(problems[m] is None for m in MODELS)
+    assert not run.lost()
+    assert not run.wrong()
+    assert not run.refused()
+    assert {m.model for m in fleet_report(chaos_fleet.url).models} == set(MODELS)
+
+
+@pytest.mark.slow
+def test_requests__ten_thousand__memory_and_descriptors_stay_flat(chaos_fleet: FleetProcess, load: Load) -> None:
+    def usage() -> tuple[int, int]:
+        found = [p for p in chaos_fleet.processes() if p.is_running()]
+        return sum(p.memory_info().rss for p in found), sum(p.num_fds() for p in found)
+
+    async def a_while() -> None:
+        await asyncio.sleep(20.0)
+
+    before: tuple[int, int] | None = None
+    answered = 0
+    until_s = time.monotonic() + 540
+    while answered < 10_000 and time.monotonic() < until_s:
+        run = load.through(a_while, after_s=0.0)
+        assert not run.lost()
+        assert not run.wrong()
+        answered += len(run.answers)
+        if before is None and answered > 500:
+            before = usage()
+    assert before is not None
+    after = usage()
+    print(json.dumps({"requests": answered, "rss_bytes": [before[0], after[0]], "descriptors": [before[1], after[1]]}))
+    assert after[0] < 1.15 * before[0]
+    assert after[1] < before[1] + 100
