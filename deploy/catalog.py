@@ -37,6 +37,7 @@ class CatalogModel:
             revision=self.settings.revision,
             slo=self.slo,
             created_s=self.created_s,
+            can_wake=self.settings.replicas.min == 0,
         )
 
     def assignment(self, quota_blocks: int) -> ModelAssignment:

@@ -26,6 +26,8 @@ from deploy.control.wakefulness import Wakefulness
 from deploy.fleet_status import FleetStatus, ModelState, UnitState
 from pdmux_actor.lease import Lease, ModelPhase, UnitReport
 from placement.diff import SetQuotas
+from placement.explain import Explanation, explain
+from placement.instance import Estimator
 from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.solvers.base import PlacementModel, Solver
 from router.demand_report import DemandReport
@@ -142,6 +144,12 @@ class ControlLoop:
             goal=self._goal,
             decisions=self._history.told(now_s),
         )
+
+    def explain(self, model: str, now_s: float) -> Explanation:
+        """Of the plan that the control loop goes for, with the demand of now. Raises ModelUnknown."""
+        self._tick(now_s)
+        needs = self._needs(now_s)
+        return explain(model, needs.units, needs.models, self._goal, Estimator())
 
     def _need_plan(self, why: str) -> None:
         self._why = self._why or why

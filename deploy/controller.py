@@ -22,6 +22,7 @@ from deploy.planning import SOLVERS
 from deploy.settings import ModelSection, PlacementSection
 from deploy.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
+from placement.errors import ModelUnknown
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
 from router.demand_report import DemandReport
@@ -98,9 +99,14 @@ class Controller:
     async def status(self) -> FleetStatus:
         return self._loop.status(time.monotonic())
 
-    async def fleet_report(self) -> bytes:
-        """The FleetStatus as JSON."""
-        return msgspec.json.encode(await self.status())
+    async def fleet_report(self, explain: str | None = None) -> bytes:
+        """The FleetStatus as JSON, or the Explanation of a model: null for one that is not planned for."""
+        if explain is None:
+            return msgspec.json.encode(await self.status())
+        try:
+            return msgspec.json.encode(self._loop.explain(explain, time.monotonic()))
+        except ModelUnknown:
+            return msgspec.json.encode(None)
 
     async def decisions(self, unit_id: str, last: int) -> bytes | None:
         """A LogExcerpt as JSON: what the unit decided lately. None when there is no such unit or it does not answer."""

@@ -80,7 +80,7 @@ class ServeFleet:
             raise FleetStartError(
                 reason="no model is ready", remedy="; ".join(f"{m.model}: {m.problem}" for m in models)
             )
-        if any(m.is_ready for m in models):
+        if any(m.is_ready or m.is_asleep for m in models):
             self._wait_for_gateway(until_s)
         self._wait_for_gateways({m.model for m in models if m.is_ready}, until_s)
 

@@ -37,8 +37,10 @@ from router.streaming import ClientDisconnected, EventStream, unless_disconnecte
 Feed = Callable[[Gateway], Awaitable[None]]
 ReadDecisions = Callable[[str, int], Awaitable[bytes | None]]
 """What a unit decided lately, as JSON: unit, how many; None when it does not answer."""
-ReadFleet = Callable[[], Awaitable[bytes | None]]
-"""What the control loop knows, plans and decided, as JSON; None when it does not answer."""
+ReadFleet = Callable[[str | None], Awaitable[bytes | None]]
+"""What the control loop knows, plans and decided, or why the model named sits where it sits, as JSON; None when it does
+not answer.
+"""
 
 ReadMetrics = Callable[[], Awaitable[bytes]]
 """The exposition of all gateways."""
@@ -146,8 +148,8 @@ def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDec
 def _add_fleet_route(app: FastAPI, read_fleet: ReadFleet) -> None:
     # For `muxfleet status`, `top` and `explain`, not part of the API either.
     @app.get("/fleet", include_in_schema=False)
-    async def fleet() -> Response:
-        body = await read_fleet()
+    async def fleet(explain: str | None = None) -> Response:
+        body = await read_fleet(explain)
         if body is None:
             raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
         return Response(body, media_type="application/json")

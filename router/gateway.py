@@ -101,10 +101,10 @@ class Gateway:
 
     def ready_models(self) -> list[str]:
         """Raises:
-        GatewayNotReady: no model is routable.
+        GatewayNotReady: no model is routable, nor can be woken by a request.
         """
         models = self.routable_models()
-        if not models:
+        if not models and not any(card.can_wake for card in self.view.current.models):
             raise GatewayNotReady(retry_after_s=_RETRY_AFTER_S)
         return models
 

@@ -111,10 +111,10 @@ class GatewayIngress:
             return None
         return body
 
-    async def _read_fleet(self) -> bytes | None:
+    async def _read_fleet(self, explain: str | None) -> bytes | None:
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                body: bytes = await (await self._control_loop()).fleet_report.remote()
+                body: bytes = await (await self._control_loop()).fleet_report.remote(explain)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("control loop does not tell the state of the fleet", extra={"reason": repr(error)})
             return None

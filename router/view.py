@@ -8,13 +8,14 @@ from pdmux_actor.messages import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """A model the fleet offers, whether or not a unit holds it now."""
+    """A model the fleet offers, whether or not a unit holds it now. `can_wake`: a request makes a unit take it up."""
 
     model: str
     source: str
     revision: str | None
     slo: Slo
     created_s: int
+    can_wake: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,19 @@ from rich.table import Table
 from deploy.commands.json_file import write_json
 from deploy.commands.plan_screen import headroom
 from deploy.commands.terminal import terminal
+from deploy.fleet_report import explanation, fleet_report
 from deploy.plan_file import read_plan
 from deploy.planning import estimator_of, placement_models, plan_fleet, units_of_fleet, with_solver
 from deploy.settings import check_sources, read_fleet_file
 from placement import explain as explanations
+from placement.errors import ModelUnknown
 from placement.explain import Explanation
 
 _SHOWN = 12
 
 
 def explain(
-    file: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file.")],
+    fleet: Annotated[str, typer.Argument(metavar="FLEET", help="Fleet file, or the URL of a running fleet.")],
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Id of one of its models.")],
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="What muxfleet plan --json wrote. Default: plan now.")
@@ -29,18 +31,31 @@ def explain(
     solver: Annotated[str | None, typer.Option(help="As for muxfleet plan.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON.")] = None,
 ) -> None:
-    """Say why a model sits where it sits, and what every other unit would have given it.
+    """Say why a model sits where it sits, and what every other unit would have given it. Of a running fleet: with the
+    demand that it has now.
 
     Example: muxfleet explain examples/simulated-8gpu.yaml llama-8b
     """
+    told = _of_running(fleet, model) if "://" in fleet else _of_file(Path(fleet), model, plan, solver)
+    show(terminal(), told)
+    if json_file is not None:
+        write_json(json_file, asdict(told))
+
+
+def _of_file(file: Path, model: str, plan: Path | None, solver: str | None) -> Explanation:
     fleet = with_solver(read_fleet_file(file), solver)
     check_sources(fleet)
     units, models = units_of_fleet(fleet), placement_models(fleet)
     chosen = plan_fleet(fleet).plan if plan is None else read_plan(plan)
-    told = explanations.explain(model, units, models, chosen, estimator_of(fleet))
-    show(terminal(), told)
-    if json_file is not None:
-        write_json(json_file, asdict(told))
+    return explanations.explain(model, units, models, chosen, estimator_of(fleet))
+
+
+def _of_running(url: str, model: str) -> Explanation:
+    told = explanation(url, model)
+    if told is None:
+        known = (m.model for m in fleet_report(url).models if m.problem is None and not m.is_asleep)
+        raise ModelUnknown(model=model, known=tuple(sorted(known)))
+    return told
 
 
 def show(console: Console, told: Explanation) -> None:

@@ -23,7 +23,7 @@ class Needs:
     def fits(self, unit_id: str, models: frozenset[str]) -> bool:
         """By memory beside the pool. Models that are not planned for are on units whose capacity is without them."""
         unit = next((u for u in self.units if u.unit_id == unit_id), None)
-        if unit is None:
+        if unit is None or (unit.max_models is not None and len(models) > unit.max_models):
             return False
         needed = sum(resident_bytes(m.spec, unit.num_gpus) for m in self.models if m.model in models)
         return needed <= bytes_for_models(unit)
