@@ -170,7 +170,7 @@ def write_fleet(folder: Path, setting: Setting, *, replan: str) -> Path:
         ],
         "pools": [_pool(on_simulator)],
         "placement": {
-            "solver": "search" if on_simulator else "memory_greedy",
+            "solver": "search",
             "replan": replan,
             "replan_every_s": 3.0,
             "min_residency_s": 10.0,
@@ -185,8 +185,9 @@ def write_fleet(folder: Path, setting: Setting, *, replan: str) -> Path:
 
 def _pool(on_simulator: bool) -> dict[str, Any]:
     if not on_simulator:
-        # Each unit holds two of the three models: 8.7, 18 and 29 MiB of weights, and their workspaces.
-        return {"name": "cpu", "device": "cpu", "cores": 1, "nodes": {"min": 2}, "kv_memory": "64MiB"}
+        # Each unit holds two of the three models (15, 25 and 37 MiB), so that one model has a second replica.
+        memory = {"kv_memory": "64MiB", "device_memory": "130MiB"}
+        return {"name": "cpu", "device": "cpu", "cores": 1, "nodes": {"min": 2}, **memory}
     shape = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 8}
     return {"name": "a40", **shape, "kv_memory": "8GiB"}
 
@@ -283,7 +284,9 @@ def main() -> None:
                 continue
             print(f"{setting.name}, {variant}: {len(records)} requests in {span_s:.0f} s", file=sys.stderr, flush=True)
             outcomes, status = run(setting, records, replan=replan)
-            rows += rows_of(setting, variant, outcomes, loads_of(status, span_s + 30.0))
+            found = list(rows_of(setting, variant, outcomes, loads_of(status, span_s + 30.0)))
+            show(found)
+            rows += found
     show(sorted(rows, key=lambda r: (r["fleet"], r["phase"])))
     if options.json is not None:
         write_report(options.json, machine_facts(laptop_cpu(num_cores=2, memory_bytes=1)), rows)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from deploy.control.rules import ControlTiming
 from pdmux_actor.lease import UnitReport
 from placement.plan import UnitCapacity
-from profiler.devices import DEVICES
+from profiler.devices import DEVICES, laptop_cpu
+from profiler.specs import DeviceSpec
 
 _BLIND_FROM = 3  # units; of fewer, losing most is what it looks like
 
@@ -34,7 +35,7 @@ class KnownUnit:
             pool=report.pool,
             node=report.node,
             max_models=report.max_models,
-            device=DEVICES.get(report.device),
+            device=_device_of(report),
         )
 
 
@@ -107,6 +108,14 @@ class UnitRegistry:
     def _drop(self, unit_id: str) -> Lost:
         report = self._units.pop(unit_id).report
         return Lost(report=report, died=not report.is_leaving or report.failure is not None)
+
+
+def _device_of(report: UnitReport) -> DeviceSpec | None:
+    """None for a device of unknown speed."""
+    name, _, cores = report.device.partition("-")
+    if name == "cpu" and cores.isdigit():
+        return laptop_cpu(num_cores=int(cores), memory_bytes=report.memory_bytes)
+    return DEVICES.get(report.device)
 
 
 def without_blocks(capacity: UnitCapacity, blocks: int) -> UnitCapacity:

@@ -6,7 +6,11 @@ from pathlib import Path
 from chaos_load import MODELS
 from gateway_overhead import write_checkpoint
 
-_LAYERS = (32, 4096, 14336, 32, 8, 128)
+_LAYERS = (16, 4096, 14336, 32, 8, 128)  # 9 GB: a unit can hold all three
+
+
+_BRIEFLY = {"min": 0, "max": 1, "idle_after_s": 20}
+SLEEPER: dict[str, object] = {"id": "sleeper", "source": "./alpha", "replicas": _BRIEFLY}
 
 
 def fleet_of(folder: Path, *, port: int, extra: tuple[dict[str, object], ...] = ()) -> Path:
@@ -19,8 +23,8 @@ def fleet_of(folder: Path, *, port: int, extra: tuple[dict[str, object], ...] = 
     ]
     fleet = {
         "name": "chaos",
-        "models": [*models, *extra],
-        "pools": [{"name": "sim", "device": "simulated", "gpu_type": "H100", "gpus_per_node": 3, "kv_memory": "8GiB"}],
+        "models": [*models, SLEEPER, *extra],
+        "pools": [{"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": 3, "kv_memory": "8GiB"}],
         "gateway": {"port": port, "replicas": 2, "hold_s": 90},
     }
     file = folder / "fleet.json"

@@ -11,7 +11,7 @@ import httpx
 
 MODELS = ("alpha", "beta", "gamma")
 _PROMPTS = tuple([7 + i, *range(20, 60)] for i in range(4))
-_MAX_TOKENS = 120
+_MAX_TOKENS = 80
 _CLIENTS = 12
 _TIMEOUT_S = 150.0
 
@@ -45,6 +45,7 @@ class Run:
         return [a for a in self.answers if a.ends["length"] and a.text != self.expected[a.model, a.prompt]]
 
     def refused(self) -> list[Answered]:
+        """Answered with an error."""
         return [a for a in self.answers if a.ends and not a.ends["length"]]
 
 
@@ -55,11 +56,12 @@ class Load:
 
     @classmethod
     def calibrated(cls, url: str) -> "Load":
-        """One after the other, in peace, and every model twice: also the second replica says the same."""
+        """In peace, and every prompt several times: also the other replica says the same."""
 
         async def all_of_them() -> list[Answered]:
             async with _client() as http:
-                return [await _ask(http, url, m, p) for _ in range(2) for m in MODELS for p in range(len(_PROMPTS))]
+                asks = [_ask(http, url, m, p) for _ in range(3) for m in MODELS for p in range(len(_PROMPTS))]
+                return await asyncio.gather(*asks)
 
         answers = asyncio.run(all_of_them())
         expected = {(a.model, a.prompt): a.text for a in answers}
@@ -99,6 +101,14 @@ class Load:
 def _client() -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(timeout=_TIMEOUT_S, limits=limits, trust_env=False)
+
+
+def ask_once(url: str, model: str) -> Answered:
+    async def one() -> Answered:
+        async with _client() as http:
+            return await _ask(http, url, model, 0)
+
+    return asyncio.run(one())
 
 
 async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int) -> Answered:
