@@ -281,6 +281,9 @@ class ControlLoop:
             return
         self._abandon_failed_moves(now_s)
         needs = self._needs(now_s)
+        if not needs.holds(self._goal):
+            self._need_plan("the plan no longer fits")
+            return
         progress = self._transition.advance(
             self._plan,
             self._goal,

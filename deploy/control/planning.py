@@ -28,6 +28,12 @@ class Needs:
         needed = sum(resident_bytes(m.spec, unit.num_gpus) for m in self.models if m.model in models)
         return needed <= bytes_for_models(unit)
 
+    def holds(self, plan: Plan) -> bool:
+        """Every unit's models fit; those that are not planned for count nothing."""
+        known = {m.model for m in self.models}
+        planned = ((u.unit_id, frozenset(p.model for p in u.models) & known) for u in plan.units)
+        return all(self.fits(unit_id, models) for unit_id, models in planned if models)
+
     def homeless(self, plan: Plan, *, but: tuple[str, ...] = ()) -> int:
         """Models that must have a replica and have none."""
         return sum(m.min_replicas > 0 and m.model not in but and not plan.units_of(m.model) for m in self.models)

@@ -170,6 +170,16 @@ def test_demand__gateways_are_silent__last_good_plan_stays() -> None:
     assert world.serving("a") == ["u1"]
 
 
+def test_plan__solver_asks_for_more_than_fits__is_not_followed_and_units_serve_on() -> None:
+    solver = Told(a="u1", b="u2")
+    world = world_of(solver, "a", "b", room=1)
+    solver.homes = {"a": ("u1",), "b": ("u1",)}
+
+    world.beat(60)
+
+    assert (world.serving("a"), world.serving("b")) == (["u1"], ["u2"])
+
+
 # ---- models that sleep ----
 
 
