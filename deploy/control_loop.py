@@ -281,14 +281,15 @@ class ControlLoop:
             return
         self._abandon_failed_moves(now_s)
         needs = self._needs(now_s)
-        if not needs.holds(self._goal):
+        fits = needs.memory_test()
+        if not needs.holds(self._goal, fits):
             self._need_plan("the plan no longer fits")
             return
         progress = self._transition.advance(
             self._plan,
             self._goal,
             self._fleet.at(now_s),
-            fits=needs.fits,
+            fits=fits,
             now_s=now_s,
         )
         self._plan, self._is_moving = progress.plan, not progress.is_done

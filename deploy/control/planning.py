@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from placement.diff import Fits
 from placement.estimate import estimate
 from placement.instance import Estimator
 from placement.memory import bytes_for_models, resident_bytes
@@ -20,19 +21,28 @@ class Needs:
     models: tuple[PlacementModel, ...]
     sleepers: tuple[str, ...] = ()
 
-    def fits(self, unit_id: str, models: frozenset[str]) -> bool:
+    def memory_test(self) -> Fits:
         """By memory beside the pool. Models that are not planned for are on units whose capacity is without them."""
-        unit = next((u for u in self.units if u.unit_id == unit_id), None)
-        if unit is None or (unit.max_models is not None and len(models) > unit.max_models):
-            return False
-        needed = sum(resident_bytes(m.spec, unit.num_gpus) for m in self.models if m.model in models)
-        return needed <= bytes_for_models(unit)
+        units = {u.unit_id: u for u in self.units}
+        sizes = {
+            (m.model, gpus): resident_bytes(m.spec, gpus)
+            for m in self.models
+            for gpus in {u.num_gpus for u in self.units}
+        }
 
-    def holds(self, plan: Plan) -> bool:
+        def fits(unit_id: str, models: frozenset[str]) -> bool:
+            unit = units.get(unit_id)
+            if unit is None or (unit.max_models is not None and len(models) > unit.max_models):
+                return False
+            return sum(sizes.get((m, unit.num_gpus), 0) for m in models) <= bytes_for_models(unit)
+
+        return fits
+
+    def holds(self, plan: Plan, fits: Fits) -> bool:
         """Every unit's models fit; those that are not planned for count nothing."""
         known = {m.model for m in self.models}
         planned = ((u.unit_id, frozenset(p.model for p in u.models) & known) for u in plan.units)
-        return all(self.fits(unit_id, models) for unit_id, models in planned if models)
+        return all(fits(unit_id, models) for unit_id, models in planned if models)
 
     def homeless(self, plan: Plan, *, but: tuple[str, ...] = ()) -> int:
         """Models that must have a replica and have none."""

@@ -96,6 +96,25 @@ def test_fleet_report__state_of_a_control_loop__comes_over_whole(endpoint: tuple
     assert all(m.is_ready for m in status.models)
 
 
+def test_explain__running_fleet__says_where_a_model_sits_and_what_else_there_was(
+    endpoint: tuple[Endpoint, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, url = endpoint
+    world = World(catalog("a", "b"), expected_units=2)
+    world.start_unit()
+    world.start_unit()
+    world.beat(6)
+    server.answer = (200, msgspec.json.encode(world.loop.explain("a", world.now_s)).decode())
+
+    with pytest.raises(SystemExit) as exited:
+        main(["explain", url, "a"])
+
+    out = capsys.readouterr().out
+    assert exited.value.code == 0
+    assert f"on {world.serving('a')[0]}:" in out
+    assert world.serving("b")[0] in out, "the other unit is among the rejected"
+
+
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [
