@@ -271,8 +271,12 @@ def main() -> None:
         "--quick", action="store_true", help="short phases; the CPU fleet without its baseline from scratch"
     )
     parser.add_argument("--fleet", choices=["simulated", "cpu", "both"], default="both")
+    parser.add_argument("--variant", choices=list(VARIANTS), action="append", help="only these")
+    parser.add_argument("--append", action="store_true", help="keep the rows that FILE has of other runs")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    if options.append and options.json is not None and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
     for setting in (simulated(is_quick=options.quick), on_cpu(is_quick=options.quick)):
         is_cpu = setting.models[0] in DEMO_SHAPES
         if options.fleet not in ("both", "cpu" if is_cpu else "simulated"):
@@ -280,13 +284,12 @@ def main() -> None:
         records = requests(setting)
         span_s = records[-1].arrival_s
         for variant, replan in VARIANTS.items():
-            if is_cpu and options.quick and replan == "scratch":
+            if variant not in (options.variant or VARIANTS) or (is_cpu and options.quick and replan == "scratch"):
                 continue
             print(f"{setting.name}, {variant}: {len(records)} requests in {span_s:.0f} s", file=sys.stderr, flush=True)
             outcomes, status = run(setting, records, replan=replan)
             found = list(rows_of(setting, variant, outcomes, loads_of(status, span_s + 30.0)))
-            show(found)
-            rows += found
+            rows = [r for r in rows if (r["fleet"], r["variant"]) != (setting.name, variant)] + found
     show(sorted(rows, key=lambda r: (r["fleet"], r["phase"])))
     if options.json is not None:
         write_report(options.json, machine_facts(laptop_cpu(num_cores=2, memory_bytes=1)), rows)
