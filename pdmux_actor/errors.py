@@ -5,6 +5,8 @@ EngineError
 ├── LaunchFailed       a launch that was to be measured failed
 ├── EngineStartFailed  the engine process did not come up
 ├── EngineDied         the engine process is gone
+├── DeviceUnavailable  the GPU, or a package that drives it, is not there
+├── PartitioningUnavailable  the GPU's SMs cannot be partitioned by green contexts
 ├── StreamRefused      a unit's frame stream refused the connection (token, version)
 └── UnitLost           the frame stream of a unit broke or went silent
 """
@@ -34,6 +36,21 @@ class EngineDied(EngineError):
         super().__init__(f"engine process {pid} ended with exit code {exit_code}; Serve restarts its unit")
         self.pid = pid
         self.exit_code = exit_code
+
+
+class DeviceUnavailable(EngineError):
+    def __init__(self, *, reason: str, remedy: str) -> None:
+        super().__init__(f"no CUDA device to serve on: {reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class PartitioningUnavailable(EngineError):
+    def __init__(self, *, call: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{call}: {reason}; {remedy}")
+        self.call = call
+        self.reason = reason
+        self.remedy = remedy
 
 
 class StreamRefused(EngineError):

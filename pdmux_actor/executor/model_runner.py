@@ -20,7 +20,7 @@ from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, Mixe
 # What decode reads at once: small enough to stay in the last-level cache between the gather and the attention.
 _MAX_READ_BYTES = 8 * 1024 * 1024
 
-_NOT_FINITE = "the model's logits were not finite (NaN or infinity); serve it with dtype float32 or bfloat16"
+LOGITS_NOT_FINITE = "the model's logits were not finite (NaN or infinity); serve it with dtype float32 or bfloat16"
 
 Tokens = tuple[tuple[SampledToken, ...], ...]
 
@@ -172,5 +172,5 @@ def _produced(tokens: Sequence[tuple[SampledToken, ...]], broken: frozenset[int]
     ordered = [placed[place] for place in range(len(placed))]
     return Produced(
         tuple(() if row in broken else of_row for row, of_row in ordered),
-        {place: _NOT_FINITE for place, (row, _) in enumerate(ordered) if row in broken},
+        {place: LOGITS_NOT_FINITE for place, (row, _) in enumerate(ordered) if row in broken},
     )

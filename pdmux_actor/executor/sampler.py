@@ -64,9 +64,9 @@ class Sampler:
         if len(self._plain_rows) + len(self._filtered_rows):
             uniforms = torch.from_numpy(uniform(self._seeds, self._output_indices + step))
             scaled = (logits - highest[:, None]).double().div_(self._temperatures[:, None].clamp(min=1e-12))
-            for rows, draw in ((self._plain_rows, _draw), (self._filtered_rows, self._draw_filtered)):
+            for rows, draw_rows in ((self._plain_rows, draw), (self._filtered_rows, self._draw_filtered)):
                 if len(rows):
-                    token_ids[rows] = draw(scaled[rows], uniforms[rows])
+                    token_ids[rows] = draw_rows(scaled[rows], uniforms[rows])
         return self._with_logprobs(token_ids, report, broken_rows)
 
     def tokens(self, sampled: SampledBatch) -> list[SampledToken]:
@@ -116,10 +116,10 @@ class Sampler:
         mass_before = probabilities.cumsum(dim=-1) - probabilities
         outside = (mass_before >= self._top_ps[rows][:, None]) & (ranks > 0)
         ordered.masked_fill_(outside, float("-inf"))
-        return token_ids.gather(1, _draw(ordered, uniforms)[:, None]).squeeze(1)
+        return token_ids.gather(1, draw(ordered, uniforms)[:, None]).squeeze(1)
 
 
-def _draw(scaled: Tensor, uniforms: Tensor) -> Tensor:
+def draw(scaled: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse of the distribution function. float64 throughout: 150,000 tokens add up."""
     cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1]

@@ -11,21 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.lanes import Lane as CpuLane
 from pdmux_actor.executor.lanes import PinnedThread, available_cores
+from pdmux_actor.executor.loading import load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
-from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
-from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
-from pdmux_actor.models.weights import load_weights
 from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition, lane_of
-from profiler.specs import AUTO_DTYPE, DeviceSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,23 +66,18 @@ class TorchCpuExecutor:
     def load_model(
         self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
     ) -> ModelInfo:
-        folder = resolve_checkpoint(model, source, revision)
-        raw_config = read_json(model, folder, "config.json")
-        dtype = dtype or self._default_dtype
-        config = DecoderConfig.from_config(model, raw_config, None if dtype == AUTO_DTYPE else dtype)
-        if dtype == AUTO_DTYPE:
-            config = DecoderConfig.from_config(model, raw_config, self._fastest_dtype(config))
-        geometry = KvGeometry.of(config.spec, self.block_bytes)
-        self._check_fits(model, config, geometry)
-        info = ModelInfo(
-            model=model,
-            spec=config.spec,
-            geometry=geometry,
-            eos_token_ids=eos_token_ids(model, folder, raw_config),
-            max_model_len=_max_model_len(model, config, max_model_len),
+        loaded = load_decoder(
+            model,
+            source,
+            revision=revision,
+            dtype=dtype or self._default_dtype,
+            max_model_len=max_model_len,
+            block_bytes=self.block_bytes,
+            available_bytes=psutil.virtual_memory().available,
+            fastest_dtype=self._fastest_dtype,
         )
-        self._loaded[model] = Decoder(config, load_weights(model, folder, config), info.max_model_len)
-        return info
+        self._loaded[model] = loaded.decoder
+        return loaded.info
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._attached[info.model] = AttachedModel(
@@ -150,39 +141,11 @@ class TorchCpuExecutor:
             Lane.DECODE: self._cores[: shares.decode_sms],
         }
 
-    def _fastest_dtype(self, config: DecoderConfig) -> str:
+    def _fastest_dtype(self, spec: ModelSpec) -> str:
         chosen: list[str] = []
         # A thread of its own: the number of threads torch uses is a property of the calling thread.
         thread = PinnedThread("measure-dtype", self._cores)
-        thread.submit(lambda: chosen.append(fastest_dtype(config.spec)))
+        thread.submit(lambda: chosen.append(fastest_dtype(spec)))
         thread.close()
         _LOG.info("dtype auto: %s is the fastest here", chosen[0])
         return chosen[0]
-
-    def _check_fits(self, model: str, config: DecoderConfig, geometry: KvGeometry) -> None:
-        spec = config.spec
-        if geometry.tokens_per_row == 0:
-            needed_bytes = 2 * spec.head_dim * spec.dtype_bytes
-            raise ModelLoadError(
-                model=model,
-                reason=f"a token block of {self.block_bytes} bytes holds no token of head_dim={spec.head_dim}",
-                remedy=f"set the engine's block_bytes to at least {needed_bytes}",
-            )
-        available_bytes = psutil.virtual_memory().available
-        if spec.weight_bytes > available_bytes:
-            raise ModelLoadError(
-                model=model,
-                reason=f"its weights take {spec.weight_bytes} bytes as {spec.dtype}, {available_bytes} are free",
-                remedy="use a smaller model or dtype, a smaller KV pool, or place fewer models here",
-            )
-
-
-def _max_model_len(model: str, config: DecoderConfig, requested: int | None) -> int:
-    limit = config.spec.max_position_embeddings
-    window = config.attention_window_tokens
-    if window is not None and window < limit:
-        _LOG.warning("%s: sequences are limited to its sliding window of %d tokens", model, window)
-        limit = window
-    if requested is not None and requested > limit:
-        _LOG.warning("%s: max_model_len %d exceeds what the checkpoint supports, %d", model, requested, limit)
-    return limit if requested is None else min(requested, limit)

@@ -46,7 +46,7 @@ def chunk_attention(query: Tensor, key_value: Tensor) -> Tensor:
     for first in range(0, num_tokens, _QUERY_TILE_TOKENS):
         last = min(first + _QUERY_TILE_TOKENS, num_tokens)
         keys = key_value[:, None, : start + last].expand(-1, group, -1, -1, -1)
-        visible = torch.ones(last - first, start + last, dtype=torch.bool).tril(diagonal=start + first)
+        visible = torch.ones(last - first, start + last, dtype=torch.bool, device=query.device).tril(start + first)
         attended = functional.scaled_dot_product_attention(
             _grouped(query[first:last], kv_heads), keys[..., 0, :], keys[..., 1, :], attn_mask=visible
         )

@@ -40,9 +40,19 @@ def make_prompt(length: int, seed: int = 0, vocab_size: int = 640) -> tuple[int,
 
 
 class CpuRig:
-    def __init__(self, *, pool_mib: int = 32, block_bytes: int = 4096, poisoned: bool = True) -> None:
-        self.executor = TorchCpuExecutor(kv_pool_bytes=pool_mib << 20, block_bytes=block_bytes, device=make_device())
-        if poisoned:
+    def __init__(
+        self,
+        *,
+        pool_mib: int = 32,
+        block_bytes: int = 4096,
+        poisoned: bool = True,
+        executor: TorchCpuExecutor | None = None,
+    ) -> None:
+        """`executor` None makes one; tests of the CUDA executor bring theirs, which answers alike."""
+        self.executor = executor or TorchCpuExecutor(
+            kv_pool_bytes=pool_mib << 20, block_bytes=block_bytes, device=make_device()
+        )
+        if poisoned and executor is None:
             # All but the block that pads reads, which nobody can write.
             self.executor._storage.pool[:-1].fill_(NAN_BYTE)
         self._free_blocks = np.random.default_rng(0).permutation(self.executor.total_blocks)

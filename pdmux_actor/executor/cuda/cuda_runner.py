@@ -1,0 +1,208 @@
+"""Enqueues launches of one lane on the lane's stream. Nothing here waits for the device."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, bucket_of
+from pdmux_actor.executor.cuda.decode_kernels import decode_splits
+from pdmux_actor.executor.cuda.device_attention import BatchAttention, DeviceKv
+from pdmux_actor.executor.cuda.device_batch import DeviceBatch, stage_batch
+from pdmux_actor.executor.cuda.device_sampler import (
+    NOT_FINITE,
+    DeviceSample,
+    SamplingRows,
+    host_tokens,
+    sample_with_reports,
+)
+from pdmux_actor.executor.cuda.host_stage import HostStage
+from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
+
+Read = Callable[[], Produced]
+"""Called when the launch is over: reads what was copied to the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaModel:
+    """`buckets` are made when first needed. `max_rows` is the most rows that a sequence can hold."""
+
+    info: ModelInfo
+    decoder: Decoder
+    kv: DeviceKv
+    row_table: npt.NDArray[np.int64]
+    eos_token_ids: Tensor
+    max_rows: int
+    buckets: dict[int, DecodeBucket] = field(default_factory=dict)
+
+    def bucket(self, num_sequences: int) -> DecodeBucket:
+        size = bucket_of(num_sequences)
+        if size not in self.buckets:
+            self.buckets[size] = DecodeBucket(self.decoder, self.kv, size, self.max_rows)
+        return self.buckets[size]
+
+
+@dataclass(slots=True)
+class _PrefillState:
+    """A prefill batch between two slices."""
+
+    model: str
+    batch: DeviceBatch
+    rotary: Tensor
+    hidden: Tensor
+    next_layer: int
+
+
+class CudaRunner:
+    """`models` is shared with the executor, which adds and removes entries while no launch of them is in flight."""
+
+    def __init__(self, models: Mapping[str, CudaModel], graphs: DecodeGraphs, device: torch.device) -> None:
+        self._models = models
+        self._graphs = graphs
+        self._stage = HostStage(device)
+        self._prefills: dict[int, _PrefillState] = {}
+
+    def enqueue(self, launch: ComputeLaunch, sms: int, stream: Any) -> Read:
+        """On `stream`, which the caller has made current and which has `sms` SMs."""
+        match launch:
+            case PrefillSlice():
+                return self._prefill(launch)
+            case DecodeStep():
+                return self._decode(launch, sms, stream)
+            case MixedStep():
+                return self._mixed(launch, sms)
+
+    def drop_prefill(self, batch_id: int) -> None:
+        self._prefills.pop(batch_id, None)
+
+    def forget_model(self, model: str) -> None:
+        for batch_id, state in list(self._prefills.items()):
+            if state.model == model:
+                self.drop_prefill(batch_id)
+
+    def _prefill(self, launch: PrefillSlice) -> Read:
+        model = self._models[launch.model]
+        if launch.first_layer == 0:
+            batch = stage_batch(self._stage, launch.chunks, (), model.row_table, model.kv.tokens_per_row)
+            _upload_begun(model, batch)
+            state = _PrefillState(
+                launch.model,
+                batch,
+                model.decoder.rotary(batch.tensors["positions"]),
+                model.decoder.embed(batch.tensors["token_ids"]),
+                0,
+            )
+        else:
+            state = self._prefills.pop(launch.batch_id)
+        assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
+        attention = BatchAttention(model.kv, state.batch, num_splits=1)
+        state.hidden = model.decoder.forward_layers(
+            state.hidden, state.rotary, attention, launch.first_layer, launch.last_layer
+        )
+        state.next_layer = launch.last_layer
+        if launch.last_layer < model.info.spec.num_layers:
+            self._prefills[launch.batch_id] = state
+            return Produced
+        return _sample_batch(model, state.batch, state.hidden)
+
+    def _mixed(self, launch: MixedStep, sms: int) -> Read:
+        model = self._models[launch.model]
+        batch = stage_batch(self._stage, launch.chunks, launch.sequences, model.row_table, model.kv.tokens_per_row)
+        _upload_begun(model, batch)
+        splits = decode_splits(max(1, batch.num_decodes), model.kv.kv_heads, sms)
+        hidden = model.decoder.forward_layers(
+            model.decoder.embed(batch.tensors["token_ids"]),
+            model.decoder.rotary(batch.tensors["positions"]),
+            BatchAttention(model.kv, batch, splits),
+            0,
+            model.info.spec.num_layers,
+        )
+        return _sample_batch(model, batch, hidden)
+
+    def _decode(self, launch: DecodeStep, sms: int, stream: Any) -> Read:
+        model = self._models[launch.model]
+        bucket = model.bucket(len(launch.sequences))
+        rows = SamplingRows.of(launch.sequences)
+        if not rows.is_plain:
+            return self._decode_with_reports(launch, model, bucket, sms)
+        key = GraphKey(
+            model=launch.model, bucket=bucket_of(len(launch.sequences)), decode_sms=sms, sampling=rows.kind.value
+        )
+
+        def step() -> None:
+            bucket.step(rows.kind, sms)
+
+        if not self._graphs.has(key):
+            bucket.load_padding(self._stage)
+            stream.synchronize()  # a capture runs the step on padding; once per shape, outside the hot path
+        replay = self._graphs.replay(key, step, stream)
+        bucket.load(self._stage, launch.sequences, launch.steps, model.row_table)
+        for _ in range(launch.steps):
+            replay()
+        sampled = _to_host(bucket.sampled[: launch.steps])
+        num_sequences = len(launch.sequences)
+        return lambda: _produced(
+            [
+                tuple(SampledToken(token_id) for token_id in token_ids)
+                for token_ids in sampled[:, :num_sequences].t().tolist()
+            ]
+        )
+
+    def _decode_with_reports(self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, sms: int) -> Read:
+        rows = bucket.load(self._stage, launch.sequences, launch.steps, model.row_table)
+        samples = []
+        for step in range(launch.steps):
+            sample = sample_with_reports(bucket.logits(sms), bucket.parameters, rows, model.eos_token_ids, step)
+            bucket.advance(sample.token_ids)
+            samples.append(_sample_to_host(sample))
+        alternatives = rows.num_alternatives
+        return lambda: _produced(list(zip(*(host_tokens(s, alternatives) for s in samples), strict=True)))
+
+
+def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:
+    if len(batch.tensors["begun_rows"]):
+        model.kv.table.index_copy_(0, batch.tensors["begun_rows"], batch.tensors["begun_blocks"])
+
+
+def _sample_batch(model: CudaModel, batch: DeviceBatch, hidden: Tensor) -> Read:
+    places = batch.tensors["sampled"]
+    if not len(places):
+        return Produced
+    logits = model.decoder.logits(hidden.index_select(0, places))
+    sample = _sample_to_host(sample_with_reports(logits, batch.tensors, batch.sampling, model.eos_token_ids))
+    return lambda: _produced([(token,) for token in host_tokens(sample, batch.sampling.num_alternatives)])
+
+
+def _sample_to_host(sample: DeviceSample) -> DeviceSample:
+    def copied(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else _to_host(tensor)
+
+    return DeviceSample(
+        token_ids=_to_host(sample.token_ids),
+        logprobs=copied(sample.logprobs),
+        top_ids=copied(sample.top_ids),
+        top_logprobs=copied(sample.top_logprobs),
+    )
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Pinned memory, filled once the launch is over. torch keeps a cache of pinned blocks, so this allocates rarely."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _produced(tokens: list[tuple[SampledToken, ...]]) -> Produced:
+    broken = {i for i, of_sequence in enumerate(tokens) if any(t.token_id == NOT_FINITE for t in of_sequence)}
+    return Produced(
+        tuple(() if i in broken else of_sequence for i, of_sequence in enumerate(tokens)),
+        dict.fromkeys(broken, LOGITS_NOT_FINITE),
+    )

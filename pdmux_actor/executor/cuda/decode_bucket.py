@@ -1,0 +1,137 @@
+"""The decode step of one model at one batch size, over buffers that never move, so that it can be captured.
+
+It feeds itself: the sampled token, the next position and the step counter stay on the device, so look-ahead steps run
+back to back without the host (DuetServe §4.3).
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pdmux_actor.executor.cuda.decode_kernels import decode_splits
+from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_batch import padded_rows
+from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
+from pdmux_actor.executor.cuda.host_stage import HostStage, layout, views
+from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.scheduling.sequence import Sequence
+
+MAX_STEPS = 16
+_PADDING = -1
+
+
+class DecodeBucket:
+    """`size` sequences at most; the rest are padding, which writes no KV and samples tokens that nobody reads."""
+
+    def __init__(self, decoder: Decoder, kv: DeviceKv, size: int, max_rows: int) -> None:
+        """`max_rows` is the most rows that a sequence of the model can hold."""
+        self._decoder = decoder
+        self._kv = kv
+        self._size = size
+        device = kv.pool.device
+        most_begun = size * (MAX_STEPS // kv.tokens_per_row + 1)
+        longest = {
+            **self._fixed_arrays((), 1, SamplingRows.of((), num_steps=MAX_STEPS, num_rows=size)),
+            "rows": np.zeros(size * max_rows, dtype=np.int32),
+            "begun_rows": np.zeros(most_begun, dtype=np.int64),
+            "begun_blocks": np.zeros((most_begun, kv.table.shape[1]), dtype=np.int32),
+        }
+        self._buffer = torch.zeros(layout(longest)[1], dtype=torch.uint8, device=device)
+        self._inputs = views(self._buffer, longest)
+        self._places = torch.arange(size, dtype=torch.int32, device=device)
+        self.sampled = torch.zeros(MAX_STEPS, size, dtype=torch.int32, device=device)
+
+    def load(
+        self, stage: HostStage, sequences: Seq[Sequence], steps: int, row_table: npt.NDArray[np.int64]
+    ) -> SamplingRows:
+        """Sends the inputs of `steps` steps, and the blocks of rows that these begin."""
+        assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
+        rows, row_stride = padded_rows(sequences, self._size)
+        begun = _begun_rows(sequences, steps, self._kv.tokens_per_row)
+        sampling = SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self._size)
+        sent = stage.send(
+            {
+                **self._fixed_arrays(sequences, row_stride, sampling),
+                "rows": rows.reshape(-1),
+                "begun_rows": begun,
+                "begun_blocks": row_table[begun].astype(np.int32),
+            },
+            self._buffer,
+        )
+        assert sent["rows"].data_ptr() == self._inputs["rows"].data_ptr(), "the captured step reads another place"
+        if len(begun):
+            self._kv.table.index_copy_(0, sent["begun_rows"], sent["begun_blocks"])
+        return sampling
+
+    def load_padding(self, stage: HostStage) -> None:
+        """Inputs under which a step changes nothing but its own buffers."""
+        self.load(stage, (), 1, np.zeros((0, self._kv.table.shape[1]), dtype=np.int64))
+
+    def step(self, kind: SamplingKind, decode_sms: int) -> None:
+        """One token for each sequence, into `sampled[step counter]`."""
+        hidden = self._forward(decode_splits(self._size, self._kv.kv_heads, decode_sms))
+        counter = self._inputs["step"]
+        uniforms = self._inputs["uniforms"].index_select(0, counter).squeeze(0)
+        token_ids = sample_rows(self._decoder.logits(hidden), self._inputs, uniforms, kind)
+        self.sampled.index_copy_(0, counter.long(), token_ids.unsqueeze(0))
+        self._inputs["token_ids"].copy_(token_ids.clamp(min=0))
+        positions = self._inputs["positions"]
+        positions.add_((positions >= 0).to(torch.int32))
+        counter.add_(1)
+
+    def logits(self, decode_sms: int) -> Tensor:
+        """Of one step, for samplings that a captured step cannot do; `advance` goes on from what they gave."""
+        return self._decoder.logits(self._forward(decode_splits(self._size, self._kv.kv_heads, decode_sms)))
+
+    def advance(self, token_ids: Tensor) -> None:
+        positions = self._inputs["positions"]
+        self._inputs["token_ids"].copy_(token_ids.clamp(min=0))
+        positions.add_((positions >= 0).to(torch.int32))
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Sampling parameters on the device."""
+        return self._inputs
+
+    def _forward(self, num_splits: int) -> Tensor:
+        positions, row_stride, rows = (self._inputs[name] for name in ("positions", "row_stride", "rows"))
+        active = positions >= 0
+        contexts = positions + 1  # padding: 0
+        known = positions.clamp(min=0)
+        row_places = self._places * row_stride + torch.div(known, self._kv.tokens_per_row, rounding_mode="floor")
+        token_rows = torch.where(active, rows.index_select(0, row_places), _PADDING)
+
+        def attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            self._kv.store(layer, token_rows, known, key, value)
+            return self._kv.attend_decodes(layer, query, rows, row_stride, contexts, num_splits)
+
+        hidden = self._decoder.embed(self._inputs["token_ids"])
+        rotary = self._decoder.rotary(known)
+        return self._decoder.forward_layers(hidden, rotary, attention, 0, self._decoder.spec.num_layers)
+
+    def _fixed_arrays(
+        self, sequences: Seq[Sequence], row_stride: int, sampling: SamplingRows
+    ) -> dict[str, npt.NDArray[np.generic]]:
+        """Arrays whose sizes depend on the bucket only: what follows them in the buffer stays in place."""
+        padding = self._size - len(sequences)
+        return {
+            "step": np.zeros(1, dtype=np.int32),
+            "row_stride": np.array([row_stride], dtype=np.int32),
+            "token_ids": np.array([s.token_ids[-1] for s in sequences] + [0] * padding, dtype=np.int32),
+            "positions": np.array([len(s.token_ids) - 1 for s in sequences] + [_PADDING] * padding, dtype=np.int32),
+            **sampling.arrays,
+        }
+
+
+def _begun_rows(sequences: Seq[Sequence], steps: int, tokens_per_row: int) -> npt.NDArray[np.int64]:
+    """Rows whose first token one of the next `steps` steps writes."""
+    begun = []
+    for sequence in sequences:
+        position = len(sequence.token_ids) - 1
+        first = -(-position // tokens_per_row)
+        begun += sequence.rows[first : (position + steps - 1) // tokens_per_row + 1]
+    return np.array(begun, dtype=np.int64)

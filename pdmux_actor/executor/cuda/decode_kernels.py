@@ -1,0 +1,184 @@
+"""Decode attention over the head-wise block pool, split over the context (flash decoding) to fill the partition's SMs.
+
+A program handles one sequence, one KV head and one split: the query heads of the KV head are the rows of a matrix
+product (padded to 16, the least that tensor cores take), K and V are read where they lie. A second kernel joins splits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE_TOKENS = 64
+_LEAST_ROWS = 16
+_LOG2_E = 1.4426950408889634
+_MOST_SPLITS = 32
+
+
+@triton.jit
+def _keep_split(partial_ptr, lse_ptr, slot, slot_mask, lanes, highest, total, weighted, HEAD_DIM: tl.constexpr):
+    """Of each slot, the attended values and the logarithm of their weights' sum."""
+    has_tokens = total > 0.0
+    share = tl.where(has_tokens, total, 1.0)
+    tl.store(lse_ptr + slot, tl.where(has_tokens, highest + tl.log2(share), float("-inf")), mask=slot_mask)
+    tl.store(
+        partial_ptr + slot[:, None] * HEAD_DIM + lanes[None, :],
+        weighted / share[:, None],
+        mask=slot_mask[:, None] & (lanes < HEAD_DIM)[None, :],
+    )
+
+
+@triton.jit
+def _split_kernel(
+    query_ptr,
+    query_token_stride,
+    query_head_stride,
+    pool_ptr,
+    table_ptr,
+    rows_ptr,
+    row_stride_ptr,
+    context_tokens_ptr,
+    partial_ptr,
+    lse_ptr,
+    first_column,
+    block_elements,
+    scale_log2,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    TOKENS_PER_ROW: tl.constexpr,
+    BLOCKS_PER_ROW: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    column = first_column + head
+    context_tokens = tl.load(context_tokens_ptr + sequence)
+    row_stride = tl.load(row_stride_ptr).to(tl.int64)
+    tiles_per_split = tl.cdiv(tl.cdiv(context_tokens, TILE), tl.num_programs(2))
+    first = split * tiles_per_split * TILE
+    last = tl.minimum(first + tiles_per_split * TILE, context_tokens)
+
+    group = tl.arange(0, GROUP_PADDED)
+    lanes = tl.arange(0, HEAD_DIM_PADDED)
+    lane_mask = lanes < HEAD_DIM
+    query_heads = head * GROUP + group
+    query_offsets = sequence * query_token_stride + query_heads[:, None] * query_head_stride + lanes[None, :]
+    query = tl.load(query_ptr + query_offsets, mask=(group < GROUP)[:, None] & lane_mask[None, :], other=0.0)
+    highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PADDED], tl.float32)
+    weighted = tl.zeros([GROUP_PADDED, HEAD_DIM_PADDED], tl.float32)
+    for start in range(first, last, TILE):
+        tokens = start + tl.arange(0, TILE)
+        valid = tokens < last
+        row = tl.load(rows_ptr + sequence * row_stride + tokens // TOKENS_PER_ROW, mask=valid, other=0).to(tl.int64)
+        block = tl.load(table_ptr + row * BLOCKS_PER_ROW + column, mask=valid, other=0).to(tl.int64)
+        offsets = block * block_elements + (tokens % TOKENS_PER_ROW) * 2 * HEAD_DIM
+        # What is masked is not read: other models' bytes, NaN patterns as likely as not, lie beside it.
+        read_mask = valid[:, None] & lane_mask[None, :]
+        key = tl.load(pool_ptr + offsets[:, None] + lanes[None, :], mask=read_mask, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
+        scores = tl.where(valid[None, :], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        rescale = tl.exp2(highest - new_highest)
+        weights = tl.exp2(scores - new_highest[:, None])
+        value = tl.load(pool_ptr + offsets[:, None] + HEAD_DIM + lanes[None, :], mask=read_mask, other=0.0)
+        weighted = weighted * rescale[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        total = total * rescale + tl.sum(weights, axis=1)
+        highest = new_highest
+
+    slot = (sequence * tl.num_programs(1) * GROUP + query_heads) * tl.num_programs(2) + split
+    _keep_split(partial_ptr, lse_ptr, slot, group < GROUP, lanes, highest, total, weighted, HEAD_DIM)
+
+
+@triton.jit
+def _join_kernel(
+    partial_ptr,
+    lse_ptr,
+    out_ptr,
+    num_splits,
+    SPLITS_PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    slot = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, SPLITS_PADDED)
+    lanes = tl.arange(0, HEAD_DIM_PADDED)
+    lse = tl.load(lse_ptr + slot * num_splits + splits, mask=splits < num_splits, other=float("-inf"))
+    highest = tl.max(lse, axis=0)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)  # padding of a captured batch: no tokens at all
+    weights = tl.exp2(lse - highest)
+    partial = tl.load(
+        partial_ptr + (slot * num_splits + splits)[:, None] * HEAD_DIM + lanes[None, :],
+        mask=(splits < num_splits)[:, None] & (lanes < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    total = tl.sum(weights, axis=0)
+    joined = tl.sum(partial * weights[:, None], axis=0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out_ptr + slot * HEAD_DIM + lanes, joined.to(out_ptr.dtype.element_ty), mask=lanes < HEAD_DIM)
+
+
+def decode_splits(num_sequences: int, kv_heads: int, sms: int) -> int:
+    """Splits of each context, so that the programs come to two for every SM of the partition, where there are fewer."""
+    return max(1, min(_MOST_SPLITS, -(-2 * sms // (num_sequences * kv_heads))))
+
+
+def decode_attention(
+    query: Tensor,
+    pool: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    row_stride: Tensor,
+    context_tokens: Tensor,
+    *,
+    layer: int,
+    kv_heads: int,
+    tokens_per_row: int,
+    num_splits: int,
+) -> Tensor:
+    """One query token per sequence, over `context_tokens` (int32 [sequences], the new token included, 0: padding).
+
+    query: [sequences, heads, head_dim]; pool: [blocks, elements]; table: int32 [max_rows, blocks_per_row]; rows: int32,
+    row i of sequence s at `rows[s * row_stride + i]`; row_stride: int32 [1], on the device since a captured graph must
+    not hold it. Returns [sequences, heads * head_dim].
+    """
+    num_sequences, num_heads, head_dim = query.shape
+    group = num_heads // kv_heads
+    padded_dim = triton.next_power_of_2(head_dim)
+    partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=query.device)
+    lse = torch.empty(num_sequences, num_heads, num_splits, dtype=torch.float32, device=query.device)
+    out = torch.empty(num_sequences, num_heads * head_dim, dtype=query.dtype, device=query.device)
+    _split_kernel[(num_sequences, kv_heads, num_splits)](
+        query,
+        query.stride(0),
+        query.stride(1),
+        pool,
+        table,
+        rows,
+        row_stride,
+        context_tokens,
+        partial,
+        lse,
+        layer * kv_heads,
+        pool.stride(0),
+        head_dim**-0.5 * _LOG2_E,
+        GROUP=group,
+        GROUP_PADDED=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        HEAD_DIM_PADDED=padded_dim,
+        TOKENS_PER_ROW=tokens_per_row,
+        BLOCKS_PER_ROW=table.shape[1],
+        TILE=_TILE_TOKENS,
+    )
+    _join_kernel[(num_sequences * num_heads,)](
+        partial,
+        lse,
+        out,
+        num_splits,
+        SPLITS_PADDED=triton.next_power_of_2(num_splits),
+        HEAD_DIM=head_dim,
+        HEAD_DIM_PADDED=padded_dim,
+    )
+    return out

@@ -1,0 +1,146 @@
+"""Sampling on the device: nothing here waits for the GPU, and every shape is known beforehand, as a capture needs.
+
+The draws are those of executor.sampler, row by row: same uniform numbers, same order of filters.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pdmux_actor.executor.sampler import draw, uniform
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.sequence import Sequence
+
+NOT_FINITE = -1  # stands for the token of a row whose logits hold NaN or infinity
+_UINT64 = (1 << 64) - 1
+
+
+class SamplingKind(Enum):
+    """The least that serves all rows of a batch."""
+
+    GREEDY = "greedy"
+    DRAWN = "drawn"
+    FILTERED = "filtered"  # some row has top-k or top-p: all are sorted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRows:
+    """Parameters of the rows of one launch, on the host."""
+
+    kind: SamplingKind
+    arrays: Mapping[str, npt.NDArray[np.generic]]
+    num_alternatives: tuple[int | None, ...]
+    has_min_tokens: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """No log-probabilities, no masked end tokens: what captured steps can do."""
+        return not self.has_min_tokens and all(n is None for n in self.num_alternatives)
+
+    @classmethod
+    def of(
+        cls, sequences: Seq[Sequence], *, steps: int = 1, num_steps: int | None = None, num_rows: int | None = None
+    ) -> "SamplingRows":
+        """For `steps` steps; padded with greedy rows to `num_rows`, and with unused steps to `num_steps`."""
+        params = [s.request.sampling for s in sequences]
+        padding = (num_rows or len(params)) - len(params)
+        seeds = np.array([p.seed & _UINT64 for p in params] + [0] * padding, dtype=np.uint64)
+        done = np.array([s.num_output_tokens for s in sequences] + [0] * padding, dtype=np.int64)
+        filtered = any(p.temperature > 0 and (p.top_p < 1 or p.top_k > 0) for p in params)
+        drawn = any(p.temperature > 0 for p in params)
+        uniforms = np.zeros((num_steps or steps, len(seeds)))
+        if drawn:
+            uniforms[:steps] = [uniform(seeds, done + step) for step in range(steps)]
+        left = [p.min_tokens - s.num_output_tokens for p, s in zip(params, sequences, strict=True)]
+        return cls(
+            kind=SamplingKind.FILTERED if filtered else SamplingKind.DRAWN if drawn else SamplingKind.GREEDY,
+            arrays={
+                "temperature": np.array([p.temperature for p in params] + [0.0] * padding, dtype=np.float64),
+                "top_p": np.array([p.top_p for p in params] + [1.0] * padding, dtype=np.float64),
+                "top_k": np.array([p.top_k for p in params] + [0] * padding, dtype=np.int32),
+                "min_tokens_left": np.array(left + [0] * padding, dtype=np.int32),
+                "uniforms": uniforms,
+            },
+            num_alternatives=tuple(p.logprobs for p in params),
+            has_min_tokens=any(n > 0 for n in left),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """`token_ids`: int32 [rows]; the others [rows, most alternatives] or [rows], where a row asked for them."""
+
+    token_ids: Tensor
+    logprobs: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
+
+
+def sample_rows(logits: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor, kind: SamplingKind) -> Tensor:
+    """Token ids int32 [rows], NOT_FINITE where the logits are not. logits: float32 [rows, vocab_size]."""
+    highest, token_ids = logits.max(dim=-1)
+    if kind is not SamplingKind.GREEDY:
+        temperature = parameters["temperature"]
+        scaled = (logits - highest[:, None]).double().div_(temperature[:, None].clamp(min=1e-12))
+        drawn = draw(scaled, uniforms)
+        if kind is SamplingKind.FILTERED:
+            is_filtered = (parameters["top_p"] < 1) | (parameters["top_k"] > 0)
+            drawn = torch.where(is_filtered, _draw_filtered(scaled, parameters, uniforms), drawn)
+        token_ids = torch.where(temperature > 0, drawn, token_ids)
+    return torch.where(highest.isfinite(), token_ids, NOT_FINITE).to(torch.int32)
+
+
+def sample_with_reports(
+    logits: Tensor, parameters: Mapping[str, Tensor], rows: SamplingRows, eos_token_ids: Tensor, step: int = 0
+) -> DeviceSample:
+    """As `sample_rows`, with log-probabilities of the model's own distribution and end tokens masked before
+    `min_tokens`. logits are overwritten.
+    """
+    wanted = [n for n in rows.num_alternatives if n is not None]
+    report = logits.log_softmax(dim=-1) if wanted else None
+    if rows.has_min_tokens and len(eos_token_ids):
+        too_short = parameters["min_tokens_left"] > step
+        ends = logits.index_select(1, eos_token_ids)
+        logits.index_copy_(1, eos_token_ids, ends.masked_fill(too_short[:, None], float("-inf")))
+    token_ids = sample_rows(logits, parameters, parameters["uniforms"][step], rows.kind)
+    if report is None:
+        return DeviceSample(token_ids=token_ids)
+    top_logprobs, top_ids = report.topk(min(max(1, *wanted), report.shape[1]), dim=-1)
+    chosen = report.gather(1, token_ids.clamp(min=0).long()[:, None]).squeeze(1)
+    return DeviceSample(token_ids=token_ids, logprobs=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
+
+
+def host_tokens(sample: DeviceSample, num_alternatives: Seq[int | None]) -> list[SampledToken]:
+    """Plain values of a sample that was copied to the host. Rows beyond `num_alternatives` are padding."""
+    ids = sample.token_ids.tolist()[: len(num_alternatives)]
+    if sample.logprobs is None or sample.top_ids is None or sample.top_logprobs is None:
+        return [SampledToken(token_id) for token_id in ids]
+    tokens = []
+    reports = zip(sample.logprobs.tolist(), sample.top_ids.tolist(), sample.top_logprobs.tolist(), strict=False)
+    for token_id, wanted, (logprob, top_ids, top_logprobs) in zip(ids, num_alternatives, reports, strict=False):
+        if wanted is None:
+            tokens.append(SampledToken(token_id))
+        else:
+            top = tuple(zip(top_ids[:wanted], top_logprobs[:wanted], strict=True))
+            tokens.append(SampledToken(token_id, logprob, top))
+    return tokens
+
+
+def _draw_filtered(scaled: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor) -> Tensor:
+    """top-k first, then top-p over what top-k left."""
+    ordered, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(scaled.shape[1], device=scaled.device)
+    top_k = parameters["top_k"]
+    most = torch.where(top_k > 0, top_k, scaled.shape[1])
+    ordered = ordered.masked_fill(ranks >= most[:, None], float("-inf"))
+    probabilities = ordered.softmax(dim=-1)
+    mass_before = probabilities.cumsum(dim=-1) - probabilities
+    outside = (mass_before >= parameters["top_p"][:, None]) & (ranks > 0)
+    ordered = ordered.masked_fill(outside, float("-inf"))
+    return token_ids.gather(1, draw(ordered, uniforms)[:, None]).squeeze(1)

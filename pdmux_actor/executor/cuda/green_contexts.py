@@ -1,0 +1,119 @@
+"""SM partitions: pairs of disjoint CUDA green contexts. The only file that calls the CUDA driver API.
+
+A pair splits the device's SMs into a group for decode, whose SMs the driver keeps in whole clusters, and the remainder
+for prefill. All pairs are made at start (a pair costs about 4 MB, MuxWise §4.5) and live until `close`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from pdmux_actor.errors import PartitioningUnavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmPair:
+    """What the driver gave, which can be a few SMs more for decode than was asked for; the streams are raw handles."""
+
+    decode_sms: int
+    prefill_sms: int
+    decode_stream: int
+    prefill_stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmResource:
+    """`step_sms` is the least step that keeps clusters whole: the larger of minimum partition and alignment."""
+
+    num_sms: int
+    step_sms: int
+
+
+class GreenContexts:
+    """`driver` is cuda.bindings.driver, or whatever answers like it."""
+
+    def __init__(self, driver: Any, device_index: int) -> None:
+        """The primary context must be active (torch initialised).
+
+        Raises:
+            PartitioningUnavailable: the driver or the device has no green contexts.
+        """
+        self._driver = driver
+        self._device = self._call("cuDeviceGet", device_index)
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        self._all_sms = self._call("cuDeviceGetDevResource", self._device, kind)
+        self._contexts: list[Any] = []
+        self._streams: list[Any] = []
+
+    @property
+    def resource(self) -> SmResource:
+        sm = self._all_sms.sm
+        step_sms = max(getattr(sm, "minSmPartitionSize", 0), getattr(sm, "smCoscheduledAlignment", 0))
+        # Drivers before CUDA 13 leave the fields at 0: 8 SMs are legal on every architecture since sm_80.
+        return SmResource(num_sms=sm.smCount, step_sms=step_sms or 8)
+
+    def pairs(self, decode_shares: Sequence[int]) -> tuple[SmPair, ...]:
+        """One pair for each share of SMs for decode.
+
+        Raises:
+            PartitioningUnavailable: a share cannot be made; pairs made before it are gone.
+        """
+        try:
+            return tuple(self._pair(share) for share in decode_shares)
+        except PartitioningUnavailable:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Destroys streams, then contexts: the other way round the driver refuses the streams."""
+        for stream in self._streams:
+            self._call("cuStreamDestroy", stream)
+        for context in self._contexts:
+            self._call("cuGreenCtxDestroy", context)
+        self._streams, self._contexts = [], []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pair(self, decode_sms: int) -> SmPair:
+        groups, count, remainder = self._call("cuDevSmResourceSplitByCount", 1, self._all_sms, 0, decode_sms)
+        if count != 1 or remainder.sm.smCount == 0:
+            raise PartitioningUnavailable(
+                call="cuDevSmResourceSplitByCount", reason=f"{decode_sms} SMs cannot be split off", remedy=_REMEDY
+            )
+        # Decode's stream has priority where both lanes wait for the same hardware queue.
+        decode, prefill = self._stream(groups[0], priority=-1), self._stream(remainder, priority=0)
+        return SmPair(
+            decode_sms=groups[0].sm.smCount,
+            prefill_sms=remainder.sm.smCount,
+            decode_stream=int(decode),
+            prefill_stream=int(prefill),
+        )
+
+    def _stream(self, resource: Any, *, priority: int) -> Any:
+        descriptor = self._call("cuDevResourceGenerateDesc", [resource], 1)
+        flag = self._driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        context = self._call("cuGreenCtxCreate", descriptor, self._device, flag)
+        self._contexts.append(context)
+        non_blocking = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = self._call("cuGreenCtxStreamCreate", context, non_blocking, priority)
+        self._streams.append(stream)
+        return stream
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            error, *values = getattr(self._driver, name)(*arguments)
+        except (RuntimeError, AttributeError) as missing:  # no libcuda, or one without this function
+            raise PartitioningUnavailable(call=name, reason=str(missing), remedy=_REMEDY) from missing
+        if error != self._driver.CUresult.CUDA_SUCCESS:
+            raise PartitioningUnavailable(call=name, reason=str(error), remedy=_REMEDY)
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+_REMEDY = "install an NVIDIA driver of release 550 or newer on a GPU of sm_80 or newer"

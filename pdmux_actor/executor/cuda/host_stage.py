@@ -1,0 +1,63 @@
+"""Carries a launch's small arrays to the device in one asynchronous copy from pinned memory."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_ALIGNMENT_BYTES = 16
+_DTYPES: Mapping[np.dtype[np.generic], torch.dtype] = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float64): torch.float64,
+}
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+class HostStage:
+    """One per lane: it is filled again only after the lane's launch is over, so that no copy reads what changes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned = self._allocate(64 * 1024)
+
+    def send(self, arrays: Arrays, target: Tensor | None = None) -> dict[str, Tensor]:
+        """Device views of `arrays`, in order, each aligned. `target`: uint8 on the device, for a captured graph that
+        reads from there; None allocates.
+        """
+        offsets, size_bytes = layout(arrays)
+        if size_bytes > len(self._pinned):
+            self._pinned = self._allocate(size_bytes + size_bytes // 4)
+        host = self._pinned.numpy()
+        for name, array in arrays.items():
+            flat = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+            host[offsets[name] : offsets[name] + flat.size] = flat
+        if target is None:
+            target = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        assert size_bytes <= len(target), "a launch's arrays outgrow the buffer of its graph"
+        target[:size_bytes].copy_(self._pinned[:size_bytes], non_blocking=True)
+        return views(target, arrays)
+
+    def _allocate(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+
+
+def layout(arrays: Arrays) -> tuple[dict[str, int], int]:
+    """Offset of each array, and where the last one ends."""
+    offsets, end = {}, 0
+    for name, array in arrays.items():
+        offsets[name] = end
+        end += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return offsets, end
+
+
+def views(buffer: Tensor, arrays: Arrays) -> dict[str, Tensor]:
+    """`buffer` as the arrays that lie in it."""
+    offsets, _ = layout(arrays)
+    return {
+        name: buffer[offsets[name] : offsets[name] + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
+        for name, array in arrays.items()
+    }

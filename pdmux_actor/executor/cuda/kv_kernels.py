@@ -1,0 +1,129 @@
+"""Triton kernels that move K and V between a launch's tensors and the block pool.
+
+A row's physical blocks stand in a device table `[max_rows, blocks_per_row]` of int32 (see KvGeometry): a launch names
+rows, never blocks, so that no table of layers x heads crosses the bus.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _store_kernel(
+    key_ptr,
+    value_ptr,
+    token_stride,
+    head_stride,
+    pool_ptr,
+    table_ptr,
+    rows_ptr,
+    positions_ptr,
+    first_column,
+    block_elements,
+    BLOCKS_PER_ROW: tl.constexpr,
+    TOKENS_PER_ROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row = tl.load(rows_ptr + token).to(tl.int64)
+    if row >= 0:  # padding of a captured batch has no row
+        lanes = tl.arange(0, HEAD_DIM_PADDED)
+        mask = lanes < HEAD_DIM
+        block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + head).to(tl.int64)
+        offset = (tl.load(positions_ptr + token) % TOKENS_PER_ROW).to(tl.int64)
+        target = pool_ptr + block * block_elements + offset * 2 * HEAD_DIM + lanes
+        source = token * token_stride + head * head_stride + lanes
+        tl.store(target, tl.load(key_ptr + source, mask=mask), mask=mask)
+        tl.store(target + HEAD_DIM, tl.load(value_ptr + source, mask=mask), mask=mask)
+
+
+@triton.jit
+def _gather_kernel(
+    pool_ptr,
+    table_ptr,
+    rows_ptr,
+    offsets_ptr,
+    key_ptr,
+    value_ptr,
+    first_column,
+    block_elements,
+    kv_heads,
+    BLOCKS_PER_ROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    lanes = tl.arange(0, HEAD_DIM_PADDED)
+    mask = lanes < HEAD_DIM
+    row = tl.load(rows_ptr + token).to(tl.int64)
+    block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + head).to(tl.int64)
+    source = pool_ptr + block * block_elements + tl.load(offsets_ptr + token).to(tl.int64) * 2 * HEAD_DIM + lanes
+    target = (token * kv_heads + head) * HEAD_DIM + lanes
+    tl.store(key_ptr + target, tl.load(source, mask=mask), mask=mask)
+    tl.store(value_ptr + target, tl.load(source + HEAD_DIM, mask=mask), mask=mask)
+
+
+def store_kv(
+    pool: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    layer: int,
+    tokens_per_row: int,
+) -> None:
+    """pool: [blocks, elements]; rows, positions: int32 [tokens], row -1 is padding; key, value: [tokens, kv_heads,
+    head_dim] with equal strides.
+    """
+    num_tokens, kv_heads, head_dim = key.shape
+    assert key.stride() == value.stride()
+    assert key.stride(2) == 1, "a head's elements lie side by side"
+    if num_tokens:
+        _store_kernel[(num_tokens, kv_heads)](
+            key,
+            value,
+            key.stride(0),
+            key.stride(1),
+            pool,
+            table,
+            rows,
+            positions,
+            layer * kv_heads,
+            pool.stride(0),
+            BLOCKS_PER_ROW=table.shape[1],
+            TOKENS_PER_ROW=tokens_per_row,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
+        )
+
+
+def gather_kv(
+    pool: Tensor, table: Tensor, rows: Tensor, offsets: Tensor, *, layer: int, kv_heads: int, head_dim: int
+) -> tuple[Tensor, Tensor]:
+    """K and V `[tokens, kv_heads, head_dim]` of the tokens at `offsets` of `rows` (int32 [tokens] each)."""
+    shape = (rows.shape[0], kv_heads, head_dim)
+    key = torch.empty(shape, dtype=pool.dtype, device=pool.device)
+    value = torch.empty_like(key)
+    if len(rows):
+        _gather_kernel[(rows.shape[0], kv_heads)](
+            pool,
+            table,
+            rows,
+            offsets,
+            key,
+            value,
+            layer * kv_heads,
+            pool.stride(0),
+            kv_heads,
+            BLOCKS_PER_ROW=table.shape[1],
+            HEAD_DIM=head_dim,
+            HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
+        )
+    return key, value

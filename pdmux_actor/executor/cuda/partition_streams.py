@@ -1,0 +1,96 @@
+"""Which CUDA stream a lane launches on under a partition: green contexts' where they exist, plain ones elsewhere."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from pdmux_actor.errors import PartitioningUnavailable
+from pdmux_actor.executor.cuda.green_contexts import GreenContexts
+from pdmux_actor.scheduling.launch import Lane
+
+_LOG = logging.getLogger(__name__)
+
+# Fewer partitions mean fewer captured graphs: 16-SM steps lose little to finer ones (MuxWise §3.3.2).
+PARTITION_STEP_SMS = 16
+_DECODE_PRIORITY = -1
+
+
+class PartitionStreams(Protocol):
+    """`step_sms` is the granularity of shares; `kind` says how, for people."""
+
+    kind: str
+    step_sms: int
+
+    def stream(self, lane: Lane, sms: int) -> Any:
+        """The torch stream for `lane` with `sms` SMs."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PlainStreams:
+    """One stream per lane, and the whole device for both: what remains when it cannot be partitioned."""
+
+    def __init__(self, device: torch.device, num_sms: int, reason: str) -> None:
+        self.kind = f"plain streams ({reason})"
+        self.step_sms = min(PARTITION_STEP_SMS, max(1, num_sms // 2))
+        self._streams: Mapping[Lane, Any] = {
+            Lane.DECODE: torch.cuda.Stream(device, priority=_DECODE_PRIORITY),
+            Lane.PREFILL: torch.cuda.Stream(device),
+        }
+
+    def stream(self, lane: Lane, sms: int) -> Any:
+        return self._streams[lane]
+
+    def close(self) -> None:
+        pass
+
+
+class GreenStreams:
+    """A stream per lane and partition; a lane that has the device to itself launches outside all green contexts."""
+
+    kind = "green contexts"
+
+    def __init__(self, device: torch.device, contexts: GreenContexts) -> None:
+        resource = contexts.resource
+        step = -(-PARTITION_STEP_SMS // resource.step_sms) * resource.step_sms
+        self.step_sms = step
+        self._num_sms = resource.num_sms
+        self._contexts = contexts
+        self._whole = PlainStreams(device, resource.num_sms, "whole device")
+        shares = range(step, resource.num_sms, step)
+        self._streams: dict[tuple[Lane, int], Any] = {}
+        for share, pair in zip(shares, contexts.pairs(shares), strict=True):
+            if pair.decode_sms != share:
+                _LOG.warning("asked for %d SMs for decode, the driver gave %d", share, pair.decode_sms)
+            self._streams[Lane.DECODE, share] = torch.cuda.ExternalStream(pair.decode_stream, device)
+            self._streams[Lane.PREFILL, resource.num_sms - share] = torch.cuda.ExternalStream(
+                pair.prefill_stream, device
+            )
+
+    def stream(self, lane: Lane, sms: int) -> Any:
+        if sms >= self._num_sms:
+            return self._whole.stream(lane, sms)
+        return self._streams[lane, sms]
+
+    def close(self) -> None:
+        self._contexts.close()
+
+
+def open_partition_streams(device: torch.device, num_sms: int) -> PartitionStreams:
+    """Green contexts if the driver has them; otherwise plain streams, and a warning that says why."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return _plain(device, num_sms, "the Python package cuda-bindings is not installed")
+    try:
+        return GreenStreams(device, GreenContexts(driver, device.index or 0))
+    except PartitioningUnavailable as error:
+        return _plain(device, num_sms, str(error))
+
+
+def _plain(device: torch.device, num_sms: int, reason: str) -> PlainStreams:
+    _LOG.warning("the GPU is not partitioned, prefill and decode compete for all SMs: %s", reason)
+    return PlainStreams(device, num_sms, reason)

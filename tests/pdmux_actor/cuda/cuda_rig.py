@@ -1,0 +1,82 @@
+"""The CUDA executor on the CPU: Triton's interpreter computes, a stream is nothing, a captured step is run again."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from cpu_rig import NAN_BYTE, CpuRig
+
+from pdmux_actor.executor.cuda.cuda_runner import Read
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, Step
+from pdmux_actor.executor.torch_cuda import Event, TorchCudaExecutor
+from pdmux_actor.scheduling.launch import Lane
+from profiler.devices import H200
+
+KV_POOL_BYTES = 4 << 20
+NUM_SMS = 4  # the splits of a context follow from it, and the interpreter runs each
+BLOCK_BYTES = 512  # 4 tokens of the tiny checkpoints
+
+
+class NoStream:
+    def __init__(self, lane: Lane, sms: int) -> None:
+        self.lane, self.sms = lane, sms
+
+    def synchronize(self) -> None:
+        pass
+
+
+class NoStreams:
+    kind = "none"
+    step_sms = 16
+
+    def stream(self, lane: Lane, sms: int) -> NoStream:
+        return NoStream(lane, sms)
+
+    def close(self) -> None:
+        pass
+
+
+class Done:
+    def query(self) -> bool:
+        return True
+
+
+class CpuLanes:
+    """Implements LaneDevice; `used` remembers the streams of launches."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.streams = NoStreams()
+        self.used: list[NoStream] = []
+
+    def enqueue(self, stream: NoStream, work: partial[Read]) -> tuple[Read, Event]:
+        self.used.append(stream)
+        return work(), Done()
+
+    def free_memory_bytes(self) -> int:
+        return 1 << 34
+
+
+class RerunCapture:
+    """As capturing does, it runs the step once; `graph_bytes` is what each takes."""
+
+    def __init__(self, graph_bytes: int) -> None:
+        self.graph_bytes = graph_bytes
+        self.count = 0
+
+    def __call__(self, step: Step, stream: NoStream) -> tuple[Step, int]:
+        self.count += 1
+        step()
+        return step, self.graph_bytes
+
+
+def make_cuda_rig(*, budget_bytes: int = 1 << 30, graph_bytes: int = 1 << 20) -> CpuRig:
+    executor = TorchCudaExecutor(
+        kv_pool_bytes=KV_POOL_BYTES,
+        block_bytes=BLOCK_BYTES,
+        lanes=CpuLanes(),
+        device=replace(H200, num_sms=NUM_SMS),
+        graphs=DecodeGraphs(RerunCapture(graph_bytes), budget_bytes),
+    )
+    executor._pool.fill_(NAN_BYTE)
+    return CpuRig(executor=executor)

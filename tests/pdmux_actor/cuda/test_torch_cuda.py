@@ -1,0 +1,112 @@
+"""The CUDA executor's bookkeeping: graphs within their budget, failures, what is not there."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no build for this platform")
+
+from cpu_rig import make_prompt, outputs
+from cuda_rig import NUM_SMS, make_cuda_rig
+
+from pdmux_actor.errors import DeviceUnavailable, ModelLoadError
+from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.torch_cuda import open_cuda_executor
+from pdmux_actor.scheduling.launch import DecodeStep, Lane
+
+NEW_TOKENS = 3
+
+
+def test_decode__same_shape_again__is_captured_once(tiny_checkpoints: Mapping[str, Path]) -> None:
+    rig = make_cuda_rig()
+    executor: Executor = rig.executor
+    rig.load("llama", tiny_checkpoints["llama"])
+
+    for count in (1, 3, 4):
+        sequences = [rig.sequence("llama", make_prompt(4 + i), NEW_TOKENS) for i in range(count)]
+        rig.prefill(sequences)
+        rig.decode(sequences, NEW_TOKENS - 1)
+
+    assert rig.executor._graphs._capture.count == 2  # 3 and 4 sequences share a bucket
+    assert executor.device.num_sms == NUM_SMS
+
+
+def test_decode__budget_spent__goes_on_launch_by_launch_with_the_same_tokens(
+    tiny_checkpoints: Mapping[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    produced = []
+    for budget_bytes in (1 << 30, 0):
+        rig = make_cuda_rig(budget_bytes=budget_bytes)
+        rig.load("qwen2", tiny_checkpoints["qwen2"])
+        sequences = [rig.sequence("qwen2", make_prompt(n), NEW_TOKENS) for n in (3, 6)]
+        rig.prefill(sequences)
+        rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=2)
+        produced.append(outputs(sequences, NEW_TOKENS))
+        assert len(rig.executor._graphs) == (1 if budget_bytes else 0)
+
+    assert produced[0] == produced[1]
+    assert "launch by launch" in caplog.text
+
+
+def test_decode__logits_not_finite__only_that_sequence_fails(tiny_checkpoints: Mapping[str, Path]) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+    healthy, broken = (rig.sequence("llama", make_prompt(n), NEW_TOKENS) for n in (6, 7))
+    rig.prefill([healthy, broken])
+    table = rig._tables["llama"]
+    rig.executor._pool.view(torch.float32)[torch.from_numpy(table[broken.rows[0]])] = float("nan")
+
+    rig.executor.submit(DecodeStep(model="llama", sequences=(healthy, broken)))
+    done = rig.wait()
+
+    assert len(done.tokens[0]) == 1
+    assert done.tokens[1] == ()
+    assert "not finite" in done.sequence_errors[1]
+
+
+def test_submit__launch_that_fails__completes_with_error_and_the_lane_lives(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+    sequence = rig.sequence("llama", make_prompt(8), NEW_TOKENS)
+    sequence.token_ids[3] = 10**6  # no such row of the embedding
+
+    rig.executor.submit(rig.prefill_slices([sequence], 1000)[0])
+    assert rig.wait().error is not None
+
+    other = rig.sequence("llama", make_prompt(8), NEW_TOKENS)
+    rig.prefill([other])
+    assert len(outputs([other], 1)[0]) == 1
+
+
+def test_detach_model__prefill_half_done__forgets_its_states_and_graphs(tiny_checkpoints: Mapping[str, Path]) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+    sequence = rig.sequence("llama", make_prompt(8), NEW_TOKENS)
+    rig.prefill([sequence])
+    rig.decode([sequence], 1)
+    rig.run(rig.prefill_slices([rig.sequence("llama", make_prompt(5), NEW_TOKENS)], 1)[0])
+
+    rig.executor.detach_model("llama")
+
+    assert len(rig.executor._graphs) == 0
+    assert rig.executor._runners[Lane.PREFILL]._prefills == {}
+
+
+def test_load_model__larger_than_the_device__is_refused(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig()
+    monkeypatch.setattr(rig.executor._lanes, "free_memory_bytes", lambda: 1000)
+
+    with pytest.raises(ModelLoadError, match="1000 are free"):
+        rig.load("llama", tiny_checkpoints["llama"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_open_cuda_executor__no_gpu__says_what_is_missing() -> None:
+    with pytest.raises(DeviceUnavailable, match=r"no CUDA device to serve on: .*; (install|check)"):
+        open_cuda_executor(kv_pool_bytes=1 << 20, block_bytes=4096)
