@@ -54,15 +54,13 @@ def _split_kernel(
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     split = tl.program_id(2)
-    column = first_column + head
     context_tokens = tl.load(context_tokens_ptr + sequence)
-    row_stride = tl.load(row_stride_ptr).to(tl.int64)
-    tiles_per_split = tl.cdiv(tl.cdiv(context_tokens, TILE), tl.num_programs(2))
-    first = split * tiles_per_split * TILE
-    last = tl.minimum(first + tiles_per_split * TILE, context_tokens)
+    first_row_ptr = rows_ptr + sequence * tl.load(row_stride_ptr)
+    split_tokens = tl.cdiv(tl.cdiv(context_tokens, TILE), tl.num_programs(2)) * TILE
+    first = split * split_tokens
+    last = tl.minimum(first + split_tokens, context_tokens)
 
-    group = tl.arange(0, GROUP_PADDED)
-    lanes = tl.arange(0, HEAD_DIM_PADDED)
+    group, lanes = tl.arange(0, GROUP_PADDED), tl.arange(0, HEAD_DIM_PADDED)
     lane_mask = lanes < HEAD_DIM
     query_heads = head * GROUP + group
     query_offsets = sequence * query_token_stride + query_heads[:, None] * query_head_stride + lanes[None, :]
@@ -73,8 +71,8 @@ def _split_kernel(
     for start in range(first, last, TILE):
         tokens = start + tl.arange(0, TILE)
         valid = tokens < last
-        row = tl.load(rows_ptr + sequence * row_stride + tokens // TOKENS_PER_ROW, mask=valid, other=0).to(tl.int64)
-        block = tl.load(table_ptr + row * BLOCKS_PER_ROW + column, mask=valid, other=0).to(tl.int64)
+        row = tl.load(first_row_ptr + tokens // TOKENS_PER_ROW, mask=valid, other=0).to(tl.int64)
+        block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + head, mask=valid, other=0).to(tl.int64)
         offsets = block * block_elements + (tokens % TOKENS_PER_ROW) * 2 * HEAD_DIM
         # What is masked is not read: other models' bytes, NaN patterns as likely as not, lie beside it.
         read_mask = valid[:, None] & lane_mask[None, :]
