@@ -1,5 +1,7 @@
 """The two Serve applications: what the `import_path`s of a rendered config name."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -8,11 +10,14 @@ from ray.serve import Application
 
 from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, GatewayArgs, UnitsArgs, UnitShape
 from deploy.controller import Controller
+from deploy.key_file import read_key_file
 from deploy.render import DRAIN_TIMEOUT_S
+from deploy.settings import otlp_endpoint
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
 from pdmux_actor.serving.commands import EngineSettings
+from router.api_keys import KeyRing
 from router.limits import GatewayLimits
 from router.serve_adapter import GatewayIngress
 
@@ -34,8 +39,18 @@ def build_gateway(args: GatewayArgs) -> Application:
     limits = GatewayLimits(max_body_bytes=args.max_body_bytes, max_queued=args.max_queued_requests, hold_s=args.hold_s)
     controller = serve.deployment(name=CONTROLLER_DEPLOYMENT)(Controller).bind()
     return serve.deployment(name=GATEWAY_DEPLOYMENT)(GatewayIngress).bind(
-        controller, controller_deployment=CONTROLLER_DEPLOYMENT, controller_app=GATEWAY_APP, limits=limits
+        controller,
+        controller_deployment=CONTROLLER_DEPLOYMENT,
+        controller_app=GATEWAY_APP,
+        limits=limits,
+        read_keys=None if args.api_keys is None else partial(_key_ring, args.api_keys),
+        logs_requests=args.request_log,
+        otlp_endpoint=otlp_endpoint,
     )
+
+
+def _key_ring(path: str) -> KeyRing:
+    return read_key_file(Path(path)).ring()
 
 
 def actor_settings(shape: UnitShape) -> ActorSettings:

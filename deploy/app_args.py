@@ -44,6 +44,8 @@ class GatewayArgs(Args):
     max_body_bytes: int
     max_queued_requests: int
     hold_s: float
+    api_keys: str | None = None
+    request_log: bool = False
 
 
 class ControllerConfig(Args):

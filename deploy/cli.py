@@ -35,6 +35,7 @@ def build_app() -> typer.Typer:
     from deploy.commands.compare import compare
     from deploy.commands.demo import demo
     from deploy.commands.explain import explain
+    from deploy.commands.keys import keys
     from deploy.commands.plan import plan
     from deploy.commands.profile import profile
     from deploy.commands.render import render, schema
@@ -71,6 +72,7 @@ def build_app() -> typer.Typer:
         app.command()(command)
     app.callback()(options)
     app.add_typer(traces, name="traces")
+    app.add_typer(keys, name="keys")
     return app
 
 

@@ -2,6 +2,7 @@
 
 DeployError
 ├── FleetFileError     the fleet file cannot be used; one line per problem
+├── KeyFileError       the file of API keys cannot be used
 ├── SourceNotFound     a model's checkpoint is not where the fleet file says
 ├── PortTaken          something else listens on the gateway's port
 ├── FleetStartError    the fleet did not come up
@@ -29,6 +30,15 @@ class FleetFileError(DeployError):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
+
+
+class KeyFileError(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
 
 
 class SourceNotFound(DeployError):

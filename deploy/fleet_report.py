@@ -8,6 +8,7 @@ import msgspec
 
 from deploy.errors import FleetUnreachable
 from deploy.fleet_status import FleetStatus
+from deploy.settings import bearer_headers
 from placement.explain import Explanation
 
 _TIMEOUT_S = 10.0
@@ -35,7 +36,9 @@ def explanation(url: str, model: str) -> Explanation | None:
 def _get(url: str, params: Mapping[str, str]) -> bytes:
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        response = httpx.get(f"{base}{_PATH}", params=params, timeout=_TIMEOUT_S, trust_env=False)
+        response = httpx.get(
+            f"{base}{_PATH}", params=params, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
+        )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
     except httpx.TransportError as error:

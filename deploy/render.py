@@ -135,6 +135,8 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
         max_body_bytes=gateway.max_body_bytes,
         max_queued_requests=gateway.max_queued_requests,
         hold_s=gateway.hold_s,
+        api_keys=gateway.api_keys,
+        request_log=gateway.request_log,
     )
     return {
         "name": GATEWAY_APP,

@@ -6,6 +6,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deploy.errors import FleetUnreachable
+from deploy.settings import bearer_headers
 from traces.report import SloTarget
 
 _TIMEOUT_S = 10.0
@@ -41,9 +42,8 @@ class _Listing(BaseModel):
 def served_models(url: str, *, api_key: str | None = None) -> tuple[ServedModel, ...]:
     """Raises FleetUnreachable: nothing there answers as an OpenAI-compatible endpoint, or it serves no model."""
     base = url.rstrip("/").removesuffix("/v1")
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
-        response = httpx.get(f"{base}/v1/models", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        response = httpx.get(f"{base}/v1/models", headers=bearer_headers(api_key), timeout=_TIMEOUT_S, trust_env=False)
         response.raise_for_status()
         entries = _Listing.model_validate_json(response.content).data
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

@@ -169,7 +169,13 @@ class GatewaySection(Section):
     max_queued_requests: PositiveInt = 512
     """Requests of one model that may wait in one gateway replica; more are answered 429 with Retry-After."""
     hold_s: PositiveFloat = 30.0
-    """How long a request waits for its model to become ready before it is answered 503."""
+    """How long a request waits for its turn (then 429) or for its model to become ready (then 503), unless it brings a
+    target of its own."""
+    api_keys: Annotated[str, Field(min_length=1)] | None = None
+    """File of API keys (relative to this file), made with `muxfleet keys`; read again when it changes. Default: anybody
+    may use every model."""
+    request_log: bool = False
+    """One JSON line per request on the gateways' standard output."""
 
 
 class FleetFile(Section):
@@ -238,7 +244,9 @@ def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
 def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
     models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
     pools = tuple(p.model_copy(update={"profile": _resolved(p.profile, base)}) for p in fleet.pools)
-    return fleet.model_copy(update={"models": models, "pools": pools})
+    keys = _resolved(fleet.gateway.api_keys, base)
+    gateway = fleet.gateway.model_copy(update={"api_keys": keys})
+    return fleet.model_copy(update={"models": models, "pools": pools, "gateway": gateway})
 
 
 def _resolved(file: str | None, base: Path) -> str | None:
@@ -280,6 +288,17 @@ def cache_folder() -> Path:
 def running_fleets_folder() -> Path:
     """Where `muxfleet up` notes what it runs on this machine."""
     return cache_folder() / "fleets"
+
+
+def bearer_headers(api_key: str | None = None) -> Mapping[str, str]:
+    """For requests to a fleet's gateway: the key given, or that of MUXFLEET_API_KEY."""
+    key = api_key or os.environ.get("MUXFLEET_API_KEY")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def otlp_endpoint() -> str | None:
+    """Where OpenTelemetry traces go, from OTEL_EXPORTER_OTLP_ENDPOINT of the process that asks."""
+    return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
 
 
 def ray_address() -> str | None:

@@ -6,6 +6,7 @@ import httpx
 import msgspec
 
 from deploy.errors import FleetUnreachable
+from deploy.settings import bearer_headers
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 
 _TIMEOUT_S = 20.0
@@ -24,7 +25,9 @@ def unit_decisions(url: str, unit: str, *, last: int) -> LogExcerpt:
     base = url.rstrip("/").removesuffix("/v1")
     path = f"/units/{quote(unit, safe='')}/decisions"
     try:
-        response = httpx.get(f"{base}{path}", params={"last": last}, timeout=_TIMEOUT_S, trust_env=False)
+        response = httpx.get(
+            f"{base}{path}", params={"last": last}, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
+        )
     except httpx.InvalidURL as error:
         raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
     except httpx.TransportError as error:

@@ -156,6 +156,8 @@ class Admission:
     def on_first_token(self, request_id: str) -> None:
         model = self._charged[request_id][0].model
         self._before_first[model] -= 1
+        # Its unit may be free sooner than thought, for other models too.
+        self._blocked_until_s = {m: s for m, s in self._blocked_until_s.items() if s == math.inf}
 
     def end(self, request_id: str, *, output_tokens: int, had_first_token: bool, finished: bool) -> None:
         """Settles the account of an admitted request, however it ended."""

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from router.access import Pass
 from router.answer import Answer
 from router.error_bodies import error_response
 from router.errors import (
@@ -18,7 +19,9 @@ from router.errors import (
     ControlLoopSilent,
     InvalidRequest,
     MethodNotAllowed,
+    ModelNotFound,
     PathNotFound,
+    RequestTimeout,
     RouterError,
     UnitNotFound,
     UnitSilent,
@@ -31,8 +34,10 @@ from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.document import Document, body_of, responses_of
 from router.openai.schemas import ChatCompletion, Completion, Health, Model, ModelList, Readiness, Version
+from router.receipt import Receipt
 from router.request_identity import RequestIdentity
 from router.streaming import ClientDisconnected, EventStream, unless_disconnected
+from router.tracing import RequestSpans
 
 Feed = Callable[[Gateway], Awaitable[None]]
 ReadDecisions = Callable[[str, int], Awaitable[bytes | None]]
@@ -56,6 +61,7 @@ def create_app(
     read_decisions: ReadDecisions | None = None,
     read_fleet: ReadFleet | None = None,
     read_metrics: ReadMetrics | None = None,
+    spans: RequestSpans | None = None,
     echo_request_id: bool = True,
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
@@ -69,7 +75,13 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan(gateway, feed),
     )
-    app.add_middleware(RequestIdentity, metrics=gateway.metrics, echoes=echo_request_id)
+    app.add_middleware(
+        RequestIdentity,
+        metrics=gateway.metrics,
+        echoes=echo_request_id,
+        max_header_bytes=gateway.limits.max_header_bytes,
+        spans=spans,
+    )
     app.add_exception_handler(RouterError, _on_router_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, gateway)
@@ -78,7 +90,7 @@ def create_app(
     if read_decisions is not None:
         _add_decisions_route(app, gateway, read_decisions)
     if read_fleet is not None:
-        _add_fleet_route(app, read_fleet)
+        _add_fleet_route(app, gateway, read_fleet)
     app.openapi = Document(app).build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
@@ -91,23 +103,31 @@ def openapi_document() -> dict[str, Any]:
 def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest), **responses_of(ChatCompletion))
     async def create_chat_completion(request: Request) -> Response:
+        who = gateway.access.identify(request.headers)
         asked = await _parse(request, gateway, ChatCompletionRequest)
-        return await _reply(request, gateway, asked.streams, gateway.chat(asked))
+        who = gateway.access.enter(who, asked.model)
+        request.state.tenant = who.caller.tenant
+        return await _reply(request, gateway, asked.streams, gateway.chat(asked, who.caller), who)
 
     @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), **responses_of(Completion))
     async def create_completion(request: Request) -> Response:
+        who = gateway.access.identify(request.headers)
         asked = await _parse(request, gateway, CompletionRequest)
-        return await _reply(request, gateway, asked.streams, gateway.complete(asked))
+        who = gateway.access.enter(who, asked.model)
+        request.state.tenant = who.caller.tenant
+        return await _reply(request, gateway, asked.streams, gateway.complete(asked, who.caller), who)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", response_model=ModelList)
-    async def list_models() -> ModelList:
-        return model_list(gateway.view)
+    async def list_models(request: Request) -> ModelList:
+        return model_list(gateway.view, gateway.access.identify(request.headers).may_see)
 
     # Ids contain slashes, raw or as %2F: servers hand over the decoded path.
     @app.get("/v1/models/{model:path}", response_model=Model, **responses_of(Model, 404, 503))
-    async def retrieve_model(model: str) -> Model:
+    async def retrieve_model(model: str, request: Request) -> Model:
+        if not gateway.access.identify(request.headers).may_see(model):
+            raise ModelNotFound(model=model)
         return model_entry(gateway.view, gateway.card(model))
 
 
@@ -134,6 +154,7 @@ def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDec
     # For `muxfleet trace-decisions`, not part of the API: its body is the engine's and may change with it.
     @app.get("/units/{unit}/decisions", include_in_schema=False)
     async def unit_decisions(unit: str, request: Request) -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
         last = request.query_params.get("last", str(_MAX_DECISIONS))
         if not (last.isascii() and last.isdigit() and len(last) <= 4 and 1 <= int(last) <= _MAX_DECISIONS):
             raise InvalidRequest(f"last must be a whole number from 1 to {_MAX_DECISIONS}.", param="last")
@@ -145,10 +166,11 @@ def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDec
         return Response(body, media_type="application/json")
 
 
-def _add_fleet_route(app: FastAPI, read_fleet: ReadFleet) -> None:
+def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> None:
     # For `muxfleet status`, `top` and `explain`, not part of the API either.
     @app.get("/fleet", include_in_schema=False)
-    async def fleet(explain: str | None = None) -> Response:
+    async def fleet(request: Request, explain: str | None = None) -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
         body = await read_fleet(explain)
         if body is None:
             raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
@@ -159,7 +181,13 @@ async def _parse(request: Request, gateway: Gateway, schema: type[RequestT]) -> 
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType(content_type=content_type)
-    asked = parse_body(await _read_body(request, gateway.limits.max_body_bytes), schema)
+    limits = gateway.limits
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            body = await _read_body(request, limits.max_body_bytes)
+    except TimeoutError as error:
+        raise RequestTimeout(limit_s=limits.body_timeout_s) from error
+    asked = parse_body(body, schema)
     if gateway.view.card(asked.model) is not None:  # names of models that do not exist would grow the metrics
         request.state.model = asked.model
     return asked
@@ -180,23 +208,36 @@ async def _read_body(request: Request, limit_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def _reply(request: Request, gateway: Gateway, streams: bool, accepting: Awaitable[Answer]) -> Response:
+async def _reply(
+    request: Request, gateway: Gateway, streams: bool, accepting: Awaitable[Answer], who: Pass
+) -> Response:
     """A status is sent only when the first output, or the error in its place, is there."""
+    rate = {} if who.rate is None else who.rate.headers()
     if not streams:
-        body = await unless_disconnected(request, _document(accepting))
-        return Response(body, media_type="application/json")
-    events = await unless_disconnected(request, _started(accepting))
-    return EventStream(events, request_id=request.state.request_id, keep_alive_s=gateway.limits.keep_alive_s)
+        body, receipt = await unless_disconnected(request, _document(request, accepting))
+        return Response(body, headers={**rate, **receipt.headers()}, media_type="application/json")
+    events, receipt = await unless_disconnected(request, _started(request, accepting))
+    return EventStream(
+        events,
+        request_id=request.state.request_id,
+        keep_alive_s=gateway.limits.keep_alive_s,
+        write_timeout_s=gateway.limits.write_timeout_s,
+        headers={**rate, **receipt.headers()},
+    )
 
 
-async def _document(accepting: Awaitable[Answer]) -> bytes:
-    return await (await accepting).document()
+async def _document(request: Request, accepting: Awaitable[Answer]) -> tuple[bytes, Receipt]:
+    answer = await accepting
+    request.state.receipt = answer.receipt
+    return await answer.document(), answer.receipt
 
 
-async def _started(accepting: Awaitable[Answer]) -> AsyncGenerator[bytes, None]:
-    events = (await accepting).events()
+async def _started(request: Request, accepting: Awaitable[Answer]) -> tuple[AsyncGenerator[bytes, None], Receipt]:
+    answer = await accepting
+    request.state.receipt = answer.receipt
+    events = answer.events()
     first = await anext(events)
-    return _resumed(first, events)
+    return _resumed(first, events), answer.receipt
 
 
 async def _resumed(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -225,6 +266,7 @@ def _lifespan(gateway: Gateway, feed: Feed | None) -> Callable[[FastAPI], Abstra
 
 async def _on_router_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RouterError)
+    request.state.error = error
     return error_response(error)
 
 

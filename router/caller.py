@@ -8,13 +8,16 @@ from router.ask import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """`tenant` names the API key, or whom a trusted proxy says it asks for. Targets that are None are the model's."""
+    """`tenant` names the API key, or whom a trusted proxy says it asks for; `key_id` is empty without keys.
+    Targets that are None are the model's.
+    """
 
     tenant: str = ""
     priority: Priority = Priority.NORMAL
     ttft_s: float | None = None
     tbt_s: float | None = None
     conversation: str = ""
+    key_id: str = ""
 
     def slo(self, of_model: Slo) -> Slo:
         return replace(

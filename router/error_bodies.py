@@ -8,8 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from router import errors
-
-MAX_RETRY_AFTER_S = 120  # the OpenAI SDK gives up above
+from router.admission import MAX_RETRY_AFTER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,12 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.ControlLoopSilent: ErrorShape(
         status=503, type="service_unavailable", code="control_loop_silent", should_retry=True
     ),
+    errors.InvalidApiKey: ErrorShape(status=401, type="authentication_error", code="invalid_api_key"),
+    errors.ModelNotAllowed: ErrorShape(status=403, type="permission_error", code="model_not_allowed"),
+    errors.AdminOnly: ErrorShape(status=403, type="permission_error", code="admin_only"),
+    errors.HeadersTooLarge: ErrorShape(status=431, type=_CALLER, code="headers_too_large"),
+    errors.RequestTimeout: ErrorShape(status=408, type=_CALLER, code="request_timeout", should_retry=True),
+    errors.RateLimited: ErrorShape(status=429, type="rate_limit_error", code="rate_limit_exceeded", should_retry=True),
     errors.Overloaded: ErrorShape(status=429, type="rate_limit_error", code="slow_down", should_retry=True),
     errors.ModelUnavailable: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
     errors.GatewayNotReady: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
@@ -69,6 +74,10 @@ def error_response(error: errors.RouterError) -> Response:
     headers = {"x-should-retry": "true" if shape.should_retry else "false"}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, min(MAX_RETRY_AFTER_S, error.retry_after_s)))
+    if isinstance(error, errors.RateLimited):
+        headers |= error.headers
+    if isinstance(error, errors.InvalidApiKey):
+        headers["www-authenticate"] = "Bearer"
     if isinstance(error, errors.MethodNotAllowed):
         headers["allow"] = error.allow
     return Response(

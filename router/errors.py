@@ -12,6 +12,12 @@ RouterError
 ├── UnitNotFound             the fleet has no such unit
 ├── UnitSilent               the unit does not answer the control loop
 ├── ControlLoopSilent        the control loop does not answer the gateway
+├── InvalidApiKey            keys are in force, and this is none of them
+├── ModelNotAllowed          the API key is not for this model
+├── AdminOnly                the API key is not for operators
+├── RateLimited              the API key has used up its rate
+├── HeadersTooLarge
+├── RequestTimeout           the client sends its body too slowly
 ├── Overloaded               the model's queue is full
 ├── ModelUnavailable         no unit serves the model within the time a request may wait
 ├── GatewayNotReady          no model is routable
@@ -19,6 +25,8 @@ RouterError
 ├── GenerationFailed         the engine gave the request up
 └── UnitsLost                every unit that was tried died under the request
 """
+
+from collections.abc import Mapping
 
 
 class RouterError(Exception):
@@ -86,6 +94,46 @@ class ModelNotFound(RouterError):
             f"The model {model[:200]!r} does not exist; GET /v1/models lists what is served.", param="model"
         )
         self.model = model
+
+
+class InvalidApiKey(RouterError):
+    def __init__(self, *, missing: bool) -> None:
+        message = "You didn't provide an API key; send it as 'Authorization: Bearer KEY'."
+        super().__init__(message if missing else "Incorrect API key provided.", code="invalid_api_key")
+
+
+class ModelNotAllowed(RouterError):
+    def __init__(self, *, model: str) -> None:
+        super().__init__(
+            f"This API key is not for model {model[:200]!r}; GET /v1/models lists what it is for.", param="model"
+        )
+        self.model = model
+
+
+class AdminOnly(RouterError):
+    def __init__(self) -> None:
+        super().__init__("This API key is not for operators; use one made with `muxfleet keys new --admin`.")
+
+
+class RateLimited(RouterError):
+    def __init__(self, *, key: str, retry_after_s: int, headers: Mapping[str, str]) -> None:
+        super().__init__(
+            f"The rate limit of API key {key!r} is reached; retry in {retry_after_s} s.", retry_after_s=retry_after_s
+        )
+        self.key = key
+        self.headers = headers
+
+
+class HeadersTooLarge(RouterError):
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"The request's headers exceed {limit_bytes} bytes; send fewer or shorter ones.")
+        self.limit_bytes = limit_bytes
+
+
+class RequestTimeout(RouterError):
+    def __init__(self, *, limit_s: float) -> None:
+        super().__init__(f"The request's body did not arrive within {limit_s:.0f} s.")
+        self.limit_s = limit_s
 
 
 class Overloaded(RouterError):

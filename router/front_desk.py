@@ -160,13 +160,17 @@ class FrontDesk:
             tokens=ask.prompt_tokens,
         )
 
-    def produced(self, request_id: str, num_tokens: int) -> None:
-        """More output tokens came."""
+    def produced(self, request_id: str, num_tokens: int, now_s: float) -> bool:
+        """More output tokens came. True if the unit has thereby become free sooner than thought: call `pump`."""
         running = self._running[request_id]
-        if num_tokens and not running.tokens:
+        is_first = num_tokens > 0 and not running.tokens
+        if is_first:
             self.admission.on_first_token(request_id)
+            if running.is_on_unit:
+                self._own.first_token(request_id, now_s)
         running.tokens += num_tokens
         self.ledger.true_up(request_id, running.ask.prompt_tokens + running.tokens)
+        return is_first and len(self.admission.queue) > 0
 
     def left(self, request_id: str) -> None:
         """It is no longer on the unit it was sent to, if it was."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from pdmux_actor.lease import ModelPhase
+from router.access import Access
 from router.admission import AdmissionSettings
 from router.answer import Answer
 from router.caller import ANYBODY, Caller
@@ -51,6 +52,7 @@ class Gateway:
             routing=RoutingSettings(stale_after_s=self.limits.stale_after_s),
         )
         self._clock = clock
+        self.access = Access(clock=clock, num_gateways=lambda: self.view.current.num_gateways)
         self._pool = UnitPool()
         self._tokenizers = Tokenizers(max_entries=self.limits.max_tokenizers)
         self.metrics = GatewayMetrics(
@@ -75,6 +77,7 @@ class Gateway:
             metrics=self.metrics,
             limits=self.limits,
             clock=clock,
+            spend=self.access.spend,
         )
 
     def update_view(self, view: FleetView) -> None:
@@ -174,7 +177,8 @@ class Gateway:
         *,
         param: str,
     ) -> Answer:
-        prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        prompt_tokens = receipt.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._check_length(prompts, param)
         max_model_len = self.view.max_model_len(card.model)
         if max_model_len is None:
             max_model_len = await self._until_known(card, caller, prompt_tokens)
@@ -189,6 +193,12 @@ class Gateway:
             continuous_usage=request.continuous_usage,
             receipt=receipt,
         )
+
+    def _check_length(self, prompts: Sequence[Prompt], param: str) -> None:
+        limit = self.limits.max_prompt_tokens
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        if longest > limit:
+            raise InvalidRequest(f"The prompt has {longest} tokens; this gateway takes {limit}.", param=param)
 
     @staticmethod
     def _generations(

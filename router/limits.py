@@ -8,7 +8,8 @@ class GatewayLimits:
     """`hold_s` is how long a request waits for a unit that serves its model, at first and again after losing one.
 
     `max_queued` counts requests of one model that wait for their first token. `max_attempts` bounds the units that one
-    request may lose, so a request that kills engines stops early.
+    request may lose, so a request that kills engines stops early. A client that does not send its body within
+    `body_timeout_s`, or reads nothing of a stream for `write_timeout_s`, is let go.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -18,4 +19,8 @@ class GatewayLimits:
     stale_after_s: float = 5.0
     keep_alive_s: float = 15.0
     max_choices: int = 128
+    max_header_bytes: int = 32 * 1024
+    max_prompt_tokens: int = 1 << 20
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 120.0
     max_tokenizers: int = 64

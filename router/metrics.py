@@ -102,13 +102,13 @@ class GenerationStopwatch:
         self._first = True
         self.ttft_met = False
         self.tbt_met = True
-        self._num_tokens = 0
+        self.num_tokens = 0
 
     def on_output(self, num_tokens: int, now_s: float) -> float | None:
         """The gap to the output before; None for the first."""
         elapsed_s = now_s - self._previous_s
         self._previous_s = now_s
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
         if self._first:
             self._first = False
             self.ttft_met = elapsed_s <= self._slo.ttft_s
@@ -128,4 +128,4 @@ class GenerationStopwatch:
 
     def on_end(self) -> None:
         """Also for generations that did not finish: their tokens were paid for."""
-        self._metrics.output_tokens.labels(self._model).inc(self._num_tokens)
+        self._metrics.output_tokens.labels(self._model).inc(self.num_tokens)

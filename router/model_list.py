@@ -1,5 +1,6 @@
 """GET /v1/models: the fleet's models as clients see them."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from pdmux_actor.lease import ModelPhase
@@ -8,8 +9,8 @@ from router.openai.schemas import Model, ModelList, SloTargets
 from router.view import ModelCard
 
 
-def model_list(view: LiveView) -> ModelList:
-    return ModelList(data=[model_entry(view, card) for card in view.current.models])
+def model_list(view: LiveView, may_see: Callable[[str], bool]) -> ModelList:
+    return ModelList(data=[model_entry(view, card) for card in view.current.models if may_see(card.model)])
 
 
 def model_entry(view: LiveView, card: ModelCard) -> Model:

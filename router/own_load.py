@@ -11,17 +11,18 @@ from router.routing_table import Floats, RoutingTable
 class _Sent:
     unit_id: str
     sent_s: float
-    prefill_s: float
 
 
 class OwnLoad:
     """`free_at_s` and `requests` are the table's columns, brought up to now: a report misses what was sent since, and
-    still counts what has ended since. Rows are those of the table of the last `rebase`.
+    still counts what has ended since. A first token tells that the prefills before it are done, sooner than any report.
+    Rows are those of the table of the last `rebase`.
     """
 
     def __init__(self, table: RoutingTable) -> None:
         self._sent: dict[str, _Sent] = {}
         self._counts: dict[str, int] = {}
+        self._prefilling: dict[str, dict[str, float]] = {}  # by unit: predicted prefills without a first token yet
         self._rebase(table)
 
     def rebase(self, table: RoutingTable) -> None:
@@ -37,13 +38,22 @@ class OwnLoad:
     def sent(self, request_id: str, unit_id: str, *, prefill_s: float, now_s: float) -> None:
         """`prefill_s` as predicted; 0 when nothing is known."""
         assert request_id not in self._sent, f"request {request_id} is on a unit already"
-        entry = self._sent[request_id] = _Sent(unit_id, now_s, prefill_s)
+        entry = self._sent[request_id] = _Sent(unit_id, now_s)
         self._counts[unit_id] = self.count(unit_id) + 1
-        self._add(entry)
+        self._prefilling.setdefault(unit_id, {})[request_id] = prefill_s
+        self._add(entry, prefill_s)
+
+    def first_token(self, request_id: str, now_s: float) -> None:
+        """What waits there now, of ours, is what was sent and has no token yet."""
+        unit_id = self._sent[request_id].unit_id
+        if self._done_prefilling(unit_id, request_id) and (row := self._table.row.get(unit_id)) is not None:
+            left_s = sum(self._prefilling.get(unit_id, {}).values())
+            self.free_at_s[row] = min(self.free_at_s[row], now_s + left_s)
 
     def left(self, request_id: str) -> None:
         """It ended there, or the unit was lost."""
         entry = self._sent.pop(request_id)
+        self._done_prefilling(entry.unit_id, request_id)
         self._counts[entry.unit_id] -= 1
         if not self._counts[entry.unit_id]:
             del self._counts[entry.unit_id]
@@ -55,15 +65,23 @@ class OwnLoad:
         self._table = table
         self.free_at_s: Floats = table.free_at_s.copy()
         self.requests: Floats = table.requests.copy()
-        for entry in self._sent.values():  # in the order they were sent
+        for request_id, entry in self._sent.items():  # in the order they were sent
             row = table.row.get(entry.unit_id)
             if row is not None and entry.sent_s > table.reported_s[row]:
-                self._add(entry)
+                self._add(entry, self._prefilling.get(entry.unit_id, {}).get(request_id, 0.0))
         own = np.fromiter((self.count(unit_id) for unit_id in table.unit_ids), float, len(table.unit_ids))
         np.maximum(self.requests, own, out=self.requests)  # a unit whose reports stopped has at least these
 
-    def _add(self, entry: _Sent) -> None:
+    def _done_prefilling(self, unit_id: str, request_id: str) -> bool:
+        """False if it was done before."""
+        of_unit = self._prefilling.get(unit_id, {})
+        known = of_unit.pop(request_id, None) is not None
+        if not of_unit:
+            self._prefilling.pop(unit_id, None)
+        return known
+
+    def _add(self, entry: _Sent, prefill_s: float) -> None:
         row = self._table.row.get(entry.unit_id)
         if row is not None:
             self.requests[row] += 1.0
-            self.free_at_s[row] = max(self.free_at_s[row], entry.sent_s) + entry.prefill_s
+            self.free_at_s[row] = max(self.free_at_s[row], entry.sent_s) + prefill_s

@@ -22,8 +22,8 @@ class Receipt:
     prefix_tokens: int = 0
     ttft_s: float | None = None
     worst_gap_s: float = 0.0
+    prompt_tokens: int = 0
     output_tokens: int = 0
-    continuations: int = 0
 
     def admitted(
         self, unit_id: str, now_s: float, *, cold_s: float, predicted_ttft_s: float, prefix_tokens: int
@@ -48,6 +48,23 @@ class Receipt:
     def tbt_met(self) -> bool:
         return self.worst_gap_s <= self.slo.tbt_s
 
+    def as_dict(self) -> dict[str, object]:
+        """For the request log: milliseconds, and nothing of what was said."""
+        return {
+            "unit": self.unit_id,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "prefix_tokens": self.prefix_tokens,
+            "queue_ms": _rounded_ms(self.queue_s),
+            "cold_ms": _rounded_ms(self.cold_s),
+            "prefill_ms": _rounded_ms(self.prefill_s),
+            "ttft_ms": _rounded_ms(self.ttft_s),
+            "predicted_ttft_ms": _rounded_ms(self.predicted_ttft_s),
+            "worst_gap_ms": _rounded_ms(self.worst_gap_s),
+            "ttft_met": self.ttft_met,
+            "tbt_met": self.ttft_met and self.tbt_met,
+        }
+
     def headers(self) -> Mapping[str, str]:
         """Of a stream they are sent with the first token: later ones cannot be told in them."""
         if not self.unit_id:
@@ -59,6 +76,10 @@ class Receipt:
             "x-muxfleet-prefill-ms": _ms(self.prefill_s),
             "x-muxfleet-slo": "met" if self.ttft_met and self.tbt_met else "missed",
         }
+
+
+def _rounded_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def _ms(seconds: float) -> str:

@@ -2,21 +2,26 @@
 
 import logging
 import re
+import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.error_bodies import internal_error_response
+from router.error_bodies import error_response, internal_error_response
+from router.errors import AdminOnly, HeadersTooLarge, InvalidApiKey, ModelNotAllowed, RateLimited, RouterError
 from router.metrics import GatewayMetrics
+from router.request_log import GENERATION_ENDPOINTS, log_request
 from router.streaming import ClientDisconnected
+from router.tracing import RequestSpans
 
 logger = logging.getLogger(__name__)
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _MAX_LENGTH = 128
 _CLIENT_CLOSED = 499
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _ENDPOINTS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/metrics", "/version"}
 )
@@ -25,13 +30,24 @@ _ENDPOINTS = frozenset(
 class RequestIdentity:
     """ASGI middleware. Handlers find the id in `request.state.request_id` and may set `request.state.model`.
 
-    `echoes` is False where the server around the app writes the header itself: twice would be "id, id" to clients.
+    A request whose headers exceed `max_header_bytes` goes no further. `echoes` is False where the server around the app
+    writes the header itself: twice would be "id, id" to clients.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics, echoes: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: GatewayMetrics,
+        echoes: bool,
+        max_header_bytes: int,
+        spans: RequestSpans | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._echoes = echoes
+        self._max_header_bytes = max_header_bytes
+        self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,6 +56,7 @@ class RequestIdentity:
         state = scope.setdefault("state", {})
         request_id = state["request_id"] = request_id_of(Headers(scope=scope).get("x-request-id"))
         status = 0
+        started_s = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -50,7 +67,11 @@ class RequestIdentity:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
+                too_large = error_response(HeadersTooLarge(limit_bytes=self._max_header_bytes))
+                await too_large(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
         except ClientDisconnected:
             logger.info("client left", extra={"request_id": request_id})
             if status == 0:  # nobody reads it, but servers insist on an answer
@@ -64,6 +85,18 @@ class RequestIdentity:
         finally:
             endpoint = scope["path"] if scope["path"] in _ENDPOINTS else "other"
             self._metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
+            self._count_refusal(state.get("error"))
+            elapsed_s = time.monotonic() - started_s
+            log_request(state, endpoint=endpoint, status=status, elapsed_s=elapsed_s)
+            if self._spans is not None and endpoint in GENERATION_ENDPOINTS:
+                headers = {name: value for name, value in Headers(scope=scope).items() if name in _TRACE_HEADERS}
+                self._spans.write(state, headers=headers, endpoint=endpoint, status=status, elapsed_s=elapsed_s)
+
+    def _count_refusal(self, error: RouterError | None) -> None:
+        if isinstance(error, RateLimited):
+            self._metrics.rate_limited.labels(error.key).inc()
+        elif isinstance(error, InvalidApiKey | ModelNotAllowed | AdminOnly):
+            self._metrics.refused_keys.inc()
 
 
 def request_id_of(header: str | None) -> str:

@@ -25,13 +25,16 @@ class Runner:
         metrics: GatewayMetrics,
         limits: GatewayLimits,
         clock: Callable[[], float],
+        spend: Callable[[str, int], None],
     ) -> None:
+        """`spend` charges tokens to an API key."""
         self._desk = desk
         self._room = room
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
+        self._spend = spend
 
     async def run(self, generation: Generation, caller: Caller, receipt: Receipt) -> AsyncGenerator[Output, None]:
         """As `Dispatcher.run`; raises what admission raises, too."""
@@ -71,6 +74,7 @@ class Runner:
                         yield output
         finally:
             stopwatch.on_end()
+            self._spend(caller.key_id, len(generation.prompt_token_ids) + stopwatch.num_tokens)
             self._desk.end(
                 generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
             )
@@ -95,6 +99,7 @@ class Runner:
             receipt.first_token(now_s)
         else:
             receipt.worst_gap_s = max(receipt.worst_gap_s, gap_s)
-        self._desk.produced(generation.request_id, output.num_tokens)
+        if self._desk.produced(generation.request_id, output.num_tokens, now_s):
+            self._room.pump()
         if output.finish is not None:
             stopwatch.on_finish()

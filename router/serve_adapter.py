@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,15 +11,19 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from router.api_keys import KeyRing
 from router.app import create_app
 from router.fleet_metrics import merged_exposition
-from router.gateway import Gateway
+from router.gateway import VERSION, Gateway
 from router.limits import GatewayLimits
+from router.request_log import write_requests_to_stdout
+from router.tracing import otlp_spans
 from router.view import FleetView
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+KEYS_POLL_S = 2.0
 _ANSWER_TIMEOUT_S = 5.0
 _DECISIONS_TIMEOUT_S = 10.0
 _METRICS_TIMEOUT_S = 3.0
@@ -33,23 +38,42 @@ class GatewayIngress:
     """
 
     def __init__(
-        self, *_bound: object, controller_deployment: str, controller_app: str, limits: GatewayLimits | None = None
+        self,
+        *_bound: object,
+        controller_deployment: str,
+        controller_app: str,
+        limits: GatewayLimits | None = None,
+        read_keys: Callable[[], KeyRing] | None = None,
+        logs_requests: bool = False,
+        otlp_endpoint: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application."""
+        """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application.
+
+        `otlp_endpoint` is asked on the replica: a collector for traces, or None. Without `read_keys` anybody may use
+        the API. Raises what `read_keys` raises: a gateway that cannot tell who may ask must not start.
+        """
         self._controller: DeploymentHandle[Any] | None = None
         self._controller_deployment = controller_deployment
         self._controller_app = controller_app
         self._gateways: DeploymentHandle[Any] | None = None
         self._gateway = Gateway(limits)
+        self._read_keys = read_keys
+        if read_keys is not None:
+            self._gateway.access.set_keys(read_keys())
+        endpoint = otlp_endpoint()
+        self._spans = None if endpoint is None else otlp_spans(endpoint, version=VERSION)
+        if logs_requests:
+            write_requests_to_stdout()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own middleware answers with the request's id, or makes one.
         return create_app(
             self._gateway,
-            self._follow_fleet,
+            self._follow,
             read_decisions=self._read_decisions,
             read_fleet=self._read_fleet,
             read_metrics=self._read_metrics,
+            spans=self._spans,
             echo_request_id=False,
         )
 
@@ -78,6 +102,25 @@ class GatewayIngress:
             context = serve.get_replica_context()
             self._gateways = await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)
         return self._gateways
+
+    async def _follow(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as following:
+            following.create_task(self._follow_fleet(gateway))
+            if self._read_keys is not None:
+                following.create_task(self._follow_keys(gateway, self._read_keys))
+
+    async def _follow_keys(self, gateway: Gateway, read_keys: Callable[[], KeyRing]) -> None:
+        """What cannot be read changes nothing: a slip in the file neither locks everybody out nor lets everybody in."""
+        readable = True
+        while True:
+            await asyncio.sleep(KEYS_POLL_S)
+            try:
+                gateway.access.set_keys(await asyncio.to_thread(read_keys))
+                readable = True
+            except Exception as error:
+                if readable:
+                    logger.error("API keys not read; those known stay in force", extra={"reason": str(error)})
+                readable = False
 
     async def _follow_fleet(self, gateway: Gateway) -> None:
         answering = True

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -50,22 +50,32 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, request_id: str, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        request_id: str,
+        keep_alive_s: float,
+        write_timeout_s: float,
+        headers: Mapping[str, str],
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._events = events
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
+        self._write_timeout_s = write_timeout_s
         self._last_sent_s = 0.0
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._is_sending = False
+        self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send_events(send))
         keeper = asyncio.create_task(self._keep_alive(send))
         left = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait((sender, left), return_when=asyncio.FIRST_COMPLETED)
-            if not sender.done():
+            await asyncio.wait((sender, left, keeper), return_when=asyncio.FIRST_COMPLETED)
+            if not sender.done():  # the client left, or reads nothing
                 raise ClientDisconnected
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)  # nothing may follow the end
@@ -83,7 +93,11 @@ class EventStream(Response):
             try:
                 async for event in events:
                     self._last_sent_s = loop.time()
+                    self._is_sending = (
+                        True  # until the server has room for more: it waits for a client that reads slowly
+                    )
                     await send({"type": "http.response.body", "body": event, "more_body": True})
+                    self._is_sending = False
             except RouterError as error:
                 logger.warning("stream ends with an error", extra={"request_id": self._request_id, "error": str(error)})
                 return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
@@ -95,12 +109,19 @@ class EventStream(Response):
         return DONE
 
     async def _keep_alive(self, send: Send) -> None:
+        """Returns when the client has read nothing for too long."""
         loop = asyncio.get_running_loop()
         self._last_sent_s = loop.time()
         while True:
             idle_s = loop.time() - self._last_sent_s
+            if self._is_sending:
+                if idle_s >= self._write_timeout_s:
+                    logger.warning("a client reads nothing; let go", extra={"request_id": self._request_id})
+                    return
+                await asyncio.sleep(min(self._keep_alive_s, self._write_timeout_s - idle_s))
+                continue
             await asyncio.sleep(max(self._keep_alive_s - idle_s, 0.01))
-            if loop.time() - self._last_sent_s >= self._keep_alive_s:
+            if not self._is_sending and loop.time() - self._last_sent_s >= self._keep_alive_s:
                 self._last_sent_s = loop.time()
                 await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
 

@@ -20,7 +20,7 @@ class Stay:
     request_id: str
 
     def on_tokens(self, num_tokens: int) -> None:
-        self.gateway.desk.produced(self.request_id, num_tokens)
+        self.gateway.produced(self.request_id, num_tokens)
 
     def end(self, *, finished: bool) -> None:
         self.gateway.desk.end(self.request_id, finished=finished)
@@ -71,6 +71,10 @@ class SimulatedGateway:
         for ask, outcome in self.desk.pump(self._agenda.clock.now_s):
             self._receive(ask, outcome, self._receptions.pop(ask.request_id))
         self._sleep()
+
+    def produced(self, request_id: str, num_tokens: int) -> None:
+        if self.desk.produced(request_id, num_tokens, self._agenda.clock.now_s):
+            self.pump()
 
     def _receive(self, ask: Ask, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
         if isinstance(outcome, Admit):

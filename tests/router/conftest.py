@@ -14,6 +14,10 @@ from router.limits import GatewayLimits
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Gateways of several tests would import it from threads of their own at once, and see half of it.
+    from transformers import AutoTokenizer
+
+    assert AutoTokenizer is not None
     return write_byte_tokenizer(tmp_path_factory.mktemp("byte-tokenizer"))
 
 

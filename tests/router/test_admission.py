@@ -35,7 +35,7 @@ def fill(made: FrontDesk, number: int = 2, **changes) -> list[str]:
 
 
 def finish(made: FrontDesk, request_id: str) -> None:
-    made.produced(request_id, 10)
+    made.produced(request_id, 10, 0.0)
     made.end(request_id, finished=True)
 
 

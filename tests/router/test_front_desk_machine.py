@@ -108,7 +108,7 @@ class FrontDeskMachine(RuleBasedStateMachine):
     def produce(self, data, tokens) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         if request_id not in self.lost:
-            self.desk.produced(request_id, tokens)
+            self.desk.produced(request_id, tokens, self.now_s)
             model = self.running[request_id]
             if self.desk.ledger.held_blocks(model) > (self.desk.ledger.capacity_blocks(model) or 0):
                 self.over.add(model)  # longer than predicted

@@ -229,6 +229,24 @@ def test_own_load__requests_come_and_go__rebase_agrees_with_a_fresh_count(data) 
     assert [own.requests[i] for i, _ in enumerate(sorted(kept))] == [counts[n] for n in sorted(kept)]
 
 
+def test_own_load__first_token__what_was_before_it_is_done() -> None:
+    table = RoutingTable.of(fleet(unit("a", model_load(waiting=9, waiting_tokens=50_000))), 0.0)
+    own = OwnLoad(table)
+    for i in range(3):
+        own.sent(f"r{i}", "a", prefill_s=0.1, now_s=0.0)
+    own.first_token("r0", 0.5)
+    after_first = own.free_at_s[0]
+    own.first_token("r1", 0.6)
+    own.first_token("r1", 0.6)
+
+    assert abs(after_first - 0.7) < 1e-9
+    assert abs(own.free_at_s[0] - 0.7) < 1e-9
+    own.left("r1")
+    own.rebase(RoutingTable.of(fleet(unit("a", age_s=2.0)), 1.0))
+    assert abs(own.free_at_s[0] - 0.1) < 1e-9, "of two that are there, one has its first token"
+    assert own.requests[0] == 2
+
+
 def test_prefix_index__second_turn__finds_the_unit_of_the_first() -> None:
     index = PrefixIndex()
     first, second = list(range(300)), list(range(300)) + [7] * 200

@@ -1,0 +1,226 @@
+"""What a gateway's decisions cost per request: admission, ledger, fair queue, routing. No I/O, no HTTP.
+
+    python benchmarks/router_cost.py [--json FILE] [--quick]
+
+Fleets of 10, 100 and 1,000 units that all serve the same three models. `decide` is from the offered request to the
+chosen unit, with its blocks reserved; `life` goes on to the first token, 20 more outputs and the end. Half of the
+requests share a 1,000-token prefix with an earlier one. Reported is this process's CPU time per request: median and
+10th to 90th percentile over blocks of requests. The fleets take turns, block by block. `view` is the cost of one new
+view of the fleet, which comes twice a second; memory is what view, table and own load take, by replica.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+import tracemalloc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cpu_machine
+from rich.console import Console
+from rich.table import Table
+
+from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.messages import LoadReport, ModelLoad, Slo
+from router.admission import Admit
+from router.ask import Ask
+from router.front_desk import FrontDesk
+from router.prefix_index import prefix_names
+from router.view import FleetView, ModelCard, UnitView
+
+REPLICAS = (10, 100, 1000)
+MODELS = ("model-a", "model-b", "model-c")  # every unit serves all three
+PROMPT_TOKENS = 1000
+OUTPUTS = 20
+BLOCK_REQUESTS = 100
+SLO = Slo(ttft_s=2.0, tbt_s=0.1)
+
+
+def unit(index: int) -> UnitView:
+    loads = tuple(
+        ModelLoad(
+            model=name,
+            running=(index * 7) % 13,
+            waiting=index % 2,
+            used_blocks=200,
+            quota_blocks=200_000,
+            preemptions_total=0,
+            prompt_tokens_total=0,
+            output_tokens_total=0,
+            waiting_tokens=(index * 131) % 900,
+            blocks_per_row=64,
+            tokens_per_row=16,
+            prefill_base_s=0.004,
+            prefill_s_per_token=2e-5,
+        )
+        for name in MODELS
+    )
+    report = UnitReport(
+        unit_id=f"unit-{index}",
+        node=f"node-{index // 8}",
+        pool="gpus",
+        num_gpus=1,
+        endpoint=f"10.0.{index // 256}.{index % 256}:7000",
+        memory_bytes=1,
+        block_bytes=1,
+        total_blocks=600_000,
+        lease_version=1,
+        models=tuple(ModelStatus(model=n, phase=ModelPhase.READY, max_model_len=32_768) for n in MODELS),
+        load=LoadReport(
+            models=loads, total_blocks=600_000, free_blocks=1, prefill_sms=66, decode_sms=66, steps_total=1
+        ),
+    )
+    return UnitView(report=report, age_s=0.2)
+
+
+def fleet(num_replicas: int) -> FleetView:
+    cards = tuple(ModelCard(model=m, source="s", revision=None, slo=SLO, created_s=0) for m in MODELS)
+    return FleetView(models=cards, units=tuple(unit(i) for i in range(num_replicas)), stream_token="t")
+
+
+@dataclass(slots=True)
+class Bench:
+    """One fleet's desk. Time is told, so that the view stays fresh."""
+
+    num_replicas: int
+    desk: FrontDesk
+    view: FleetView
+    count: int = 0
+    now_s: float = 0.0
+
+    @classmethod
+    def of(cls, num_replicas: int) -> "Bench":
+        return cls(num_replicas, FrontDesk(gateway_id="g"), fleet(num_replicas))
+
+    def asks(self, number: int) -> list[Ask]:
+        made = []
+        for _ in range(number):
+            self.count += 1
+            start = self.count if self.count % 2 else self.count % 50
+            prompt = tuple(range(start, start + PROMPT_TOKENS))
+            model = MODELS[self.count % len(MODELS)]
+            made.append(
+                Ask(
+                    request_id=f"request-{self.count}",
+                    model=model,
+                    prompt_tokens=PROMPT_TOKENS,
+                    max_tokens=256,
+                    slo=SLO,
+                    deadline_s=1e12,
+                    tenant=f"tenant-{self.count % 5}",
+                    prefix=prefix_names(model, prompt),
+                )
+            )
+        return made
+
+    def view_s(self) -> float:
+        self.now_s += 0.5
+        began = time.process_time()
+        self.desk.update_view(self.view, self.now_s)
+        self.desk.pump(self.now_s)
+        return time.process_time() - began
+
+    def block(self) -> tuple[float, float]:
+        """Seconds per request: deciding, and its whole life."""
+        asks = self.asks(BLOCK_REQUESTS)
+        admitted = 0
+        began = time.process_time()
+        for ask in asks:
+            self.now_s += 1e-4
+            admitted += isinstance(self.desk.offer(ask, self.now_s), Admit)
+        decided = time.process_time()
+        for ask in asks:
+            for _ in range(OUTPUTS + 1):
+                self.desk.produced(ask.request_id, 1, self.now_s)
+            self.desk.end(ask.request_id, finished=True, ttft_met=True, tbt_met=True)
+            self.desk.pump(self.now_s)
+        ended = time.process_time()
+        assert admitted == BLOCK_REQUESTS, "the fleet of the benchmark has room for everybody"
+        return (decided - began) / BLOCK_REQUESTS, (ended - began) / BLOCK_REQUESTS
+
+
+def memory_bytes(num_replicas: int) -> float:
+    tracemalloc.start()
+    bench = Bench.of(num_replicas)
+    bench.view_s()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held / num_replicas
+
+
+def prefix_s(rounds: int) -> list[float]:
+    prompts = [tuple(range(i, i + PROMPT_TOKENS)) for i in range(rounds)]
+    seconds = []
+    for prompt in prompts:
+        began = time.process_time()
+        for _ in range(20):
+            prefix_names("m", prompt)
+        seconds.append((time.process_time() - began) / 20)
+    return seconds
+
+
+def figures(seconds: Sequence[float], unit_s: float) -> dict[str, float]:
+    deciles = statistics.quantiles([s / unit_s for s in seconds], n=10)
+    return {
+        "median": round(statistics.median(seconds) / unit_s, 2),
+        "p10": round(deciles[0], 2),
+        "p90": round(deciles[-1], 2),
+    }
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    benches = [Bench.of(n) for n in REPLICAS]
+    views: dict[int, list[float]] = {n: [] for n in REPLICAS}
+    blocks: dict[int, list[tuple[float, float]]] = {n: [] for n in REPLICAS}
+    for _ in range(rounds):
+        for bench in benches:
+            views[bench.num_replicas].append(bench.view_s())
+            blocks[bench.num_replicas].append(bench.block())
+    return [
+        {
+            "replicas": n,
+            "decide_us": figures([decide for decide, _ in blocks[n]], 1e-6),
+            "life_us": figures([life for _, life in blocks[n]], 1e-6),
+            "view_ms": figures(views[n], 1e-3),
+            "memory_bytes_per_replica": round(memory_bytes(n)),
+        }
+        for n in REPLICAS
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    arguments = parser.parse_args()
+    rounds = 20 if arguments.quick else 200
+    measure(3)  # warms caches of the interpreter and of numpy
+    rows = measure(rounds)
+    hashing = figures(prefix_s(rounds), 1e-6)
+    table = Table("replicas", "decide us (p10-p90)", "life us (p10-p90)", "new view ms", "memory/replica")
+    for row in rows:
+        table.add_row(
+            str(row["replicas"]),
+            *(f"{row[k]['median']} ({row[k]['p10']}-{row[k]['p90']})" for k in ("decide_us", "life_us", "view_ms")),
+            f"{row['memory_bytes_per_replica']} B",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"naming the prefixes of {PROMPT_TOKENS} tokens: {hashing['median']} us more per request")
+    if arguments.json is not None:
+        document = {
+            "machine": {**cpu_machine.facts(), "python": platform.python_version()},
+            "prompt_tokens": PROMPT_TOKENS,
+            "outputs_per_request": OUTPUTS + 1,
+            "prefix_names_us": hashing,
+            "rows": rows,
+        }
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

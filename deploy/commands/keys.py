@@ -1,0 +1,100 @@
+"""muxfleet keys"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import ValidationError
+from rich.table import Table
+
+from deploy.commands.json_file import write_json
+from deploy.commands.terminal import terminal
+from deploy.errors import KeyFileError, OptionNotUsable
+from deploy.key_file import KeyFile, StoredKey, read_key_file, write_key_file
+from router.api_keys import make_key
+
+KeysFile = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `gateway.api_keys` names it.")]
+_DEFAULT = Path("keys.yaml")
+
+keys = typer.Typer(
+    help="API keys of a fleet. Gateways read the file again when it changes: no restart.", no_args_is_help=True
+)
+
+
+@keys.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is: letters, digits, dots, dashes.")],
+    file: KeysFile = _DEFAULT,
+    model: Annotated[list[str] | None, typer.Option(metavar="ID", help="A model it may use; default: all.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", min=1, help="Prompts and answers.")] = None,
+    priority: Annotated[
+        Literal["low", "normal", "high"], typer.Option(help="The highest that its requests may ask for.")
+    ] = "normal",
+    admin: Annotated[bool, typer.Option("--admin", help="May also read units' decisions.")] = False,
+) -> None:
+    """Make a key. It is printed once, on standard output; the file holds its hash.
+
+    Example: muxfleet keys new team-a --model qwen-small --requests-per-minute 60
+    """
+    stored = read_key_file(file) if file.exists() else KeyFile()
+    fresh = make_key()
+    try:
+        key = StoredKey(
+            id=fresh.key_id,
+            name=name,
+            hash=fresh.hash,
+            models=None if model is None else tuple(model),
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            priority=priority,
+            admin=admin,
+        )
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise OptionNotUsable(option="NAME", value=name, remedy=reason) from error
+    write_key_file(file, stored.with_key(key))
+    typer.echo(f"key {fresh.key_id} of {name} added to {file}; it is shown this once:", err=True)
+    typer.echo(fresh.secret)
+
+
+@keys.command(name="list")
+def list_keys(
+    file: KeysFile = _DEFAULT,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as JSON.")] = None,
+) -> None:
+    """Show the keys of a file, without their hashes.
+
+    Example: muxfleet keys list --file keys.yaml
+    """
+    stored = read_key_file(file)
+    table = Table("id", "name", "models", "requests/min", "tokens/min", "priority", "admin")
+    for key in stored.keys:
+        table.add_row(
+            key.id,
+            key.name,
+            "all" if key.models is None else ", ".join(key.models),
+            str(key.requests_per_minute or "-"),
+            str(key.tokens_per_minute or "-"),
+            key.priority,
+            "yes" if key.admin else "",
+        )
+    terminal().print(table)
+    if json is not None:
+        write_json(json, {"keys": [key.model_dump(mode="json", exclude={"hash"}) for key in stored.keys]})
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `muxfleet keys list` shows it.")],
+    file: KeysFile = _DEFAULT,
+) -> None:
+    """Take a key away. Gateways refuse it within seconds.
+
+    Example: muxfleet keys revoke 3f9a1c2b7d4e
+    """
+    stored = read_key_file(file)
+    if all(key.id != key_id for key in stored.keys):
+        raise KeyFileError(path=str(file), reason=f"no key has the id {key_id!r}; `muxfleet keys list` shows them")
+    write_key_file(file, stored.without(key_id))
+    typer.echo(f"key {key_id} revoked in {file}", err=True)

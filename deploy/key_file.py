@@ -1,0 +1,105 @@
+"""The file of API keys: hashes and what each key may do. `muxfleet keys` writes it, gateways read it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
+
+from deploy.errors import KeyFileError, OutputNotWritable
+from router.api_keys import HASH_SHAPE, KeyEntry, KeyRing
+from router.ask import Priority
+
+PriorityName = Literal["low", "normal", "high"]
+_PRIORITIES: Mapping[str, Priority] = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
+
+
+class StoredKey(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    hash: Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
+    models: tuple[str, ...] | None = None
+    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+    priority: PriorityName = "normal"
+    admin: bool = False
+
+    def entry(self) -> KeyEntry:
+        return KeyEntry(
+            key_id=self.id,
+            name=self.name,
+            hash=self.hash,
+            models=None if self.models is None else frozenset(self.models),
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            priority=_PRIORITIES[self.priority],
+            is_admin=self.admin,
+        )
+
+
+class KeyFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: Annotated[tuple[StoredKey, ...], Field(max_length=10_000)] = ()
+
+    def ring(self) -> KeyRing:
+        return KeyRing(key.entry() for key in self.keys)
+
+    def with_key(self, key: StoredKey) -> "KeyFile":
+        return KeyFile(keys=(*self.keys, key))
+
+    def without(self, key_id: str) -> "KeyFile":
+        return KeyFile(keys=tuple(key for key in self.keys if key.id != key_id))
+
+    def to_yaml(self) -> str:
+        entries = [key.model_dump(mode="json", exclude_defaults=True) for key in self.keys]
+        return "# Written by `muxfleet keys`. Hashes only: the keys themselves are nowhere.\n" + yaml.safe_dump(
+            {"keys": entries}, sort_keys=False
+        )
+
+
+def parse_key_file(text: str, *, name: str) -> KeyFile:
+    """Raises KeyFileError."""
+    try:
+        data: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise KeyFileError(path=name, reason=f"not YAML: {str(error).splitlines()[0]}") from error
+    try:
+        file = KeyFile.model_validate(data if data is not None else {})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]  # an input may hold what is secret
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise KeyFileError(path=name, reason=f"{place}: {first['msg']}") from error
+    ids = [key.id for key in file.keys]
+    if len(set(ids)) < len(ids):
+        raise KeyFileError(path=name, reason="two keys have one id; revoke one of them")
+    return file
+
+
+def read_key_file(path: Path) -> KeyFile:
+    """Raises KeyFileError."""
+    try:
+        return parse_key_file(path.read_text(encoding="utf-8"), name=str(path))
+    except FileNotFoundError as error:
+        remedy = "no such file; make one with `muxfleet keys new NAME --file FILE`"
+        raise KeyFileError(path=str(path), reason=remedy) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(path=str(path), reason=f"cannot be read: {error}") from error
+
+
+def write_key_file(path: Path, keys: KeyFile) -> None:
+    """In one step: a gateway that reads meanwhile sees the old file or the new one. Only its owner may read it.
+
+    Raises OutputNotWritable.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(keys.to_yaml())
+        beside.replace(path)
+    except OSError as error:
+        raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error
