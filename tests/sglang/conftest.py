@@ -9,6 +9,8 @@ import pytest
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
+collect_ignore = ["engine_scenario.py", "standins"]  # pytest looks for doctests in every file, and imports it
+
 ROOT = Path(__file__).resolve().parents[2]
 STANDINS = Path(__file__).parent / "standins"
 
