@@ -40,7 +40,7 @@ if [ -d "${PIP_FIND_LINKS:-}" ]; then
   arguments+=(--build-arg "PIP_FIND_LINKS=$PIP_FIND_LINKS")
 fi
 began=$SECONDS
-"${B[@]}" bud --quiet --layers --isolation chroot "${arguments[@]}" "${mounts[@]}" -t localhost/muxfleet .
+"${B[@]}" bud --quiet --layers --format docker --isolation chroot "${arguments[@]}" "${mounts[@]}" -t localhost/muxfleet .
 echo "      built in $((SECONDS - began)) s, $("${B[@]}" images --format '{{.Size}}' localhost/muxfleet)"
 
 echo "[3/3] run as its user"

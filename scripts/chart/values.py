@@ -258,6 +258,10 @@ class TestPod(Section):
     """Make the pod."""
     model: str = ""
     """Default: the first model of the fleet."""
+    existing_secret: SecretName = ""
+    """Secret with an API key, where the gateway asks for keys."""
+    key: Annotated[str, StringConstraints(min_length=1)] = "api-key"
+    """Key in that Secret."""
     timeout_seconds: PositiveInt = 120
     """How long each request may take."""
 
