@@ -72,7 +72,7 @@ $(SGLANG_STAMP): pyproject.toml constraints-sglang.txt tests/sglang/requirements
 	@$(SGLANG_PIP) --no-deps --editable .
 	@touch $@
 
-chart: venv ## Write the chart's generated files anew: values, their schema and table, what the templates know of fleets
+chart: venv ## Write generated files anew, after a change of the fleet file: in helm/ and examples/
 	@$(BIN)/python -m scripts.chart.generate
 
 TOOLS := .tools

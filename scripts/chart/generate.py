@@ -1,4 +1,4 @@
-"""Writes the generated files of the chart; with --check only says which of them are stale.
+"""Writes the generated files of the chart and of examples/; with --check only says which of them are stale.
 
 Usage: python -m scripts.chart.generate [--check]
 """
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from deploy.render import serve_yaml
+from deploy.settings import fleet_json_schema, read_fleet_file
 from scripts.chart.dashboards import dashboard_json, fleet_dashboard, units_dashboard
 from scripts.chart.serve_mapping import chart_files_data
 from scripts.chart.values_file import values_table, values_yaml
@@ -23,6 +25,11 @@ def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
     before, rest = readme.split(_BEGIN)
     after = rest.split(_END)[1]
     return {
+        root / "examples" / "fleet.schema.json": json.dumps(fleet_json_schema(), indent=2, ensure_ascii=False) + "\n",
+        **{
+            path: serve_yaml(read_fleet_file(root / "examples" / path.name, source_root=Path("/models")))
+            for path in sorted((root / "examples" / "serve").glob("*.yaml"))
+        },
         chart / "values.yaml": values_yaml(),
         chart / "values.schema.json": json.dumps(values_schema(), indent=1, sort_keys=True) + "\n",
         chart / "files" / "fleet.json": json.dumps(chart_files_data(), indent=1, sort_keys=True) + "\n",

@@ -28,10 +28,11 @@ def application(config: dict, name: str) -> dict:
     return next(a for a in config["applications"] if a["name"] == name)
 
 
-def test_serve_yaml__demo__is_the_checked_in_example() -> None:
-    fleet = read_fleet_file(EXAMPLES / "demo.yaml", source_root=Path("/models"))
+@pytest.mark.parametrize("rendered", sorted((EXAMPLES / "serve").glob("*.yaml")), ids=lambda path: path.stem)
+def test_serve_yaml__examples__are_the_checked_in_ones(rendered: Path) -> None:
+    fleet = read_fleet_file(EXAMPLES / rendered.name, source_root=Path("/models"))
 
-    assert serve_yaml(fleet) == (EXAMPLES / "serve" / "demo.yaml").read_text()
+    assert serve_yaml(fleet) == rendered.read_text(), "stale: run `make chart`"
 
 
 def test_examples__demo__is_what_the_demo_writes() -> None:
