@@ -28,6 +28,10 @@ RUN torch=$(sed -n 's/^torch==//p' constraints.txt) \
 RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
       > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
+# For example sglang, for pools with `backend: sglang`. It brings its own pins, so ours do not bind it.
+ARG EXTRA_PACKAGES=
+# hadolint ignore=DL3013
+RUN if [ -n "$EXTRA_PACKAGES" ]; then pip install $EXTRA_PACKAGES; fi
 COPY . .
 RUN pip install -c constraints.txt --no-deps . \
  && muxfleet --version

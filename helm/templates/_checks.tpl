@@ -39,6 +39,11 @@
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.name" $key) "value" $pool.name "remedy" (printf "also fleet.pools[%d].name; choose another" (get $seen $pool.name))) -}}
 {{- end -}}
 {{- $_ := set $seen $pool.name $i -}}
+{{- $backend := default $fleet.engine.backend $pool.backend -}}
+{{- $refusal := (include "muxfleet.data" $root | fromJson).refusalOfNativeCuda -}}
+{{- if and (eq $pool.device "cuda") (eq $backend "native") $refusal -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.device" $key) "value" $pool.device "remedy" $refusal) -}}
+{{- end -}}
 {{- include "muxfleet.checkPool" (dict "root" $root "pool" $pool "key" $key) -}}
 {{- if and (gt (len $fleet.pools) 1) (ne $pool.device "simulated") (not $pool.node_labels) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "with several pools each needs its own, so that its units run on its nodes; for example {muxfleet.io/pool: %s}" $pool.name)) -}}

@@ -110,6 +110,15 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $name := include "muxfleet.unitDeployment" (dict "fleet" $fleet "pool" $pool) -}}
 {{- $units := include "muxfleet.unitsOf" $pool | int64 -}}
 {{- $shape := include "muxfleet.arguments" (dict "arguments" $data.unitArguments "sections" (dict "pool" $pool "engine" $fleet.engine "fleet" $fleet) "nulls" false) | fromJson -}}
+{{- if eq (default $fleet.engine.backend $pool.backend) "sglang" -}}
+{{- $options := dict -}}
+{{- range $key, $field := $data.types.SglangSection -}}
+{{- if hasKey $pool.sglang $key -}}
+{{- if ne (toJson (index $pool.sglang $key)) (toJson (get $field "default")) -}}{{- $_ := set $options $key (index $pool.sglang $key) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $shape "sglang" $options -}}
+{{- end -}}
 {{- $shapes = append $shapes (set $shape "deployment" $name) -}}
 {{- $actor := dict "num_cpus" $data.smallCpus -}}
 {{- if eq $pool.device "cpu" -}}{{- $_ := set $actor "num_cpus" (default 1 $pool.cores) -}}{{- end -}}

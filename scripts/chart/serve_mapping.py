@@ -16,12 +16,20 @@ from pydantic_core import PydanticUndefined
 from deploy.app_args import Args, ControllerConfig, GatewayArgs, UnitShape
 from deploy.ray_environment import HAPROXY
 from deploy.render import serve_config
-from deploy.settings import EngineSection, FleetFile, GatewaySection, PlacementSection, PoolSection
+from deploy.settings import (
+    EngineSection,
+    FleetFile,
+    GatewaySection,
+    ModelSection,
+    PlacementSection,
+    PoolSection,
+    semantic_problems,
+)
 from profiler.devices import DEVICES
 
 # Arguments that the templates work out, or that bear another name in the fleet file.
 _COMPUTED: Mapping[type[Args], frozenset[str]] = {
-    UnitShape: frozenset({"deployment"}),
+    UnitShape: frozenset({"deployment", "sglang"}),
     ControllerConfig: frozenset({"models", "expected_units", "unit_deployments"}),
     GatewayArgs: frozenset(),
 }
@@ -61,8 +69,16 @@ def chart_files_data() -> dict[str, Any]:
         },
         "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
         "gpuTypes": sorted(DEVICES),
+        "refusalOfNativeCuda": _refusal_of_native_cuda(),
         "haproxyEnvironment": dict(HAPROXY),
     }
+
+
+def _refusal_of_native_cuda() -> str:
+    """What the fleet file says of `device: cuda` under our own engine; empty when that is served."""
+    pool = PoolSection(name="probe", device="cuda")
+    probe = FleetFile(models=(ModelSection(id="probe", source="probe/probe"),), pools=(pool,))
+    return next((p.remedy for p in semantic_problems(probe) if p.path == ("pools", 0, "device")), "")
 
 
 def _sources(args: type[Args]) -> dict[str, str]:

@@ -46,7 +46,7 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         "on its nodes; for example {muxfleet.io/pool: q}",
     ),
     "mesh does not divide": (
-        pool(device="cuda", gpus_per_node=6, mesh_gpus=4),
+        pool(device="simulated", gpus_per_node=6, mesh_gpus=4),
         "muxfleet: fleet.pools[0].mesh_gpus = 4: must divide gpus_per_node (6)",
     ),
     "nodes upside down": (
@@ -71,7 +71,7 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: fleet.pools[0].gpu_type = "H1000": unknown device; known: A100-80G, ',
     ),
     "cores on a GPU": (
-        pool(device="cuda", cores=4),
+        pool(device="simulated", cores=4),
         "muxfleet: fleet.pools[0].cores = 4: only for cpu pools; remove it",
     ),
     "KV above memory": (
