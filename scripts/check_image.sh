@@ -50,14 +50,15 @@ inside() { "${B[@]}" run --isolation chroot "$container" -- "$@"; }
 [ "$(inside id -u)" = 10001 ]
 inside bash -c 'command -v bash wget ray serve muxfleet muxfleet-haproxy && test -w "$HOME"'
 inside muxfleet --version
-if inside bash -c 'find / -xdev \( -name "*.pem" -o -name ".netrc" -o -name "pip.conf" \) -path "/root/*"' | grep -q .; then
-  echo "the image holds files of the builder's home" >&2
+if inside find /opt /etc /var/lib/muxfleet -size +0 \( -name pip.conf -o -name .netrc \) 2>/dev/null | grep .; then
+  echo "the image holds the builder's configuration" >&2
   exit 1
 fi
-# The network is this machine's: ports of our own. `demo` without a terminal serves until it is ended.
+# The network is this machine's: ports of our own.
 port=${MUXFLEET_IMAGE_PORT:-18431}
 inside muxfleet demo --write /tmp/demo >/dev/null
-inside timeout --signal=INT 240 muxfleet up /tmp/demo/demo.yaml --port "$port" >"$work/up.log" 2>&1 &
+inside bash -c 'echo $$ >/tmp/fleet.pid; exec timeout --signal=INT 240 muxfleet up /tmp/demo/demo.yaml --port "$0"' \
+  "$port" >"$work/up.log" 2>&1 &
 up=$!
 for _ in $(seq 200); do
   if curl -sf -o "$work/ready.json" "http://127.0.0.1:$port/ready"; then break; fi
@@ -69,5 +70,6 @@ echo
 curl -sf "http://127.0.0.1:$port/v1/completions" -H 'content-type: application/json' \
   -d '{"model": "demo-llama", "prompt": "Hello", "max_tokens": 4}' | tee "$work/completion.json" | grep -q '"text"'
 echo "      a completion of demo-llama: $(cut -c1-120 "$work/completion.json")"
-for child in $(pgrep -P "$up" || true) "$up"; do kill -INT "$child" 2>/dev/null || true; done
+# The container shares this machine's process ids: ended from here, the fleet takes its Ray down with it.
+kill -INT "$(inside cat /tmp/fleet.pid)"
 wait "$up" || true
