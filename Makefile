@@ -81,4 +81,4 @@ test-k8s: venv ## The Helm chart under the real Helm 3 and 4, without a cluster;
 	@$(PIP) --editable '.[dev,k8s]'
 	@bash scripts/k8s_tools.sh $(TOOLS)
 	@$(BIN)/python -m scripts.chart.generate --check
-	@MUXFLEET_K8S_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest -m k8s tests/k8s $(ARGS)
+	@MUXFLEET_K8S_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest -n 2 -m k8s tests/k8s $(ARGS)

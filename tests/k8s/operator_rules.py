@@ -12,6 +12,8 @@ import yaml
 from helm_runner import LOADER
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, UNITS_APP, ControllerConfig, GatewayArgs, UnitsArgs
+
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 MAX_RAY_SERVICE_NAME = 47
@@ -174,6 +176,7 @@ def serve_config_problems(text: str) -> Iterator[str]:
     except ValueError as error:
         yield f"serveConfigV2: {error}"
         return
+    yield from argument_problems(config)
     for application in schema.applications:
         given = next(a for a in config["applications"] if a["name"] == application.name)
         unknown = set(given) - set(type(application).model_fields)
@@ -181,6 +184,20 @@ def serve_config_problems(text: str) -> Iterator[str]:
             unknown |= set(raw) - set(type(deployment).model_fields)
         if unknown:
             yield f"serveConfigV2: unknown keys {sorted(unknown)}"
+
+
+def argument_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Serve hands arguments over unread: our own types judge them."""
+    for application in config["applications"]:
+        deployments = {d["name"]: d for d in application.get("deployments", [])}
+        try:
+            if application["name"] == UNITS_APP:
+                UnitsArgs.model_validate(application["args"])
+            elif application["name"] == GATEWAY_APP:
+                GatewayArgs.model_validate(application["args"])
+                ControllerConfig.model_validate(deployments[CONTROLLER_DEPLOYMENT]["user_config"])
+        except ValueError as error:
+            yield f"serveConfigV2.{application['name']}: {error}"
 
 
 def quantity(value: Any) -> float:

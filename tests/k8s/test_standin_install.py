@@ -179,6 +179,8 @@ def test_operators_rules__broken_services__are_refused_by_the_standin(custom_sch
         (service["spec"], "rayClusterConfig", None),
         (service["spec"], "serveConfigV2", {"applications": []}),
         (service["spec"], "serveConfigV2", "applications: [{name: a, import_path: a:b, route_prefx: /}]"),
+        (service["spec"], "serveConfigV2", service["spec"]["serveConfigV2"].replace("hold_s:", "hold:")),
+        (service["spec"], "serveConfigV2", service["spec"]["serveConfigV2"].replace("expected_units:", "units:")),
         (service["spec"], "rayClusterDeletionDelaySeconds", -1),
         (service["spec"], "managedBy", "me"),
         (strategy, "type", "NewCluter"),
