@@ -40,9 +40,12 @@
 {{- end -}}
 {{- $_ := set $seen $pool.name $i -}}
 {{- $backend := default $fleet.engine.backend $pool.backend -}}
-{{- $refusal := (include "muxfleet.data" $root | fromJson).refusalOfNativeCuda -}}
-{{- if and (eq $pool.device "cuda") (eq $backend "native") $refusal -}}
-{{- include "muxfleet.refuse" (dict "key" (printf "%s.device" $key) "value" $pool.device "remedy" $refusal) -}}
+{{- $refusals := (include "muxfleet.data" $root | fromJson).refusals -}}
+{{- if and (eq $pool.device "cuda") (eq $backend "native") $refusals.nativeCuda -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.device" $key) "value" $pool.device "remedy" $refusals.nativeCuda) -}}
+{{- end -}}
+{{- if and $refusals.nodeRange (gt (default $pool.nodes.min $pool.nodes.max | int64) ($pool.nodes.min | int64)) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $pool.nodes.max "remedy" ($refusals.nodeRange | replace "(1)" (printf "(%d)" ($pool.nodes.min | int64)))) -}}
 {{- end -}}
 {{- include "muxfleet.checkPool" (dict "root" $root "pool" $pool "key" $key) -}}
 {{- if and (gt (len $fleet.pools) 1) (ne $pool.device "simulated") (not $pool.node_labels) -}}

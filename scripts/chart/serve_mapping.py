@@ -21,6 +21,7 @@ from deploy.settings import (
     FleetFile,
     GatewaySection,
     ModelSection,
+    NodesSection,
     PlacementSection,
     PoolSection,
     semantic_problems,
@@ -69,16 +70,18 @@ def chart_files_data() -> dict[str, Any]:
         },
         "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
         "gpuTypes": sorted(DEVICES),
-        "refusalOfNativeCuda": _refusal_of_native_cuda(),
+        "refusals": {
+            "nativeCuda": _refusal(PoolSection(device="cuda"), "device"),
+            "nodeRange": _refusal(PoolSection(nodes=NodesSection(min=1, max=2)), "nodes", "max"),
+        },
         "haproxyEnvironment": dict(HAPROXY),
     }
 
 
-def _refusal_of_native_cuda() -> str:
-    """What the fleet file says of `device: cuda` under our own engine; empty when that is served."""
-    pool = PoolSection(name="probe", device="cuda")
+def _refusal(pool: PoolSection, *path: str) -> str:
+    """What this release says of a key of a pool; empty when it takes the value."""
     probe = FleetFile(models=(ModelSection(id="probe", source="probe/probe"),), pools=(pool,))
-    return next((p.remedy for p in semantic_problems(probe) if p.path == ("pools", 0, "device")), "")
+    return next((p.remedy for p in semantic_problems(probe) if p.path == ("pools", 0, *path)), "")
 
 
 def _sources(args: type[Args]) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """Broken values, each with the message that a user sees."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helm_runner import Helm, merged
+from helm_runner import CHART, Helm, merged
 
 pytestmark = pytest.mark.k8s
 
@@ -52,11 +53,6 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
     "nodes upside down": (
         pool(nodes={"min": 3, "max": 2}),
         "muxfleet: fleet.pools[0].nodes.max = 2: smaller than min (3); raise it or lower min",
-    ),
-    "range without autoscaling": (
-        pool(nodes={"min": 1, "max": 2}),
-        "muxfleet: fleet.pools[0].nodes.max = 2: above min (1), but autoscaling.enabled is false; "
-        "switch it on or make them equal",
     ),
     "cpu with GPUs": (
         pool(gpus_per_node=2, mesh_gpus=2),
@@ -283,3 +279,22 @@ def test_checks__cluster_without_an_api__is_told_what_to_install(
     assert without.code != 0
     assert f"this cluster has no {remedy} ({api})" in without.errors
     assert with_it.code == 0, with_it.errors
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("nativeCuda", pool(device="cuda")),
+        ("nodeRange", pool(nodes={"min": 1, "max": 2}) | {"autoscaling": {"enabled": True}}),
+    ],
+)
+def test_checks__what_the_fleet_file_refuses_in_this_release__the_chart_refuses_too(
+    helm: Helm, chart: Path, name: str, overrides: dict[str, Any]
+) -> None:
+    """And takes once `make chart` has found that the release takes it."""
+    refusal = json.loads((CHART / "files" / "fleet.json").read_text())["refusals"][name]
+
+    outcome = helm.template(chart, overrides=merged(FLEET, overrides))
+
+    assert (outcome.code != 0) == bool(refusal)
+    assert refusal in outcome.errors
