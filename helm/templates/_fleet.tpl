@@ -70,7 +70,18 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $_ := set . "source" (printf "%s/%s" $.Values.modelCache.mountPath .source | clean) -}}
 {{- end -}}
 {{- end -}}
+{{- range $fleet.pools -}}
+{{- if .profile -}}{{- $_ := set . "profile" (include "muxfleet.file" (dict "root" $ "path" .profile)) -}}{{- end -}}
+{{- end -}}
+{{- with $fleet.gateway.api_keys -}}
+{{- $_ := set $fleet.gateway "api_keys" (include "muxfleet.file" (dict "root" $ "path" .)) -}}
+{{- end -}}
 {{- toJson $fleet -}}
+{{- end -}}
+
+{{/* A file of the fleet, as pods find it. Takes root, path. */}}
+{{- define "muxfleet.file" -}}
+{{- if hasPrefix "/" .path -}}{{- clean .path -}}{{- else -}}{{- printf "%s/%s" .root.Values.modelCache.mountPath .path | clean -}}{{- end -}}
 {{- end -}}
 
 {{- define "muxfleet.unitsOf" -}}

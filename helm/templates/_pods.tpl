@@ -85,6 +85,9 @@ spec:
         {{- if $values.modelCache.enabled }}
         - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
         {{- end }}
+        {{- if $values.apiKeys.existingSecret }}
+        - {name: api-keys, mountPath: /etc/muxfleet/api-keys, readOnly: true}
+        {{- end }}
         {{- if .group.shmSize }}
         - {name: shm, mountPath: /dev/shm}
         {{- end }}
@@ -96,6 +99,9 @@ spec:
     - {name: home, emptyDir: {}}
     {{- if $values.modelCache.enabled }}
     - {name: models, persistentVolumeClaim: {claimName: {{ include "muxfleet.claimName" .root }}}}
+    {{- end }}
+    {{- with $values.apiKeys.existingSecret }}
+    - {name: api-keys, secret: {secretName: {{ . }}}}
     {{- end }}
     {{- with .group.shmSize }}
     - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ . }}}}

@@ -103,6 +103,13 @@ class HuggingFace(SecretReference):
     """Key in the Secret."""
 
 
+class ApiKeys(Section):
+    """The file of API keys (`muxfleet keys`). Name it in fleet.gateway.api_keys as /etc/muxfleet/api-keys/KEY."""
+
+    existing_secret: SecretName = ""
+    """Secret that holds the file. Changes reach the gateways without a restart."""
+
+
 class ModelCache(Section):
     """Checkpoints and the Hugging Face cache, shared by all pods."""
 
@@ -295,6 +302,7 @@ class ChartValues(Section):
     redis: Redis = Redis()
     ray_auth: RayAuth = RayAuth()
     hugging_face: HuggingFace = HuggingFace()
+    api_keys: ApiKeys = ApiKeys()
     model_cache: ModelCache = ModelCache()
     service: Service = Service()
     ingress: Ingress = Ingress()

@@ -62,6 +62,11 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         pool(gpu_type="H100"),
         'muxfleet: fleet.pools[0].gpu_type = "H100": a cpu pool has no GPUs; remove it',
     ),
+    "keys that nobody reads": (
+        {"apiKeys": {"existingSecret": "keys"}},
+        'muxfleet: apiKeys.existingSecret = "keys": the gateways do not read it; '
+        "set fleet.gateway.api_keys to /etc/muxfleet/api-keys/KEY, with KEY of the Secret",
+    ),
     "unknown GPU": (
         pool(device="simulated", gpu_type="H1000"),
         'muxfleet: fleet.pools[0].gpu_type = "H1000": unknown device; known: A100-80G, ',

@@ -37,7 +37,8 @@ FLEETS |= {
             {"id": "b", "source": "../shared"},
             {"id": "c", "source": "/data//c/"},
             {"id": "d", "source": "."},
-        ]
+        ],
+        "gateway": {"api_keys": "keys/keys.yaml"},
     },
     "simulated": {
         "models": [{"id": "a", "source": "org/a", "dtype": "bfloat16", "max_model_len": 4096, "revision": "v1"}],
