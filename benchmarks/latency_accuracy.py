@@ -105,7 +105,9 @@ def linear(folder: Path, quick: bool) -> Iterator[Accuracy]:
     for group in groups[:: 4 if quick else 1]:
         held = held_out(len(group.tokens))
         tokens, measured_s = group.tokens[held], group.seconds[held]
-        table = GridTable.fit(("one", "tokens"), ("tokens",), as_tokens(group.tokens[~held]), group.seconds[~held])
+        table = GridTable.fit(
+            ("one", "tokens"), ("tokens",), as_tokens(group.tokens[~held]), group.seconds[~held], max_knots=512
+        )
         predicted = {
             "table": table.seconds(as_tokens(tokens)),
             "roofline": linear_s(DEVICES[group.device], group, tokens),
@@ -199,7 +201,7 @@ def iterations(folder: Path, quick: bool) -> Iterator[Accuracy]:
 
 def iteration_models(folder: Path, device: str, tp: int) -> dict[str, LatencyModel]:
     models: dict[str, LatencyModel] = {"roofline": RooflineLatency(DEVICES[device], num_gpus=tp)}
-    if tp == 2:  # the public attention profiles have these heads per GPU
+    if (device, tp) == ("a100", 2):  # for which the public profiles have attention with these heads per GPU
         profile = read_vidur(
             folder / "vidur_linear_ops.parquet",
             folder / "attention.parquet",
@@ -235,10 +237,12 @@ def linear_s(device: DeviceSpec, group: LinearRows, tokens: Floats) -> Floats:
 
 
 def attention_s(costs: OperatorCosts, batches: BatchFeatures[Floats]) -> Floats:
-    pairs = batches.prefill_products + (batches.prefill_squares + batches.prefill_tokens) / 2
-    keys = batches.prefill_tokens + batches.prompts * batches.prefill_context
+    length = batches.prefill_tokens / np.maximum(batches.prompts, 1)
+    pairs = batches.prompts * costs.attention.prompt_pairs(length, batches.prefill_context)
+    keys = batches.prompts * (length + batches.prefill_context)
     decode_keys = batches.decode_tokens + batches.decode_sequences
-    return costs.attention.seconds(pairs + decode_keys, batches.tokens, keys + decode_keys)
+    rows = np.where(batches.prompts > 0, costs.attention.fused_decode_tokens, 1.0)
+    return costs.attention.seconds(pairs + rows * decode_keys, batches.tokens, keys + decode_keys)
 
 
 def refit(device: DeviceSpec, groups: Sequence[LinearRows]) -> DeviceSpec:

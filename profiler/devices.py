@@ -39,12 +39,14 @@ H100 = DeviceSpec(
     partition_granularity_sms=8,
     knee_exponent=2.2,
     gemm_tile_tokens=128,
-    attention_start_s=7e-6,
+    attention_compute_share=0.84,
+    attention_padding_tokens=590,
+    attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=350 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
-    source="NVIDIA H100 data sheet (SXM, 989 TFLOP/s dense bf16, 3350 GB/s); reached: fit of Vidur's H100 GEMM profile"
-    "; all-reduce: NCCL on 2, 4 and 8 GPUs of one H100 node (APEX)",
+    source="NVIDIA H100 data sheet (SXM, 989 TFLOP/s dense bf16, 3350 GB/s); reached: fit of Vidur's H100 GEMM profile "
+    "and of attention in vLLM 0.14 (aiconfigurator, BLIS); all-reduce: NCCL on 2, 4 and 8 GPUs of one H100 node (APEX)",
 )
 
 H200 = DeviceSpec(
@@ -57,7 +59,9 @@ H200 = DeviceSpec(
     partition_granularity_sms=8,
     knee_exponent=2.2,
     gemm_tile_tokens=128,
-    attention_start_s=7e-6,
+    attention_compute_share=0.84,
+    attention_padding_tokens=590,
+    attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=310 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
@@ -76,7 +80,9 @@ B200 = DeviceSpec(
     partition_granularity_sms=8,
     knee_exponent=2.2,
     gemm_tile_tokens=128,
-    attention_start_s=7e-6,
+    attention_compute_share=0.84,
+    attention_padding_tokens=590,
+    attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=630 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
@@ -133,12 +139,16 @@ RTX_PRO_6000 = DeviceSpec(
     partition_granularity_sms=8,
     knee_exponent=2.1,
     gemm_tile_tokens=128,
+    attention_compute_share=0.74,
+    attention_bandwidth_share=0.9,
+    attention_padding_tokens=290,
+    fused_decode_tokens=80,
     attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=25 * _GIGA,
     link_latency_s=2e-6,
     all_reduce_start_s=10e-6,
-    source="NVIDIA RTX PRO 6000 Blackwell data sheet (96 GB, 1792 GB/s); reached: fit of LLMServingSim's vLLM GEMMs; "
-    "all-reduce: NOT measured, PCIe 5.0 x16 assumed",
+    source="NVIDIA RTX PRO 6000 Blackwell data sheet (96 GB, 1792 GB/s); reached: fit of LLMServingSim's vLLM GEMMs "
+    "and attention; all-reduce: NOT measured, PCIe 5.0 x16 assumed",
 )
 
 RTX_4090 = DeviceSpec(
@@ -151,12 +161,16 @@ RTX_4090 = DeviceSpec(
     partition_granularity_sms=4,
     knee_exponent=5.0,
     gemm_tile_tokens=128,
-    attention_start_s=6e-6,
+    attention_compute_share=0.79,
+    attention_bandwidth_share=0.9,
+    attention_padding_tokens=165,
+    fused_decode_tokens=65,
+    attention_start_s=4e-6,
     link_bandwidth_bytes_per_s=12 * _GIGA,
     link_latency_s=2e-6,
     all_reduce_start_s=10e-6,
-    source="NVIDIA RTX 4090 data sheet (24 GB, 1008 GB/s); reached: fit of LLMServingSim's vLLM GEMMs; all-reduce: NOT "
-    "measured, PCIe 4.0 x16 without peer access assumed",
+    source="NVIDIA RTX 4090 data sheet (24 GB, 1008 GB/s); reached: fit of LLMServingSim's vLLM GEMMs and "
+    "attention; all-reduce: NOT measured, PCIe 4.0 x16 without peer access assumed",
 )
 
 DEVICES: Mapping[str, DeviceSpec] = MappingProxyType(

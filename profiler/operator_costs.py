@@ -102,9 +102,15 @@ class AttentionCost:
     s_per_query: float
     s_per_key: float
     start_s: float
+    padding_tokens: float
+    fused_decode_tokens: float
+
+    def prompt_pairs(self, q: Amount, c: Amount) -> Amount:
+        """Pairs of a query and a key that it sees, and those that a prompt's kernel computes in vain beside them."""
+        return q * c + q * (q + 1) / 2 + self.padding_tokens * (q + c) * (q > 1)
 
     def seconds(self, pairs: Amount, queries: Amount, keys: Amount) -> Amount:
-        """Sums over requests: pairs of a query and a key that it sees, new tokens, cached plus new tokens."""
+        """Sums over requests: pairs, new tokens, cached plus new tokens."""
         traffic_s = self.s_per_query * queries + self.s_per_key * keys
         return smooth_max(self.s_per_pair * pairs, traffic_s, ATTENTION_KNEE_EXPONENT) + self.start_s
 
@@ -194,6 +200,8 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
             s_per_query=2 * q_dim * s / bytes_per_s,
             s_per_key=2 * kv_dim * s / (bytes_per_s * device.attention_bandwidth_share),
             start_s=device.attention_start_s,
+            padding_tokens=device.attention_padding_tokens,
+            fused_decode_tokens=device.fused_decode_tokens,
         ),
         elementwise_s_per_token=elementwise_bytes / bytes_per_s,
         overhead_s=kernels * device.launch_overhead_s,

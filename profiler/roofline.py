@@ -58,12 +58,15 @@ class RooflineLatency:
         n = num_decodes + _new_tokens(chunks)
         if n == 0:
             return 0.0
+        passes = self._passes_of(spec, sms)
+        attention = passes.costs.attention
         pairs = keys = float(sum(context_tokens) + num_decodes)
+        if chunks:
+            pairs *= attention.fused_decode_tokens
         for chunk in chunks:
-            q, c = chunk.new_tokens, chunk.context_tokens
-            pairs += q * c + q * (q + 1) / 2
-            keys += q + c
-        return self._passes_of(spec, sms).seconds(n, len(chunks) + num_decodes, pairs=pairs, keys=keys)
+            pairs += attention.prompt_pairs(float(chunk.new_tokens), float(chunk.context_tokens))
+            keys += chunk.new_tokens + chunk.context_tokens
+        return passes.seconds(n, len(chunks) + num_decodes, pairs=pairs, keys=keys)
 
     def prefills_s(
         self,
@@ -74,7 +77,7 @@ class RooflineLatency:
         sms: npt.ArrayLike,
     ) -> Floats:
         def seconds(costs: OperatorCosts, k: Floats, q: Floats, c: Floats) -> Floats:
-            attention_s = costs.attention.seconds(k * (q * c + q * (q + 1) / 2), k * q, k * (q + c))
+            attention_s = costs.attention.seconds(k * costs.attention.prompt_pairs(q, c), k * q, k * (q + c))
             return np.where(k * q > 0, costs.total_s(k * q, attention_s, k), 0.0)
 
         return self._by_partition(spec, seconds, sms, num_prompts, new_tokens, context_tokens)

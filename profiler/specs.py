@@ -189,7 +189,9 @@ class DeviceSpec:
     `knee_exponent` says how sharply a GEMM turns from memory-bound to compute-bound (operator_costs.smooth_max), and
     `gemm_tile_tokens` how many tokens it computes at least when there are that many (operator_costs.whole_tiles).
     Attention reaches `attention_compute_share` and `attention_bandwidth_share` of the rates, and takes
-    `attention_start_s` beyond its launch.
+    `attention_start_s` beyond its launch. For a prompt it computes `attention_padding_tokens` more rows of queries than
+    there are (tiles and waves that are not full), and for a sequence that decodes in one batch with prompts
+    `fused_decode_tokens`, since its one query takes a tile of the prompts' kernel.
 
     A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
     `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links.
@@ -209,6 +211,8 @@ class DeviceSpec:
     attention_compute_share: float = 0.62
     attention_bandwidth_share: float = 0.95
     attention_start_s: float = 0.0
+    attention_padding_tokens: float = 0.0
+    fused_decode_tokens: float = 1.0
     link_bandwidth_bytes_per_s: float = 0.0
     link_latency_s: float = 0.0
     all_reduce_start_s: float = 0.0

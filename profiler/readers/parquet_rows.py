@@ -11,6 +11,8 @@ from profiler.latency import Floats
 
 def read_rows(file: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Raises ProfileUnusable: the file cannot be read, or has not these columns."""
+    if not file.exists():
+        raise ProfileUnusable(path=str(file), reason="no such file", remedy="give a readable parquet file")
     try:
         rows = pd.read_parquet(file)
     except (OSError, ValueError) as error:
