@@ -41,12 +41,15 @@ class PrefixIndex:
         self._max_entries = max_entries
         self._units: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         self._conversations: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._known_units: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self._units) + len(self._conversations)
 
     def record(self, prefix: Sequence[bytes], unit_id: str, *, model: str, conversation: str, tokens: int) -> None:
         """A prompt of `tokens` tokens went to the unit."""
+        if unit_id not in self._known_units:
+            self._known_units |= {unit_id}
         for name in prefix:
             known = self._units.get(name, ())
             if not known or known[0] != unit_id:
@@ -77,6 +80,9 @@ class PrefixIndex:
     def forget_units_but(self, unit_ids: Iterable[str]) -> None:
         """Units that left the fleet took their caches along."""
         alive = frozenset(unit_ids)
+        gone, self._known_units = self._known_units - alive, self._known_units & alive
+        if not gone:  # nearly always: looking through all entries takes milliseconds
+            return
         for name in [n for n, units in self._units.items() if not alive.issuperset(units)]:
             left = tuple(u for u in self._units[name] if u in alive)
             if left:
