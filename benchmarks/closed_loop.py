@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from byte_checkpoint import write_checkpoint
 from fleet_process import running_fleet
-from gateway_overhead import write_checkpoint
 from machine_facts import machine_facts, write_report
 from rich.console import Console
 from rich.table import Table

@@ -21,12 +21,13 @@ _CONTROLLER = "ServeReplica:gateway:Controller"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """`breaks_connections`: it kills what clients are connected to, so theirs may break; nothing else may be lost.
-    `after_s`: how long clients go on afterwards.
+    `takes_units`: the control loop sees models missing afterwards.
     """
 
     name: str
     strike: Callable[[FleetProcess], Awaitable[None]]
     breaks_connections: bool = False
+    takes_units: bool = False
 
 
 def processes(fleet: FleetProcess, title: str) -> list[psutil.Process]:
@@ -79,18 +80,20 @@ async def _freeze(process: psutil.Process, span_s: float) -> None:
 
 
 FAULTS = (
-    Fault(name="engine killed", strike=kill_engine),
-    Fault(name="actor killed", strike=kill_actor),
+    Fault(name="engine killed", strike=kill_engine, takes_units=True),
+    Fault(name="actor killed", strike=kill_actor, takes_units=True),
     Fault(name="controller killed", strike=kill_controller),
     Fault(name="telemetry cut", strike=cut_telemetry),
     Fault(name="slow unit", strike=slow_unit),
     Fault(name="gateway killed", strike=kill_gateway, breaks_connections=True),
-    Fault(name="two units killed", strike=kill_two_units),
+    Fault(name="two units killed", strike=kill_two_units, takes_units=True),
 )
 
 
-async def until_well(fleet: FleetProcess) -> float:
-    """How long it took until every model had its two replicas ready on units that report."""
+async def until_well(fleet: FleetProcess, *, first_unwell: bool = False) -> float:
+    """How long it took until every model had its two replicas ready on units that report; with `first_unwell`, after
+    that was seen not to be so.
+    """
     began_s = time.monotonic()
     state: object = None
     async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
@@ -98,17 +101,21 @@ async def until_well(fleet: FleetProcess) -> float:
             try:
                 response = await http.get(f"{fleet.url}/fleet")
                 state = response.json()
-                if response.status_code == 200 and _is_well(state):
+                is_well = response.status_code == 200 and _is_well(state)
+                if is_well and not first_unwell:
                     return time.monotonic() - began_s
+                first_unwell &= is_well
             except (httpx.HTTPError, ValueError) as error:
                 state = error
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
     raise AssertionError(f"not well after {_RECOVER_S:g} s: {state}\n{fleet.output}")
 
 
 def _is_well(state: object) -> bool:
     assert isinstance(state, dict)
-    fresh = [u["report"] for u in state["units"] if u["silent_s"] < 2.0 and not u["report"]["is_leaving"]]
+    if any(u["silent_s"] > 1.5 or u["report"]["is_leaving"] for u in state["units"]):
+        return False
+    fresh = [u["report"] for u in state["units"]]
     ready = [s["model"] for r in fresh for s in r["models"] if s["phase"] == "ready"]
     return len(fresh) == 3 and all(ready.count(m) == 2 for m in MODELS)
 

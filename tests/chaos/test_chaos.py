@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from byte_checkpoint import write_checkpoint
 from chaos_faults import FAULTS, Fault, until_balanced, until_well
 from chaos_fleet_file import fleet_of
 from chaos_load import MODELS, Load, ask_once
 from fleet_process import FleetProcess
-from gateway_overhead import write_checkpoint
 
 from deploy.fleet_report import fleet_report
 
@@ -28,7 +28,7 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
 
     async def trouble() -> None:
         await fault.strike(chaos_fleet)
-        recovered.append(await until_well(chaos_fleet))
+        recovered.append(await until_well(chaos_fleet, first_unwell=fault.takes_units))
 
     run = load.through(trouble)
 
