@@ -8,13 +8,15 @@ Replan = Literal["auto", "shadow", "off", "scratch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlTiming:
-    """`expiry_s`: a unit that is silent for so long is gone. `quiet_s`: a unit that is silent for so long gives way to
-    a new one of its pool. `settle_s`: how long the first plan waits for expected units. `warm_up_s`: how long a fresh
-    control loop waits for reports before it tells gateways what it knows, so that its restart looks like silence.
-    `blind_s` takes the place of `expiry_s` when most units are silent at once, which looks like a broken network.
+    """`expiry_s`: a unit that is silent for so long is gone, one that was leaving after `farewell_s`. `quiet_s`: a unit
+    that is silent for so long gives way to a new one of its pool. `settle_s`: how long the first plan waits for
+    expected units. `warm_up_s`: how long a fresh control loop waits for reports before it tells gateways what it knows:
+    its restart looks like silence. `blind_s` takes the place of `expiry_s` when most units are silent at once, which
+    looks like a broken network.
     """
 
     expiry_s: float = 15.0
+    farewell_s: float = 3.0
     quiet_s: float = 1.5
     settle_s: float = 20.0
     warm_up_s: float = 3.0

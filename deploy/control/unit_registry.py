@@ -79,10 +79,14 @@ class UnitRegistry:
 
     def drop_silent(self, now_s: float) -> list[Lost]:
         """Fail static: most of several units silent at once is taken for a broken network at first."""
+        said_goodbye = [
+            i for i, u in self._units.items() if u.report.is_leaving and now_s - u.heard_s > self._timing.farewell_s
+        ]
+        gone = [self._drop(unit_id) for unit_id in said_goodbye]
         silent = {i: now_s - u.heard_s for i, u in self._units.items() if now_s - u.heard_s > self._timing.expiry_s}
         self._is_blind = len(self._units) >= _BLIND_FROM and 2 * len(silent) > len(self._units)
         patience_s = self._timing.blind_s if self._is_blind else self._timing.expiry_s
-        return [self._drop(unit_id) for unit_id, silent_s in silent.items() if silent_s > patience_s]
+        return gone + [self._drop(unit_id) for unit_id, silent_s in silent.items() if silent_s > patience_s]
 
     def is_blind(self) -> bool:
         """As of the last look."""
