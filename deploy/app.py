@@ -1,5 +1,6 @@
 """The two Serve applications: what the `import_path`s of a rendered config name."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -78,10 +79,12 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
     )
 
 
-def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "simulated", "sglang_cpu", "sglang_cuda"]:
+def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]:
     if shape.sglang is not None:
         return "sglang_cuda" if shape.device == "cuda" else "sglang_cpu"
-    return "simulated" if shape.device == "simulated" else "torch_cpu"
+    kinds: Mapping[str, Literal["torch_cpu", "torch_cuda", "simulated"]]
+    kinds = {"cpu": "torch_cpu", "cuda": "torch_cuda", "simulated": "simulated"}
+    return kinds[shape.device]
 
 
 def _bind(shape: UnitShape, *siblings: Application) -> Application:

@@ -106,6 +106,7 @@ class PoolSection(Section):
 
     name: Name = "default"
     device: Literal["cpu", "cuda", "simulated"] = "cpu"
+    """cuda: NVIDIA GPUs of sm_80 or newer."""
     backend: Literal["native", "sglang"] | None = None
     """Default: engine.backend. An SGLang unit serves one model."""
     sglang: SglangSection = SglangSection()
@@ -347,8 +348,8 @@ def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: str)
     def refuse(key: str, value: object, remedy: str) -> None:
         problems.append(Problem(path=(*path, *key.split(".")), value=value, remedy=remedy))
 
-    if pool.device == "cuda" and backend == "native":
-        refuse("device", "cuda", "muxfleet's own engine serves on cpu; use backend: sglang on GPUs")
+    if pool.device == "cuda" and backend == "native" and pool.mesh_gpus > 1:
+        refuse("mesh_gpus", pool.mesh_gpus, "muxfleet's own engine uses one GPU; set 1, or backend: sglang for more")
     if backend == "native" and pool.sglang != SglangSection():
         refuse("sglang", None, "this pool's backend is native; set backend: sglang or remove it")
     if pool.gpus_per_node % pool.mesh_gpus:

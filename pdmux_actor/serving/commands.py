@@ -25,7 +25,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tensor-parallel group; they and `sglang` are for the kinds that run SGLang.
     """
 
-    kind: Literal["torch_cpu", "simulated", "sglang_cpu", "sglang_cuda"]
+    kind: Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]
     kv_pool_bytes: int
     block_bytes: int = 16 * 1024
     dtype: str | None = None

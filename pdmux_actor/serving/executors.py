@@ -4,6 +4,7 @@ import os
 
 import psutil
 
+from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.simulated import RealClock, SimulatedExecutor
 from pdmux_actor.serving.commands import EngineSettings
@@ -25,6 +26,8 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Exec
             clock=RealClock(),
         )
     # torch takes seconds to import and a simulated fleet does without it.
+    if settings.kind == "torch_cuda":
+        return _cuda_executor(settings)
     from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 
     return TorchCpuExecutor(
@@ -32,6 +35,18 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Exec
         block_bytes=settings.block_bytes,
         num_cores=settings.num_cores,
         default_dtype=settings.dtype,
+    )
+
+
+def _cuda_executor(settings: EngineSettings) -> Executor:
+    try:
+        from pdmux_actor.executor.torch_cuda import open_cuda_executor
+    except ImportError as missing:
+        raise DeviceUnavailable(
+            reason=f"the Python package {missing.name} is not installed", remedy="pip install 'muxfleet[cuda]'"
+        ) from missing
+    return open_cuda_executor(
+        kv_pool_bytes=settings.kv_pool_bytes, block_bytes=settings.block_bytes, default_dtype=settings.dtype
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pdmux_actor.engine import build_engine
+from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.serving.command_intake import CommandIntake
 from pdmux_actor.serving.commands import EngineSettings, Load, Started, Tokens
@@ -36,7 +37,10 @@ def main(arguments: Sequence[str]) -> None:
     settings = msgspec.json.decode(arguments[1], type=EngineSettings)
     sender = NoticeSender(connection)
     known = None if settings.profile is None else read_known_latency(settings.profile)
-    executor = build_executor(settings, known)
+    try:
+        executor = build_executor(settings, known)
+    except DeviceUnavailable as error:
+        sys.exit(str(error))  # the actor reports the last words
 
     def send_tokens(events: Sequence[TokenEvent]) -> None:
         sender.send(Tokens(tuple(events)))

@@ -5,6 +5,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.app import actor_settings
 from deploy.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitsArgs
 from deploy.demo_fleet import FLEET_TEXT
 from deploy.render import controller_config, logical_cpus, serve_config, serve_yaml, without_node_labels
@@ -33,6 +34,14 @@ def test_serve_yaml__examples__are_the_checked_in_ones(rendered: Path) -> None:
     fleet = read_fleet_file(EXAMPLES / rendered.name, source_root=Path("/models"))
 
     assert serve_yaml(fleet) == rendered.read_text(), "stale: run `make chart`"
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "torch_cpu"), ("cuda", "torch_cuda"), ("simulated", "simulated")])
+def test_actor_settings__device_of_a_pool__is_its_engines(device: str, kind: str) -> None:
+    fleet = fleet_of(f"models: [{{id: a, source: org/a}}]\npools: [{{device: {device}}}]")
+    (shape,) = UnitsArgs.model_validate(application(serve_config(fleet), "units")["args"]).shapes
+
+    assert actor_settings(shape).engine.kind == kind
 
 
 def test_examples__demo__is_what_the_demo_writes() -> None:

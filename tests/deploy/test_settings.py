@@ -85,8 +85,8 @@ BAD_FILES = {
         ['f.yaml:1: models[0].id = "a b": must be letters, digits and ._:-/ that begin with a letter or digit'],
     ),
     "cuda": (
-        MODEL + "pools: [{device: cuda}]",
-        ['f.yaml:2: pools[0].device = "cuda": muxfleet\'s own engine serves on cpu; use backend: sglang on GPUs'],
+        MODEL + "pools: [{device: cuda, gpus_per_node: 2, mesh_gpus: 2}]",
+        ["f.yaml:2: pools[0].mesh_gpus = 2: muxfleet's own engine uses one GPU; set 1, or backend: sglang for more"],
     ),
     "mesh does not divide the node": (
         MODEL + "pools: [{device: simulated, gpus_per_node: 6, mesh_gpus: 4}]",

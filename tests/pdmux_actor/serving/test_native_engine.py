@@ -152,6 +152,16 @@ async def test_native_engine__cannot_start__raises_with_last_words(caplog):
     assert "no-such-gpu" in caplog.text
 
 
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="a GPU is here")
+async def test_native_engine__cuda_without_a_gpu__says_what_is_missing():
+    engine = NativeEngine(EngineSettings(kind="torch_cuda", kv_pool_bytes=1024 * 1024))
+
+    with pytest.raises(EngineStartFailed, match="no CUDA device to serve on"):
+        await engine.start()
+
+    await engine.stop()
+
+
 async def test_native_engine__silent_process__start_has_a_deadline(engine_settings):
     engine = NativeEngine(engine_settings, start_timeout_s=0.001)
 
