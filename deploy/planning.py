@@ -10,7 +10,8 @@ from deploy.errors import OptionNotUsable
 from deploy.model_specs import read_model_spec
 from deploy.render import units_of
 from deploy.settings import FleetFile, PoolSection
-from deploy.simulation.hardware import CPU_HOST_S, GPU_HOST_S, hardware_of
+from deploy.simulation.hardware import CPU_HOST_S, hardware_of
+from pdmux_actor.executor.simulated import GPU_HOST_S
 from placement.bound import most_served, most_served_of_nodes
 from placement.estimate import FleetEstimate, estimate
 from placement.instance import Estimator

@@ -8,8 +8,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pdmux_actor.models.checkpoint import is_shape_only
+from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
 from router.errors import InvalidRequest, TokenizerUnavailable
 from router.view import ModelCard
 
@@ -135,6 +138,9 @@ class Tokenizers:
 
 
 def _load_encoder(source: str, revision: str | None) -> PromptEncoder:
-    from transformers import AutoTokenizer  # seconds; see the module docstring
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # seconds; see the module docstring
 
+    if is_shape_only(Path(source)):
+        tokenizer = build_demo_tokenizer(SHAPE_ONLY_VOCABULARY)
+        return PromptEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE))
     return PromptEncoder(AutoTokenizer.from_pretrained(source, revision=revision))

@@ -7,14 +7,13 @@ from pathlib import Path
 import psutil
 
 from deploy.settings import PoolSection
+from pdmux_actor.executor.simulated import GPU_HOST_S
 from profiler.devices import device_named, laptop_cpu
 from profiler.latency import LatencyModel
 from profiler.profile_file import read_profile
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
 
-# To plan a step, launch its graph and read what was sampled: "less than 0.5 ms" (MuxWise §3.2.2, DuetServe §4.3).
-GPU_HOST_S = 0.5e-3
 CPU_HOST_S = 0.2e-3
 
 

@@ -100,6 +100,8 @@ class _Work:
     remaining_s: float  # of solo time
 
 
+# To plan a step, launch its graph and read what was sampled: "less than 0.5 ms" (MuxWise §3.2.2, DuetServe §4.3).
+GPU_HOST_S = 0.5e-3
 _MADE_UP_TOKENS = tuple(SampledToken(token_id=token_id) for token_id in range(128))
 
 

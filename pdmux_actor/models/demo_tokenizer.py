@@ -36,6 +36,10 @@ One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve; 2024,
 """
 
 
+SHAPE_ONLY_VOCABULARY = 512
+"""Ids of the tokenizer that stands in for that of a folder that holds a config.json only."""
+
+
 def build_demo_tokenizer(vocab_size: int) -> Tokenizer:
     """`vocab_size` ids: special tokens, bytes, then merges learned from a short text (which yields up to about 710)."""
     tokenizer = Tokenizer(BPE())

@@ -22,7 +22,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     means all. `dtype` None means each checkpoint's own. `device_memory_bytes` is what the planner may fill with weights
     and KV; None means what the device has. `profile` is a file that `muxfleet profile` wrote: policies then start from
     what was measured, and a simulated engine takes the times of the machine it was measured on. `num_gpus` are one
-    tensor-parallel group; they and `sglang` are for the kinds that run SGLang.
+    tensor-parallel group; `sglang` is for the kinds that run SGLang.
     """
 
     kind: Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]

@@ -6,7 +6,7 @@ import psutil
 
 from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.base import Executor
-from pdmux_actor.executor.simulated import RealClock, SimulatedExecutor
+from pdmux_actor.executor.simulated import GPU_HOST_S, RealClock, SimulatedExecutor
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.known_latency import KnownLatency
 from profiler.devices import device_named, laptop_cpu
@@ -20,10 +20,11 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Exec
         device = known.device if known is not None else _simulated_device(settings)
         return SimulatedExecutor(
             device=device,
-            latency=known.latency if known is not None else RooflineLatency(device),
+            latency=known.latency if known is not None else RooflineLatency(device, num_gpus=settings.num_gpus),
             total_blocks=settings.kv_pool_bytes // settings.block_bytes,
             block_bytes=settings.block_bytes,
             clock=RealClock(),
+            host_s=0.0 if settings.device_type is None else GPU_HOST_S,
         )
     # torch takes seconds to import and a simulated fleet does without it.
     if settings.kind == "torch_cuda":

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         watched,
         policy=settings.policy,
         settings=settings.scheduler,
-        latency=RooflineLatency(executor.device) if known is None else known.latency,
+        latency=RooflineLatency(executor.device, num_gpus=settings.num_gpus) if known is None else known.latency,
         guard=None if known is None else known.guard,
         outbox=send_tokens,
         on_load_report=send_load,
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     sender.send(
         Started(
             device=executor.device.name,
-            memory_bytes=settings.device_memory_bytes or executor.device.memory_bytes,
+            memory_bytes=settings.device_memory_bytes or executor.device.memory_bytes * settings.num_gpus,
             block_bytes=executor.block_bytes,
             total_blocks=executor.total_blocks,
         )

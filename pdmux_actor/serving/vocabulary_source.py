@@ -6,7 +6,8 @@ from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.lease import ModelAssignment
-from pdmux_actor.models.checkpoint import resolve_checkpoint
+from pdmux_actor.models.checkpoint import is_shape_only, resolve_checkpoint
+from pdmux_actor.models.demo_tokenizer import SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
 from pdmux_actor.serving.detokenizer import Vocabulary
 
 
@@ -17,6 +18,8 @@ def load_vocabulary(assignment: ModelAssignment) -> Vocabulary:
         ModelLoadError: the checkpoint has no usable tokenizer.
     """
     folder = resolve_checkpoint(assignment.model, assignment.source, assignment.revision)
+    if is_shape_only(folder):  # a simulated unit says something all the same; a real one finds no weights
+        return Vocabulary(build_demo_tokenizer(SHAPE_ONLY_VOCABULARY))
     path = folder / "tokenizer.json"
     try:
         return Vocabulary(Tokenizer.from_file(str(path)) if path.exists() else _converted(folder))
