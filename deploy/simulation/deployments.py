@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import ByteSize
 
-from deploy.planning import PlannedFleet, plan_fleet
+from deploy.planning import PlannedFleet, lay_out_fleet, plan_fleet
 from deploy.settings import FleetFile, PoolSection
 from deploy.simulation.agenda import Agenda
 from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.decode_only import DecodeOnlyLatency
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
 from deploy.simulation.fleet_run import BuildUnits, FleetModel
-from deploy.simulation.hardware import hardware_of
+from deploy.simulation.hardware import gpu_hardware, hardware_of
 from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
@@ -32,13 +32,15 @@ _UNBOUNDED_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """`solver` None is the fleet file's own. `scheduler` are fields of the scheduler's settings that differ, `host_s`
-    what the engine's host adds to every launch (default: by the kind of device).
+    """`solver` None is the fleet file's own; `lays_out`: it chooses the sizes of units, too. `scheduler` are fields of
+    the scheduler's settings that differ, `host_s` what the engine's host adds to every launch (default: by the kind of
+    device).
     """
 
     name: str
     policy: str
     solver: str | None = None
+    lays_out: bool = False
     disaggregated: bool = False
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     host_s: float | None = None
@@ -49,6 +51,7 @@ BASELINES: Mapping[str, Deployment] = MappingProxyType(
         d.name: d
         for d in (
             Deployment(name="temporal", policy="temporal"),
+            Deployment(name="spatial", policy="chunked_prefill", solver="spatial"),
             Deployment(name="disaggregated", policy="prefill_first", disaggregated=True),
         )
     }
@@ -72,7 +75,7 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment) -> DeployedFleet:
     if deployment.solver is not None:
         placement = fleet.placement.model_copy(update={"solver": deployment.solver})
         fleet = fleet.model_copy(update={"placement": placement})
-    planned = plan_fleet(fleet)
+    planned = lay_out_fleet(fleet) if deployment.lays_out else plan_fleet(fleet)
     if deployment.disaggregated:
         fleet = fleet.model_copy(update={"pools": tuple(_halved(p, planned) for p in fleet.pools)})
         planned = plan_fleet(fleet)
@@ -107,7 +110,7 @@ def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
 
 
 def _pool_of(unit: UnitCapacity) -> str:
-    return unit.unit_id.rpartition("/")[0]
+    return unit.pool
 
 
 def _unit_design(
@@ -115,6 +118,8 @@ def _unit_design(
 ) -> tuple[UnitIdentity, EngineDesign]:
     pool = fleet.pool(_pool_of(capacity))
     hardware = hardware_of(pool)
+    if pool.gpu_type is not None:  # the solver may have chosen another size of units than the file's
+        hardware = gpu_hardware(hardware.device, capacity.num_gpus)
     host_s = hardware.host_s if deployment.host_s is None else deployment.host_s
     models = {m.model: m for m in planned.models}
     placed = tuple(

@@ -55,6 +55,8 @@ class SystemSection(Section):
     policy: PolicyName
     solver: str | None = None
     """Default: the fleet's."""
+    lays_out: bool = False
+    """The solver chooses how many GPUs each unit has."""
     disaggregated: bool = False
     scheduler: Mapping[str, int | float | bool] = {}
     """Fields of the scheduler's settings that differ."""

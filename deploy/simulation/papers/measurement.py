@@ -74,6 +74,7 @@ def _deployment(case: CaseSection, system: SystemSection) -> Deployment:
         name=system.name,
         policy=system.policy,
         solver=system.solver,
+        lays_out=system.lays_out,
         disaggregated=system.disaggregated,
         scheduler=system.scheduler,
         host_s=case.host_s,
