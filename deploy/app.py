@@ -65,7 +65,6 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             dtype=shape.dtype,
             num_cores=shape.cores,
             device_type=shape.gpu_type,
-            num_gpus=shape.num_gpus,
             device_memory_bytes=shape.device_memory_bytes,
             profile=shape.profile,
             scheduler=SchedulerSettings(
