@@ -1,0 +1,154 @@
+"""How fast a fleet is simulated on one core, and how time and memory grow with it.
+
+    python benchmarks/simulation.py [--quick] [--trace FILE] [--json FILE]
+
+Every run is a process of its own, so that its memory is its own. The first rows are examples/simulated-8gpu.yaml under
+a Mooncake trace (`--trace`, default: ../shared/traces/mooncake_conversation.parquet where it exists) and under its own
+demand, the next the same pools with more nodes and as much more demand, the last examples/simulated-1000gpu.yaml.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from machine_facts import machine_facts, write_report
+from rich.console import Console
+from rich.table import Table
+
+from deploy.settings import FleetFile, read_fleet_file
+from deploy.simulation.deployments import Deployment, deploy_fleet
+from deploy.simulation.runs import RunOptions, run_fleet
+from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
+from placement.demand import ModelDemand
+from profiler.devices import laptop_cpu
+from router.limits import GatewayLimits
+
+ROOT = Path(__file__).parents[1]
+MOONCAKE = ROOT.parent / "shared" / "traces" / "mooncake_conversation.parquet"
+OPTIONS = RunOptions(limits=GatewayLimits(), gateways=2)
+
+
+def with_nodes(fleet: FleetFile, factor: int) -> FleetFile:
+    pools = tuple(
+        p.model_copy(update={"nodes": p.nodes.model_copy(update={"min": p.nodes.min * factor, "max": None})})
+        for p in fleet.pools
+    )
+    models = tuple(
+        m.model_copy(
+            update={
+                "replicas": m.replicas.model_copy(
+                    update={"min": m.replicas.min * factor, "max": m.replicas.max * factor}
+                ),
+                "demand": m.demand.model_copy(update={"rate_per_s": m.demand.rate_per_s * factor}),
+            }
+        )
+        for m in fleet.models
+    )
+    return fleet.model_copy(update={"pools": pools, "models": models})
+
+
+def demand_of(fleet: FleetFile, duration_s: float) -> RequestStream:
+    demands = [
+        ModelDemand(
+            model=m.id,
+            rate_per_s=m.demand.rate_per_s,
+            prompt_tokens=m.demand.prompt_tokens,
+            output_tokens=m.demand.output_tokens,
+        )
+        for m in fleet.models
+    ]
+    return demand_stream(demands, duration_s=duration_s, seed=0)
+
+
+def measure(name: str, file: str, factor: int, duration_s: float, trace: str | None, policy: str) -> dict[str, object]:
+    """One run, in this process."""
+    fleet = with_nodes(read_fleet_file(ROOT / "examples" / file), factor)
+    started_s = time.process_time()
+    deployed = deploy_fleet(fleet, Deployment(name=policy, policy=policy))
+    planned_s = time.process_time() - started_s
+    if trace is None:
+        stream = demand_of(fleet, duration_s)
+    else:
+        weights = {m.id: m.demand.rate_per_s for m in fleet.models}
+        whole = trace_stream(Path(trace), weights, seed=0, spread_ticks=True, rate_per_s=4.0)
+        stream = replace(whole.first(None, duration_s), name="mooncake_conversation")
+    started_s = time.process_time()
+    outcome = run_fleet(deployed, stream, OPTIONS)
+    cpu_s = time.process_time() - started_s
+    total = outcome.total().figures(outcome.duration_s)
+    return {
+        "run": name,
+        "policy": policy,
+        "gpus": deployed.num_gpus,
+        "units": deployed.num_units,
+        "models": len(fleet.models),
+        "requests": total.requests,
+        "finished": total.finished,
+        "slo_attainment": total.slo_attainment,
+        "virtual_s": outcome.duration_s,
+        "plan_s": planned_s,
+        "cpu_s": cpu_s,
+        "times_real": outcome.duration_s / cpu_s,
+        "requests_per_s": total.requests / cpu_s,
+        "events_per_s": outcome.events / cpu_s,
+        "steps_per_s": outcome.steps / cpu_s,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def runs(quick: bool, trace: Path | None) -> list[tuple[str, str, int, float, str | None, str]]:
+    short_s, long_s = (20.0, 60.0) if quick else (60.0, 600.0)
+    small, large = "simulated-8gpu.yaml", "simulated-1000gpu.yaml"
+    on_trace: list[tuple[str, str, int, float, str | None, str]] = []
+    if trace is not None:
+        on_trace = [
+            ("8 GPUs, Mooncake at 4/s", small, 1, long_s / 2, str(trace), "mux"),
+            ("8 GPUs, Mooncake at 4/s", small, 1, long_s / 2, str(trace), "chunked_prefill"),
+            ("the same, 4x as long", small, 1, long_s * 2, str(trace), "mux"),
+        ]
+    return [
+        *on_trace,
+        *((f"8 GPUs x {factor}", small, factor, short_s, None, "mux") for factor in (1, 4, 16)),
+        ("1,000 GPUs", large, 1, 10.0 if quick else 600.0, None, "mux"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--trace", type=Path, default=MOONCAKE if MOONCAKE.exists() else None)
+    parser.add_argument("--only", help="runs whose name contains this")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(*json.loads(args.one))))
+        return
+    console = Console()
+    rows = []
+    for run in runs(args.quick, args.trace):
+        if args.only and args.only not in run[0]:
+            continue
+        console.print(f"{run[0]} ({run[-1]}) ...", style="dim")
+        command = [sys.executable, __file__, "--one", json.dumps(run)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ("run", "policy", "gpus", "units", "requests", "virtual_s", "cpu_s", "times_real", "requests_per_s")
+    for title in (*columns, "events_per_s", "steps_per_s", "peak_memory_mib"):
+        table.add_column(title, justify="left" if title in ("run", "policy") else "right")
+    for row in rows:
+        cells = [row[c.header] for c in table.columns]
+        table.add_row(*(f"{c:.0f}" if isinstance(c, float) else str(c) for c in cells))
+    console.print(table)
+    if args.json:
+        write_report(args.json, machine_facts(laptop_cpu(num_cores=1, memory_bytes=0)), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Simulated against measured: vLLM on a GPU, and our own engine on this machine's cores.
+
+    python benchmarks/simulation_accuracy.py [--quick] [--part vllm|cpu] [--json FILE]
+
+`vllm`: the 300-request runs of vLLM 0.19 in ../shared/profiles/e2e_vllm_llmservingsim.parquet, simulated with operator
+tables of the same source (Llama-3.1-8B and Qwen3-30B-A3B on one RTX PRO 6000) and, beside it, with the roofline. No
+constant is fitted to the runs.
+`cpu`: one model of about 100 M parameters on this machine. Step times are measured first, then requests are sent to the
+real engine, and the same requests are simulated with those step times; for three policies, taking turns.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from bench_models import DEFAULT_CACHE, llama_checkpoint
+from engine_run import EngineSession, RunOutcome
+from machine_facts import machine_facts, write_report
+from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
+from rich.console import Console
+from rich.table import Table
+from solo_steps import SoloSteps, token_budget
+from virtual_engine import VirtualSession
+from workloads import WORKLOADS, make_requests
+
+from deploy.simulation.agenda import Agenda
+from deploy.simulation.engine import EngineDesign, PlacedModel, SimulatedEngine
+from pdmux_actor.executor.simulated import GPU_HOST_S
+from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.devices import RTX_PRO_6000, laptop_cpu
+from profiler.latency import LatencyModel
+from profiler.readers.llmservingsim import read_llmservingsim
+from profiler.roofline import RooflineLatency
+from profiler.specs import ModelSpec
+
+ROOT = Path(__file__).parents[1]
+PROFILES = ROOT.parent / "shared" / "profiles"
+BLOCK_BYTES = 8192  # 16 tokens of a head of 128 in bfloat16, as vLLM's blocks
+QWEN3_30B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
+}
+
+
+def vllm_rows() -> list[dict[str, object]]:
+    runs = pd.read_parquet(PROFILES / "e2e_vllm_llmservingsim.parquet")
+    llama = json.loads((ROOT / "examples/models/llama-3.1-8b/config.json").read_text())
+    configs = {
+        "Llama-3.1-8B": ("meta-llama/Llama-3.1-8B", llama),
+        "Qwen3-30B-A3B-Instruct-2507": ("Qwen/Qwen3-30B-A3B-Instruct-2507", QWEN3_30B),
+    }
+    rows: list[dict[str, object]] = []
+    for (device, name), run in runs.groupby(["device", "model"], observed=True):
+        model, config = configs[str(name)]
+        spec = ModelSpec.from_config(config)
+        profile = read_llmservingsim(
+            PROFILES / "llmservingsim_vllm_dense.parquet",
+            PROFILES / "llmservingsim_vllm_attention_mixed.parquet",
+            device=str(device),
+            model=model,
+            num_gpus=1,
+            spec=spec,
+        )
+        latencies: Mapping[str, LatencyModel] = {
+            "table": profile.latency(spec, RTX_PRO_6000),
+            "roofline": RooflineLatency(RTX_PRO_6000),
+        }
+        for kind, latency in latencies.items():
+            rows += _errors(f"vLLM, {name}", kind, _measured_vllm(run), _simulate_vllm(run, spec, latency))
+    return rows
+
+
+def _measured_vllm(run: pd.DataFrame) -> Mapping[str, np.ndarray]:
+    tpot = (run.last_token_s - run.first_token_s) / (run.output_tokens - 1)
+    return {
+        "TTFT": (run.first_token_s - run.queued_s).to_numpy(),
+        "TPOT": tpot.to_numpy(),
+        "E2E": (run.last_token_s - run.queued_s).to_numpy(),
+    }
+
+
+def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel) -> Mapping[str, np.ndarray]:
+    """vLLM's scheduler is our chunked_prefill: decodes first, prompt chunks fill the token budget."""
+    kv_bytes = int(0.95 * RTX_PRO_6000.memory_bytes) - spec.weight_bytes - (2 << 30)
+    settings = SchedulerSettings(
+        chunk_budget_tokens=int(run.max_num_batched_tokens.iloc[0]),
+        # The file says 128 of both runs; that of Qwen3-30B had 256 requests running at once.
+        max_running_sequences=max(int(run.max_num_seqs.iloc[0]), _most_at_once(run)),
+        kv_watermark=0.0,
+        prefix_cache=False,
+    )
+    info = ModelInfo(
+        model="m",
+        spec=spec,
+        geometry=KvGeometry.of(spec, BLOCK_BYTES),
+        eos_token_ids=frozenset(),
+        max_model_len=spec.max_position_embeddings,
+    )
+    blocks = kv_bytes // BLOCK_BYTES
+    design = EngineDesign(
+        device=RTX_PRO_6000,
+        latency=latency,
+        block_bytes=BLOCK_BYTES,
+        total_blocks=blocks,
+        policy="chunked_prefill",
+        settings=settings,
+        models=(PlacedModel(info=info, quota_blocks=blocks),),
+        host_s=GPU_HOST_S,
+    )
+    agenda = Agenda()
+    times: dict[str, list[float]] = {}
+
+    def take(events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            assert event.error is None, event.error
+            times[event.request_id] += [agenda.clock.now_s] * len(event.tokens)
+
+    engine = SimulatedEngine(design, agenda, take)
+    for index, row in enumerate(run.itertuples()):
+        request = GenerateRequest(
+            request_id=str(index),
+            model="m",
+            prompt_token_ids=(5,) * int(row.input_tokens),
+            sampling=SamplingParams(max_tokens=int(row.output_tokens), temperature=0.0),
+            slo=Slo(ttft_s=10.0, tbt_s=1.0),
+        )
+        times[request.request_id] = []
+        agenda.at(float(row.queued_s), lambda request=request: engine.submit(request))  # type: ignore[misc]
+    while agenda.step():
+        pass
+    first = np.array([times[str(i)][0] for i in range(len(run))])
+    last = np.array([times[str(i)][-1] for i in range(len(run))])
+    queued = run.queued_s.to_numpy()
+    return {"TTFT": first - queued, "TPOT": (last - first) / (run.output_tokens.to_numpy() - 1), "E2E": last - queued}
+
+
+def _most_at_once(run: pd.DataFrame) -> int:
+    changes = sorted([(t, 1) for t in run.scheduled_s] + [(t, -1) for t in run.last_token_s])
+    return int(np.cumsum([change for _, change in changes]).max())
+
+
+def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:
+    layers, count = (6, 60) if quick else (12, 150)
+    checkpoint = llama_checkpoint(cache, num_layers=layers)
+    solo = SoloSteps(checkpoint)
+    try:
+        steps = measure_steps(solo)
+    finally:
+        solo.close()
+    spec = ModelSpec.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
+    workload = WORKLOADS["sharegpt"]
+    modelled = ModelledSteps(steps.latency, spec, steps.device.num_sms)
+    step_s = modelled.step_s(8, workload.mean_context_tokens)
+    slo = Slo(ttft_s=20 * step_s, tbt_s=2 * step_s)
+    settings = SchedulerSettings(chunk_budget_tokens=token_budget(modelled, 8, workload.mean_context_tokens, slo.tbt_s))
+    # Half of what the cores bear: queues form, and do not grow without end.
+    work_s = modelled.prefill_s(256) / 256 * workload.mean_new_tokens + workload.mean_output_tokens * step_s / 8
+    rows: list[dict[str, object]] = []
+    for policy in ("mux", "chunked_prefill", "prefill_first"):
+        requests = make_requests(
+            workload, model="llama", rate_per_s=0.5 / work_s, count=count, seed=1, salt=1, slo_of=lambda tokens: slo
+        )
+        warm_up = make_requests(
+            workload, model="llama", rate_per_s=0.5 / work_s, count=count // 5, seed=2, salt=2, slo_of=lambda _: slo
+        )
+        real = EngineSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings)
+        try:
+            real.run(warm_up)
+            measured = real.run(requests)
+        finally:
+            real.close()
+        simulated = _virtual(checkpoint, policy, settings, steps, (warm_up, requests))
+        rows += _errors(f"CPU engine, {policy}", "steps measured in this run", _times(measured), _times(simulated))
+        rows[-1]["other_cores"] = measured.other_cores
+    return rows
+
+
+def _virtual(
+    checkpoint: Path,
+    policy: str,
+    settings: SchedulerSettings,
+    steps: MeasuredSteps,
+    runs: Sequence[Sequence[object]],
+) -> RunOutcome:
+    session = VirtualSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps)
+    try:
+        outcomes = [session.run(requests) for requests in runs]  # type: ignore[arg-type]
+    finally:
+        session.close()
+    return outcomes[-1]
+
+
+def _times(outcome: RunOutcome) -> Mapping[str, np.ndarray]:
+    return {
+        "TTFT": np.array([r.ttft_s for r in outcome.requests]),
+        "TBT": np.array([gap for r in outcome.requests for gap in r.gaps_s if gap > 0]),
+    }
+
+
+def _errors(
+    run: str, latency: str, measured: Mapping[str, np.ndarray], simulated: Mapping[str, np.ndarray]
+) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for metric, real in measured.items():
+        row: dict[str, object] = {"run": run, "latency": latency, "metric": metric}
+        for name, of in (
+            ("mean", np.mean),
+            ("p50", lambda values: np.percentile(values, 50)),
+            ("p99", lambda values: np.percentile(values, 99)),
+        ):
+            a, b = float(of(real)), float(of(simulated[metric]))
+            row |= {f"{name}_measured_s": a, f"{name}_simulated_s": b, f"{name}_error": b / a - 1}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--part", choices=("vllm", "cpu"), action="append")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    console, rows = Console(), []
+    parts = args.part or ["vllm", "cpu"]
+    if "vllm" in parts and not PROFILES.exists():
+        console.print("no ../shared/profiles here: the vLLM runs are left out")
+    elif "vllm" in parts:
+        rows += vllm_rows()
+    if "cpu" in parts:
+        rows += cpu_rows(args.quick, args.cache)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("run", "latency", "metric", "mean", "error", "p50", "error", "p99", "error"):
+        table.add_column(title, justify="left" if title in ("run", "latency", "metric") else "right")
+    for row in rows:
+        cells = [str(row[k]) for k in ("run", "latency", "metric")]
+        for name in ("mean", "p50", "p99"):
+            cells += [
+                f"{1000 * float(str(row[f'{name}_measured_s'])):.1f} ms",
+                f"{float(str(row[f'{name}_error'])):+.1%}",
+            ]
+        table.add_row(*cells)
+    console.print(table)
+    if args.json:
+        write_report(args.json, machine_facts(laptop_cpu(num_cores=2, memory_bytes=0)), rows)
+
+
+if __name__ == "__main__":
+    main()
