@@ -85,14 +85,16 @@ def main() -> None:
         parser.error(str(error))
     show(console, found)
     if args.json:
-        content = {
-            "machine": {**facts(), "seconds": round(time.perf_counter() - started_s)},
-            "quick": args.quick,
-            "summary": [asdict(row) for row in summaries(found)],
-            "rows": [asdict(row) for row in found],
-        }
+        machine = {**facts(), "seconds": round(time.perf_counter() - started_s), "quick": args.quick}
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        args.json.write_text(
+            f'{{"machine": {json.dumps(machine)},\n"summary": [\n{json_lines(summaries(found))}\n],\n'
+            f'"rows": [\n{json_lines(found)}\n]}}\n'
+        )
+
+
+def json_lines(rows: Sequence[Accuracy]) -> str:
+    return ",\n".join(json.dumps(asdict(row)) for row in rows)
 
 
 def linear(folder: Path, quick: bool) -> Iterator[Accuracy]:
