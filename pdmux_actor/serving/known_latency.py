@@ -17,6 +17,13 @@ class KnownLatency:
     latency: LatencyModel
     guard: ContentionGuard
 
+    def check_device(self, device: DeviceSpec) -> None:
+        """Predictions for shares that were not measured are scaled: worse, but no reason not to serve."""
+        if device.num_sms != self.device.num_sms:
+            logger.warning(
+                "the profile was measured on %d SMs or cores, this engine has %d", self.device.num_sms, device.num_sms
+            )
+
 
 def read_known_latency(file: str) -> KnownLatency:
     """Raises ProfileUnusable."""

@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> None:
         executor = build_executor(settings, known)
     except DeviceUnavailable as error:
         sys.exit(str(error))  # the actor reports the last words
+    if known is not None:
+        known.check_device(executor.device)
 
     def send_tokens(events: Sequence[TokenEvent]) -> None:
         sender.send(Tokens(tuple(events)))
