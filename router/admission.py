@@ -15,6 +15,7 @@ MAX_RETRY_AFTER_S = 120
 """The OpenAI SDKs give up above."""
 
 _LEAST_PAUSE_S = 0.002  # between two tries
+_ROUNDING_S = 1e-6  # what floats may be off by
 _BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
 
 
@@ -68,11 +69,11 @@ class Units(Protocol):
 class AdmissionSettings:
     """`max_waiting` counts a model's requests before their first token, here and on units. `ahead_share`: a request is
     handed to a unit when the prefills before it there take no more than this share of its TTFT target; the others wait
-    here, where turns are fair.
+    here, where turns are fair. One prefill of its own length may always be ahead, so that the unit does not idle.
     """
 
     max_waiting: int = 1024
-    ahead_share: float = 0.25
+    ahead_share: float = 0.05
 
 
 class Admission:
@@ -206,7 +207,7 @@ class Admission:
         if choice is None:
             return math.inf
         too_far_ahead_s = choice.wait_s - max(self._settings.ahead_share * ask.slo.ttft_s, choice.prefill_s)
-        if too_far_ahead_s > 0:
+        if too_far_ahead_s > _ROUNDING_S:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
         reserved = self._ledger.reserve(ask.request_id, ask.model, tokens)
         assert reserved, "the ledger had room"

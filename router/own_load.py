@@ -1,5 +1,6 @@
 """What a gateway itself has put on each unit since the unit's last report."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ class OwnLoad:
         self._sent: dict[str, _Sent] = {}
         self._counts: dict[str, int] = {}
         self._prefilling: dict[str, dict[str, float]] = {}  # by unit: predicted prefills without a first token yet
+        self._own_free_at_s: dict[str, float] = {}  # when those are done
         self._rebase(table)
 
     def rebase(self, table: RoutingTable) -> None:
@@ -41,14 +43,19 @@ class OwnLoad:
         entry = self._sent[request_id] = _Sent(unit_id, now_s)
         self._counts[unit_id] = self.count(unit_id) + 1
         self._prefilling.setdefault(unit_id, {})[request_id] = prefill_s
+        self._own_free_at_s[unit_id] = max(self._own_free_at_s.get(unit_id, now_s), now_s) + prefill_s
         self._add(entry, prefill_s)
 
     def first_token(self, request_id: str, now_s: float) -> None:
         """What waits there now, of ours, is what was sent and has no token yet."""
         unit_id = self._sent[request_id].unit_id
-        if self._done_prefilling(unit_id, request_id) and (row := self._table.row.get(unit_id)) is not None:
-            left_s = sum(self._prefilling.get(unit_id, {}).values())
-            self.free_at_s[row] = min(self.free_at_s[row], now_s + left_s)
+        if not self._done_prefilling(unit_id, request_id):
+            return
+        free_at_s = now_s + sum(self._prefilling.get(unit_id, {}).values())
+        if unit_id in self._own_free_at_s:
+            self._own_free_at_s[unit_id] = free_at_s
+        if (row := self._table.row.get(unit_id)) is not None:
+            self.free_at_s[row] = free_at_s
 
     def left(self, request_id: str) -> None:
         """It ended there, or the unit was lost."""
@@ -65,12 +72,22 @@ class OwnLoad:
         self._table = table
         self.free_at_s: Floats = table.free_at_s.copy()
         self.requests: Floats = table.requests.copy()
-        for request_id, entry in self._sent.items():  # in the order they were sent
+        for entry in self._sent.values():
             row = table.row.get(entry.unit_id)
             if row is not None and entry.sent_s > table.reported_s[row]:
-                self._add(entry, self._prefilling.get(entry.unit_id, {}).get(request_id, 0.0))
+                self.requests[row] += 1.0
+        for unit_id, prefills in self._prefilling.items():
+            if (row := table.row.get(unit_id)) is not None:
+                self.free_at_s[row] = self._free_at_s(unit_id, prefills, row)
         own = np.fromiter((self.count(unit_id) for unit_id in table.unit_ids), float, len(table.unit_ids))
         np.maximum(self.requests, own, out=self.requests)  # a unit whose reports stopped has at least these
+
+    def _free_at_s(self, unit_id: str, prefills: Mapping[str, float], row: int) -> float:
+        """After our prefills, and what the report shows beyond those of ours that it can show: other gateways' work."""
+        reported_s = float(self._table.reported_s[row])
+        shown_s = sum(s for request_id, s in prefills.items() if self._sent[request_id].sent_s <= reported_s)
+        others_s = max(0.0, float(self._table.free_at_s[row]) - reported_s - shown_s)
+        return max(self._own_free_at_s[unit_id], reported_s) + others_s
 
     def _done_prefilling(self, unit_id: str, request_id: str) -> bool:
         """False if it was done before."""
@@ -78,6 +95,7 @@ class OwnLoad:
         known = of_unit.pop(request_id, None) is not None
         if not of_unit:
             self._prefilling.pop(unit_id, None)
+            self._own_free_at_s.pop(unit_id, None)
         return known
 
     def _add(self, entry: _Sent, prefill_s: float) -> None:

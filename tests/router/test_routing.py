@@ -243,7 +243,7 @@ def test_own_load__first_token__what_was_before_it_is_done() -> None:
     assert abs(own.free_at_s[0] - 0.7) < 1e-9
     own.left("r1")
     own.rebase(RoutingTable.of(fleet(unit("a", age_s=2.0)), 1.0))
-    assert abs(own.free_at_s[0] - 0.1) < 1e-9, "of two that are there, one has its first token"
+    assert abs(own.free_at_s[0] - 0.7) < 1e-9, "only the third is left, and other gateways have nothing there"
     assert own.requests[0] == 2
 
 
