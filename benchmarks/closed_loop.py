@@ -290,9 +290,10 @@ def main() -> None:
             outcomes, status = run(setting, records, replan=replan)
             found = list(rows_of(setting, variant, outcomes, loads_of(status, span_s + 30.0)))
             rows = [r for r in rows if (r["fleet"], r["variant"]) != (setting.name, variant)] + found
+            show(found)
+            if options.json is not None:  # what is done counts, should a later one be cut off
+                write_report(options.json, machine_facts(laptop_cpu(num_cores=2, memory_bytes=1)), rows)
     show(sorted(rows, key=lambda r: (r["fleet"], r["phase"])))
-    if options.json is not None:
-        write_report(options.json, machine_facts(laptop_cpu(num_cores=2, memory_bytes=1)), rows)
 
 
 if __name__ == "__main__":

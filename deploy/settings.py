@@ -152,7 +152,7 @@ class PlacementSection(Section):
     if nothing were loaded (a baseline for experiments)."""
     replan_every_s: PositiveFloat = 15.0
     """Between two looks at demand, unless the rate of a model jumps."""
-    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.05
+    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.02
     """Share of demand that a plan must serve in addition to be worth moving for."""
     min_residency_s: Annotated[float, Field(ge=0)] = 60.0
     """A replica stays at least so long."""

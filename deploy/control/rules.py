@@ -37,7 +37,7 @@ class ControlRules:
 
     replan: Replan = "auto"
     replan_every_s: float = 15.0
-    min_gain: float = 0.05
+    min_gain: float = 0.02
     min_residency_s: float = 60.0
     max_moves_per_min: int = 6
     stale_s: float = 15.0

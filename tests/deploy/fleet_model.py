@@ -42,9 +42,10 @@ def catalog_model(
     spec: ModelSpec | None = SPEC,
     source: str = "/m",
     sleeps_after_s: float | None = None,
+    max_replicas: int | None = None,
 ) -> CatalogModel:
     """With `sleeps_after_s` it may be scaled to zero."""
-    bounds: dict[str, float] = {"min": replicas, "max": replicas}
+    bounds: dict[str, float] = {"min": replicas, "max": max_replicas or replicas}
     if sleeps_after_s is not None:
         bounds = {"min": 0, "max": replicas, "idle_after_s": sleeps_after_s}
     settings = ModelSection.model_validate({"id": model, "source": source, "replicas": bounds})
@@ -71,6 +72,7 @@ class FakeUnit:
     node: str = "n"
     memory_bytes: int = 2**30
     broken: frozenset[str] = frozenset()
+    device: str = ""
 
     def report(self) -> UnitReport:
         quotas = {a.model: a.quota_blocks for a in self.lease.models} if self.lease is not None else {}
@@ -107,6 +109,7 @@ class FakeUnit:
             ),
             is_leaving=self.is_leaving,
             failure=self.failure,
+            device=self.device,
         )
 
     def obey(self, lease: Lease) -> None:
@@ -145,6 +148,7 @@ class World:
         self._started_units = 0
         self._asked: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
+        self.prompt_tokens, self.output_tokens = 100, 10
         self.restart_control_loop()
 
     def restart_control_loop(self) -> None:
@@ -190,8 +194,8 @@ class World:
                 ModelAsked(
                     model=m,
                     requests_total=self._asked.get(m, 0),
-                    prompt_tokens_total=100 * self._asked.get(m, 0),
-                    output_tokens_total=10 * self._asked.get(m, 0),
+                    prompt_tokens_total=self.prompt_tokens * self._asked.get(m, 0),
+                    output_tokens_total=self.output_tokens * self._asked.get(m, 0),
                     waiting=self.waiting.get(m, 0),
                 )
                 for m in sorted(models)

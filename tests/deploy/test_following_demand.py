@@ -1,0 +1,78 @@
+"""Solver, estimate and control loop together: eight A40s, twelve models, and popularity that flips."""
+
+from fleet_model import World, catalog, catalog_model
+
+from deploy.control.rules import ControlRules, Replan
+from placement.solvers.search import SearchSolver
+from profiler.specs import ModelSpec
+from traces.synthetic import power_law_popularity
+
+LLAMA_7B = ModelSpec(
+    architecture="LlamaForCausalLM",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=32000,
+    max_position_embeddings=4096,
+    tie_word_embeddings=False,
+    dtype="bfloat16",
+)
+MODELS = tuple(f"m{i:02d}" for i in range(12))
+RATE_PER_S = 12.0
+GIB = 2**30
+
+
+def world(replan: Replan) -> World:
+    rules = ControlRules(replan=replan, replan_every_s=5.0, min_residency_s=20.0, max_moves_per_min=20)
+    models = [catalog_model(m, replicas=1, spec=LLAMA_7B, max_replicas=4) for m in MODELS]
+    made = World(catalog(*models), expected_units=8, solver=SearchSolver(), rules=rules)
+    for _ in range(8):
+        unit = made.start_unit(total_blocks=8 * GIB // 8192, memory_bytes=48 * GIB)
+        unit.device = "A40"
+    return made
+
+
+def asks_of(popularity: dict[str, float], beat: int) -> dict[str, int]:
+    """Requests of one beat: every model at its own steady pace, of 1,400 tokens and 16 out."""
+    per_beat = {m: 0.5 * RATE_PER_S * share for m, share in popularity.items()}
+    return {m: int((beat + 1) * r) - int(beat * r) for m, r in per_beat.items()}
+
+
+def flip(made: World) -> tuple[list[set[str]], int]:
+    """Who served the model that is the most popular at last, beat by beat after the flip, and beats without a model."""
+    made.prompt_tokens, made.output_tokens = 1400, 16
+    before = power_law_popularity(MODELS, 1.2)
+    after = dict(zip(MODELS, reversed(list(before.values())), strict=True))
+    for beat in range(240):
+        made.beat(asks=asks_of(before, beat))
+    homes, unserved = [], 0
+    for beat in range(360):
+        made.beat(asks=asks_of(after, beat))
+        homes.append(set(made.serving(MODELS[-1])))
+        unserved += sum(not made.serving(m) for m in MODELS)
+    return homes, unserved
+
+
+def test_flip__closed_loop__gives_replicas_to_who_is_asked_for_and_never_drops_a_model() -> None:
+    made = world("auto")
+
+    homes, unserved = flip(made)
+
+    assert len(homes[0]) == 1
+    assert len(homes[-1]) > 1
+    assert unserved == 0
+    first_grown = next(i for i, units in enumerate(homes) if len(units) > 1)
+    assert first_grown * 0.5 <= 60.0, "seconds until the first new replica serves"
+    assert len([d for d in made.decided("plan") if "served instead of" in d]) <= 6, "it settles"
+
+
+def test_flip__not_followed__stays_as_it_was() -> None:
+    made = world("off")
+
+    homes, unserved = flip(made)
+
+    assert homes[0] == homes[-1]
+    assert unserved == 0
