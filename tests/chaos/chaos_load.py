@@ -11,7 +11,7 @@ import httpx
 
 MODELS = ("alpha", "beta", "gamma")
 _PROMPTS = tuple([7 + i, *range(20, 60)] for i in range(4))
-_MAX_TOKENS = 80
+MAX_TOKENS = 80
 _CLIENTS = 12
 _TIMEOUT_S = 150.0
 
@@ -32,6 +32,7 @@ class Answered:
 class Run:
     answers: tuple[Answered, ...]
     expected: dict[tuple[str, int], str]
+    max_tokens: int
 
     def lost(self) -> list[Answered]:
         """Without exactly one terminal answer."""
@@ -42,7 +43,11 @@ class Run:
 
     def wrong(self) -> list[Answered]:
         """Finished, with other tokens than in peace."""
-        return [a for a in self.answers if a.ends["length"] and a.text != self.expected[a.model, a.prompt]]
+        return [a for a in self.answers if a.ends["length"] and a.text != self._in_peace(a)]
+
+    def _in_peace(self, answered: Answered) -> str:
+        """A token is a character."""
+        return self.expected[answered.model, answered.prompt][: self.max_tokens]
 
     def refused(self) -> list[Answered]:
         """Answered with an error."""
@@ -70,15 +75,22 @@ class Load:
         assert len(set(expected.values())) > 1
         return cls(url, expected)
 
-    def through(self, trouble: Callable[[], Awaitable[None]], *, after_s: float = 2.0) -> Run:
+    def through(
+        self,
+        trouble: Callable[[], Awaitable[None]],
+        *,
+        after_s: float = 2.0,
+        clients: int = _CLIENTS,
+        max_tokens: int = MAX_TOKENS,
+    ) -> Run:
         """Clients ask without a pause before, during and for `after_s` after the trouble."""
 
         async def run() -> list[Answered]:
             answers: list[Answered] = []
             over = asyncio.Event()
             async with _client() as http, asyncio.TaskGroup() as group:
-                for number in range(_CLIENTS):
-                    group.create_task(self._keep_asking(http, number, over, answers))
+                for number in range(clients):
+                    group.create_task(self._keep_asking(http, number, max_tokens, over, answers))
                 await asyncio.sleep(1.0)
                 try:
                     await trouble()
@@ -87,14 +99,14 @@ class Load:
                     over.set()
             return answers
 
-        return Run(answers=tuple(asyncio.run(run())), expected=self._expected)
+        return Run(answers=tuple(asyncio.run(run())), expected=self._expected, max_tokens=max_tokens)
 
     async def _keep_asking(
-        self, http: httpx.AsyncClient, number: int, over: asyncio.Event, answers: list[Answered]
+        self, http: httpx.AsyncClient, number: int, max_tokens: int, over: asyncio.Event, answers: list[Answered]
     ) -> None:
         turn = number
         while not over.is_set():
-            answers.append(await _ask(http, self._url, MODELS[turn % len(MODELS)], turn % len(_PROMPTS)))
+            answers.append(await _ask(http, self._url, MODELS[turn % len(MODELS)], turn % len(_PROMPTS), max_tokens))
             turn += 1
 
 
@@ -111,12 +123,12 @@ def ask_once(url: str, model: str) -> Answered:
     return asyncio.run(one())
 
 
-async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int) -> Answered:
+async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int, max_tokens: int = MAX_TOKENS) -> Answered:
     answered = Answered(model, prompt)
     body = {
         "model": model,
         "prompt": _PROMPTS[prompt],
-        "max_tokens": _MAX_TOKENS,
+        "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
