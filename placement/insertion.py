@@ -96,7 +96,7 @@ class Insertion:
                 continue
             num_gpus = packing.instance.costs[kind].num_gpus
             per_request = 1.0 / max(part, _NO_LOAD)
-            units, factors = self._candidates(model, part, kind)
+            units, factors = self._candidates(model, part, kind, rules.margin)
             good = np.flatnonzero(factors >= rules.margin)
             if len(good):
                 used = 1.0 / factors[good]
@@ -131,17 +131,17 @@ class Insertion:
         """Where the most requests more are served; for a first replica even where it costs others more."""
         packing = self._packing
         wanted, placed = packing.instance.models[model], len(packing.homes[model])
+        is_needed = placed < wanted.min_replicas
         missing = max(1, wanted.min_replicas - placed)
         sizes = _PARTS_BEYOND_SLO if placed + 1 < self._most(wanted) else (1.0,)
-        homes = [h for size in sizes for h in self._homes_beyond_slo(model, rate_per_s * size / missing)]
+        homes = [h for size in sizes for h in self._homes_beyond_slo(model, rate_per_s * size / missing, is_needed)]
         best = min(homes, key=_order, default=None)
-        is_needed = placed < wanted.min_replicas
         return best if best is not None and (is_needed or best.value < -_NO_LOAD) else None
 
-    def _homes_beyond_slo(self, model: int, part: float) -> Iterator[Home]:
+    def _homes_beyond_slo(self, model: int, part: float, is_needed: bool) -> Iterator[Home]:
         packing = self._packing
         for kind in self._kinds:
-            units, factors = self._candidates(model, part, kind)
+            units, factors = self._candidates(model, part, kind, 0.0 if is_needed else 1.0)
             good = np.flatnonzero(factors >= 0)
             if len(good):
                 load = packing.sums[units[good], LOAD]
@@ -156,8 +156,10 @@ class Insertion:
                 gpus = packing.instance.costs[kind].num_gpus ** (1 + self._rules.mesh_bias)
                 yield Home(-part * min(1.0, alone) / gpus, -1, kind, node, part)
 
-    def _candidates(self, model: int, rate_per_s: float, kind: int) -> tuple[npt.NDArray[np.intp], Floats]:
-        units, factors = self._packing.factors_with(model, rate_per_s, kind)
+    def _candidates(
+        self, model: int, rate_per_s: float, kind: int, above: float
+    ) -> tuple[npt.NDArray[np.intp], Floats]:
+        units, factors = self._packing.factors_with(model, rate_per_s, kind, above=above)
         if self._rules.dedicated and len(units):
             factors = np.where(self._packing.sums[units, BYTES] > 0, -1.0, factors)
         return units, factors

@@ -1,6 +1,6 @@
 """A placement problem in arrays: models by index, kinds of units by index."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,20 +79,33 @@ class Instance:
         """(pool, kind) of each (pool, unit)."""
         return tuple((pool, self.kind_of(unit)) for pool, unit in shapes)
 
-    def orders(self) -> Iterator[Sequence[int]]:
+    def orders(self) -> Sequence[Sequence[int]]:
         """Models, the largest first: by the part of a unit that their load takes, and by their weights."""
         models = range(len(self.models))
         if not self.costs:
-            yield list(models)
-            return
-        loads = [
-            c.num_gpus * self.rates_per_s * (c.prefill_s + c.output_tokens * c.decode_s_per_sequence)
-            for c in self.costs
-        ]
-        load = np.min(loads, axis=0)
+            return [list(models)]
+        load = self.work()
         size = np.max([c.resident_bytes for c in self.costs], axis=0)
-        yield sorted(models, key=lambda m: (-load[m], m))
-        yield sorted(models, key=lambda m: (-size[m], -load[m], m))
+        return (
+            sorted(models, key=lambda m: (-load[m], m)),
+            sorted(models, key=lambda m: (-size[m], -load[m], m)),
+        )
+
+    def work(self) -> Floats:
+        """GPUs that a model's demand takes where it takes least, with batches full."""
+        return np.asarray(self.rates_per_s * self._gpus_per_request())
+
+    def cheapest_first(self) -> Sequence[int]:
+        """By the part of a unit that one request takes."""
+        if not self.costs:
+            return range(len(self.models))
+        cost = self._gpus_per_request()
+        return sorted(range(len(self.models)), key=lambda m: (cost[m], m))
+
+    def _gpus_per_request(self) -> Floats:
+        return np.asarray(
+            np.min([c.num_gpus * (c.prefill_s + c.output_tokens * c.decode_s_per_sequence) for c in self.costs], axis=0)
+        )
 
 
 def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel], estimator: Estimator) -> Instance:

@@ -136,10 +136,14 @@ class Packing:
                 self._assign(unit, saved.kind, saved.node)
                 self._set_parts(unit, saved.parts)
 
-    def factors_with(self, model: int, rate_per_s: float, kind: int) -> tuple[npt.NDArray[np.intp], Floats]:
-        """Open units of a kind without the model, and the factor each would have with this replica; -1: no room."""
+    def factors_with(
+        self, model: int, rate_per_s: float, kind: int, *, above: float = 0.0
+    ) -> tuple[npt.NDArray[np.intp], Floats]:
+        """Open units of a kind without the model, and the factor each would have with this replica; -1: no room. Only
+        units whose factor is `above` that now: more load lowers it.
+        """
         costs = self.instance.costs[kind]
-        units = np.flatnonzero(self.kind == kind)
+        units = np.flatnonzero((self.kind == kind) & (self.factor >= above))
         if not costs.runs[model] or len(units) == 0:
             return units[:0], np.zeros(0)
         homes = self.homes[model]

@@ -104,7 +104,7 @@ def _greedy(instance: Instance, packing: Packing, candidates: dict[tuple[int, in
     the one with the fewest SMs spoken for.
     """
     spoken_for = dict.fromkeys(packing.open_units(), 0.0)
-    for model in next(iter(instance.orders())):
+    for model in instance.orders()[0]:
         rate = float(instance.rates_per_s[model])
         best: tuple[float, float, int] | None = None
         for kind in sorted({int(packing.kind[u]) for u in spoken_for}):

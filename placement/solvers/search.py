@@ -5,9 +5,11 @@ off a few units, put them back in another order, keep what is no worse. It can b
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from placement.builds import builds
+from placement.headroom import add_headroom
 from placement.insertion import Insertion, InsertionRules
 from placement.instance import Estimator, Instance, make_instance
 from placement.layout import carve, plan_of_packing
@@ -22,6 +24,7 @@ _RULE = "the search ended before it was used; give it more time"
 _MARGINS = (1.15, 1.0)
 _OPENING_COSTS = (0.3, 1.0)
 _TOLERANCE = 0.01  # of the demand
+_MOST_BALANCED, _BALANCING_ROUNDS = 8, 3
 _MESH_BIASES = (0.0, -0.5, -1.0)
 
 
@@ -43,15 +46,15 @@ class SearchSolver:
         spread = InsertionRules(spread=True)
         if current is not None and any(current.models_of(u.unit_id) for u in ordered):
             return self._from_running(_running(instance, ordered, current), dict(enumerate(ordered)))
-        packings = [
-            _built(Packing.of_units(instance, ordered), InsertionRules(spread=spread, margin=margin), order)
-            for spread in (True, False)
-            for margin in _MARGINS
-            for order in instance.orders()
-        ]
-        best = min(packings, key=key_of)
-        if not serves_all(key_of(best)):
-            self._improve(best, [spread, InsertionRules(margin=1.0)])
+        best: Packing | None = None
+        for margin in _MARGINS:
+            for is_spread in (True, False):
+                if best is None or not serves_all(key_of(best)):
+                    rule = InsertionRules(spread=is_spread, margin=margin)
+                    best = _better(best, builds(lambda: Packing.of_units(instance, ordered), rule), self.is_time_up)
+        assert best is not None, "the first rule always builds"
+        self._improve(best, [spread, InsertionRules(margin=1.0)])
+        add_headroom(best)
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
 
     def _from_running(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> Plan:
@@ -76,16 +79,12 @@ class SearchSolver:
         rules = [
             InsertionRules(margin=margin, opening_cost=cost, mesh_bias=bias)
             for bias in _MESH_BIASES
-            for margin in _MARGINS
             for cost in _OPENING_COSTS
+            for margin in _MARGINS
         ]
         for rule in rules:
-            for order in instance.orders():
-                packing = _built(Packing.of_nodes(instance, pools), rule, order, openings)
-                if best is None or key_of(packing) < key_of(best):
-                    best = packing
-                if self.is_time_up():
-                    break
+            if best is None or rule.margin == 1.0 or serves_all(key_of(best)):
+                best = _better(best, builds(lambda: Packing.of_nodes(instance, pools), rule, openings), self.is_time_up)
         assert best is not None, "the first rule always builds"
         self._improve(best, rules, openings)
         return carve(best, pools, rule=_RULE)
@@ -171,15 +170,14 @@ def _relieve(packing: Packing, rules: InsertionRules) -> None:
             packing.roll_back()
 
 
-def _built(
-    packing: Packing, rules: InsertionRules, order: Sequence[int], openings: Sequence[tuple[int, int]] = ()
-) -> Packing:
-    insertion = Insertion(packing, rules, openings)
-    for model in order:
-        wanted = packing.instance.models[model]
-        if wanted.demand.rate_per_s > 0 or wanted.min_replicas > 0:
-            insertion.insert(model, wanted.demand.rate_per_s)
-    return packing
+def _better(best: Packing | None, builds: Iterator[Packing], is_time_up: Callable[[], bool]) -> Packing:
+    for packing in builds:
+        if best is None or key_of(packing) < key_of(best):
+            best = packing
+        if is_time_up():
+            break
+    assert best is not None, "there is always an order to build in"
+    return best
 
 
 def _ruin_and_recreate(
@@ -201,6 +199,23 @@ def _ruin_and_recreate(
     insertion = Insertion(packing, rules, openings)
     for model in sorted(lost, key=lambda m: (draw.random() if blind else -weight[m], m)):
         insertion.insert(model, lost[model])
+    for model in sorted(lost):
+        _balance(packing, model)
+
+
+def _balance(packing: Packing, model: int) -> None:
+    """Shifts load from overloaded homes of a model to its others, as routing will."""
+    homes = sorted(packing.homes[model])
+    if not 1 < len(homes) <= _MOST_BALANCED or all(packing.factor[u] >= 1 for u in homes):
+        return
+    for _ in range(_BALANCING_ROUNDS):
+        rates = {u: packing.parts[u][model] for u in homes}
+        pull = {u: rates[u] * min(3.0, max(0.2, float(packing.factor[u]))) for u in homes}
+        total, pulled = sum(rates.values()), sum(pull.values())
+        if pulled <= 0:
+            return
+        for unit in homes:
+            packing.set_rate(unit, model, total * pull[unit] / pulled)
 
 
 def _ruined(packing: Packing, draw: random.Random) -> list[int]:

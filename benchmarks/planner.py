@@ -1,0 +1,210 @@
+"""The planner: against MuxServe's under its own cost model, against all plans there are, and against its size.
+
+    python benchmarks/planner.py [--json FILE] [--quick] [--only same-cost-model,optimality,scale,simulator,flip]
+
+Scale runs on one core; the simulator's ServeGen rows need --servegen FILE (a trace with models, such as
+../shared/traces/servegen_multimodel_day0.parquet).
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from planner_flip import WINDOW_S, flip_outcomes
+from planner_release import ReleaseEstimator, release_score
+from planner_simulated import rank_correlation, simulated_plans
+from planner_workloads import (
+    ALPHAS,
+    CHATLMSYS_LOADS,
+    MAX_RATES_PER_S,
+    a100_nodes,
+    chatlmsys,
+    mixed_fleet,
+    small_fleet,
+    synthetic,
+)
+from rich.console import Console
+from rich.table import Table
+
+from placement.bound import most_served_of_nodes
+from placement.estimate import estimate
+from placement.instance import Estimator
+from placement.solvers.base import FleetSolver, PlacementModel
+from placement.solvers.exhaustive import ExhaustiveSolver
+from placement.solvers.muxserve import MuxServeSolver
+from placement.solvers.search import SearchSolver
+from placement.solvers.spatial import SpatialSolver
+
+Row = dict[str, object]
+PARTS = ("same-cost-model", "optimality", "scale", "simulator", "flip")
+ESTIMATOR = Estimator(max_running_sequences=256)
+# GPUs, models, and the CPU time that search gets (s); aims are 2 s for 128 GPUs, 30 s for 1,024, 300 s for 4,096.
+SIZES = ((8, 4, 2.0), (32, 19, 2.0), (128, 76, 2.0), (512, 150, 15.0), (1024, 300, 30.0), (4096, 1000, 100.0))
+
+
+def same_cost_model(quick: bool) -> Iterator[Row]:
+    workloads = {f"synthetic a{a:g} max {m}/s": synthetic(a, m) for m in MAX_RATES_PER_S for a in ALPHAS}
+    workloads |= {f"ChatLMSYS {load}": chatlmsys(load) for load in CHATLMSYS_LOADS}
+    costs = ReleaseEstimator()
+    solvers: dict[str, FleetSolver] = {
+        "muxserve": MuxServeSolver(estimator=costs),
+        "spatial": SpatialSolver(estimator=costs),
+        "search": SearchSolver(estimator=costs),
+    }
+    for workload, models in list(workloads.items())[:: 4 if quick else 1]:
+        for name, solver in solvers.items():
+            started_s = time.process_time()
+            layout = solver.lay_out([a100_nodes(32)], models)
+            cpu_s = time.process_time() - started_s
+            score = release_score(layout.units, layout.plan, models, num_gpus=32)
+            yield {
+                "part": "same-cost-model",
+                "workload": workload,
+                "solver": name,
+                "cpu_s": cpu_s,
+                "unplaced": len(layout.plan.unplaced),
+                **asdict(score),
+            }
+
+
+def optimality(quick: bool) -> Iterator[Row]:
+    """Shares of the optimum's served requests; 1 is as good as the best plan there is."""
+    gaps, seconds = [], [0.0, 0.0]
+    for seed in range(20 if quick else 200):
+        pool, models = small_fleet(seed)
+        served = []
+        for i, solver in enumerate((SearchSolver(estimator=ESTIMATOR), ExhaustiveSolver(estimator=ESTIMATOR))):
+            started_s = time.process_time()
+            layout = solver.lay_out([pool], models)
+            seconds[i] += time.process_time() - started_s
+            served.append(estimate(layout.units, models, layout.plan, ESTIMATOR).served_share)
+        gaps.append(max(0.0, 1 - served[0] / served[1]) if served[1] > 0 else 0.0)
+    yield {
+        "part": "optimality",
+        "fleets": len(gaps),
+        "mean_gap": sum(gaps) / len(gaps),
+        "worst_gap": max(gaps),
+        "fleets_not_optimal": sum(g > 0.001 for g in gaps),
+        "search_cpu_s": seconds[0],
+        "exhaustive_cpu_s": seconds[1],
+    }
+
+
+def scale(quick: bool, largest: int) -> Iterator[Row]:
+    """Twice: with demand that the fleet can serve, and with more than it can."""
+    sizes = [size for size in SIZES if size[0] <= (128 if quick else largest)]
+    for num_gpus, num_models, budget_s in sizes:
+        for load, gpus_worth in (("light", 0.35), ("overload", 1.6)):
+            models = mixed_fleet(num_models, seed=1, mean_rate_per_s=8.0 * gpus_worth * num_gpus / num_models)
+            yield _scaled(num_gpus, models, load, budget_s)
+
+
+def _scaled(num_gpus: int, models: list[PlacementModel], load: str, budget_s: float) -> Row:
+    pools = [a100_nodes(num_gpus)]
+    started_s = time.process_time()
+    bound = most_served_of_nodes(pools, models, ESTIMATOR)
+    bound_s, started_s = time.process_time() - started_s, time.process_time()
+
+    def is_time_up() -> bool:
+        return time.process_time() - started_s > 0.9 * budget_s
+
+    layout = SearchSolver(estimator=ESTIMATOR, is_time_up=is_time_up).lay_out(pools, models)
+    cpu_s = time.process_time() - started_s
+    found = estimate(layout.units, models, layout.plan, ESTIMATOR)
+    return {
+        "part": "scale",
+        "gpus": num_gpus,
+        "models": len(models),
+        "load": load,
+        "budget_s": budget_s,
+        "cpu_s": cpu_s,
+        "bound_cpu_s": bound_s,
+        "served_share": found.served_share,
+        "bound_share": bound / found.rate_per_s,
+        "gap": max(0.0, 1 - found.served_per_s / bound),
+        "gpus_used": found.gpus_used,
+        "unplaced": len(layout.plan.unplaced),
+    }
+
+
+def simulator(quick: bool, servegen: Path | None) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        duration_s = 60.0 if quick else 120.0
+        plans = []
+        for plan in simulated_plans(Path(folder), duration_s=duration_s, servegen=servegen, quick=quick):
+            plans.append(plan)
+            yield {"part": "simulator", **asdict(plan)}
+    yield {"part": "simulator", "workload": "all", "plans": len(plans), "rank_correlation": rank_correlation(plans)}
+
+
+def flip(quick: bool) -> Iterator[Row]:
+    for seed in range(2 if quick else 5):
+        for outcome in flip_outcomes(32, 24, seed=seed, mean_rate_per_s=3.0):
+            yield {"part": "flip", "seed": seed, "window_s": WINDOW_S, **asdict(outcome)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--servegen", type=Path)
+    parser.add_argument("--largest", type=int, default=4096, help="GPUs of the largest fleet of part scale")
+    asked = parser.parse_args()
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "same-cost-model": lambda: same_cost_model(asked.quick),
+        "optimality": lambda: optimality(asked.quick),
+        "scale": lambda: scale(asked.quick, asked.largest),
+        "simulator": lambda: simulator(asked.quick, asked.servegen),
+        "flip": lambda: flip(asked.quick),
+    }
+    rows: list[Row] = []
+    console = Console(width=200)
+    for part in asked.only.split(","):
+        found = list(parts[part]())
+        rows += found
+        console.print(_table(part, found))
+    if asked.json is not None:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        report = {"machine": _machine(), "rows": [*_other_rows(asked.json, asked.only.split(",")), *rows]}
+        asked.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _other_rows(file: Path, parts: Sequence[str]) -> list[Row]:
+    """Rows of parts that are not measured now stay in the file."""
+    if not file.exists():
+        return []
+    return [row for row in json.loads(file.read_text(encoding="utf-8"))["rows"] if row["part"] not in parts]
+
+
+def _machine() -> Row:
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average_at_end": [round(load, 1) for load in os.getloadavg()],
+        "time": "CPU seconds of one process",
+    }
+
+
+def _table(part: str, rows: list[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title=part, title_justify="left")
+    titles = list(dict.fromkeys(key for row in rows for key in row if key != "part"))
+    for title in titles:
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*(_cell(row.get(title)) for title in titles))
+    return table
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
