@@ -122,6 +122,7 @@ def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
             memory_bytes=_memory_bytes(pool) // pool.mesh_gpus,
             block_bytes=fleet.engine.block_bytes,
             total_blocks=pool.kv_memory // pool.mesh_gpus // fleet.engine.block_bytes,
+            max_models=_max_models(fleet, pool),
         )
         for pool in fleet.pools
     )
@@ -187,8 +188,12 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             pool=pool.name,
             node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
             device=device,
-            max_models=1 if fleet.backend(pool) == "sglang" else None,
+            max_models=_max_models(fleet, pool),
         )
+
+
+def _max_models(fleet: FleetFile, pool: PoolSection) -> int | None:
+    return 1 if fleet.backend(pool) == "sglang" else None
 
 
 def _memory_bytes(pool: PoolSection) -> int:

@@ -19,7 +19,7 @@ def builds(
     largest_first, *others = empty().instance.orders()
     packing = _in_turn(empty(), rules, openings, largest_first)
     yield packing
-    if not serves_all(key_of(packing)):
+    if packing.instance.costs and not serves_all(key_of(packing)):
         for part in _SACRIFICED_LOADS:
             yield _dear_requests_together(empty(), rules, openings, part)
         yield _cheap_requests_first(empty(), rules, openings)

@@ -147,6 +147,8 @@ class _Trial:
         unit = self._units[number]
         if not runs_on(self._spec, unit.num_gpus):
             return f"its heads cannot be divided among {unit.num_gpus} GPUs"
+        if unit.max_models is not None and len(self._packing.parts[number]) >= unit.max_models:
+            return f"its engine serves {unit.max_models} model{'' if unit.max_models == 1 else 's'} at most"
         needed = resident_bytes(self._spec, unit.num_gpus)
         free = bytes_for_models(unit) - float(self._packing.sums[number, BYTES])
         if needed > free:

@@ -4,7 +4,7 @@ import numpy as np
 
 from placement.packing import Packing
 
-_ENOUGH = 2.0  # times the load: more of it shortens waits little
+_ENOUGH = 4.0  # times the load: more of it shortens waits little
 _LEAST_GAIN = 1.1
 
 

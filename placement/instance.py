@@ -53,10 +53,11 @@ class UnitKind:
     memory_bytes: int
     block_bytes: int
     total_blocks: int
+    max_models: int | None
 
     @classmethod
     def of(cls, unit: UnitCapacity) -> "UnitKind":
-        return cls(unit.device, unit.num_gpus, unit.memory_bytes, unit.block_bytes, unit.total_blocks)
+        return cls(unit.device, unit.num_gpus, unit.memory_bytes, unit.block_bytes, unit.total_blocks, unit.max_models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -185,6 +186,7 @@ def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed,
         memory_bytes=float(bytes_for_models(_as_unit(kind))),
         pool_blocks=float(kind.total_blocks),
         max_running=float(estimator.max_running_sequences),
+        max_models=np.inf if kind.max_models is None else float(kind.max_models),
         runs=np.array([m is not None for m in memory], dtype=np.bool_),
         resident_bytes=column([m.resident_bytes if m else 0 for m in memory]),
         floor_blocks=column([m.floor_blocks if m else 0 for m in memory]),

@@ -12,7 +12,7 @@ MESH_SIZES = (1, 2, 4, 8)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     """Nodes that are alike. `memory_bytes` and `total_blocks` are those of one GPU; `mesh_sizes` are the GPU counts
-    that a unit may have.
+    that a unit may have, `max_models` how many models its engine serves.
     """
 
     name: str
@@ -23,6 +23,7 @@ class NodePool:
     block_bytes: int
     total_blocks: int
     mesh_sizes: tuple[int, ...] = MESH_SIZES
+    max_models: int | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -43,6 +44,7 @@ class NodePool:
             pool=self.name,
             node=f"{self.name}/{node}",
             device=self.device,
+            max_models=self.max_models,
         )
 
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 # Columns of sums over the models of a unit.
-BYTES, FLOOR, ROUND, ROUND_VARIANCE, DECODE, PREFILL, PREFILL_SQUARE, KV, KV_OWN, DECODE_OWN, LOAD = range(11)
-NUM_SUMS = 11
+BYTES, FLOOR, ROUND, ROUND_VARIANCE, DECODE, PREFILL, PREFILL_SQUARE, KV, KV_OWN, DECODE_OWN, LOAD, MODELS = range(12)
+NUM_SUMS = 12
 # Columns of minima over the models of a unit; SLACK has one per way of sharing, so it comes last.
 TBT, BATCH, STEP, SLACK = range(4)  # BATCH: -(output tokens/s), STEP: -(seconds), as minima
 
@@ -54,6 +54,7 @@ class KindCosts:
     memory_bytes: float
     pool_blocks: float
     max_running: float
+    max_models: float
     runs: npt.NDArray[np.bool_]
     resident_bytes: Floats
     floor_blocks: Floats
@@ -94,6 +95,7 @@ class KindCosts:
                 kv * step_s * (1 - active),  # while m has sequences, its own step is part of every round
                 decode * step_s * (1 - active),
                 rate,
+                1.0 + 0.0 * rate,
             ),
             axis=-1,
         )
@@ -111,7 +113,8 @@ class KindCosts:
 
     def holds(self, sums: Floats) -> npt.NDArray[np.bool_]:
         """Whether weights and one mean request of each model fit."""
-        return (sums[..., BYTES] <= self.memory_bytes) & (sums[..., FLOOR] <= self.pool_blocks)
+        fits = (sums[..., BYTES] <= self.memory_bytes) & (sums[..., FLOOR] <= self.pool_blocks)
+        return np.asarray(fits & (sums[..., MODELS] <= self.max_models))
 
     def factor(self, sums: Floats, minima: Floats) -> Floats:
         """The largest lambda by which the load of units may grow within SLOs; below 1 a unit is overloaded. 0 where a

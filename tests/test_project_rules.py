@@ -29,6 +29,8 @@ TORCH_FREE_MODULES = (
     "profiler.roofline",
     "placement.plan",
     "placement.solvers.memory_greedy",
+    "placement.solvers.search",
+    "placement.explain",
     "pdmux_actor.messages",
     "pdmux_actor.lease",
     "pdmux_actor.engine",

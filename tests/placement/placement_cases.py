@@ -62,6 +62,7 @@ def make_unit(
     total_blocks: int = 4096,
     num_gpus: int = 1,
     device: DeviceSpec | None = None,
+    max_models: int | None = None,
 ) -> UnitCapacity:
     return UnitCapacity(
         unit_id=unit_id,
@@ -70,6 +71,7 @@ def make_unit(
         block_bytes=BLOCK_BYTES,
         total_blocks=total_blocks,
         device=device,
+        max_models=max_models,
     )
 
 
@@ -116,6 +118,7 @@ def unit_lists(draw: st.DrawFn) -> list[UnitCapacity]:
             total_blocks=draw(st.integers(0, 12000)),
             num_gpus=draw(st.sampled_from([1, 1, 2, 4])),
             device=draw(st.sampled_from([None, A100_80G, L40S])),
+            max_models=draw(st.sampled_from([None, None, 1])),
         )
         for name in names
     ]
