@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from deploy.commands.json_file import write_json
-from deploy.commands.plan_screen import estimate_table, plan_dict, steps_table, verdict
+from deploy.commands.plan_screen import estimate_table, plan_dict, steps_line, steps_table, verdict
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.plan_file import read_plan
@@ -107,7 +107,9 @@ def _show_steps(
 
     steps = steps_between(before, planned.plan, fits=fits)
     cost = move_cost(steps, {name: spec.weight_bytes for name, spec in specs.items()})
-    console.print(steps_table(steps, cost))
+    if steps:
+        console.print(steps_table(steps))
+    console.print(steps_line(steps, cost), soft_wrap=True)
     return steps, cost
 
 

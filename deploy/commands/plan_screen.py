@@ -48,14 +48,18 @@ def verdict(found: FleetEstimate, planned: PlannedFleet, *, bound_per_s: float, 
         yield f"{enough} of {len(planned.units)} units would do for this demand"
 
 
-def steps_table(steps: Sequence[Step], cost: MoveCost) -> Table:
-    caption = (
+def steps_line(steps: Sequence[Step], cost: MoveCost) -> str:
+    if not steps:
+        return "nothing to do: the plan stands"
+    interrupted = f"; not served meanwhile: {', '.join(cost.interrupted)}" if cost.interrupted else ""
+    return (
         f"{cost.loads} loads ({cost.load_bytes / 2**30:.1f} GiB), {cost.drains} drains, at least {cost.seconds:.0f} s"
-        + (f"; not served meanwhile: {', '.join(cost.interrupted)}" if cost.interrupted else "")
-        if steps
-        else "nothing to do: the plan stands"
+        f"{interrupted}"
     )
-    table = Table(box=None, pad_edge=False, header_style="bold", title="steps", title_justify="left", caption=caption)
+
+
+def steps_table(steps: Sequence[Step]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", "step", "unit", "model", "quota"):
         table.add_column(title)
     for number, step in enumerate(steps, start=1):
