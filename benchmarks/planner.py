@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from planner_flip import WINDOW_S, flip_outcomes
-from planner_release import ReleaseEstimator, release_score
+from planner_release import ReleaseEstimator, ReleaseScorer, release_score
 from planner_simulated import rank_correlation, simulated_plans
 from planner_workloads import (
     ALPHAS,
@@ -37,6 +37,7 @@ from placement.estimate import estimate
 from placement.instance import Estimator
 from placement.solvers.base import FleetSolver, PlacementModel
 from placement.solvers.exhaustive import ExhaustiveSolver
+from placement.solvers.finalists import FinalistSolver
 from placement.solvers.muxserve import MuxServeSolver
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
@@ -55,7 +56,10 @@ def same_cost_model(quick: bool) -> Iterator[Row]:
     solvers: dict[str, FleetSolver] = {
         "muxserve": MuxServeSolver(estimator=costs),
         "spatial": SpatialSolver(estimator=costs),
-        "search": SearchSolver(estimator=costs),
+        "search": FinalistSolver(
+            solvers=[SearchSolver(estimator=costs, least_margin=margin) for margin in (1.0, 1.1)],
+            scorer=ReleaseScorer(num_gpus=32),
+        ),
     }
     for workload, models in list(workloads.items())[:: 4 if quick else 1]:
         for name, solver in solvers.items():

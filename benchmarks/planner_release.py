@@ -172,6 +172,15 @@ def release_score(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseScorer:
+    num_gpus: int
+
+    def score(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan) -> tuple[float, ...]:
+        found = release_score(units, plan, models, num_gpus=self.num_gpus)
+        return round(found.served_share, 3), round(found.worst_share, 2), found.idle_gpus
+
+
 def _mesh(unit: UnitCapacity, models: Sequence[PlacementModel], rates: Sequence[float]) -> list[float]:
     """Throughputs at the batch sizes that the release's search ends with."""
     kind = UnitKind.of(unit)

@@ -1,6 +1,7 @@
 """Plans worked out from the fleet file alone: what the control loop starts with, and what an operator asks about."""
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import psutil
@@ -24,13 +25,24 @@ from placement.solvers.muxserve import MuxServeSolver
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 
+_PROMPT_S = 2.0
+
+
+class PromptSearch:
+    """Search for a control loop, which cannot wait: what it has after two seconds."""
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        ends_s = time.monotonic() + _PROMPT_S
+        return SearchSolver(is_time_up=lambda: time.monotonic() >= ends_s).solve(units, models, current)
+
+
 SOLVERS: Mapping[str, type[Solver]] = {
     "memory_greedy": MemoryGreedySolver,
-    "search": SearchSolver,
+    "search": PromptSearch,
     "muxserve": MuxServeSolver,
     "spatial": SpatialSolver,
 }
-"""Those that a fleet file can name."""
+"""Those that a fleet file can name, as the control loop runs them."""
 
 IsTimeUp = Callable[[], bool]
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of
-from deploy.sglang_problems import sglang_problems, solver_problem
+from deploy.sglang_problems import sglang_problems
 from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
 from profiler.devices import device_named
@@ -336,9 +336,6 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
                 policy=fleet.engine.policy,
                 path=("pools", i),
             )
-    wrong_solver = solver_problem(fleet.placement.solver)
-    if wrong_solver is not None and any(fleet.backend(pool) == "sglang" for pool in fleet.pools):
-        problems.append(wrong_solver)
     return problems
 
 

@@ -10,9 +10,6 @@ from profiler.devices import device_named
 from profiler.errors import UnknownDevice
 from profiler.specs import DeviceSpec
 
-ONE_MODEL_SOLVERS = ("memory_greedy", "spatial")
-"""Those that know of units that serve one model."""
-
 
 def sglang_problems(
     options: SglangOptions, *, device: str, gpu_type: str | None, policy: str, path: tuple[str | int, ...]
@@ -29,13 +26,6 @@ def sglang_problems(
         options = replace(options, multiplexing="off")
     for problem in option_problems(options, _device(gpu_type), policy):
         yield Problem(path=(*path, "sglang", *problem.field.split(".")), value=problem.value, remedy=problem.remedy)
-
-
-def solver_problem(solver: str) -> Problem | None:
-    if solver in ONE_MODEL_SOLVERS:
-        return None
-    remedy = f"an SGLang unit serves one model, which {solver} does not know; use {' or '.join(ONE_MODEL_SOLVERS)}"
-    return Problem(path=("placement", "solver"), value=solver, remedy=remedy)
 
 
 def _device(gpu_type: str | None) -> DeviceSpec | None:

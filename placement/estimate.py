@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -80,20 +79,6 @@ class FleetEstimate:
     def merit(self) -> tuple[float, float, int]:
         """More is better: requests served within SLO, then the worst model's share, then GPUs left free."""
         return round(self.served_share, 4), round(self.worst_share, 3), -self.gpus_used
-
-
-class Scorer(Protocol):
-    def score(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan) -> FleetEstimate:
-        """What `plan` would serve, by other means than the estimate: a simulation, another cost model."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateScorer:
-    estimator: Estimator
-
-    def score(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan) -> FleetEstimate:
-        return estimate(units, models, plan, self.estimator)
 
 
 def estimate(

@@ -21,7 +21,7 @@ from placement.solvers.base import PlacementModel
 
 _NO_LOAD = 1e-9
 _RULE = "the search ended before it was used; give it more time"
-_MARGINS = (1.15, 1.0)
+_ROOMY_MARGIN = 1.15
 _OPENING_COSTS = (0.3, 1.0)
 _TOLERANCE = 0.01  # of the demand
 _MOST_BALANCED, _BALANCING_ROUNDS = 8, 3
@@ -32,6 +32,7 @@ _MESH_BIASES = (0.0, -0.5, -1.0)
 class SearchSolver:
     """The same plan for the same input and seed, unless `is_time_up` cuts the search short. `rounds` bounds it; the
     default grows with the fleet. `least_gain`: a plan that moves models must serve so much more of the demand.
+    `least_margin`: units are filled up to where their load could grow by no more than this factor.
     """
 
     estimator: Estimator = field(default_factory=Estimator)
@@ -39,6 +40,7 @@ class SearchSolver:
     rounds: int | None = None
     is_time_up: Callable[[], bool] = lambda: False
     least_gain: float = 0.01
+    least_margin: float = 1.0
 
     def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
         ordered = sorted(units, key=lambda u: u.unit_id)
@@ -47,15 +49,18 @@ class SearchSolver:
         if current is not None and any(current.models_of(u.unit_id) for u in ordered):
             return self._from_running(_running(instance, ordered, current), dict(enumerate(ordered)))
         best: Packing | None = None
-        for margin in _MARGINS:
+        for margin in self._margins():
             for is_spread in (True, False):
                 if best is None or not serves_all(key_of(best)):
                     rule = InsertionRules(spread=is_spread, margin=margin)
                     best = _better(best, builds(lambda: Packing.of_units(instance, ordered), rule), self.is_time_up)
         assert best is not None, "the first rule always builds"
-        self._improve(best, [spread, InsertionRules(margin=1.0)])
+        self._improve(best, [spread, InsertionRules(margin=self.least_margin)])
         add_headroom(best)
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
+
+    def _margins(self) -> tuple[float, float]:
+        return max(_ROOMY_MARGIN, self.least_margin), self.least_margin
 
     def _from_running(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> Plan:
         """More replicas where load asks for them; models move only if that serves `least_gain` more."""
@@ -66,7 +71,7 @@ class SearchSolver:
         kept_plan = plan_of_packing(packing, units, rule=_RULE)
         if serves_all(kept):
             return kept_plan
-        self._improve(packing, [spread, InsertionRules(spread=True, margin=1.0)], running=running)
+        self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)], running=running)
         better = key_of(packing, running)
         gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
         return plan_of_packing(packing, units, rule=_RULE) if gains else kept_plan
@@ -80,10 +85,10 @@ class SearchSolver:
             InsertionRules(margin=margin, opening_cost=cost, mesh_bias=bias)
             for bias in _MESH_BIASES
             for cost in _OPENING_COSTS
-            for margin in _MARGINS
+            for margin in self._margins()
         ]
         for rule in rules:
-            if best is None or rule.margin == 1.0 or serves_all(key_of(best)):
+            if best is None or rule.margin == self.least_margin or serves_all(key_of(best)):
                 best = _better(best, builds(lambda: Packing.of_nodes(instance, pools), rule, openings), self.is_time_up)
         assert best is not None, "the first rule always builds"
         self._improve(best, rules, openings)

@@ -1,6 +1,7 @@
 """What every solver promises, and what search adds."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,9 +15,10 @@ from placement.errors import FleetTooLarge
 from placement.estimate import estimate
 from placement.instance import Estimator
 from placement.nodes import FleetPlan, NodePool
-from placement.plan import UnitCapacity
+from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import FleetSolver, PlacementModel, Solver
 from placement.solvers.exhaustive import ExhaustiveSolver
+from placement.solvers.finalists import FinalistSolver
 from placement.solvers.muxserve import MuxServeSolver, mesh_groups
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
@@ -217,6 +219,23 @@ def test_search__time_is_up__still_plans() -> None:
     layout = SearchSolver(estimator=ESTIMATOR, is_time_up=lambda: True).lay_out([nodes()], models)
 
     assert layout.plan.unplaced == {}
+
+
+class FewestUnits:
+    """A judge that likes what the estimate does not ask for."""
+
+    def score(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan) -> tuple[float, ...]:
+        return (-len(units),)
+
+
+def test_finalists__scorer_has_its_own_mind__its_choice_wins() -> None:
+    models = power_law([LLAMA_7B] * 6, alpha=0.9, max_rate_per_s=4)
+    spatial, search = FLEET_SOLVERS[2], FLEET_SOLVERS[0]
+
+    chosen = FinalistSolver(solvers=[spatial, search], scorer=FewestUnits()).lay_out([nodes()], models)
+
+    assert chosen == search.lay_out([nodes()], models)
+    assert len(chosen.units) < len(spatial.lay_out([nodes()], models).units)
 
 
 def test_exhaustive__too_many_plans__says_what_to_use_instead() -> None:
