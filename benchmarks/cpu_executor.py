@@ -5,7 +5,7 @@
 Decode at batch 1, 8 and 32 with a context of 241 to 256 tokens, prefill of 256 and 1024 tokens: our executor with
 launches made by hand over the real block pool; `generate` with a batch and its default cache; `generate_batch`, its
 continuous batching. The variants alternate within a round; reported are medians over rounds and, of the rounds'
-ratios, median and range. Then, with two cores or more, the price of a repartition and of the step after it.
+ratios, median and range. Then, with two cores or more, what a repartition adds to a job on a lane.
 
 `--clock cpu --threads 1` counts CPU time instead of wall time, for machines that others use too; `generate_batch`
 notes wall times itself and is left out then.
@@ -78,29 +78,7 @@ def measure(
     return Measured(dtype=dtype, workload=workload, same_tokens=same_tokens, **speeds)
 
 
-def measure_repartition(ours: "Ours", rounds: int) -> dict[str, float]:
-    """Medians: `submit` of a Repartition, and what the decode step after it takes beyond the one that follows."""
-    sequences = ours.admit(prompts_of(8, PROMPT_TOKENS), 2 * rounds + 64)
-    ours.generate(sequences, 8)
-    shares = [(0, 2), (1, 1)]
-    submit_s, switch_s = [], []
-    for number in range(rounds + 4):
-        repartition_s = ours.repartition(*shares[number % len(shares)])
-        first_s, second_s = (ours.decode_step(sequences) for _ in range(2))
-        if number >= 4:  # each partition's threads exist
-            submit_s.append(repartition_s)
-            switch_s.append(first_s - second_s)
-    ours.release(sequences)
-    quartiles = statistics.quantiles(switch_s, n=4)
-    return {
-        "submit_us": 1e6 * statistics.median(submit_s),
-        "step_after_us": 1e6 * statistics.median(switch_s),
-        "step_after_p25_us": 1e6 * quartiles[0],
-        "step_after_p75_us": 1e6 * quartiles[2],
-    }
-
-
-def show(console: Console, measured: Seq[Measured], switches: dict[str, dict[str, float]]) -> None:
+def show(console: Console, measured: Seq[Measured], switches: "dict[str, float]") -> None:
     table = Table(
         "dtype", "workload", "ours", "generate", "gen._batch", "ours/generate", "ours/gen._batch", "tokens",
         title="CPU executor against transformers, tokens/s (medians over rounds; ratios with their range)",
@@ -114,10 +92,11 @@ def show(console: Console, measured: Seq[Measured], switches: dict[str, dict[str
             cells.append(f"{statistics.median(ratios):.2f}{spread}" if ratios else "-")
         table.add_row(row.dtype, row.workload, *cells, "same" if row.same_tokens else "differ")
     console.print(table)
-    for dtype, cost in switches.items():
+    if switches:
         console.print(
-            f"{dtype}: repartition {cost['submit_us']:.0f} us, the step after it "
-            f"{cost['step_after_us']:+.0f} us ({cost['step_after_p25_us']:+.0f} to {cost['step_after_p75_us']:+.0f})"
+            "a job on a lane, from submit to end: "
+            f"{switches['same_p50_us']:.0f} us on the partition in force (p99 {switches['same_p99_us']:.0f}), "
+            f"{switches['switched_p50_us']:.0f} us after a repartition (p99 {switches['switched_p99_us']:.0f})"
         )
 
 
@@ -143,13 +122,14 @@ def main() -> None:
         # Before torch starts its threads: transformers then uses as many.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     from cpu_variants import Ours, Theirs
+    from lane_switches import measure_repartition
 
     folder = llama_checkpoint(args.cache, num_layers=NUM_LAYERS)
     rounds = 2 if args.quick else args.rounds
     workloads = [(f"decode, batch {n}", prompts_of(n, PROMPT_TOKENS)) for n in DECODE_BATCHES[: 2 if args.quick else 3]]
     workloads += [(f"prefill, {n} tokens", prompts_of(1, n)) for n in PREFILL_TOKENS]
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
-    measured, switches = [], {}
+    measured = []
     started_s = time.perf_counter()
     for dtype in args.dtype or ("float32", "bfloat16"):
         ours, theirs = Ours(folder, dtype, clock), Theirs(folder, dtype, clock)
@@ -159,9 +139,8 @@ def main() -> None:
             measured.append(
                 measure(ours, theirs, dtype=dtype, workload=workload, prompts=prompts, rounds=rounds, wall=wall)
             )
-        if ours.num_cores > 1:
-            switches[dtype] = measure_repartition(ours, 20 if args.quick else 60)
         ours.close()
+    switches = measure_repartition(200 if args.quick else 1000)
     show(console, measured, switches)
     if args.json:
         content = {

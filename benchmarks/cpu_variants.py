@@ -17,7 +17,6 @@ from pdmux_actor.scheduling.launch import (
     ComputeLaunch,
     DecodeStep,
     PrefillSlice,
-    Repartition,
     sampling_sequences,
 )
 from pdmux_actor.scheduling.sequence import Sequence
@@ -103,11 +102,6 @@ class Ours:
     def decode_step(self, sequences: Seq[Sequence]) -> float:
         started_s = self._clock()
         self._run(DecodeStep(model="m", sequences=tuple(sequences)))
-        return self._clock() - started_s
-
-    def repartition(self, prefill_cores: int, decode_cores: int) -> float:
-        started_s = self._clock()
-        self._executor.submit(Repartition(prefill_sms=prefill_cores, decode_sms=decode_cores))
         return self._clock() - started_s
 
     def close(self) -> None:

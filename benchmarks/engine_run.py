@@ -120,6 +120,7 @@ class EngineSession:
         num_cores: int | None = None,
         kv_pool_bytes: int = 256 << 20,
         quota_shares: Mapping[str, float] | None = None,
+        max_model_len: int = MAX_MODEL_LEN,
         dtype: str = "bfloat16",
     ) -> None:
         executor = TorchCpuExecutor(
@@ -143,7 +144,7 @@ class EngineSession:
             on_load_report=self._reports.append,
         )
         for model, path in checkpoints.items():
-            info = executor.load_model(model, str(path), revision=None, dtype=None, max_model_len=MAX_MODEL_LEN)
+            info = executor.load_model(model, str(path), revision=None, dtype=None, max_model_len=max_model_len)
             share = 1 / len(checkpoints) if quota_shares is None else quota_shares[model]
             self._inbox.put(AttachModel(info, int(executor.total_blocks * share)))
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{policy}", daemon=True)

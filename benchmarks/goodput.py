@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from engine_run import RequestTimes, RunOutcome
 
-_GROWTH = 1.7
-
 
 @dataclass(slots=True)
 class RateSearch:
-    """Doubles or halves from a first guess until it has a rate that passes and one that fails, then bisects between.
+    """Multiplies or divides a first guess by `growth` until a rate has passed and one has failed, then bisects between.
 
     >>> search = RateSearch(first_per_s=1.0, resolution=0.1, max_runs=20)
     >>> while not search.done:
@@ -24,6 +22,7 @@ class RateSearch:
     first_per_s: float
     resolution: float
     max_runs: int
+    growth: float = 1.7
     passing_per_s: float | None = None
     failing_per_s: float | None = None
     runs: int = 0
@@ -37,6 +36,10 @@ class RateSearch:
         return self.failing_per_s / self.passing_per_s <= 1 + self.resolution
 
     @property
+    def bracketed(self) -> bool:
+        return self.passing_per_s is not None and self.failing_per_s is not None
+
+    @property
     def goodput_per_s(self) -> float:
         """0 when no rate has passed."""
         return self.passing_per_s or 0.0
@@ -46,9 +49,9 @@ class RateSearch:
             return self.first_per_s
         if self.failing_per_s is None:
             assert self.passing_per_s is not None
-            return self.passing_per_s * _GROWTH
+            return self.passing_per_s * self.growth
         if self.passing_per_s is None:
-            return self.failing_per_s / _GROWTH
+            return self.failing_per_s / self.growth
         return math.sqrt(self.passing_per_s * self.failing_per_s)
 
     def note(self, rate_per_s: float, *, passed: bool) -> None:

@@ -1,6 +1,7 @@
 """Goodput of the dispatch policies on the real engine: the highest Poisson rate at which the targets are attained.
 
     python benchmarks/policies.py [--quick] [--workload NAME ...] [--policy NAME ...] [--json FILE] [--virtual]
+    python benchmarks/policies.py --target tight --minutes 25 --guess benchmarks/results/policies_virtual.json
 
 One model of about 100 M random parameters. TBT targets are 1.5 times ("tight") and 2 times ("loose") the solo decode
 step of 8 sequences on all cores, measured at start; a first token is due after 10 such steps plus 5 times the prompt's
@@ -15,10 +16,12 @@ measured step times: for a machine that is too busy, or without noise.
 
 import argparse
 import json
+import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench_models import DEFAULT_CACHE, llama_checkpoint
@@ -44,6 +47,7 @@ DEFAULT_POLICIES = ("mux", "muxwise", "duetserve", "chunked_prefill", "prefill_f
 BATCH = 8  # the typical batch that targets and budgets are measured at
 MODEL = "llama"
 _QUIET_CORES = 0.25
+_GROWTH_FROM_A_GUESS = 1.3
 _TTFT_STEPS, _TTFT_PREFILLS = 10, 5
 
 
@@ -58,10 +62,13 @@ class Effort:
     resolution: float
     repeats: int
     retries: int
+    limit_s: float = math.inf  # per workload and target
 
 
 FULL = Effort(layers=16, window_s=20.0, least_requests=24, most_runs=10, resolution=0.08, repeats=3, retries=2)
 QUICK = Effort(layers=16, window_s=8.0, least_requests=16, most_runs=6, resolution=0.2, repeats=1, retries=1)
+# For a run of so many minutes; guesses make the searches short.
+TIMED = Effort(layers=16, window_s=12.0, least_requests=16, most_runs=6, resolution=0.14, repeats=3, retries=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,8 @@ class Bench:
     prefill_s_per_token: float
     attainment: Attainment
     times: StepTimes
-    steps: MeasuredSteps | None = None
+    steps: MeasuredSteps | None
+    guesses_per_s: Mapping[tuple[str, str, str], float]  # by workload, target and policy
 
     def session(self, policy: str, settings: SchedulerSettings) -> "EngineSession | VirtualSession":
         checkpoints = {MODEL: self.checkpoint}
@@ -105,11 +113,17 @@ class Variant:
     settings: SchedulerSettings
 
 
+def _read_guesses(report: Path) -> dict[tuple[str, str, str], float]:
+    rows = json.loads(report.read_text(encoding="utf-8"))["rows"]
+    return {(row["workload"], row["tbt_target"], row["policy"]): row["goodput_per_s"] for row in rows}
+
+
 @contextmanager
 def measured_bench(args: argparse.Namespace, effort: Effort) -> Iterator[Bench]:
     """With `--virtual --steps FILE` nothing is measured if FILE exists, and the measurement is kept in it if not."""
     checkpoint = llama_checkpoint(args.cache, num_layers=effort.layers)
     attainment = Attainment(gap_share=args.gap_share)
+    guesses = _read_guesses(args.guess) if args.guess else {}
     steps = MeasuredSteps.read(args.steps) if args.virtual and args.steps and args.steps.exists() else None
     solo = None if steps is not None else SoloSteps(checkpoint)
     try:
@@ -121,11 +135,11 @@ def measured_bench(args: argparse.Namespace, effort: Effort) -> Iterator[Bench]:
             spec = ModelSpec.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
             modelled = ModelledSteps(steps.latency, spec, steps.device.num_sms)
             per_token_s = modelled.prefill_s(256) / 256
-            yield Bench(checkpoint, steps.device, effort, per_token_s, attainment, modelled, steps)
+            yield Bench(checkpoint, steps.device, effort, per_token_s, attainment, modelled, steps, guesses)
         else:
             assert solo is not None
             per_token_s = solo.prefill_s(256, solo.device.num_sms) / 256
-            yield Bench(checkpoint, solo.device, effort, per_token_s, attainment, solo)
+            yield Bench(checkpoint, solo.device, effort, per_token_s, attainment, solo, None, guesses)
     finally:
         if solo is not None:
             solo.close()
@@ -155,52 +169,80 @@ def compare(
 ) -> list[dict[str, object]]:
     """Rows of the variants, which take turns: none has a quieter machine than the others."""
     sessions = {variant.label: bench.session(variant.policy, variant.settings) for variant in variants}
-    first_per_s = first_guess_per_s(bench, workload, target)
-    found: dict[str, list[RateSearch]] = {variant.label: [] for variant in variants}
-    best: dict[str, RunOutcome] = {}
-    busy: list[float] = []
-    salt = 0
+    trial = Trial(bench, workload, target, advance)
+    ends_s = time.monotonic() + bench.effort.limit_s
+    found: dict[str, list[RateSearch]] = {label: [] for label in sessions}
     try:
         for session in sessions.values():
-            salt += 1
-            session.run(_requests(bench, workload, target, first_per_s / 2, salt, seed=0))  # warms the predictions
+            trial.warm(session)
         for repeat in range(bench.effort.repeats):
-            searches = {
-                label: RateSearch(first_per_s, bench.effort.resolution, bench.effort.most_runs) for label in sessions
-            }
-            while not all(search.done for search in searches.values()):
+            searches = {label: _search(bench, workload, target, label, found[label]) for label in sessions}
+            while not all(search.done for search in searches.values()) and time.monotonic() < ends_s:
                 for label, search in searches.items():
-                    if search.done:
-                        continue
-                    rate_per_s = search.next_rate_per_s()
-                    for _ in range(1 + bench.effort.retries):
-                        salt += 1
-                        requests = _requests(bench, workload, target, rate_per_s, salt, seed=repeat)
-                        outcome = sessions[label].run(requests, give_up=bench.attainment.out_of_reach)
-                        busy.append(outcome.other_cores)
-                        if bench.attainment.met_by(outcome) or outcome.other_cores < _QUIET_CORES:
-                            break
-                    search.note(rate_per_s, passed=bench.attainment.met_by(outcome))
-                    if bench.attainment.met_by(outcome):
-                        best[label] = outcome
-                    advance(f"{workload.name} {target.name} {label} {rate_per_s:.2f}/s")
+                    if not search.done:
+                        trial.take(label, sessions[label], search, repeat)
             for label, search in searches.items():
-                found[label].append(search)
+                if repeat == 0 or search.done:  # when time is out, the last repeat counts where it has come to an end
+                    found[label].append(search)
+            if time.monotonic() >= ends_s:
+                break
     finally:
         for session in sessions.values():
             session.close()
-    return [
-        _row(
-            workload,
-            target,
-            variant.label,
-            found[variant.label],
-            best.get(variant.label),
-            statistics.mean(busy),
-            bench.attainment.gap_share,
+    return [_row(trial, variant.label, found[variant.label]) for variant in variants]
+
+
+def _search(bench: Bench, workload: Workload, target: Target, label: str, earlier: Sequence[RateSearch]) -> RateSearch:
+    """From what is known already (this run's last search, another run's result) in small steps, else in large ones."""
+    effort = bench.effort
+    guess_per_s = earlier[-1].goodput_per_s if earlier else bench.guesses_per_s.get((workload.name, target.name, label))
+    if guess_per_s:
+        return RateSearch(guess_per_s, effort.resolution, effort.most_runs, growth=_GROWTH_FROM_A_GUESS)
+    return RateSearch(first_guess_per_s(bench, workload, target), effort.resolution, effort.most_runs)
+
+
+@dataclass(slots=True)
+class Trial:
+    """Runs of one workload at one target."""
+
+    bench: Bench
+    workload: Workload
+    target: Target
+    advance: Callable[[str], None]
+    best: dict[str, RunOutcome] = field(default_factory=dict)
+    other_cores: list[float] = field(default_factory=list)
+    runs: int = 0
+
+    def warm(self, session: "EngineSession | VirtualSession") -> None:
+        """Its predictions have seen the workload before the first run that counts."""
+        rate_per_s = first_guess_per_s(self.bench, self.workload, self.target) / 2
+        session.run(self._requests(rate_per_s, seed=0), give_up=self.bench.attainment.out_of_reach)
+
+    def take(self, label: str, session: "EngineSession | VirtualSession", search: RateSearch, seed: int) -> None:
+        rate_per_s, attainment = search.next_rate_per_s(), self.bench.attainment
+        for _ in range(1 + self.bench.effort.retries):
+            outcome = session.run(self._requests(rate_per_s, seed=seed), give_up=attainment.out_of_reach)
+            self.other_cores.append(outcome.other_cores)
+            if attainment.met_by(outcome) or outcome.other_cores < _QUIET_CORES:
+                break
+        search.note(rate_per_s, passed=attainment.met_by(outcome))
+        if attainment.met_by(outcome):
+            self.best[label] = outcome
+        self.advance(f"{self.workload.name} {self.target.name} {label} {rate_per_s:.2f}/s")
+
+    def _requests(self, rate_per_s: float, *, seed: int) -> list[TimedRequest]:
+        self.runs += 1  # no run meets prefixes of another in the cache
+        effort = self.bench.effort
+        count = max(effort.least_requests, int(effort.window_s * rate_per_s))
+        return make_requests(
+            self.workload,
+            model=MODEL,
+            rate_per_s=rate_per_s,
+            count=count,
+            seed=seed,
+            salt=self.runs,
+            slo_of=self.target.slo_of,
         )
-        for variant in variants
-    ]
 
 
 def first_guess_per_s(bench: Bench, workload: Workload, target: Target) -> float:
@@ -210,38 +252,23 @@ def first_guess_per_s(bench: Bench, workload: Workload, target: Target) -> float
     return 0.5 / max(prefill_s, decode_s)
 
 
-def _requests(
-    bench: Bench, workload: Workload, target: Target, rate_per_s: float, salt: int, *, seed: int
-) -> list[TimedRequest]:
-    count = max(bench.effort.least_requests, int(bench.effort.window_s * rate_per_s))
-    return make_requests(
-        workload, model=MODEL, rate_per_s=rate_per_s, count=count, seed=seed, salt=salt, slo_of=target.slo_of
-    )
-
-
-def _row(
-    workload: Workload,
-    target: Target,
-    label: str,
-    searches: Sequence[RateSearch],
-    best: RunOutcome | None,
-    other_cores: float,
-    gap_share: float,
-) -> dict[str, object]:
+def _row(trial: Trial, label: str, searches: Sequence[RateSearch]) -> dict[str, object]:
     """`spread` is the widest distance between a rate that passed and one that failed, or between repeats."""
+    target, best = trial.target, trial.best.get(label)
     goodputs = [search.goodput_per_s for search in searches]
     brackets = [(search.failing_per_s or search.goodput_per_s) - search.goodput_per_s for search in searches]
     row: dict[str, object] = {
-        "workload": workload.name,
+        "workload": trial.workload.name,
         "tbt_target": target.name,
         "policy": label,
         "goodput_per_s": statistics.median(goodputs),
         "spread": max(max(goodputs) - min(goodputs), *brackets) if len(goodputs) > 1 else brackets[0],
         "repeats": goodputs,
+        "bracketed": all(search.bracketed for search in searches),
         "tbt_target_s": target.tbt_s,
         "chunk_budget_tokens": target.budget_tokens,
-        "gap_share": gap_share,
-        "other_cores": other_cores,
+        "gap_share": trial.bench.attainment.gap_share,
+        "other_cores": statistics.mean(trial.other_cores),
     }
     if best is not None:
         longest_wait_s = 4 * target.tbt_s
@@ -281,6 +308,12 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="may be given several times")
     parser.add_argument("--virtual", action="store_true", help="virtual time from measured step times")
     parser.add_argument(
+        "--minutes", type=float, metavar="M", help="end after about so long: shared by workloads and targets"
+    )
+    parser.add_argument(
+        "--guess", type=Path, metavar="FILE", help="a report, of a virtual run say: search near its figures first"
+    )
+    parser.add_argument(
         "--steps", type=Path, metavar="FILE", help="with --virtual: read the step times, or measure and keep them"
     )
     parser.add_argument(
@@ -298,6 +331,8 @@ def run_comparison(
         effort = replace(effort, layers=FULL.layers, window_s=30.0, resolution=0.05, most_runs=12)
     workloads = args.workload or (["sharegpt", "conversation"] if args.quick else list(WORKLOADS))
     targets = args.target or (["tight"] if args.quick else list(TARGETS))
+    if args.minutes:
+        effort = replace(TIMED, limit_s=60 * args.minutes / (len(workloads) * len(targets)))
     rows: list[dict[str, object]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} runs"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -45,10 +45,11 @@ VARIANTS = (
     ("temporal", "temporal", ADAPTIVE),
 )
 WORKLOAD = replace(
-    WORKLOADS["sharegpt"], new_input=Lengths(226, 4, 512, 0.9), output=Lengths(195, 4, 800, 0.9)
-)  # at most 328 tokens a request: what a third of the smallest pool holds
+    WORKLOADS["sharegpt"], new_input=Lengths(226, 4, 400, 0.9), output=Lengths(195, 4, 600, 0.9)
+)  # at most 100 + 150 tokens a request
+_MAX_MODEL_LEN = 256  # each model's floor: a quota never falls below its longest sequence
 _LAYERS = 8
-_TOKENS_PER_MODEL = 512  # of the pool, on average
+_TOKENS_PER_MODEL = 448  # of the pool, on average
 _KV_BYTES_PER_TOKEN = _LAYERS * 4 * 2 * 64 * 2  # layers, KV heads, K and V, head size, bfloat16
 _BATCH = 4
 _REPORT_PERIOD_S = 0.25  # of the engine loop
@@ -108,10 +109,20 @@ class Bench:
         pool_bytes = _TOKENS_PER_MODEL * len(models) * _KV_BYTES_PER_TOKEN
         if self.steps is not None:
             return VirtualSession(
-                checkpoints=checkpoints, policy=policy, settings=settings, steps=self.steps, kv_pool_bytes=pool_bytes
+                checkpoints=checkpoints,
+                policy=policy,
+                settings=settings,
+                steps=self.steps,
+                kv_pool_bytes=pool_bytes,
+                max_model_len=_MAX_MODEL_LEN,
             )
         return EngineSession(
-            checkpoints=checkpoints, policy=policy, settings=settings, device=self.device, kv_pool_bytes=pool_bytes
+            checkpoints=checkpoints,
+            policy=policy,
+            settings=settings,
+            device=self.device,
+            kv_pool_bytes=pool_bytes,
+            max_model_len=_MAX_MODEL_LEN,
         )
 
 
@@ -201,7 +212,7 @@ def print_table(rows: Seq[Mapping[str, object]]) -> None:
             f"{row['worst_model_attainment_spread']:.0%}",
             "-" if gap is None else f"{gap:.2f}",
         )
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ class VirtualSession:
         steps: MeasuredSteps,
         kv_pool_bytes: int = 256 << 20,
         quota_shares: Mapping[str, float] | None = None,
+        max_model_len: int = MAX_MODEL_LEN,
     ) -> None:
         self.policy = policy
         self.device = device = steps.device
@@ -51,7 +52,7 @@ class VirtualSession:
         )
         self._attach = []
         for model, path in checkpoints.items():
-            info = simulated.load_model(model, str(path), revision=None, dtype="bfloat16", max_model_len=MAX_MODEL_LEN)
+            info = simulated.load_model(model, str(path), revision=None, dtype="bfloat16", max_model_len=max_model_len)
             share = 1 / len(checkpoints) if quota_shares is None else quota_shares[model]
             self._attach.append(AttachModel(info, int(simulated.total_blocks * share)))
 
