@@ -53,6 +53,7 @@ _TOKENS_PER_MODEL = 448  # of the pool, on average
 _KV_BYTES_PER_TOKEN = _LAYERS * 4 * 2 * 64 * 2  # layers, KV heads, K and V, head size, bfloat16
 _BATCH = 4
 _REPORT_PERIOD_S = 0.25  # of the engine loop
+_KEPT_REPORTS = 4
 _LOAD = 0.8
 _TBT_STEPS = 2.0  # per model: a target of two solo steps of each model in turn
 
@@ -193,6 +194,7 @@ def _row(scenario: Scenario, label: str, outcomes: Seq[RunOutcome], rate_per_s: 
                 **{load.model: [load.used_blocks, load.quota_blocks] for load in report.models},
             }
             for i, report in enumerate(last.reports)
+            if i % _KEPT_REPORTS == 0
         ],
     }
 
