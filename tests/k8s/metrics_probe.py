@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,7 @@ from router.gateway import Gateway
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "router"))
 from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer
-from fleet_values import fleet, model_load
+from fleet_values import model_load
 from fleet_values import unit as loaded_unit
 
 MODEL = "demo/bytes"
@@ -42,7 +43,7 @@ async def _exposition(folder: Path) -> str:
         # What does not happen to one request that goes well.
         gateway.metrics.shed.labels(MODEL)
         gateway.metrics.continuations.labels(MODEL)
-        gateway.update_view(fleet(loaded_unit("u", model_load(MODEL)), models=(MODEL,)))
+        gateway.update_view(replace(gateway.view.current, units=(loaded_unit("u", model_load(MODEL)),)))
         text = (await client.get("/metrics")).text
     server.should_exit = True
     await serving
