@@ -32,7 +32,7 @@ class SimulatedPlan:
 
 def simulated_plans(folder: Path, *, duration_s: float, servegen: Path | None, quick: bool) -> Iterator[SimulatedPlan]:
     """`folder` is where fleet files are written."""
-    rates = (6.0, 12.0) if quick else (6.0, 9.0, 12.0, 16.0, 22.0)
+    rates = (12.0, 24.0) if quick else (6.0, 12.0, 18.0, 24.0, 32.0)
     for rate_per_s in rates:
         fleet = _power_law_fleet(folder, rate_per_s)
         stream = demand_stream(_demands(fleet), duration_s=duration_s, seed=1)
