@@ -127,8 +127,12 @@ class TorchCudaExecutor:
                 device=self._lanes.device,
                 operators=TritonOperators(),
             )
-        self._loaded[model] = loaded
+        self.hold(loaded)
         return loaded.info
+
+    def hold(self, loaded: LoadedModel) -> None:
+        """A model that was made on the device, ready to be attached."""
+        self._loaded[loaded.info.model] = loaded
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         loaded = self._loaded.pop(info.model)
@@ -174,6 +178,23 @@ class TorchCudaExecutor:
             if deadline_s is not None and self.now() >= deadline_s:
                 return ()
             self._pause(deadline_s)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._lanes.device
+
+    @property
+    def partitioning(self) -> str:
+        """How SMs are shared, for people."""
+        return self._lanes.streams.kind
+
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory that captured decode steps hold."""
+        return self._graphs.used_bytes
+
+    def attached(self, model: str) -> CudaModel:
+        return self._attached[model]
 
     def wake(self) -> None:
         self._woken.set()
