@@ -12,8 +12,10 @@ import psutil
 from lane_activity import LaneActivity, ObservedExecutor
 
 from pdmux_actor.engine import build_engine
+from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, Slo, TokenEvent
+from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.roofline import RooflineLatency
@@ -107,7 +109,8 @@ GiveUp = Callable[[Sequence[RequestTimes]], bool]
 class EngineSession:
     """One engine with a policy and settings, kept from run to run so that its predictions are as warm as in service.
 
-    `quota_shares` are shares of the pool per model; equal ones unless given.
+    `quota_shares` are shares of the pool per model; equal ones unless given. `executor` None makes one for this
+    machine's cores; one that is given already holds the models `held`.
     """
 
     def __init__(
@@ -122,8 +125,10 @@ class EngineSession:
         quota_shares: Mapping[str, float] | None = None,
         max_model_len: int = MAX_MODEL_LEN,
         dtype: str = "bfloat16",
+        executor: Executor | None = None,
+        held: Sequence[ModelInfo] = (),
     ) -> None:
-        executor = TorchCpuExecutor(
+        executor = executor or TorchCpuExecutor(
             kv_pool_bytes=kv_pool_bytes,
             block_bytes=BLOCK_BYTES,
             num_cores=num_cores,
@@ -147,6 +152,8 @@ class EngineSession:
             info = executor.load_model(model, str(path), revision=None, dtype=None, max_model_len=max_model_len)
             share = 1 / len(checkpoints) if quota_shares is None else quota_shares[model]
             self._inbox.put(AttachModel(info, int(executor.total_blocks * share)))
+        for info in held:
+            self._inbox.put(AttachModel(info, executor.total_blocks // len(held)))
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{policy}", daemon=True)
         self._thread.start()
 

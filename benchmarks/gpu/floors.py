@@ -28,8 +28,25 @@ from pdmux_actor.models.triton_operators import TritonOperators
 from profiler.specs import DeviceSpec, ModelSpec
 
 BLOCK_BYTES = 16 * 1024
-DECODES = ((1, 1024), (32, 1024), (128, 1024), (1, 8192), (32, 8192))
-PREFILLS = (2048, 8192)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """(batch, context tokens) of decodes and tokens of prefills on the whole GPU; the first of each per partition."""
+
+    decodes: tuple[tuple[int, int], ...]
+    prefills: tuple[int, ...]
+    partition_stride: int
+    repeats: int
+
+
+FULL = Sizes(
+    decodes=((32, 1024), (1, 1024), (128, 1024), (1, 8192), (32, 8192)),
+    prefills=(2048, 8192),
+    partition_stride=1,
+    repeats=15,
+)
+QUICK = Sizes(decodes=((32, 1024),), prefills=(2048,), partition_stride=2, repeats=7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,31 +69,34 @@ def decode_floor_s(spec: ModelSpec, device: DeviceSpec, batch: int, context_toke
 
 
 def prefill_floor_s(spec: ModelSpec, device: DeviceSpec, tokens: int) -> float:
-    """2 FLOPs per weight and token, and causal attention's two products over half of the square."""
-    products = 2.0 * spec.num_layers * spec.params_per_layer * tokens
+    """2 FLOPs per weight of a layer and token, and causal attention's two products over half of the square."""
+    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_word_embeddings else 2)
+    products = 2.0 * (spec.num_active_params - embeddings) * tokens
     attention = 2.0 * spec.num_layers * spec.num_heads * spec.head_dim * tokens**2
     return (products + attention) / device.peak_flops_per_s
 
 
-def measure(launches: HandMadeLaunches, repeats: int, quick: bool) -> list[Row]:
+def measure(launches: HandMadeLaunches, sizes: Sizes) -> list[Row]:
     device, spec = launches.executor.device, launches.info.spec
     whole, step = device.num_sms, device.partition_granularity_sms
-    shares = [whole, *range(whole - whole % step, 0, -step * (2 if quick else 1))]
+    shares = [whole, *range(whole - whole % step, 0, -step * sizes.partition_stride)]
     rows = []
     for sms in track(dict.fromkeys(shares), description="partitions"):
         on_whole = sms == whole
-        for batch, context in DECODES if on_whole and not quick else ((32, 1024),):
+        for batch, context in sizes.decodes if on_whole else sizes.decodes[:1]:
             launches.partition(0 if on_whole else whole - sms, sms)
             sequences = launches.sequences(batch, context, room_tokens=8)
             launches.know_rows(sequences)
-            seconds, spread_s = median_and_spread_s(launches.time_s(launches.decode_launch(sequences), repeats))
+            seconds, spread_s = median_and_spread_s(launches.time_s(launches.decode_launch(sequences), sizes.repeats))
             floor_s = decode_floor_s(spec, device, batch, context)
             rows.append(_row("decode", batch, context, sms, seconds, spread_s, floor_s))
             launches.free(sequences)
-        for tokens in PREFILLS if on_whole and not quick else (2048,):
+        for tokens in sizes.prefills if on_whole else sizes.prefills[:1]:
             launches.partition(sms, 0 if on_whole else whole - sms)
             sequences = launches.sequences(1, tokens, room_tokens=8)
-            times = [launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=i == 0) for i in range(repeats)]
+            times = [
+                launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=i == 0) for i in range(sizes.repeats)
+            ]
             seconds, spread_s = median_and_spread_s([t for (t,) in times])
             floor_s = prefill_floor_s(spec, device, tokens) * whole / sms
             rows.append(_row("prefill", 1, tokens, sms, seconds, spread_s, floor_s))
@@ -87,7 +107,7 @@ def measure(launches: HandMadeLaunches, repeats: int, quick: bool) -> list[Row]:
 def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str, float]:
     """A decode step whose partition changes before every step, against one that keeps its partition."""
     whole, step = launches.executor.device.num_sms, launches.executor.device.partition_granularity_sms
-    sequences = launches.sequences(8, 512, room_tokens=8)
+    sequences = launches.sequences(2, 32, room_tokens=8)
     launches.know_rows(sequences)
     launch = launches.decode_launch(sequences)
     shares = (whole // 2 // step * step, whole // 2 // step * step + step)
@@ -109,12 +129,14 @@ def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str,
     }
 
 
-def run(executor: TorchCudaExecutor, shape: str, *, quick: bool, repeats: int) -> dict[str, object]:
-    loaded = random_model(shape, device=executor.torch_device, block_bytes=BLOCK_BYTES, operators=TritonOperators())
+def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, *, dtype: str = "bfloat16") -> dict[str, object]:
+    loaded = random_model(
+        shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
+    )
     executor.hold(loaded)
     launches = HandMadeLaunches(executor, loaded.info)
-    rows = measure(launches, repeats, quick)
-    repartition = measure_repartition_s(launches, repeats)
+    rows = measure(launches, sizes)
+    repartition = measure_repartition_s(launches, sizes.repeats)
     return {
         "rows": [asdict(row) for row in rows],
         "repartition": repartition,
@@ -159,7 +181,7 @@ def main() -> None:
         executor = open_cuda_executor(kv_pool_bytes=int(args.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
     except DeviceUnavailable as error:
         sys.exit(str(error))
-    result = run(executor, args.model, quick=args.quick, repeats=7 if args.quick else 15)
+    result = run(executor, args.model, QUICK if args.quick else FULL)
     print_tables(result)
     if args.json:
         write_report(args.json, {**machine_facts(executor.device), "model": args.model}, [result])

@@ -6,7 +6,6 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
-from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, PrefillSlice, Repartition
