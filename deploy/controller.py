@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from deploy.settings import ModelSection, PlacementSection
 from deploy.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
+from placement.plan import Plan, UnitCapacity
+from placement.solvers.base import PlacementModel, Solver
+from placement.solvers.search import SearchSolver
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
 from router.demand_report import DemandReport
@@ -34,6 +37,7 @@ _TOKEN_KEY = b"muxfleet/stream_token"
 _RETRY_S = 30.0
 _SPEC_PATIENCE_S = 2.0
 _VIEW_POLL_S = 0.1
+_PLANNING_S = 1.0
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
@@ -151,7 +155,7 @@ class Controller:
         self._loop.set_catalog(
             Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
             expected_units=self._config.expected_units,
-            solver=SOLVERS[self._config.placement.solver](),
+            solver=_QuickSolver(self._config.placement.solver),
             rules=_rules(self._config.placement),
         )
 
@@ -175,6 +179,22 @@ def _rules(placement: PlacementSection) -> ControlRules:
         min_residency_s=placement.min_residency_s,
         max_moves_per_min=placement.max_moves_per_min,
     )
+
+
+class _QuickSolver:
+    """Heartbeats wait while the control loop plans, so a search ends with what it has found."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        until_s = time.monotonic() + _PLANNING_S
+        solver: Solver = (
+            SearchSolver(is_time_up=lambda: time.monotonic() > until_s)
+            if self._name == "search"
+            else SOLVERS[self._name]()
+        )
+        return solver.solve(units, models, current)
 
 
 def stream_token() -> str:

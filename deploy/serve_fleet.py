@@ -67,7 +67,7 @@ class ServeFleet:
         self._wait_for_applications(until_s)
         shown: dict[str, ModelState] = {}
         while True:
-            models = self.status().models
+            models = self._models(until_s)
             for model in models:
                 if (model.phases, model.problem) != _seen(shown.get(model.model)):
                     shown[model.model] = model
@@ -83,6 +83,16 @@ class ServeFleet:
         if any(m.is_ready or m.is_asleep for m in models):
             self._wait_for_gateway(until_s)
         self._wait_for_gateways({m.model for m in models if m.is_ready}, until_s)
+
+    def _models(self, until_s: float) -> tuple[ModelState, ...]:
+        """A control loop that plans, or starts again, on a busy machine may be slow to answer."""
+        while True:
+            try:
+                return self.status().models
+            except (RayError, RayServeException, TimeoutError) as error:
+                self._controller = None
+                self._check_time(until_s, f"the control loop does not answer: {_last_line(str(error))}")
+            time.sleep(_POLL_S)
 
     def _wait_for_applications(self, until_s: float) -> None:
         while True:
