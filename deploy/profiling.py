@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from deploy.errors import OptionNotUsable, OutputNotWritable
 from deploy.settings import FleetFile, PoolSection
+from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.probe import ExecutorProbe
-from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.executors import build_executor
 from profiler.machine import machine_facts
 from profiler.measuring import measure
 from profiler.probe import Probe
@@ -32,7 +35,7 @@ class ModelToProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineToProfile:
-    """A CPU engine as a pool of the fleet file would start it."""
+    """An engine as a pool of the fleet file would start it. `cores` are for CPUs."""
 
     models: tuple[ModelToProfile, ...]
     kv_pool_bytes: int
@@ -40,6 +43,7 @@ class EngineToProfile:
     cores: int | None
     max_batch_tokens: int
     max_sequences: int
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ def engine_of_fleet(fleet: FleetFile, pool_name: str | None) -> EngineToProfile:
         cores=pool.cores,
         max_batch_tokens=engine.max_batch_tokens,
         max_sequences=engine.max_running_sequences,
+        device="cuda" if pool.device == "cuda" else "cpu",
     )
 
 
@@ -78,11 +83,10 @@ def profile_engine(
         ModelLoadError: a checkpoint cannot be served.
         ProfileUnusable, OptionNotUsable: `out` exists and is no profile, or one of another machine.
         OutputNotWritable: `out` cannot be written.
+        DeviceUnavailable: no GPU is here.
     """
     before = read_profile(out) if out.exists() else None
-    executor = TorchCpuExecutor(
-        kv_pool_bytes=engine.kv_pool_bytes, block_bytes=engine.block_bytes, num_cores=engine.cores
-    )
+    executor = _open_executor(engine)
     try:
         profile = _begin(before, executor.device, out)
         started_s = time.perf_counter()
@@ -103,6 +107,18 @@ def profile_engine(
     finally:
         executor.close()
     return profile
+
+
+def _open_executor(engine: EngineToProfile) -> Executor:
+    return build_executor(
+        EngineSettings(
+            kind="torch_cuda" if engine.device == "cuda" else "torch_cpu",
+            kv_pool_bytes=engine.kv_pool_bytes,
+            block_bytes=engine.block_bytes,
+            num_cores=engine.cores,
+        ),
+        None,
+    )
 
 
 def _profile_model(
@@ -140,8 +156,8 @@ def _begin(before: Profile | None, device: DeviceSpec, out: Path) -> Profile:
     here = (_ENGINE, facts["processor"], device.num_sms)
     there = (before.engine, before.machine.get("processor"), before.device.num_sms)
     if here != there:
-        was = f"{there[0]} on {there[2]} cores of {there[1]}"
-        remedy = f"was measured with {was}, this is {here[0]} on {here[2]} cores of {here[1]}; name another file"
+        was = f"{there[0]} on {there[2]} SMs or cores of {there[1]}"
+        remedy = f"was measured with {was}, this is {here[0]} on {here[2]} of {here[1]}; name another file"
         raise OptionNotUsable(option="--out", value=out, remedy=remedy)
     return before
 
@@ -158,15 +174,15 @@ def _save(profile: Profile, out: Path) -> None:
 
 
 def _pool(fleet: FleetFile, name: str | None) -> PoolSection:
-    on_cpu = [pool for pool in fleet.pools if pool.device == "cpu"]
-    names = ", ".join(pool.name for pool in on_cpu) or "none"
+    real = [pool for pool in fleet.pools if pool.device != "simulated" and fleet.backend(pool) == "native"]
+    names = ", ".join(pool.name for pool in real) or "none"
     if name is not None:
-        chosen = [pool for pool in on_cpu if pool.name == name]
+        chosen = [pool for pool in real if pool.name == name]
         if not chosen:
-            remedy = f"this release measures cpu pools; the fleet file has {names}"
+            remedy = f"muxfleet's own engine on cpu and cuda pools can be measured; the fleet file has {names}"
             raise OptionNotUsable(option="--pool", value=name, remedy=remedy)
         return chosen[0]
-    if not on_cpu:
-        remedy = "none of its pools has `device: cpu`, and this release measures no other; use --checkpoint"
+    if not real:
+        remedy = "none of its pools runs muxfleet's own engine on a cpu or a GPU; use --checkpoint"
         raise OptionNotUsable(option="FLEET", value=fleet.name, remedy=remedy)
-    return on_cpu[0]
+    return real[0]

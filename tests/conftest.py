@@ -10,6 +10,15 @@ from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_check
 settings.register_profile("muxfleet", deadline=None)
 settings.load_profile("muxfleet")
 
+# They hold no doctests, and pytest, which looks for some, would import all of them under one name.
+collect_ignore_glob = ["*conftest.py"]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """tests/k8s needs packages and tools that only `make test-k8s` installs."""
+    is_asked_for = "k8s" in (config.getoption("markexpr") or "")
+    return True if collection_path.name == "k8s" and not is_asked_for else None
+
 
 @pytest.fixture(scope="session")
 def demo_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:

@@ -86,7 +86,6 @@ def measure(launches: HandMadeLaunches, sizes: Sizes) -> list[Row]:
         for batch, context in sizes.decodes if on_whole else sizes.decodes[:1]:
             launches.partition(0 if on_whole else whole - sms, sms)
             sequences = launches.sequences(batch, context, room_tokens=8)
-            launches.know_rows(sequences)
             seconds, spread_s = median_and_spread_s(launches.time_s(launches.decode_launch(sequences), sizes.repeats))
             floor_s = decode_floor_s(spec, device, batch, context)
             rows.append(_row("decode", batch, context, sms, seconds, spread_s, floor_s))
@@ -108,7 +107,6 @@ def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str,
     """A decode step whose partition changes before every step, against one that keeps its partition."""
     whole, step = launches.executor.device.num_sms, launches.executor.device.partition_granularity_sms
     sequences = launches.sequences(2, 32, room_tokens=8)
-    launches.know_rows(sequences)
     launch = launches.decode_launch(sequences)
     shares = (whole // 2 // step * step, whole // 2 // step * step + step)
     for share in shares:

@@ -50,13 +50,6 @@ class HandMadeLaunches:
         for sequence in sequences:
             self._free_rows += sequence.rows
 
-    def know_rows(self, sequences: Seq[Sequence]) -> None:
-        """Tells the device the blocks of all rows, as the prefills that wrote them would have."""
-        model = self.executor.attached(self.info.model)
-        rows = np.array([row for s in sequences for row in s.rows])
-        table = model.kv.table
-        table[rows] = table.new_tensor(self._table[rows])
-
     def partition(self, prefill_sms: int, decode_sms: int) -> None:
         self.executor.submit(Repartition(prefill_sms=prefill_sms, decode_sms=decode_sms))
 

@@ -23,7 +23,9 @@ _MIB = 1024**2
 
 
 def profile(
-    file: Annotated[Path | None, typer.Argument(metavar="[FLEET]", help="Fleet file; its first cpu pool.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FLEET]", help="Fleet file; its first cpu or cuda pool.")
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="A folder or Hugging Face id instead of a fleet.")
     ] = None,

@@ -146,6 +146,7 @@ class TorchCudaExecutor:
                 kv_heads=info.spec.num_kv_heads,
                 head_dim=info.spec.head_dim,
                 tokens_per_row=info.geometry.tokens_per_row,
+                on_device=np.zeros(len(row_table), dtype=np.bool_),
             ),
             row_table=row_table,
             eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),
@@ -192,9 +193,6 @@ class TorchCudaExecutor:
     def graph_bytes(self) -> int:
         """Device memory that captured decode steps hold."""
         return self._graphs.used_bytes
-
-    def attached(self, model: str) -> CudaModel:
-        return self._attached[model]
 
     def wake(self) -> None:
         self._woken.set()

@@ -9,10 +9,6 @@ from kubernetes_schemas import CustomSchemas
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "k8s"
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return None if "k8s" in (config.getoption("markexpr") or "") else True
-
-
 @pytest.fixture(scope="session", params=VERSIONS)
 def helm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Helm:
     return _helm(request.param, tmp_path_factory)

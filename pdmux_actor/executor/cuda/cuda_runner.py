@@ -169,8 +169,7 @@ class CudaRunner:
 
 
 def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:
-    if len(batch.tensors["begun_rows"]):
-        model.kv.table.index_copy_(0, batch.tensors["begun_rows"], batch.tensors["begun_blocks"])
+    model.kv.upload(batch.begun_rows, batch.tensors["begun_rows"], batch.tensors["begun_blocks"])
 
 
 def _sample_batch(model: CudaModel, batch: DeviceBatch, hidden: Tensor) -> Read:

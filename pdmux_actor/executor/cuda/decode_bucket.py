@@ -52,6 +52,9 @@ class DecodeBucket:
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
         rows, row_stride = padded_rows(sequences, self._size)
         begun = _begun_rows(sequences, steps, self._kv.tokens_per_row)
+        if not self._kv.on_device[rows].all():
+            # Rows that no launch has written to: a measurement gives sequences a context that was never computed.
+            self._kv.upload_missing(np.unique(rows), row_table)
         sampling = SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self._size)
         sent = stage.send(
             {
@@ -63,8 +66,7 @@ class DecodeBucket:
             self._buffer,
         )
         assert sent["rows"].data_ptr() == self._inputs["rows"].data_ptr(), "the captured step reads another place"
-        if len(begun):
-            self._kv.table.index_copy_(0, sent["begun_rows"], sent["begun_blocks"])
+        self._kv.upload(begun, sent["begun_rows"], sent["begun_blocks"])
         return sampling
 
     def load_padding(self, stage: HostStage) -> None:

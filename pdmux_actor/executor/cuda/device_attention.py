@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKv:
     """The pool as one model sees it. pool: [blocks, elements of the model's dtype]; table: int32 [max_rows,
-    blocks_per_row], the blocks of the rows that launches have written to.
+    blocks_per_row], the blocks of the rows marked in `on_device`.
     """
 
     pool: Tensor
@@ -22,6 +24,20 @@ class DeviceKv:
     kv_heads: int
     head_dim: int
     tokens_per_row: int
+    on_device: npt.NDArray[np.bool_]  # [max_rows]
+
+    def upload(self, rows: npt.NDArray[np.int64], sent_rows: Tensor, sent_blocks: Tensor) -> None:
+        """Rows that were sent to the device with a launch."""
+        if len(rows):
+            self.table.index_copy_(0, sent_rows, sent_blocks)
+            self.on_device[rows] = True
+
+    def upload_missing(self, rows: npt.NDArray[np.int32], row_table: npt.NDArray[np.int64]) -> None:
+        """Waits for the copy: outside the hot path."""
+        missing = rows[~self.on_device[rows]]
+        blocks = torch.from_numpy(row_table[missing].astype(np.int32)).to(self.table.device)
+        self.table[torch.from_numpy(missing.astype(np.int64)).to(self.table.device)] = blocks
+        self.on_device[missing] = True
 
     def store(self, layer: int, rows: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
         store_kv(self.pool, self.table, rows, positions, key, value, layer=layer, tokens_per_row=self.tokens_per_row)

@@ -38,6 +38,7 @@ class DeviceBatch:
     num_decodes: int
     has_prefix: bool
     sampling: SamplingRows
+    begun_rows: npt.NDArray[np.int64]
 
     @property
     def num_chunk_tokens(self) -> int:
@@ -93,6 +94,7 @@ def stage_batch(
         num_decodes=len(decodes),
         has_prefix=has_prefix,
         sampling=sampling,
+        begun_rows=begun.astype(np.int64),
     )
 
 
