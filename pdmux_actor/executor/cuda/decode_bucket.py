@@ -52,7 +52,7 @@ class DecodeBucket:
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
         rows, row_stride = padded_rows(sequences, self._size)
         begun = _begun_rows(sequences, steps, self._kv.tokens_per_row)
-        if not self._kv.on_device[rows].all():
+        if sequences and not self._kv.on_device[rows].all():
             # Rows that no launch has written to: a measurement gives sequences a context that was never computed.
             self._kv.upload_missing(np.unique(rows), row_table)
         sampling = SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self._size)
