@@ -7,7 +7,7 @@ answers with the most that was seen in the same cell of a coarse grid, and with 
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from profiler.latency import ChunkShape
 
@@ -17,9 +17,11 @@ _WINDOW = 32  # observations that a cell remembers: what it said an hour ago may
 _ENOUGH = 4  # observations before a cell may say less than the prior
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GuardCell:
-    """Decode share and powers of four of the five quantities; 0 is a bucket of its own."""
+class GuardCell(NamedTuple):
+    """Decode share and powers of four of the five quantities; 0 is a bucket of its own.
+
+    A tuple, since it is a key of every prediction beside a prefill: a dataclass takes several times as long to hash.
+    """
 
     decode_sms: int
     prefill_new: int
@@ -36,6 +38,10 @@ class GuardCell:
             decode_batch=power_of_four(len(context_tokens)),
             decode_reused=power_of_four(sum(context_tokens)),
         )
+
+    def on(self, decode_sms: int) -> "GuardCell":
+        """The same batches on another share."""
+        return GuardCell(decode_sms, *self[1:])
 
 
 def power_of_four(count: int) -> int:

@@ -1,7 +1,6 @@
 """A contention guard's grid as JSON: what one engine has learned is where another begins."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from profiler.contention import ContentionGuard, GuardCell
@@ -12,7 +11,7 @@ _REMEDY = "remove it, or replace it with one that this release wrote"
 
 def write_guard(guard: ContentionGuard, path: Path) -> None:
     """Raises OSError."""
-    cells = [{**asdict(cell), "slowdown": slowdown} for cell, slowdown in guard.items()]
+    cells = [{**cell._asdict(), "slowdown": slowdown} for cell, slowdown in guard.items()]
     path.write_text(json.dumps({"cells": cells}, indent=1) + "\n", encoding="utf-8")
 
 

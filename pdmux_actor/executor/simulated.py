@@ -21,6 +21,7 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
+    NUM_LANES,
     Completion,
     ComputeLaunch,
     DecodeStep,
@@ -208,7 +209,7 @@ class SimulatedExecutor:
 
     def _rate(self, lane: Lane) -> float:
         """Solo seconds of work done per second."""
-        return 1 / self._slowdown[lane] if len(self._lanes) == len(Lane) else 1.0
+        return 1 / self._slowdown[lane] if len(self._lanes) == NUM_LANES else 1.0
 
     def _progress(self, now_s: float) -> None:
         elapsed_s = now_s - self._updated_s
@@ -223,9 +224,12 @@ class SimulatedExecutor:
         work = self._lanes.pop(lane)
         info = self._infos[work.launch.model]
         steps = work.launch.steps if isinstance(work.launch, DecodeStep) else 1
+        vocab_size = info.spec.vocab_size
         tokens = tuple(
-            tuple(_made_up_token(sequence, step, info.spec.vocab_size) for step in range(steps))
-            for sequence in sampling_sequences(work.launch, info.spec.num_layers)
+            [
+                _made_up_tokens(sequence, steps, vocab_size)
+                for sequence in sampling_sequences(work.launch, info.spec.num_layers)
+            ]
         )
         return Completion(launch=work.launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
 
@@ -244,9 +248,9 @@ class SimulatedExecutor:
                 return self._latency.mixed_s(spec, shapes, contexts, self._partition.decode_sms)
 
 
-def _made_up_token(sequence: TokenSequence, step: int, vocab_size: int) -> SampledToken:
-    """Depends on the prompt's first token and the output position only: the same whatever the policy."""
-    position = sequence.num_output_tokens + step
-    first = sequence.token_ids[0]
+def _made_up_tokens(sequence: TokenSequence, steps: int, vocab_size: int) -> tuple[SampledToken, ...]:
+    """Each depends on the prompt's first token and the output position only: the same whatever the policy."""
     printable = min(vocab_size, len(_MADE_UP_TOKENS))
-    return _MADE_UP_TOKENS[(31 * first + 17 * position) % max(1, printable - 33) + min(33, printable - 1)]
+    first, choices = min(33, printable - 1), max(1, printable - 33)
+    start = 31 * sequence.token_ids[0] + 17 * sequence.num_output_tokens
+    return tuple([_MADE_UP_TOKENS[(start + 17 * step) % choices + first] for step in range(steps)])

@@ -100,6 +100,12 @@ class BlockPool:
         """Blocks that models are about to take within their quotas: others may not borrow them."""
         self._claims = claimed_blocks
 
+    def used_blocks(self, model: str) -> int:
+        return self._models[model].used_blocks
+
+    def quota_blocks(self, model: str) -> int:
+        return self._models[model].quota_blocks
+
     def quota_rows(self, model: str) -> int:
         rows = self._models[model]
         return rows.quota_blocks // rows.geometry.blocks_per_row

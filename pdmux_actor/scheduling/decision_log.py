@@ -8,6 +8,7 @@ from itertools import islice
 import msgspec
 
 from pdmux_actor.scheduling.launch import (
+    NUM_LANES,
     Chunk,
     Completion,
     ComputeLaunch,
@@ -135,7 +136,7 @@ class DecisionLog:
                     continue  # a lane has one launch in flight: this one had ended before
                 earlier.add(lane)
             yield decision
-            if len(earlier) == len(Lane):
+            if len(earlier) == NUM_LANES:
                 return
 
     def instruct(self, now_s: float, launch: DropPrefill | Repartition) -> None:
@@ -204,13 +205,14 @@ class DecisionLog:
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """What is known at take-off, and what is known since: put together when somebody reads."""
+    """What is known at take-off, and what is known since: put together when somebody reads it first."""
 
-    taken_off: Decision
+    known: Decision
     done: tuple[float, float, bool] | None = None
 
     def decision(self) -> Decision:
-        if self.done is None:
-            return self.taken_off
-        started_s, finished_s, failed = self.done
-        return msgspec.structs.replace(self.taken_off, started_s=started_s, finished_s=finished_s, failed=failed)
+        if self.done is not None:
+            started_s, finished_s, failed = self.done
+            self.known = msgspec.structs.replace(self.known, started_s=started_s, finished_s=finished_s, failed=failed)
+            self.done = None
+        return self.known

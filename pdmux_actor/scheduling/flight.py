@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdmux_actor.scheduling.launch import ComputeLaunch, Lane, PrefillSlice, Repartition, lane_of
+from pdmux_actor.scheduling.launch import NUM_LANES, ComputeLaunch, Lane, PrefillSlice, Repartition, lane_of
 from profiler.latency import ChunkShape
 
 
@@ -14,6 +14,9 @@ class LaneState:
     busy: bool
     sms: int
     ends_s: float = 0.0
+
+
+_IDLE = LaneState(busy=False, sms=0)
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class LanesInFlight:
 
     @property
     def all_busy(self) -> bool:
-        return len(self._lanes) == len(Lane)
+        return len(self._lanes) == NUM_LANES
 
     def uses(self, model: str) -> bool:
         return any(flight.launch.model == model for flight in self._lanes.values())
@@ -57,7 +60,7 @@ class LanesInFlight:
     def lane_state(self, lane: Lane) -> LaneState:
         flight = self._lanes.get(lane)
         if flight is None:
-            return LaneState(busy=False, sms=0)
+            return _IDLE
         return LaneState(busy=True, sms=flight.sms, ends_s=flight.took_off_s + flight.expected_s)
 
     def of(self, launch: ComputeLaunch) -> Flight:
@@ -71,12 +74,11 @@ class LanesInFlight:
         other = self._lanes.get(Lane.DECODE if lane is Lane.PREFILL else Lane.PREFILL)
         other_sms = self._total_sms - sms if other is None else other.sms
         assert 0 < sms <= self._total_sms - other_sms, "partition shares exceed the device"
-        shares = (sms, other_sms) if lane is Lane.PREFILL else (other_sms, sms)
-        partition = Repartition(prefill_sms=shares[0], decode_sms=shares[1])
-        if partition == self.partition:
+        prefill_sms, decode_sms = (sms, other_sms) if lane is Lane.PREFILL else (other_sms, sms)
+        if prefill_sms == self.partition.prefill_sms and decode_sms == self.partition.decode_sms:
             return None
-        self.partition = partition
-        return partition
+        self.partition = Repartition(prefill_sms=prefill_sms, decode_sms=decode_sms)
+        return self.partition
 
     def take_off(self, flight: Flight) -> None:
         lane = lane_of(flight.launch)

@@ -16,6 +16,9 @@ class Lane(Enum):
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a Python call, a dozen per step
 
 
+NUM_LANES = len(Lane)
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens `[start, start + length)` of a sequence, to be given KV. A token is sampled after the last known token."""

@@ -1,6 +1,6 @@
 """Factors between what a latency model says and what is measured, by phase, share and size of a launch."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 _SMOOTHING = 0.2  # weight of the newest observation
 _MIN_SCALE, _MAX_SCALE = 0.05, 50.0
@@ -14,30 +14,29 @@ class LearnedScales:
     """
 
     def __init__(self) -> None:
-        self._scales: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # (model, phase): sms: size bucket
+        self._scales: dict[tuple[str, str], _ByShare] = {}  # by model and phase
 
     def knows(self, model: str, phase: str) -> bool:
         return (model, phase) in self._scales
 
-    def has(self, model: str, phase: str, sms: int, size: int) -> bool:
-        return size.bit_length() in self._scales.get((model, phase), {}).get(sms, {})
+    def known_shares(self, model: str, phase: str, size: int) -> Set[int]:
+        """Shares on which launches of about this size have been seen."""
+        by_share = self._scales.get((model, phase))
+        return frozenset() if by_share is None else by_share.seen_with(size.bit_length())
 
     def observe(self, model: str, phase: str, sms: int, size: int, ratio: float) -> None:
         target = min(max(ratio, _MIN_SCALE), _MAX_SCALE)
-        buckets = self._scales.setdefault((model, phase), {}).setdefault(sms, {})
-        # The first observation replaces the prior: a model fitted for other hardware may be off by a factor.
-        old = buckets.get(size.bit_length(), target)
-        buckets[size.bit_length()] = old + _SMOOTHING * (target - old)
+        by_share = self._scales.get((model, phase))
+        if by_share is None:
+            by_share = self._scales[model, phase] = _ByShare()
+        by_share.observe(sms, size.bit_length(), target)
 
     def scale(self, model: str, phases: Sequence[str], sms: int, size: int) -> float:
         """Of the first of `phases` that has been seen, on the nearest share; 1 when none has."""
         for phase in phases:
             by_share = self._scales.get((model, phase))
-            if by_share:
-                buckets = by_share.get(sms)
-                if buckets is None:
-                    buckets = by_share[min(by_share, key=lambda seen: (abs(seen - sms), seen))]
-                return _interpolated(buckets, size.bit_length())
+            if by_share is not None:
+                return by_share.factor(sms, size.bit_length())
         return 1.0
 
     def forget(self, model: str) -> None:
@@ -45,19 +44,56 @@ class LearnedScales:
             del self._scales[key]
 
 
-def _interpolated(buckets: dict[int, float], bucket: int) -> float:
-    """The factor of a bucket, from its neighbours if need be.
-
-    >>> _interpolated({4: 1.0, 8: 3.0}, 5), _interpolated({4: 1.0, 8: 3.0}, 9), _interpolated({4: 1.0}, 2)
-    (1.5, 3.0, 1.0)
+class _ByShare:
+    """Of one model and phase. Factors change with every launch, the places where there are any hardly ever: which of
+    them answer for a share and a bucket is found once.
     """
-    known = buckets.get(bucket)
-    if known is not None:
-        return known
-    below = max((seen for seen in buckets if seen < bucket), default=None)
-    above = min((seen for seen in buckets if seen > bucket), default=None)
-    if below is None or above is None:
+
+    def __init__(self) -> None:
+        self._factors: dict[int, dict[int, float]] = {}  # by SMs, then by size bucket
+        self._sources: dict[tuple[int, int], _Source] = {}
+
+    def observe(self, sms: int, bucket: int, target: float) -> None:
+        buckets = self._factors.setdefault(sms, {})
+        if bucket not in buckets:
+            self._sources.clear()
+        # The first observation replaces the prior: a model fitted for other hardware may be off by a factor.
+        old = buckets.get(bucket, target)
+        buckets[bucket] = old + _SMOOTHING * (target - old)
+
+    def seen_with(self, bucket: int) -> Set[int]:
+        return {sms for sms, buckets in self._factors.items() if bucket in buckets}
+
+    def factor(self, sms: int, bucket: int) -> float:
+        source = self._sources.get((sms, bucket))
+        if source is None:
+            nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
+            source = self._sources[sms, bucket] = _Source(self._factors[nearest], bucket)
+        return source.factor()
+
+
+class _Source:
+    """The factor of a bucket among those that were seen on one share, from its neighbours if need be.
+
+    >>> seen = {4: 1.0, 8: 3.0}
+    >>> [_Source(seen, bucket).factor() for bucket in (2, 4, 5, 9)]
+    [1.0, 1.0, 1.5, 3.0]
+    """
+
+    __slots__ = ("_above", "_below", "_bucket", "_buckets")
+
+    def __init__(self, buckets: dict[int, float], bucket: int) -> None:
+        below = max((seen for seen in buckets if seen <= bucket), default=None)
+        above = min((seen for seen in buckets if seen >= bucket), default=None)
         nearest = above if below is None else below
         assert nearest is not None, "an empty table of scales"
-        return buckets[nearest]
-    return buckets[below] + (buckets[above] - buckets[below]) * (bucket - below) / (above - below)
+        self._buckets, self._bucket = buckets, bucket
+        self._below = nearest
+        self._above = nearest if above is None or nearest == bucket else above
+
+    def factor(self) -> float:
+        below, above = self._below, self._above
+        if below == above:
+            return self._buckets[below]
+        low, high = self._buckets[below], self._buckets[above]
+        return low + (high - low) * (self._bucket - below) / (above - below)

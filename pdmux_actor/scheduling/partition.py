@@ -1,6 +1,6 @@
 """Which shares of a device the two lanes can take."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 from profiler.specs import DeviceSpec
 
@@ -28,20 +28,20 @@ def ample_decode_share(
     decode_s: Callable[[int], float],
     *,
     tolerance: float,
-    is_known: Callable[[int], bool],
+    known: Set[int],
     bearable_s: float,
 ) -> int:
     """The least share on which decode takes at most `1 + tolerance` times as long as on all SMs.
 
     Decode is bound by memory bandwidth, which a part of the SMs can use up. A prompt can start at once on the others.
-    A share whose time is not known (only modelled) is tried where that is thought to take at most `bearable_s`.
+    The times of other shares than the `known` are only modelled: they are tried where that is at most `bearable_s`.
     """
     whole_s = decode_s(device.num_sms)
-    if not is_known(device.num_sms):
+    if device.num_sms not in known:
         return device.num_sms
     for share in decode_shares(device):
         share_s = decode_s(share)
-        if share_s <= ((1 + tolerance) * whole_s if is_known(share) else bearable_s):
+        if share_s <= ((1 + tolerance) * whole_s if share in known else bearable_s):
             return share
     return device.num_sms
 

@@ -1,8 +1,10 @@
 """Latency predictions that learn from what launches really took."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from types import MappingProxyType
 
+from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.flight import Flight
 from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.learned_scales import LearnedScales
@@ -36,6 +38,7 @@ class LatencyPredictor:
         self.guard = guard or ContentionGuard()
         self._latency = latency
         self._scales = LearnedScales()
+        self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
     def prefill_s(
         self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int, *, beside_decode: bool
@@ -53,12 +56,23 @@ class LatencyPredictor:
         beside: Sequence[ChunkShape] = (),
     ) -> float:
         """Expected when alone, the worst case `beside` a prefill of these chunks."""
-        solo_s = self._latency.decode_s(spec, contexts, sms) * self._scale(model, DECODE, sms, len(contexts))
-        return solo_s * self.guard.slowdown(GuardCell.of(sms, beside, contexts)) if beside else solo_s
+        outlook = self.decode_outlook(model, spec, contexts)
+        return outlook.worst_s(sms, beside) if beside else outlook.solo_s(sms)
 
-    def knows_decode(self, model: str, sms: int, batch: int) -> bool:
-        """Whether steps of about this batch were measured on this share, without a prefill beside them."""
-        return self._scales.has(model, DECODE, sms, batch)
+    def decode_outlook(self, model: str, spec: ModelSpec, contexts: Sequence[int]) -> DecodeOutlook:
+        """Of the model's next step. Not to be kept: a launch that lands may change what is expected."""
+        outlook = self._outlooks.get(model)
+        if outlook is None or outlook.contexts != contexts:
+            solo_s = partial(self._decode_alone_s, model, spec, contexts)
+            outlook = self._outlooks[model] = DecodeOutlook(contexts, solo_s, self.guard)
+        return outlook
+
+    def _decode_alone_s(self, model: str, spec: ModelSpec, contexts: Sequence[int], sms: int) -> float:
+        return self._latency.decode_s(spec, contexts, sms) * self._scale(model, DECODE, sms, len(contexts))
+
+    def known_decode_shares(self, model: str, batch: int) -> Set[int]:
+        """Shares on which steps of about this batch were measured, without a prefill beside them."""
+        return self._scales.known_shares(model, DECODE, batch)
 
     def mixed_s(
         self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], contexts: Sequence[int], sms: int
@@ -99,6 +113,7 @@ class LatencyPredictor:
         measured_s = done.finished_s - done.started_s
         if flight.modelled_s <= 0 or measured_s <= 0:
             return
+        self._outlooks.pop(flight.launch.model, None)
         company = min(1.0, flight.company_s / measured_s)
         model, sms, ratio = flight.launch.model, flight.sms, measured_s / flight.modelled_s
         size = size_of(flight.launch)
@@ -119,6 +134,7 @@ class LatencyPredictor:
 
     def forget(self, model: str) -> None:
         self._scales.forget(model)
+        self._outlooks.pop(model, None)
 
     def _scale(self, model: str, phase: str, sms: int, size: int) -> float:
         return self._scales.scale(model, _STAND_INS[phase], sms, size)

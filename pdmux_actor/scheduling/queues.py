@@ -73,7 +73,7 @@ class ModelQueue:
     @property
     def max_len(self) -> int:
         """Tokens of the longest sequence that context and quota admit."""
-        return longest_sequence_tokens(self.info, self.pool.usage(self.model).quota_blocks)
+        return longest_sequence_tokens(self.info, self.pool.quota_blocks(self.model))
 
     def look_ahead_room(self) -> int:
         """Decode steps that every running sequence can take before it meets its maximum length, at least 1."""

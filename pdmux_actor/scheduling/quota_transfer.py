@@ -36,7 +36,9 @@ class QuotaTransfer:
         for model in [m for m in self._uses if m not in present]:
             del self._uses[model]
         for model, queue in present.items():
-            self._observe(self._uses.setdefault(model, _Use(queue.rows_for(queue.max_len) * _row(queue))), queue)
+            if model not in self._uses:
+                self._uses[model] = _Use(queue.rows_for(queue.max_len) * _row(queue))
+            self._observe(self._uses[model], queue)
         if self._next_s is None:
             self._next_s = now_s + self._period_s
         if now_s < self._next_s:
@@ -49,12 +51,14 @@ class QuotaTransfer:
 
     @staticmethod
     def _observe(use: _Use, queue: ModelQueue) -> None:
-        usage = queue.pool.usage(queue.model)
-        use.peak_blocks = max(use.peak_blocks, usage.used_blocks)
-        use.was_short = use.was_short or (bool(queue.waiting) and usage.used_blocks >= _NEEDY * usage.quota_blocks)
+        used_blocks = queue.pool.used_blocks(queue.model)
+        if used_blocks > use.peak_blocks:
+            use.peak_blocks = used_blocks
+        if queue.waiting and used_blocks >= _NEEDY * queue.pool.quota_blocks(queue.model):
+            use.was_short = True
 
     def _transfer(self, queues: Mapping[str, ModelQueue]) -> Mapping[str, int]:
-        quota = {model: queue.pool.usage(model).quota_blocks for model, queue in queues.items()}
+        quota = {model: queue.pool.quota_blocks(model) for model, queue in queues.items()}
         needy = [model for model in sorted(queues) if self._uses[model].was_short]
         given = {model: self._gift(model, quota[model]) for model in sorted(queues) if model not in needy}
         total = sum(given.values())

@@ -21,11 +21,28 @@ def prefill_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
     return [queue.chunk_shape(head_sequence(queue))]
 
 
+class DecodeCycle:
+    """One decode step of every model in turn: the gap that each of them sees; at worst, when `beside` a prefill.
+
+    For one decision: what does not depend on the share is looked up once.
+    """
+
+    def __init__(self, state: UnitState, queues: Sequence[ModelQueue], *, beside: Sequence[ChunkShape] = ()) -> None:
+        self._beside = beside
+        self._outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
+
+    def seconds(self, sms: int) -> float:
+        cycle_s = 0.0
+        for outlook in self._outlooks:
+            cycle_s += outlook.worst_s(sms, self._beside) if self._beside else outlook.solo_s(sms)
+        return cycle_s
+
+
 def decode_cycle_s(
     state: UnitState, queues: Sequence[ModelQueue], sms: int, *, beside: Sequence[ChunkShape] = ()
 ) -> float:
-    """One decode step of every model in turn: the gap that each of them sees; at worst, when `beside` a prefill."""
-    return sum(state.predictor.decode_s(q.model, q.info.spec, q.context_tokens, sms, beside=beside) for q in queues)
+    """Of a share that is settled."""
+    return DecodeCycle(state, queues, beside=beside).seconds(sms)
 
 
 def whole_prefill_s(state: UnitState, model: str, shapes: Sequence[ChunkShape], sms: int) -> float:

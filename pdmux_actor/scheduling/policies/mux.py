@@ -7,14 +7,15 @@ few steps ahead (DuetServe §4.3), on the least share that does not slow it down
 Prompts go by the time their first token is due, and share a batch only where that saves time (batch_size.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
-from pdmux_actor.scheduling.policies.forecast import decode_cycle_s, tightest_tbt_s
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, tightest_tbt_s
 from pdmux_actor.scheduling.policies.fusing import fused_tokens
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.settings import SchedulerSettings
 
 # Look-ahead hands over its tokens together, so the gap before them is that of all its steps.
 _LOOK_AHEAD_SHARE_OF_TARGET = 0.5
@@ -40,17 +41,17 @@ class Mux:
         decoding = state.decoding()
         if not decoding or not state.idle:
             return ()
+        cycle, tightest_s = DecodeCycle(state, decoding), tightest_tbt_s(decoding)
         sms = ample_decode_share(
             state.device,
-            lambda sms: decode_cycle_s(state, decoding, sms),
+            cycle.seconds,
             tolerance=_SLOWER_AT_MOST,
-            is_known=lambda sms: all(state.predictor.knows_decode(q.model, sms, len(q.running)) for q in decoding),
-            bearable_s=_TRY_SHARE_OF_TARGET * tightest_tbt_s(decoding),
+            known=_known_shares(state, decoding),
+            bearable_s=_TRY_SHARE_OF_TARGET * tightest_s,
         )
         waiting = any(q.waiting for q in state.queues.values())
-        return self._lanes.decode(
-            state, decoding, sms, now_s, steps=1 if waiting else _look_ahead_steps(state, decoding, sms)
-        )
+        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle.seconds(sms), tightest_s)
+        return self._lanes.decode(state, decoding, sms, now_s, steps=steps)
 
     def _fused(self, state: UnitState, prefilling: str, now_s: float) -> Mixed | None:
         if state.batch is not None or not state.idle:
@@ -63,9 +64,16 @@ class Mux:
         return Mixed(prefilling, tokens, state.total_sms)
 
 
-def _look_ahead_steps(state: UnitState, decoding: Sequence[ModelQueue], sms: int) -> int:
-    cycle_s = decode_cycle_s(state, decoding, sms)
+def _known_shares(state: UnitState, decoding: Sequence[ModelQueue]) -> Set[int]:
+    """On which steps like the next one of every model were measured."""
+    first, *others = (state.predictor.known_decode_shares(q.model, len(q.running)) for q in decoding)
+    for shares in others:
+        first = first & shares
+    return first
+
+
+def _look_ahead_steps(settings: SchedulerSettings, cycle_s: float, tightest_s: float) -> int:
     if cycle_s <= 0:
         return 1
-    bearable = int(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_tbt_s(decoding) / cycle_s)
-    return max(1, min(state.settings.max_look_ahead_steps, bearable))
+    bearable = int(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s / cycle_s)
+    return max(1, min(settings.max_look_ahead_steps, bearable))

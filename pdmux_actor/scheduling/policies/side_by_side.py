@@ -8,6 +8,7 @@ from pdmux_actor.scheduling.partition import least_decode_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
 from pdmux_actor.scheduling.policies.forecast import (
+    DecodeCycle,
     decode_cycle_s,
     head_sequence,
     prefill_shapes,
@@ -143,12 +144,8 @@ class SideBySide:
 
 def share_beside(state: UnitState, prefilling: str, decoding: Sequence[ModelQueue]) -> int | None:
     """The least share on which decode meets its tightest target at worst (MuxWise §3.4.1)."""
-    beside = prefill_shapes(state, prefilling)
-    return least_decode_share(
-        state.device,
-        lambda sms: decode_cycle_s(state, decoding, sms, beside=beside),
-        tightest_tbt_s(decoding),
-    )
+    cycle = DecodeCycle(state, decoding, beside=prefill_shapes(state, prefilling))
+    return least_decode_share(state.device, cycle.seconds, tightest_tbt_s(decoding))
 
 
 def _next_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
