@@ -63,7 +63,9 @@ class BlockPool:
     def __init__(self, total_blocks: int, *, lendable_share: float = 0.0) -> None:
         self.total_blocks = total_blocks
         self._lendable_share = lendable_share
-        self._free: npt.NDArray[np.int64] = np.arange(total_blocks, dtype=np.int64)
+        # A stack. Below `_lowest_free` it has never been popped: place i stands for block i, written when it is needed.
+        self._free: npt.NDArray[np.int64] = np.empty(total_blocks, dtype=np.int64)
+        self._lowest_free = total_blocks
         self._num_free = total_blocks
         self._models: dict[str, _ModelRows] = {}
         self._idle: OrderedDict[tuple[str, int], None] = OrderedDict()  # cached rows, least recently used first
@@ -142,9 +144,7 @@ class BlockPool:
             self._evict(next(iter(self._idle)))
         row_ids = rows.free_rows[len(rows.free_rows) - count :]
         del rows.free_rows[len(rows.free_rows) - count :]
-        blocks = self._free[self._num_free - num_blocks : self._num_free]
-        rows.table[row_ids] = blocks.reshape(count, rows.geometry.blocks_per_row)
-        self._num_free -= num_blocks
+        rows.table[row_ids] = self._pop_free(num_blocks).reshape(count, rows.geometry.blocks_per_row)
         rows.references.update(dict.fromkeys(row_ids, 1))
         return row_ids
 
@@ -196,7 +196,8 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Asserts that free + used + cached == total and that no block is in two rows."""
         owned = [np.delete(rows.table, rows.free_rows, axis=0).ravel() for rows in self._models.values()]
-        blocks = np.concatenate([self._free[: self._num_free], *owned])
+        untouched = np.arange(self._lowest_free)
+        blocks = np.concatenate([untouched, self._free[self._lowest_free : self._num_free], *owned])
         assert len(blocks) == self.total_blocks, f"{len(blocks)} blocks accounted for, {self.total_blocks} exist"
         assert len(np.unique(blocks)) == self.total_blocks, "a block is in two rows"
         used = sum(rows.used_blocks for rows in self._models.values())
@@ -215,6 +216,14 @@ class BlockPool:
         rows.num_cached -= 1
         self._cached_blocks -= rows.geometry.blocks_per_row
         self._give_back(rows, [row])
+
+    def _pop_free(self, num_blocks: int) -> npt.NDArray[np.int64]:
+        top = self._num_free
+        self._num_free -= num_blocks
+        if self._num_free < self._lowest_free:
+            self._free[self._num_free : self._lowest_free] = np.arange(self._num_free, self._lowest_free)
+            self._lowest_free = self._num_free
+        return self._free[self._num_free : top]
 
     def _give_back(self, rows: _ModelRows, row_ids: Sequence[int]) -> None:
         if not row_ids:

@@ -19,7 +19,11 @@ def extend_hashes(hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per
     >>> len(short), long == short
     (2, True)
     """
-    for row in range(len(hashes), len(token_ids) // tokens_per_row):
+    first, end = len(hashes) * tokens_per_row, len(token_ids) // tokens_per_row * tokens_per_row
+    data = array("q", token_ids[first:end])
+    row_bytes = tokens_per_row * data.itemsize
+    rows = memoryview(data).cast("B")
+    for start in range(0, len(rows), row_bytes):
         digest = hashlib.blake2b(hashes[-1] if hashes else b"", digest_size=16)
-        digest.update(array("q", token_ids[row * tokens_per_row : (row + 1) * tokens_per_row]).tobytes())
+        digest.update(rows[start : start + row_bytes])
         hashes.append(digest.digest())

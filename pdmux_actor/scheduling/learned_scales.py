@@ -52,17 +52,22 @@ class _ByShare:
     def __init__(self) -> None:
         self._factors: dict[int, dict[int, float]] = {}  # by SMs, then by size bucket
         self._sources: dict[tuple[int, int], _Source] = {}
+        self._shares: dict[int, Set[int]] = {}  # by bucket
 
     def observe(self, sms: int, bucket: int, target: float) -> None:
         buckets = self._factors.setdefault(sms, {})
         if bucket not in buckets:
             self._sources.clear()
+            self._shares.clear()
         # The first observation replaces the prior: a model fitted for other hardware may be off by a factor.
         old = buckets.get(bucket, target)
         buckets[bucket] = old + _SMOOTHING * (target - old)
 
     def seen_with(self, bucket: int) -> Set[int]:
-        return {sms for sms, buckets in self._factors.items() if bucket in buckets}
+        shares = self._shares.get(bucket)
+        if shares is None:
+            shares = self._shares[bucket] = frozenset(s for s, buckets in self._factors.items() if bucket in buckets)
+        return shares
 
     def factor(self, sms: int, bucket: int) -> float:
         source = self._sources.get((sms, bucket))
