@@ -5,7 +5,8 @@
 As fairness.py, without HTTP and without a clock: the same front desk (admission, ledger, fair queue, routing) and the
 product's scheduler on simulated H200s that serve Llama 3.1 8B by the roofline. A run gives the same figures anywhere.
 Two tenants send Poisson arrivals to the same model. `fair`: each its share. `greedy`: one sends ten times its share.
-`greedy, one key`: the same load with nothing to tell the tenants apart. Rounds differ by their arrivals.
+`greedy, one key`: the same load with nothing to tell the tenants apart. Rounds differ by their arrivals. The time to
+the first token is parted into `queue` (in the gateway) and `unit` (from admission on: prefills ahead and its own).
 """
 
 import argparse
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairness import GREED, OUTPUT_TOKENS, PHASES, PROMPT_TOKENS, SLO, percentile
+from fairness import GREED, PHASES, SLO, percentile
 from rich.console import Console
 from rich.table import Table
 
@@ -39,7 +40,6 @@ from router.view import FleetView, ModelCard, UnitView
 
 MODEL = "llama-8b"
 NUM_UNITS = 2
-SHARES = (0.35, 0.25)  # of the capacity, for each of the two tenants
 VIEW_PERIOD_S = 0.5
 BLOCK_BYTES = 16 * 1024
 TOTAL_BLOCKS = 500_000
@@ -63,11 +63,30 @@ def spec() -> ModelSpec:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """`share` of the capacity, for each of the two tenants."""
+
+    share: float
+    prompt_tokens: int = 3000
+    output_tokens: int = 8
+
+
+LOADS = (
+    Load(share=0.25),
+    Load(share=0.35),
+    Load(share=0.5),
+    Load(share=0.35, prompt_tokens=7000),
+    Load(share=0.35, prompt_tokens=1000, output_tokens=64),
+)
+
+
 @dataclass(slots=True, eq=False)
 class Sent:
     tenant: str
     arrival_s: float
     stay: Stay | None = None
+    admitted_s: float | None = None
     first_s: float | None = None
     refused: bool = False
 
@@ -75,7 +94,8 @@ class Sent:
 class World:
     """One phase from an empty fleet to the last answer."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, load: Load, seed: int) -> None:
+        self._load = load
         self.agenda = Agenda()
         self.sent: dict[str, Sent] = {}
         self.answered = 0
@@ -114,19 +134,19 @@ class World:
         request_id = str(len(self.sent))
         sent = self.sent[request_id] = Sent(tenant, at_s)
         start = self._draw.randrange(100_000)  # no two prompts begin alike
-        prompt = tuple(range(start, start + PROMPT_TOKENS))
+        prompt = tuple(range(start, start + self._load.prompt_tokens))
         request = GenerateRequest(
             request_id=request_id,
             model=MODEL,
             prompt_token_ids=prompt,
-            sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0),
+            sampling=SamplingParams(max_tokens=self._load.output_tokens, temperature=0.0),
             slo=SLO,
         )
         ask = Ask(
             request_id=request_id,
             model=MODEL,
-            prompt_tokens=PROMPT_TOKENS,
-            max_tokens=OUTPUT_TOKENS,
+            prompt_tokens=self._load.prompt_tokens,
+            max_tokens=self._load.output_tokens,
             slo=SLO,
             deadline_s=at_s + LIMITS.hold_s,
             tenant=key,
@@ -135,6 +155,7 @@ class World:
 
         def admitted(choice: UnitChoice, stay: Stay) -> None:
             sent.stay = stay
+            sent.admitted_s = self.agenda.clock.now_s
             self.units[choice.unit_id].submit(request)
 
         def refused(_: object) -> None:
@@ -167,17 +188,17 @@ def poisson(world: World, tenant: str, key: str, rate_per_s: float, duration_s: 
         world.arrive(tenant, key, at_s)
 
 
-def capacity_per_s() -> float:
-    world = World(0)
-    poisson(world, "a", "a", 80.0, 20.0, 0)
+def capacity_per_s(load: Load) -> float:
+    world = World(load, 0)
+    poisson(world, "a", "a", 240_000 / load.prompt_tokens, 20.0, 0)
     world.run(6.0)
     before = world.answered
     world.run(21.0)
     return (world.answered - before) / 15.0
 
 
-def phase(name: str, share_per_s: float, duration_s: float, seed: int) -> World:
-    world = World(seed)
+def phase(name: str, load: Load, share_per_s: float, duration_s: float, seed: int) -> World:
+    world = World(load, seed)
     greedy_key = "neighbour" if name == "greedy, one key" else "greedy"
     poisson(world, "neighbour", "neighbour", share_per_s, duration_s, seed)
     poisson(world, "greedy", greedy_key, share_per_s * (1.0 if name == "fair" else GREED), duration_s, seed + 1)
@@ -185,12 +206,20 @@ def phase(name: str, share_per_s: float, duration_s: float, seed: int) -> World:
     return world
 
 
-def row_of(
-    name: str, share: float, share_per_s: float, worlds: Sequence[World], fair: Sequence[World]
-) -> dict[str, Any]:
-    def ttft_s(of: Sequence[World]) -> list[float]:
+def milliseconds(times_s: Sequence[float]) -> dict[str, float]:
+    return {p: round(1e3 * percentile(times_s, q), 1) for p, q in (("p50", 0.5), ("p99", 0.99))}
+
+
+def row_of(name: str, load: Load, share_per_s: float, worlds: Sequence[World], fair: Sequence[World]) -> dict[str, Any]:
+    def answered_of(of: Sequence[World]) -> list[Sent]:
         sent = (s for world in of for s in world.sent.values() if s.tenant == "neighbour")
-        return [s.first_s - s.arrival_s for s in sent if s.first_s is not None]
+        return [s for s in sent if s.first_s is not None]
+
+    def ttft_s(of: Sequence[World]) -> list[float]:
+        return [s.first_s - s.arrival_s for s in answered_of(of) if s.first_s is not None]
+
+    queue_s = [s.admitted_s - s.arrival_s for s in answered_of(worlds) if s.admitted_s is not None]
+    unit_s = [all_s - waited_s for all_s, waited_s in zip(ttft_s(worlds), queue_s, strict=True)]
 
     ratios = [
         percentile(ttft_s([one]), 0.99) / percentile(ttft_s([base]), 0.99)
@@ -201,13 +230,16 @@ def row_of(
         for tenant in ("neighbour", "greedy")
     }
     return {
-        "share_of_capacity": share,
+        "share_of_capacity": load.share,
+        "prompt_tokens": load.prompt_tokens,
+        "output_tokens": load.output_tokens,
         "phase": name,
+        "capacity_requests_per_s": round(share_per_s / load.share, 2),
         "neighbour_requests_per_s": round(share_per_s, 2),
         "greedy_requests_per_s": round(share_per_s * (1.0 if name == "fair" else GREED), 2),
-        "neighbour_ttft_ms": {
-            p: round(1e3 * percentile(ttft_s(worlds), q), 1) for p, q in (("p50", 0.5), ("p99", 0.99))
-        },
+        "neighbour_ttft_ms": milliseconds(ttft_s(worlds)),
+        "neighbour_queue_ms": milliseconds(queue_s),
+        "neighbour_unit_ms": milliseconds(unit_s),
         "p99_ratio_to_fair": round(percentile(ttft_s(worlds), 0.99) / percentile(ttft_s(fair), 0.99), 3),
         "p99_ratio_spread": [round(min(ratios), 3), round(max(ratios), 3)],
         **{f"{t}_answered": {"sent": len(done), "answered": sum(done)} for t, done in answered.items()},
@@ -219,19 +251,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="two short rounds")
     arguments = parser.parse_args()
-    duration_s, num_rounds = (30.0, 2) if arguments.quick else (120.0, 4)
-    capacity = capacity_per_s()
+    duration_s, num_rounds = (15.0, 2) if arguments.quick else (30.0, 4)
     rows = []
-    for share in SHARES:
-        worlds = {n: [phase(n, share * capacity, duration_s, 100 * r) for r in range(num_rounds)] for n in PHASES}
-        rows += [row_of(n, share, share * capacity, worlds[n], worlds["fair"]) for n in PHASES]
-    table = Table("share", "phase", "neighbour TTFT p50", "p99", "ratio of p99 (rounds)", "neighbour", "greedy")
+    for load in LOADS:
+        share_per_s = load.share * capacity_per_s(load)
+        worlds = {n: [phase(n, load, share_per_s, duration_s, 100 * r) for r in range(num_rounds)] for n in PHASES}
+        rows += [row_of(n, load, share_per_s, worlds[n], worlds["fair"]) for n in PHASES]
+    table = Table(
+        *("share", "tokens", "phase", "neighbour TTFT p50", "p99", "of that queue p99", "unit p99"),
+        *("ratio of p99 (rounds)", "neighbour", "greedy"),
+    )
     for row in rows:
         spread = row["p99_ratio_spread"]
         table.add_row(
             f"{row['share_of_capacity']:.0%}",
+            f"{row['prompt_tokens']}+{row['output_tokens']}",
             row["phase"],
             *(f"{row['neighbour_ttft_ms'][p]} ms" for p in ("p50", "p99")),
+            *(f"{row[k]['p99']} ms" for k in ("neighbour_queue_ms", "neighbour_unit_ms")),
             f"{row['p99_ratio_to_fair']} ({spread[0]}-{spread[1]})",
             *(f"{row[k]['answered']} of {row[k]['sent']}" for k in ("neighbour_answered", "greedy_answered")),
         )
@@ -241,7 +278,6 @@ def main() -> None:
             "time": "virtual",
             "engine": "Llama 3.1 8B on an H200 by the roofline",
             "units": NUM_UNITS,
-            "capacity_requests_per_s": round(capacity, 2),
             "greed": GREED,
             "rounds": num_rounds,
             "seconds_per_round": duration_s,

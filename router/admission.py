@@ -1,13 +1,13 @@
 """Whether a request may enter, must wait for its turn, or is turned away. Sans-I/O: callers tell the time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from router.ask import Ask
 from router.estimates import DrainRate, OutputLengths, WakeTimes
-from router.fair_queue import FairQueue
+from router.fair_queue import FairQueue, virtual_tokens
 from router.ledger import QuotaLedger
 from router.routing import UnitChoice
 
@@ -69,11 +69,12 @@ class Units(Protocol):
 class AdmissionSettings:
     """`max_waiting` counts a model's requests before their first token, here and on units. `ahead_share`: a request is
     handed to a unit when the prefills before it there take no more than this share of its TTFT target; the others wait
-    here, where turns are fair. One prefill of its own length may always be ahead, so that the unit does not idle.
+    here, where turns are fair. `least_ahead_s` may always be ahead, so that the unit does not idle while it is asked.
     """
 
     max_waiting: int = 1024
     ahead_share: float = 0.05
+    least_ahead_s: float = 0.01
 
 
 class Admission:
@@ -87,6 +88,7 @@ class Admission:
         self._ledger = ledger
         self._settings = settings
         self._drains: dict[str, DrainRate] = {}
+        self._ttft_targets_s: Mapping[str, float] = {}
         self._before_first: dict[str, int] = {}  # admitted, no token yet
         self._charged: dict[str, tuple[Ask, int]] = {}  # what runs, and the output tokens it was charged for
         self._evicted: list[Ask] = []
@@ -104,7 +106,7 @@ class Admission:
             self._evicted.append(loser)
         self._observe(ask.model, now_s, left=0)
         if not self.queue:
-            self.queue.enter(ask.model, ask.tenant)
+            self.queue.enter(ask.model, ask.tenant, credit=self._credit(ask))
             tried = self._try(ask, now_s)
             if isinstance(tried, Admit):
                 return tried
@@ -113,7 +115,7 @@ class Admission:
             self.wakes.held(ask.model, now_s)
         elif self._comes_too_late(ask, now_s):
             return self._shed(ask.model)
-        self.queue.push(ask)
+        self.queue.push(ask, credit=self._credit(ask))
         return Queue(is_held=choice is None)
 
     def pump(self, now_s: float) -> Sequence[tuple[Ask, Outcome]]:
@@ -123,7 +125,7 @@ class Admission:
         outcomes += [(ask, self._too_late(ask, now_s)) for ask in self.queue.expired(now_s)]
         while (entry := self._next_admitted(now_s)) is not None:
             ask = entry[0]
-            self._observe(ask.model, now_s, left=1)
+            self._observe(ask.model, now_s, left=1, virtual_tokens=self._virtual_tokens(ask))
             self.queue.remove(ask.request_id)
             outcomes.append(entry)
         return outcomes
@@ -179,7 +181,10 @@ class Admission:
     def num_running(self) -> int:
         return len(self._charged)
 
-    def keep_models(self, models: frozenset[str]) -> None:
+    def keep_models(self, ttft_targets_s: Mapping[str, float]) -> None:
+        """The models of the fleet and their TTFT targets."""
+        self._ttft_targets_s = ttft_targets_s
+        models = frozenset(ttft_targets_s)
         self.queue.keep_models(models)
         self.lengths.keep(models)
         self._drains = {m: d for m, d in self._drains.items() if m in models}
@@ -206,7 +211,8 @@ class Admission:
         choice = self._units.choose(ask, now_s)
         if choice is None:
             return math.inf
-        too_far_ahead_s = choice.wait_s - max(self._settings.ahead_share * ask.slo.ttft_s, choice.prefill_s)
+        ahead_s = max(self._settings.ahead_share * ask.slo.ttft_s, self._settings.least_ahead_s)
+        too_far_ahead_s = choice.wait_s - ahead_s
         if too_far_ahead_s > _ROUNDING_S:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
         reserved = self._ledger.reserve(ask.request_id, ask.model, tokens)
@@ -216,6 +222,20 @@ class Admission:
         self._before_first[ask.model] = self._before_first.get(ask.model, 0) + 1
         self._units.placed(ask, choice, now_s)
         return Admit(choice=choice)
+
+    def _credit(self, ask: Ask) -> float:
+        """What the tenant's fair share yields in one TTFT target of the model (not of the request: a client could ask
+        for credit). If all tenants come back at once, the others are late by one TTFT target at most.
+        """
+        drain = self._drains.get(ask.model)
+        if drain is None:
+            return 0.0
+        tenants = max(1, self.queue.num_tenants(ask.model) + (not self.queue.tenant_size(ask.model, ask.tenant)))
+        return drain.virtual_tokens_per_s * self._ttft_targets_s.get(ask.model, 0.0) / tenants
+
+    def _virtual_tokens(self, ask: Ask) -> float:
+        """That an admitted request was charged."""
+        return virtual_tokens(prompt_tokens=ask.prompt_tokens, output_tokens=self._charged[ask.request_id][1])
 
     def _is_full(self, model: str) -> bool:
         return self.num_waiting(model) >= self._settings.max_waiting
@@ -261,11 +281,11 @@ class Admission:
             return _BLIND_RETRY_AFTER_S
         return _whole_seconds(self.num_waiting(model) / 2 / per_s if per_s > 0 else math.inf)
 
-    def _observe(self, model: str, now_s: float, *, left: int) -> None:
+    def _observe(self, model: str, now_s: float, *, left: int, virtual_tokens: float = 0.0) -> None:
         drain = self._drains.get(model)
         if drain is None:
             drain = self._drains[model] = DrainRate()
-        drain.observe(now_s, queued=bool(self.queue.size(model)), left=left)
+        drain.observe(now_s, queued=bool(self.queue.size(model)), left=left, virtual_tokens=virtual_tokens)
 
 
 def _whole_seconds(seconds: float) -> int:

@@ -28,18 +28,20 @@ class OutputLengths:
 
 
 class DrainRate:
-    """Requests per second that left a queue while there was one, over the last half minute of queueing or so.
+    """Requests, and virtual tokens of them, per second that left a queue while there was one, over the last half minute
+    of queueing or so.
 
     Time without a queue does not count: what arrives then says nothing about what could be served.
     """
 
     def __init__(self) -> None:
         self._left = 0.0
+        self._virtual_tokens = 0.0
         self._busy_s = 0.0
         self._at_s: float | None = None
 
-    def observe(self, now_s: float, *, queued: bool, left: int = 0) -> None:
-        """`left` went since the last call, while the queue was as `queued` says."""
+    def observe(self, now_s: float, *, queued: bool, left: int = 0, virtual_tokens: float = 0.0) -> None:
+        """`left` went, and were charged `virtual_tokens`, since the last call, while the queue was as `queued` says."""
         elapsed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         if not queued:
@@ -47,11 +49,17 @@ class DrainRate:
         kept = math.exp(-elapsed_s / _RATE_WINDOW_S)
         self._busy_s = self._busy_s * kept + elapsed_s
         self._left = self._left * kept + left
+        self._virtual_tokens = self._virtual_tokens * kept + virtual_tokens
 
     @property
     def per_s(self) -> float | None:
         """None before a second of queueing was seen."""
         return None if self._busy_s < 1.0 else self._left / self._busy_s
+
+    @property
+    def virtual_tokens_per_s(self) -> float:
+        """0 before a second of queueing was seen."""
+        return 0.0 if self._busy_s < 1.0 else self._virtual_tokens / self._busy_s
 
 
 class WakeTimes:

@@ -1,8 +1,12 @@
 """Whose turn it is: fair queueing by virtual tokens, among models and, within a model, among API keys.
 
 VTC (Sheng et al., OSDI 2024, Algorithm 1): each flow has a counter of the service it has received, in weighted tokens;
-the flow with the least is served next. A flow that comes back is lifted to the least counter among those that wait, so
-that idling earns no credit. The predicted output is charged at admission and settled at the end (their §4.4).
+the flow with the least is served next. The predicted output is charged at admission, settled at the end (their §4.4).
+
+A flow that comes back is lifted to the least counter among those that wait, less a credit. Without credit (VTC) a burst
+of a flow that takes less than its share takes turns with a flow that waits all the time, and its first tokens are late
+though its share is not used up. The credit bounds the burst. It is earned only while others wait: what nobody else
+wanted is held against nobody.
 """
 
 import heapq
@@ -15,6 +19,11 @@ PROMPT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
 """A generated token costs more than a prompt token: w_p and w_q of the paper."""
 
+
+def virtual_tokens(*, prompt_tokens: int = 0, output_tokens: int = 0) -> float:
+    return PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
+
+
 Flow = tuple[str, str]
 """Model and tenant."""
 
@@ -25,20 +34,27 @@ class ServiceCounters:
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
         self._active: set[str] = set()
-        self._last_left = 0.0
+        self._level = 0.0  # never falls: flows that come one after the other do not get ever lower counters by credit
+        self._level_before = 0.0  # when somebody last began to wait after nobody did
+        self._credit = 0.0
 
-    def activate(self, key: str) -> None:
+    def activate(self, key: str, *, credit: float = 0.0) -> None:
+        """`credit`, in virtual tokens, is how far behind the others a flow's counter may be after idling."""
         if key in self._active:
             return
-        floor = min((self._counters[k] for k in self._active), default=self._last_left)
-        self._counters[key] = max(self._counters.get(key, 0.0), floor)
+        if self._active:
+            self._level = max(self._level, min(self._counters[k] for k in self._active))
+        else:
+            self._level_before = self._level
+        self._credit = credit
+        self._counters[key] = max(self._counters.get(key, 0.0), self._floor)
         self._active.add(key)
 
     def deactivate(self, key: str) -> None:
         if key in self._active:
             self._active.discard(key)
             if not self._active:
-                self._last_left = self._counters[key]
+                self._level = max(self._level, self._counters[key])
 
     def charge(self, key: str, virtual_tokens: float) -> None:
         self._counters[key] = self._counters.get(key, 0.0) + virtual_tokens
@@ -48,10 +64,13 @@ class ServiceCounters:
 
     def forget_idle(self) -> None:
         """Bounds memory where keys come and go. An idle key would be lifted to the floor anyway when it comes back,
-        unless it is ahead of it.
+        unless it is ahead of it: it has used some of its credit.
         """
-        floor = min((self._counters[k] for k in self._active), default=self._last_left)
-        self._counters = {k: c for k, c in self._counters.items() if k in self._active or c > floor}
+        self._counters = {k: c for k, c in self._counters.items() if k in self._active or c > self._floor}
+
+    @property
+    def _floor(self) -> float:
+        return max(self._level - self._credit, self._level_before)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,11 +112,12 @@ class FairQueue:
         queue = self._queues.get(model)
         return 0 if queue is None else len(queue.per_tenant)
 
-    def push(self, ask: Ask) -> None:
+    def push(self, ask: Ask, *, credit: float = 0.0) -> None:
+        """`credit`: of its tenant, in virtual tokens."""
         assert ask.request_id not in self._asks, f"{ask.request_id} waits already"
         queue = self._queue(ask.model)
         self._models.activate(ask.model)
-        queue.counters.activate(ask.tenant)
+        queue.counters.activate(ask.tenant, credit=credit)
         self._arrivals += 1
         heap = queue.waiting.setdefault(ask.priority, {}).setdefault(ask.tenant, [])
         heapq.heappush(heap, (ask.deadline_s, self._arrivals, ask))
@@ -159,15 +179,15 @@ class FairQueue:
 
     def charge(self, model: str, tenant: str, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
         """Service given, or, negative, service that was charged too much."""
-        virtual_tokens = PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
-        self._models.charge(model, virtual_tokens)
-        self._queue(model).counters.charge(tenant, virtual_tokens)
+        service = virtual_tokens(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self._models.charge(model, service)
+        self._queue(model).counters.charge(tenant, service)
 
-    def enter(self, model: str, tenant: str) -> None:
+    def enter(self, model: str, tenant: str, *, credit: float = 0.0) -> None:
         """A request that is served without waiting passes the queue too: its flow is lifted like any other's."""
         queue = self._queue(model)
-        for counters, key in ((self._models, model), (queue.counters, tenant)):
-            counters.activate(key)
+        self._models.activate(model)
+        queue.counters.activate(tenant, credit=credit)
         if not queue.per_tenant.get(tenant):
             queue.counters.deactivate(tenant)
         if not queue.size:

@@ -59,9 +59,9 @@ class FrontDesk:
         self._own.rebase(self._table)
         self.ledger.update(block_budgets(view), num_gateways=view.num_gateways)
         self._prefixes.forget_units_but(self._table.row)
-        models = frozenset(card.model for card in view.models)
-        self._arrivals.keep_models(models)
-        self.admission.keep_models(models)
+        targets_s = {card.model: card.slo.ttft_s for card in view.models}
+        self._arrivals.keep_models(frozenset(targets_s))
+        self.admission.keep_models(targets_s)
         self.admission.on_view(now_s)
 
     def set_unreachable(self, unit_ids: Set[str]) -> None:
