@@ -1,0 +1,64 @@
+"""Predictions that are kept must be those that would be made anew."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.scheduling.flight import Flight
+from pdmux_actor.scheduling.launch import Completion, DecodeStep
+from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.sequence import Sequence
+from profiler.devices import H100
+from profiler.latency import ChunkShape
+from profiler.roofline import RooflineLatency
+from profiler.specs import ModelSpec
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+    dtype="bfloat16",
+)
+SHARES = (16, 66, 132)
+BESIDE = [ChunkShape(500, 20)]
+BATCHES = st.lists(st.integers(1, 4000), min_size=1, max_size=20)
+LESSONS = st.tuples(BATCHES, st.sampled_from(SHARES), st.floats(0.001, 0.2), st.booleans())
+
+
+def teach(predictor: LatencyPredictor, contexts: list[int], sms: int, seconds: float, beside: list[ChunkShape]) -> None:
+    request = GenerateRequest(
+        request_id="r",
+        model="m",
+        prompt_token_ids=(1,),
+        sampling=SamplingParams(max_tokens=1),
+        slo=Slo(ttft_s=1.0, tbt_s=0.1),
+    )
+    launch = DecodeStep(model="m", sequences=tuple(Sequence.from_request(request, 0.0) for _ in contexts))
+    company_s = seconds if beside else 0.0
+    flight = Flight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s, beside=beside)
+    predictor.learn(flight, contexts, Completion(launch=launch, started_s=0.0, finished_s=seconds))
+
+
+@given(
+    st.lists(st.tuples(BATCHES, st.sampled_from(SHARES), st.floats(0.001, 0.2), st.booleans()), max_size=12), BATCHES
+)
+def test_predictor__asked_between_lessons__says_what_one_that_was_not_asked_says(lessons, asked):
+    curious, taught_only = LatencyPredictor(RooflineLatency(H100)), LatencyPredictor(RooflineLatency(H100))
+    for contexts, sms, seconds, together in lessons:
+        for share in SHARES:
+            curious.decode_s("m", SPEC, asked, share)
+            curious.decode_s("m", SPEC, asked, share, beside=BESIDE)
+        for predictor in (curious, taught_only):
+            teach(predictor, contexts, sms, seconds, BESIDE if together else [])
+
+    for share in SHARES:
+        for beside in ((), BESIDE):
+            said_s = [p.decode_s("m", SPEC, asked, share, beside=beside) for p in (curious, taught_only)]
+            assert said_s[0] == said_s[1]
