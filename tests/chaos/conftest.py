@@ -24,12 +24,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="minutes long; run `pytest -m slow tests/chaos`"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chaos_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("chaos")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chaos_fleet(chaos_folder: Path) -> Iterator[FleetProcess]:
     process = FleetProcess(fleet_of(chaos_folder, port=PORT))
     try:
@@ -40,7 +40,7 @@ def chaos_fleet(chaos_folder: Path) -> Iterator[FleetProcess]:
         process.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def load(chaos_fleet: FleetProcess) -> Load:
     """Knows what every prompt is answered when nothing is wrong."""
     return Load.calibrated(chaos_fleet.url)
