@@ -20,6 +20,21 @@ RECOVER_S = 180.0
 RUNNING_S = 8.0
 
 
+def _heed_ctrl_c() -> None:
+    """A shell that runs the tests in the background has its children ignore SIGINT, and theirs inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _running_by_any_gateway(exposition: str) -> float | None:
+    """Sequences of all models. Each gateway tells what units told it: they are the same sequences."""
+    told: dict[str, float] = {}
+    pattern = r"^muxfleet_num_requests_running\{(.*)\} ([0-9.]+)$"
+    for labels, value in re.findall(pattern, exposition, flags=re.MULTILINE):
+        others = re.sub(r'gateway="[^"]*",?', "", labels).strip(",")
+        told[others] = max(told.get(others, 0.0), float(value))
+    return sum(told.values()) if told else None
+
+
 class FleetProcess:
     """`muxfleet up FILE` under a session of its own. `stop` is Ctrl-C."""
 
@@ -33,6 +48,7 @@ class FleetProcess:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=_heed_ctrl_c,
         )
         self.lines: list[str] = []
         self._new_lines: queue.Queue[str | None] = queue.Queue()
@@ -100,9 +116,8 @@ class FleetProcess:
         running = None
         while time.monotonic() < until_s:
             text = httpx.get(f"{self.url}/metrics", timeout=10, trust_env=False).text
-            gauges = re.findall(r"^muxfleet_num_requests_running\{.*\} ([0-9.]+)$", text, flags=re.MULTILINE)
-            running = sum(map(float, gauges))
-            if gauges and running == count:
+            running = _running_by_any_gateway(text)
+            if running == count:
                 return
             time.sleep(0.1)
         self._fail(f"{running} sequences are running after {RUNNING_S:g} s, not {count}")
