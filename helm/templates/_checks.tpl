@@ -41,8 +41,8 @@
 {{- $_ := set $seen $pool.name $i -}}
 {{- $backend := default $fleet.engine.backend $pool.backend -}}
 {{- $refusals := (include "muxfleet.data" $root | fromJson).refusals -}}
-{{- if and (eq $pool.device "cuda") (eq $backend "native") $refusals.nativeCuda -}}
-{{- include "muxfleet.refuse" (dict "key" (printf "%s.device" $key) "value" $pool.device "remedy" $refusals.nativeCuda) -}}
+{{- if and (eq $pool.device "cuda") (eq $backend "native") $refusals.nativeMesh (gt ($pool.mesh_gpus | int64) 1) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.mesh_gpus" $key) "value" $pool.mesh_gpus "remedy" $refusals.nativeMesh) -}}
 {{- end -}}
 {{- if and $refusals.nodeRange (gt (default $pool.nodes.min $pool.nodes.max | int64) ($pool.nodes.min | int64)) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $pool.nodes.max "remedy" ($refusals.nodeRange | replace "(1)" (printf "(%d)" ($pool.nodes.min | int64)))) -}}

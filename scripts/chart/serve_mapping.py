@@ -71,7 +71,7 @@ def chart_files_data() -> dict[str, Any]:
         "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
         "gpuTypes": sorted(DEVICES),
         "refusals": {
-            "nativeCuda": _refusal(PoolSection(device="cuda"), "device"),
+            "nativeMesh": _refusal(PoolSection(device="cuda", gpus_per_node=2, mesh_gpus=2), "mesh_gpus"),
             "nodeRange": _refusal(PoolSection(nodes=NodesSection(min=1, max=2)), "nodes", "max"),
         },
         "haproxyEnvironment": dict(HAPROXY),

@@ -289,7 +289,7 @@ def test_checks__cluster_without_an_api__is_told_what_to_install(
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("nativeCuda", pool(device="cuda")),
+        ("nativeMesh", pool(device="cuda", gpus_per_node=2, mesh_gpus=2)),
         ("nodeRange", pool(nodes={"min": 1, "max": 2}) | {"autoscaling": {"enabled": True}}),
     ],
 )
