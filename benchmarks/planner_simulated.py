@@ -39,7 +39,7 @@ def simulated_plans(folder: Path, *, duration_s: float, servegen: Path | None, q
         yield from _plans(f"power law, {rate_per_s:g}/s", fleet, stream)
     if servegen is not None:
         for rate_per_s in (3.0,) if quick else (3.0, 5.0, 8.0):
-            stream = trace_stream(servegen, {}, seed=1).first(None, duration_s * 60).at_rate(rate_per_s)
+            stream = trace_stream(servegen, {}, seed=1, spread_ticks=False).first(None, duration_s * 60).at_rate(rate_per_s)
             stream = stream.first(None, duration_s)
             yield from _plans(f"ServeGen day, {rate_per_s:g}/s", _trace_fleet(folder, stream), stream)
 
