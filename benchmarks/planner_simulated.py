@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pandas as pd
 from scipy.stats import spearmanr
 
 from deploy.planning import plan_fleet
@@ -38,8 +39,13 @@ def simulated_plans(folder: Path, *, duration_s: float, servegen: Path | None, q
         stream = demand_stream(_demands(fleet), duration_s=duration_s, seed=1)
         yield from _plans(f"power law, {rate_per_s:g}/s", fleet, stream)
     if servegen is not None:
+        shares = pd.read_parquet(servegen, columns=["model"])["model"].value_counts(normalize=True).to_dict()
         for rate_per_s in (3.0,) if quick else (3.0, 5.0, 8.0):
-            stream = trace_stream(servegen, {}, seed=1, spread_ticks=False).first(None, duration_s * 60).at_rate(rate_per_s)
+            stream = (
+                trace_stream(servegen, shares, seed=1, spread_ticks=False)
+                .first(None, duration_s * 60)
+                .at_rate(rate_per_s)
+            )
             stream = stream.first(None, duration_s)
             yield from _plans(f"ServeGen day, {rate_per_s:g}/s", _trace_fleet(folder, stream), stream)
 
