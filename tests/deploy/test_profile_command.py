@@ -10,6 +10,7 @@ import pytest
 from deploy.cli import main
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.serving.known_latency import read_known_latency
+from profiler.measurement import Measurement
 from profiler.profile_file import read_profile, write_profile
 
 Run = Callable[..., tuple[int, str, str]]
@@ -46,11 +47,20 @@ def fleet(tmp_path: Path) -> Path:
     return file
 
 
+def forget_half(out: Path) -> tuple[Measurement, ...]:
+    """As if the run had been cut short: a fast machine measures everything in the least budget there is."""
+    profile = read_profile(out)
+    model = profile.models["tiny"]
+    kept = model.measurements[: len(model.measurements) // 2]
+    write_profile(replace(profile, models={"tiny": replace(model, measurements=kept)}), out)
+    return kept
+
+
 def test_profile__in_two_goes__second_adds_to_the_first(run: Run, fleet: Path, tmp_path: Path) -> None:
     out, figures = tmp_path / "p.parquet", tmp_path / "p.json"
 
     first_code, _, _ = run(fleet, "--out", out, "--budget", "1")
-    first = read_profile(out).models["tiny"].measurements
+    first = forget_half(out)
     code, text, _ = run(fleet, "--out", out, "--budget", "2", "--json", figures)
 
     rows = read_profile(out).models["tiny"].measurements
