@@ -131,9 +131,9 @@ class CudaRunner:
     def _decode(self, launch: DecodeStep, sms: int, stream: Any) -> Read:
         model = self._models[launch.model]
         bucket = model.bucket(len(launch.sequences))
-        rows = SamplingRows.of(launch.sequences)
+        rows = bucket.sampling(launch.sequences, launch.steps)
         if not rows.is_plain:
-            return self._decode_with_reports(launch, model, bucket, sms)
+            return self._decode_with_reports(launch, model, bucket, rows, sms)
         key = GraphKey(
             model=launch.model, bucket=bucket_of(len(launch.sequences)), decode_sms=sms, sampling=rows.kind.value
         )
@@ -145,7 +145,7 @@ class CudaRunner:
             bucket.load_padding(self._stage)
             stream.synchronize()  # a capture runs the step on padding; once per shape, outside the hot path
         replay = self._graphs.replay(key, step, stream)
-        bucket.load(self._stage, launch.sequences, launch.steps, model.row_table)
+        bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
         for _ in range(launch.steps):
             replay()
         sampled = _to_host(bucket.sampled[: launch.steps])
@@ -157,8 +157,10 @@ class CudaRunner:
             ]
         )
 
-    def _decode_with_reports(self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, sms: int) -> Read:
-        rows = bucket.load(self._stage, launch.sequences, launch.steps, model.row_table)
+    def _decode_with_reports(
+        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, sms: int
+    ) -> Read:
+        bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
         samples = []
         for step in range(launch.steps):
             sample = sample_with_reports(bucket.logits(sms), bucket.parameters, rows, model.eos_token_ids, step)

@@ -45,9 +45,18 @@ class DecodeBucket:
         self._places = torch.arange(size, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(MAX_STEPS, size, dtype=torch.int32, device=device)
 
+    def sampling(self, sequences: Seq[Sequence], steps: int) -> SamplingRows:
+        """Of a launch of `steps` steps, padded to the bucket."""
+        return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self._size)
+
     def load(
-        self, stage: HostStage, sequences: Seq[Sequence], steps: int, row_table: npt.NDArray[np.int64]
-    ) -> SamplingRows:
+        self,
+        stage: HostStage,
+        sequences: Seq[Sequence],
+        steps: int,
+        row_table: npt.NDArray[np.int64],
+        sampling: SamplingRows,
+    ) -> None:
         """Sends the inputs of `steps` steps, and the blocks of rows that these begin."""
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
         rows, row_stride = padded_rows(sequences, self._size)
@@ -55,7 +64,6 @@ class DecodeBucket:
         if sequences and not self._kv.on_device[rows].all():
             # Rows that no launch has written to: a measurement gives sequences a context that was never computed.
             self._kv.upload_missing(np.unique(rows), row_table)
-        sampling = SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self._size)
         sent = stage.send(
             {
                 **self._fixed_arrays(sequences, row_stride, sampling),
@@ -67,11 +75,11 @@ class DecodeBucket:
         )
         assert sent["rows"].data_ptr() == self._inputs["rows"].data_ptr(), "the captured step reads another place"
         self._kv.upload(begun, sent["begun_rows"], sent["begun_blocks"])
-        return sampling
 
     def load_padding(self, stage: HostStage) -> None:
         """Inputs under which a step changes nothing but its own buffers."""
-        self.load(stage, (), 1, np.zeros((0, self._kv.table.shape[1]), dtype=np.int64))
+        no_rows = np.zeros((0, self._kv.table.shape[1]), dtype=np.int64)
+        self.load(stage, (), 1, no_rows, self.sampling((), 1))
 
     def step(self, kind: SamplingKind, decode_sms: int) -> None:
         """One token for each sequence, into `sampled[step counter]`."""
