@@ -6,7 +6,7 @@ several steps. Here two things avoid it where the targets ask for it and bear it
 
 - Decode waits for the last slice of a prefill if the running sequences' gaps bear what is left of it. With the slack
   s = target - step that is at most s; and a rest of more than step - s leaves the newcomers a gap within the target.
-  From a target of 1.5 steps on, one of the two always holds.
+  From a target of 1.5 steps on, one of the two always holds, but for the margin.
 - A last slice that would end too long before the decode step in flight does is held until that step ends.
 """
 
@@ -18,6 +18,7 @@ from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 
 _OVERDUE_SHARE = 0.1  # of a decode step: how much longer a slice is thought to take that should have ended
+_MARGIN = 0.1  # on predictions, which are of the mean: at the limit half of the steps would come too late
 
 
 def decode_waits(state: UnitState, decoding: Sequence[ModelQueue], sms: int, now_s: float) -> bool:
@@ -55,8 +56,9 @@ def last_slice_waits(
 
 def too_early(newcomers: Sequence[TokenSequence], wait_s: float, step_s: float) -> bool:
     """Whether sequences that wait for `wait_s` before their first decode step have too long a gap."""
-    return wait_s > 0 and wait_s + step_s > min(sequence.request.slo.tbt_s for sequence in newcomers)
+    return wait_s > 0 and (1 + _MARGIN) * (wait_s + step_s) > min(sequence.request.slo.tbt_s for sequence in newcomers)
 
 
 def _bear(decoding: Sequence[ModelQueue], until_next_token_s: float, now_s: float) -> bool:
-    return all(queue.wait_s(now_s) + until_next_token_s <= queue.tightest_tbt_s for queue in decoding)
+    at_worst_s = (1 + _MARGIN) * until_next_token_s
+    return all(queue.wait_s(now_s) + at_worst_s <= queue.tightest_tbt_s for queue in decoding)
