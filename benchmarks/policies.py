@@ -191,7 +191,7 @@ def compare(
             searches = {label: _search(bench, workload, target, label, found[label]) for label in sessions}
             while not all(search.done for search in searches.values()) and time.monotonic() < ends_s:
                 for label, search in searches.items():
-                    if not search.done:
+                    if not search.done and time.monotonic() < ends_s:
                         trial.take(label, sessions[label], search, repeat)
             for label, search in searches.items():
                 if repeat == 0 or search.done:  # when time is out, the last repeat counts where it has come to an end
@@ -241,7 +241,9 @@ class Trial:
         search.note(rate_per_s, passed=attainment.met_by(outcome))
         if attainment.met_by(outcome):
             self.best[label] = outcome
-        self.advance(f"{self.workload.name} {self.target.name} {label} {rate_per_s:.2f}/s")
+        self.advance(
+            f"{self.workload.name} {self.target.name} {label} {rate_per_s:.2f}/s, gaps {outcome.gap_attainment:.1%}"
+        )
 
     def _requests(self, rate_per_s: float, *, seed: int) -> list[TimedRequest]:
         self.runs += 1  # no run meets prefixes of another in the cache
@@ -353,6 +355,8 @@ def run_comparison(
 
         def advance(text: str) -> None:
             progress.update(task, advance=1, description=text)
+            if not progress.console.is_terminal:
+                progress.console.print(text)
 
         with measured_bench(args, effort) as bench:
             for name in workloads:
