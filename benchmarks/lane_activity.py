@@ -63,6 +63,7 @@ class ObservedExecutor:
         self.device = inner.device
         self.total_blocks = inner.total_blocks
         self.block_bytes = inner.block_bytes
+        self.unpartitioned_reason = inner.unpartitioned_reason
         self._layers: dict[str, int] = {}
         self._activity: LaneActivity | None = None
 

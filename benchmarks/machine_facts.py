@@ -31,4 +31,7 @@ def machine_facts(device: DeviceSpec, *, virtual: bool = False) -> dict[str, obj
 
 def write_report(path: Path, machine: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    # Whoever is killed while writing leaves the file as it was.
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)

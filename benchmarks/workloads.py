@@ -114,10 +114,12 @@ def make_requests(
     seed: int,
     salt: int,
     slo_of: Callable[[int], Slo],
+    longest_tokens: int = _LONGEST_TOKENS,
 ) -> list[TimedRequest]:
     """Poisson arrivals. The same seed gives the same lengths and the same arrivals, stretched to the rate, so that
     policies and rates are compared on one and the same workload. `salt` changes the tokens: no run meets prefixes of
-    another in the cache. `slo_of` gives the targets of a prompt of so many tokens.
+    another in the cache. `slo_of` gives the targets of a prompt of so many tokens; no request is longer, with its
+    output, than `longest_tokens`.
     """
     rng = np.random.default_rng([seed, count])
     tokens = np.random.default_rng([seed, salt])
@@ -137,7 +139,7 @@ def make_requests(
             chosen = able[int(choices[i] * len(able))]
             conversations.remove(chosen)
             known = chosen[1]
-        room = _LONGEST_TOKENS - output_lengths[i]
+        room = longest_tokens - output_lengths[i]
         if len(known) + new_lengths[i] > room:
             known = system
         prompt = (known + _token_ids(tokens, new_lengths[i]))[:room]

@@ -1,6 +1,7 @@
 """The only loop in the product: events in, launches out, completions back."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.inbox import EventSource, Inbox
@@ -94,7 +95,8 @@ class EngineLoop:
     def _report(self, now_s: float) -> None:
         if self._on_load_report is not None and now_s >= self._next_report_s:
             self._next_report_s = now_s + self._report_period_s
-            self._on_load_report(self.scheduler.load_report())
+            report = self.scheduler.load_report()
+            self._on_load_report(replace(report, unpartitioned_reason=self._executor.unpartitioned_reason))
 
     def _deadline_s(self) -> float | None:
         report_s = self._next_report_s if self._on_load_report is not None else None

@@ -130,6 +130,7 @@ class LoadReport:
     decode_predicted_s: float = 0.0
     decode_achieved_s: float = 0.0
     decode_headroom: float | None = None
+    unpartitioned_reason: str | None = None  # why lanes compete for all SMs although they could have their own
     guard_cells_moved_total: int = 0  # observations that changed what the contention guard says
 
     @property

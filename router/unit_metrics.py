@@ -56,6 +56,9 @@ class _UnitFamilies:
     def __init__(self) -> None:
         self.age = _gauge("muxfleet_unit_report_age_seconds", "Age in the view", "unit")
         self._sms = _gauge("muxfleet_unit_sms", "SMs (cores on a CPU) per lane", "unit", "phase")
+        self._partitioned = _gauge(
+            "muxfleet_unit_partitioned", "1 if each lane has SMs of its own, 0 if lanes compete for all of them", "unit"
+        )
         self._bubbles = _gauge(
             "muxfleet_lane_bubble_share", "Share of the last seconds a lane idled with work", "unit", "phase"
         )
@@ -79,6 +82,7 @@ class _UnitFamilies:
     def add(self, unit_id: str, load: LoadReport) -> None:
         self._sms.add_metric([unit_id, "prefill"], load.prefill_sms)
         self._sms.add_metric([unit_id, "decode"], load.decode_sms)
+        self._partitioned.add_metric([unit_id], 0 if load.unpartitioned_reason else 1)
         self._bubbles.add_metric([unit_id, "prefill"], load.prefill_bubble_share)
         self._bubbles.add_metric([unit_id, "decode"], load.decode_bubble_share)
         self._step.add_metric([unit_id, "predicted"], load.decode_predicted_s)
@@ -92,8 +96,8 @@ class _UnitFamilies:
         self._free.add_metric([unit_id, "cached"], load.cached_blocks)
 
     def families(self) -> Iterator[Metric]:
-        yield from (self.age, self._sms, self._bubbles, self._step, self._headroom)
-        yield from (self._fairness, self._guard, self._free)
+        yield from (self.age, self._sms, self._partitioned, self._bubbles, self._step)
+        yield from (self._headroom, self._fairness, self._guard, self._free)
 
 
 class _ModelFamilies:

@@ -21,7 +21,9 @@ PICKLES = frozenset({"pickle", "cloudpickle", "dill", "marshal", "shelve"})
 FROZEN_CALLS = frozenset({"frozenset", "tuple", "MappingProxyType"})
 
 # File -> why it may look at the environment although it is not deploy/settings.py.
-ENVIRONMENT_READERS: dict[str, str] = {}
+ENVIRONMENT_READERS: dict[str, str] = {
+    "pdmux_actor/executor/cuda/cuda_device.py": "CUDA takes its number of hardware queues from nowhere else",
+}
 
 # Pure modules that the planner, the simulator and a gateway's decisions need; none of them may pull in torch.
 TORCH_FREE_MODULES = (

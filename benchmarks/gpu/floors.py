@@ -1,23 +1,26 @@
 """Steps of muxfleet's engine on this GPU over the least time that memory and matrix units allow.
 
-    python benchmarks/gpu/floors.py [--model llama-3-8b] [--quick] [--json FILE]
+    python benchmarks/gpu/floors.py [--model llama-3-8b] [--quick] [--json FILE [--resume] [--plot PNG]]
 
-Random weights. Three tables: decode and prefill on the whole GPU against their floors, both against the partition's
-SMs, and what a repartition and the captured graphs cost. Floors: bytes that must be read (weights without the
-embedding, and the batch's KV) over the measured copy bandwidth; the layers' FLOPs over the measured matrix rate.
+Random weights. Decode and prefill on the whole GPU against their floors, both on the partitions' SMs, decode beside a
+prefill on the remaining SMs, and what a repartition and the captured graphs cost. Floors: bytes that must be read
+(weights without the embedding, and the batch's KV) over the measured copy bandwidth; the layers' FLOPs over the
+measured matrix rate.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from gpu.charts import draw_floors, draw_report
+from gpu.kept_rows import KeptRows, add_arguments, check_arguments, gpu_facts
 from gpu.launches import HandMadeLaunches, median_and_spread_s
 from gpu.random_models import SHAPES, random_model
-from machine_facts import machine_facts, write_report
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,6 +31,7 @@ from pdmux_actor.models.triton_operators import TritonOperators
 from profiler.specs import DeviceSpec, ModelSpec
 
 BLOCK_BYTES = 16 * 1024
+AHEAD_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +54,18 @@ QUICK = Sizes(decodes=((32, 1024),), prefills=(2048,), partition_stride=2, repea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Case:
+    """`measured`: decode, prefill, ahead (a decode step of several without the host between them), or beside (a decode
+    step while the remaining SMs prefill).
+    """
+
     measured: str
     batch: int
     tokens: int
     sms: int
-    seconds: float
-    spread_s: float
-    floor_s: float
-    over_floor: float
+
+
+ROW_KEY = ("measured", "batch", "tokens", "sms")
 
 
 def decode_floor_s(spec: ModelSpec, device: DeviceSpec, batch: int, context_tokens: int) -> float:
@@ -76,31 +83,50 @@ def prefill_floor_s(spec: ModelSpec, device: DeviceSpec, tokens: int) -> float:
     return (products + attention) / device.peak_flops_per_s
 
 
-def measure(launches: HandMadeLaunches, sizes: Sizes) -> list[Row]:
-    device, spec = launches.executor.device, launches.info.spec
+def cases(device: DeviceSpec, sizes: Sizes) -> Iterator[Case]:
+    """The whole GPU first, then partitions from large to small."""
     whole, step = device.num_sms, device.partition_granularity_sms
-    shares = [whole, *range(whole - whole % step, 0, -step * sizes.partition_stride)]
-    rows = []
-    for sms in track(dict.fromkeys(shares), description="partitions"):
-        on_whole = sms == whole
-        for batch, context in sizes.decodes if on_whole else sizes.decodes[:1]:
-            launches.partition(0 if on_whole else whole - sms, sms)
-            sequences = launches.sequences(batch, context, room_tokens=8)
-            seconds, spread_s = median_and_spread_s(launches.time_s(launches.decode_launch(sequences), sizes.repeats))
-            floor_s = decode_floor_s(spec, device, batch, context)
-            rows.append(_row("decode", batch, context, sms, seconds, spread_s, floor_s))
-            launches.free(sequences)
-        for tokens in sizes.prefills if on_whole else sizes.prefills[:1]:
-            launches.partition(sms, 0 if on_whole else whole - sms)
-            sequences = launches.sequences(1, tokens, room_tokens=8)
-            times = [
-                launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=i == 0) for i in range(sizes.repeats)
-            ]
-            seconds, spread_s = median_and_spread_s([t for (t,) in times])
-            floor_s = prefill_floor_s(spec, device, tokens) * whole / sms
-            rows.append(_row("prefill", 1, tokens, sms, seconds, spread_s, floor_s))
-            launches.free(sequences)
-    return rows
+    for batch, context in sizes.decodes:
+        yield Case(measured="decode", batch=batch, tokens=context, sms=whole)
+        yield Case(measured="ahead", batch=batch, tokens=context, sms=whole)
+    for tokens in sizes.prefills:
+        yield Case(measured="prefill", batch=1, tokens=tokens, sms=whole)
+    batch, context = sizes.decodes[0]
+    for sms in range((whole - step) // step * step, 0, -step * sizes.partition_stride):
+        yield Case(measured="decode", batch=batch, tokens=context, sms=sms)
+        yield Case(measured="beside", batch=batch, tokens=context, sms=sms)
+        yield Case(measured="prefill", batch=1, tokens=sizes.prefills[0], sms=sms)
+
+
+def measure(launches: HandMadeLaunches, case: Case, sizes: Sizes) -> dict[str, object]:
+    device, spec = launches.executor.device, launches.info.spec
+    rest = device.num_sms - case.sms
+    is_prefill = case.measured == "prefill"
+    launches.partition(*((case.sms, rest) if is_prefill else (rest, case.sms)))
+    sequences = launches.sequences(case.batch, case.tokens, room_tokens=8)
+    if is_prefill:
+        timed = [launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=i == 0) for i in range(sizes.repeats)]
+        times_s = [time_s for (time_s,) in timed]
+        floor_s = prefill_floor_s(spec, device, case.tokens) * device.num_sms / case.sms
+    else:
+        steps = AHEAD_STEPS if case.measured == "ahead" else 1
+        launch = launches.decode_launch(sequences, steps)
+        floor_s = decode_floor_s(spec, device, case.batch, case.tokens)
+        if case.measured == "beside":
+            prompts = launches.sequences(1, sizes.prefills[0], room_tokens=8)
+            times_s = launches.time_beside_s(launch, prompts, sizes.repeats)
+            launches.free(prompts)
+        else:
+            times_s = [time_s / steps for time_s in launches.time_s(launch, sizes.repeats)]
+    launches.free(sequences)
+    seconds, spread_s = median_and_spread_s(times_s)
+    return {
+        **asdict(case),
+        "seconds": seconds,
+        "spread_s": spread_s,
+        "floor_s": floor_s,
+        "over_floor": seconds / floor_s,
+    }
 
 
 def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str, float]:
@@ -127,45 +153,36 @@ def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str,
     }
 
 
-def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, *, dtype: str = "bfloat16") -> dict[str, object]:
+def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *, dtype: str = "bfloat16") -> None:
     loaded = random_model(
         shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
     )
     executor.hold(loaded)
     launches = HandMadeLaunches(executor, loaded.info)
-    rows = measure(launches, sizes)
-    repartition = measure_repartition_s(launches, sizes.repeats)
-    return {
-        "rows": [asdict(row) for row in rows],
-        "repartition": repartition,
-        "graph_memory_share": executor.graph_bytes / executor.device.memory_bytes,
-        "partitioned_by": executor.partitioning,
-    }
+    if "repartition" not in kept.facts:
+        kept.note({"repartition": measure_repartition_s(launches, sizes.repeats)})
+    chosen = list(cases(executor.device, sizes))
+    for case in track(chosen, description="steps", console=Console(stderr=True)):
+        if kept.wants(**asdict(case)):
+            kept.add(measure(launches, case, sizes))
+            captured, failed = executor.graph_counts
+            kept.note(
+                {
+                    "graphs": captured,
+                    "graphs_that_failed": failed,
+                    "graph_memory_share": executor.graph_bytes / executor.device.memory_bytes,
+                }
+            )
 
 
-def _row(measured: str, batch: int, tokens: int, sms: int, seconds: float, spread_s: float, floor_s: float) -> Row:
-    return Row(
-        measured=measured,
-        batch=batch,
-        tokens=tokens,
-        sms=sms,
-        seconds=seconds,
-        spread_s=spread_s,
-        floor_s=floor_s,
-        over_floor=seconds / floor_s,
-    )
-
-
-def print_tables(result: dict[str, object]) -> None:
+def print_tables(kept: KeptRows) -> None:
     table = Table("step", "batch", "tokens", "SMs", "ms", "spread", "floor ms", "over floor")
-    rows = result["rows"]
-    assert isinstance(rows, list)
-    for row in rows:
+    for row in kept.rows:
         cells = (row["measured"], row["batch"], row["tokens"], row["sms"])
         times = (f"{1e3 * row[key]:.2f}" for key in ("seconds", "spread_s", "floor_s"))
         table.add_row(*map(str, cells), *times, f"{row['over_floor']:.2f}")
     Console().print(table)
-    Console().print({key: value for key, value in result.items() if key != "rows"})
+    Console().print(kept.facts)
 
 
 def main() -> None:
@@ -173,17 +190,21 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--kv-gib", type=float, default=48.0, help="KV pool")
     parser.add_argument("--quick", action="store_true", help="one decode and one prefill per second partition")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    try:
-        executor = open_cuda_executor(kv_pool_bytes=int(args.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
-    except DeviceUnavailable as error:
-        sys.exit(str(error))
-    result = run(executor, args.model, QUICK if args.quick else FULL)
-    print_tables(result)
-    if args.json:
-        write_report(args.json, {**machine_facts(executor.device), "model": args.model}, [result])
-    executor.close()
+    add_arguments(parser)
+    options = parser.parse_args()
+    check_arguments(parser, options)
+    if not options.replot:
+        try:
+            executor = open_cuda_executor(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
+        except DeviceUnavailable as error:
+            sys.exit(str(error))
+        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
+        kept.note({**gpu_facts(executor.device, partitioned_by=executor.partitioning), "model": options.model})
+        run(executor, options.model, QUICK if options.quick else FULL, kept)
+        print_tables(kept)
+        executor.close()
+    if options.plot:
+        draw_report(options.json, options.plot, draw_floors)
 
 
 if __name__ == "__main__":

@@ -1,40 +1,56 @@
 """Goodput of the dispatch policies on this GPU: same engine, same arrivals, TBT target 50 ms.
 
-    python benchmarks/gpu/goodput.py [--model llama-3-8b] [--workload sharegpt ...] [--policy mux ...] [--json FILE]
+    python benchmarks/gpu/goodput.py --workload sharegpt [--policy mux ...] [--json FILE [--resume] [--plot PNG]]
 
 Workloads are those of benchmarks/policies.py at full length (MuxWise Table 1). chunked_prefill is run with several
 token budgets and its best one counts, as if it had been tuned offline. A rate passes when 99 % of the gaps and 95 % of
-the first tokens are in time; a first token is due after --ttft-s plus --ttft-s-per-kilotoken for its prompt.
+the first tokens are in time; a first token is due after --ttft-s plus --ttft-s-per-kilotoken for its prompt. One
+workload takes about nine minutes; the next call goes on with --resume.
 """
 
 import argparse
 import gc
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from engine_run import EngineSession
-from goodput import Attainment, RateSearch
+from engine_run import EngineSession, TimedRequest
+from gpu.charts import draw_bars, draw_report
+from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
 from gpu.random_models import SHAPES, random_model
-from machine_facts import machine_facts, write_report
+from gpu.rate_runs import RatePlan, add_rate_arguments, rate_plan, search_rate
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from workloads import WORKLOADS, make_requests
+from workloads import WORKLOADS, Workload, make_requests
 
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor.torch_cuda import open_cuda_executor
-from pdmux_actor.messages import Slo
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
 BLOCK_BYTES = 16 * 1024
-BUDGETS = (512, 1024, 2048)
+BUDGETS = (1024, 512, 2048)
 MAX_BATCH_TOKENS = 8192
 MAX_SEQUENCES = 256
+DEFAULT_POLICIES = ("mux", "chunked_prefill", "muxwise", "duetserve", "prefill_first")
+ROW_KEY = ("workload", "policy", "chunk_budget_tokens")
+# Where a search begins (requests per second), and the least number of requests of a run: long prompts are few.
+FIRST_GUESSES: Mapping[str, tuple[float, int]] = MappingProxyType(
+    {
+        "sharegpt": (24.0, 64),
+        "loogle": (0.5, 12),
+        "openthoughts": (1.0, 32),
+        "conversation": (1.5, 24),
+        "tool_agent": (2.0, 24),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +67,9 @@ def variants(policies: tuple[str, ...]) -> list[Variant]:
     ]
 
 
-def open_session(options: argparse.Namespace, variant: Variant) -> EngineSession:
-    executor = open_cuda_executor(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
+def open_session(executor: TorchCudaExecutor, shape: str, variant: Variant, *, dtype: str) -> EngineSession:
     loaded = random_model(
-        options.model, device=executor.torch_device, block_bytes=BLOCK_BYTES, operators=TritonOperators()
+        shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
     )
     executor.hold(loaded)
     settings = SchedulerSettings(
@@ -67,99 +82,114 @@ def open_session(options: argparse.Namespace, variant: Variant) -> EngineSession
     )
 
 
-def search_goodput(session: EngineSession, options: argparse.Namespace, workload_name: str) -> RateSearch:
-    workload = replace(WORKLOADS[workload_name], scale=1)
-    attainment = Attainment()
+def measure(session: EngineSession, plan: RatePlan, workload: Workload, shape: str) -> dict[str, object]:
+    longest_tokens = int(SHAPES[shape]["max_position_embeddings"]) - 64
 
-    def slo_of(prompt_tokens: int) -> Slo:
-        return Slo(ttft_s=options.ttft_s + options.ttft_s_per_kilotoken * prompt_tokens / 1e3, tbt_s=options.tbt_s)
-
-    search = RateSearch(first_per_s=options.first_per_s, resolution=0.1, max_runs=options.max_runs)
-    while not search.done:
-        rate_per_s = search.next_rate_per_s()
-        requests = make_requests(
+    def requests_at(rate_per_s: float, salt: int) -> list[TimedRequest]:
+        return make_requests(
             workload,
-            model=options.model,
+            model=shape,
             rate_per_s=rate_per_s,
-            count=max(32, int(options.window_s * rate_per_s)),
+            count=plan.count(rate_per_s),
             seed=0,
-            salt=search.runs,
-            slo_of=slo_of,
+            salt=salt,
+            slo_of=plan.slo_of,
+            longest_tokens=longest_tokens,
         )
-        outcome = session.run(requests, give_up=attainment.out_of_reach)
-        search.note(rate_per_s, passed=attainment.met_by(outcome))
-    return search
+
+    found = search_rate(session, plan, requests_at, (shape,))
+    failing_per_s = found.failing_per_s or found.goodput_per_s
+    return {
+        "tbt_target": f"{plan.tbt_s} s",
+        "goodput_per_s": found.goodput_per_s,
+        "spread": failing_per_s - found.goodput_per_s,
+        "bracketed": found.bracketed,
+        "runs": found.runs,
+    }
 
 
-def best_rows(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+def measure_all(
+    kept: KeptRows, options: argparse.Namespace, open_executor: Callable[[], TorchCudaExecutor], *, dtype: str
+) -> None:
+    chosen, workloads = variants(tuple(options.policy or DEFAULT_POLICIES)), options.workload or ["sharegpt"]
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("goodput", total=len(chosen) * len(workloads))
+        for variant in chosen:
+            keys: list[dict[str, Any]] = [
+                {"workload": w, "policy": variant.policy, "chunk_budget_tokens": variant.budget_tokens}
+                for w in workloads
+            ]
+            if not any(kept.wants(**key) for key in keys):
+                continue
+            executor = open_executor()
+            kept.note({**gpu_facts(executor.device, partitioned_by=executor.partitioning), "model": options.model})
+            session = open_session(executor, options.model, variant, dtype=dtype)
+            for key in keys:
+                progress.update(task, description=" ".join(map(str, key.values())))
+                if kept.wants(**key):
+                    first_per_s, least_requests = FIRST_GUESSES[key["workload"]]
+                    plan = rate_plan(options, first_per_s=first_per_s, least_requests=least_requests)
+                    workload = replace(WORKLOADS[key["workload"]], scale=options.scale)
+                    kept.add({**key, **measure(session, plan, workload, options.model)})
+                progress.advance(task)
+            session.close()
+            del session, executor
+            gc.collect()  # the engine's cycles hold the KV pool; the next policy needs its memory
+
+
+def best_rows(rows: list[Row]) -> list[Row]:
     """Of the budgets of one policy and workload, the one with the highest goodput."""
-    best: dict[tuple[object, object], dict[str, object]] = {}
+    best: dict[tuple[object, object], Row] = {}
     for row in rows:
         key = row["workload"], row["policy"]
-        if key not in best or float(str(row["goodput_per_s"])) > float(str(best[key]["goodput_per_s"])):
+        if key not in best or row["goodput_per_s"] > best[key]["goodput_per_s"]:
             best[key] = row
     return list(best.values())
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    draw_bars(figure, best_rows(rows), group="workload", bar="policy", value="goodput_per_s", label="goodput, 1/s")
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
-    parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: sharegpt")
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
-    parser.add_argument("--tbt-s", type=float, default=0.05)
-    parser.add_argument("--ttft-s", type=float, default=0.5)
-    parser.add_argument("--ttft-s-per-kilotoken", type=float, default=0.25)
+    parser.add_argument("--scale", type=float, default=1.0, help="divides all lengths (default: 1)")
     parser.add_argument("--kv-gib", type=float, default=80.0)
-    parser.add_argument("--window-s", type=float, default=20.0)
-    parser.add_argument("--first-per-s", type=float, default=4.0)
-    parser.add_argument("--max-runs", type=int, default=7)
+    add_rate_arguments(parser, window_s=12.0, max_runs=6)
     parser.add_argument("--quick", action="store_true", help="short runs, fewer of them")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_arguments(parser)
     return parser
 
 
 def main() -> None:
-    options = arguments().parse_args()
+    parser = arguments()
+    options = parser.parse_args()
+    check_arguments(parser, options)
     if options.quick:
-        options.window_s, options.max_runs = 8.0, 5
-    policies = tuple(options.policy or ("mux", "muxwise", "duetserve", "chunked_prefill", "prefill_first"))
-    workloads = options.workload or ["sharegpt", "loogle", "conversation"]
-    rows: list[dict[str, object]] = []
-    device = None
-    with Progress(console=Console(stderr=True)) as progress:
-        chosen = variants(policies)
-        task = progress.add_task("goodput", total=len(chosen) * len(workloads))
-        for variant in chosen:
-            try:
-                session = open_session(options, variant)
-            except DeviceUnavailable as error:
-                sys.exit(str(error))
-            device = session.device
-            for workload in workloads:
-                progress.update(task, description=f"{workload} {variant.policy} {variant.budget_tokens}")
-                found = search_goodput(session, options, workload)
-                failing_per_s = found.failing_per_s or found.goodput_per_s
-                rows.append(
-                    {
-                        "workload": workload,
-                        "tbt_target": f"{options.tbt_s} s",
-                        "policy": variant.policy,
-                        "chunk_budget_tokens": variant.budget_tokens,
-                        "goodput_per_s": found.goodput_per_s,
-                        "spread": failing_per_s - found.goodput_per_s,
-                    }
-                )
-                progress.advance(task)
-            session.close()
-            gc.collect()  # the engine's cycles hold the KV pool; the next policy needs its memory
-    best = best_rows(rows)
-    table = Table("workload", "policy", "goodput 1/s", "next that failed")
-    for row in best:
-        failing = float(str(row["goodput_per_s"])) + float(str(row["spread"]))
-        table.add_row(str(row["workload"]), str(row["policy"]), f"{row['goodput_per_s']:.2f}", f"{failing:.2f}")
-    Console().print(table)
-    if options.json and device is not None:
-        write_report(options.json, {**machine_facts(device), "model": options.model}, rows)
+        options.window_s, options.max_runs = 6.0, 4
+    if not options.replot:
+        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
+        kv_pool_bytes = int(options.kv_gib * (1 << 30))
+        try:
+            measure_all(
+                kept,
+                options,
+                lambda: open_cuda_executor(kv_pool_bytes=kv_pool_bytes, block_bytes=BLOCK_BYTES),
+                dtype="bfloat16",
+            )
+        except DeviceUnavailable as error:
+            sys.exit(str(error))
+        table = Table("workload", "policy", "budget", "goodput 1/s", "next that failed")
+        for row in best_rows(kept.rows):
+            failing = row["goodput_per_s"] + row["spread"] if row["bracketed"] else float("nan")
+            numbers = f"{row['goodput_per_s']:.2f}", f"{failing:.2f}"
+            table.add_row(row["workload"], row["policy"], str(row["chunk_budget_tokens"]), *numbers)
+        Console().print(table)
+    if options.plot:
+        draw_report(options.json, options.plot, draw)
 
 
 if __name__ == "__main__":

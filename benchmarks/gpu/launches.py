@@ -12,6 +12,7 @@ from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, Pref
 from pdmux_actor.scheduling.sequence import Sequence
 
 _DEADLINE_S = 120.0
+_TRIES_PER_STEP = 3
 
 
 class HandMadeLaunches:
@@ -75,6 +76,34 @@ class HandMadeLaunches:
             assert done.error is None, done.error
             times.append(done.finished_s - done.started_s)
         return times[warm_ups:]
+
+    def time_beside_s(self, decode: DecodeStep, prompts: Seq[Sequence], repeats: int) -> list[float]:
+        """Of decode steps that ran while the other lane prefilled `prompts` again and again."""
+        self.time_s(decode, 1, warm_ups=1)
+        self.executor.submit(self.prefill_launch(prompts))
+        times: list[float] = []
+        steps, prefill_began_s = 0, self.executor.now()
+        self.executor.submit(decode)
+        while len(times) < repeats:
+            for done in self.executor.wait(self.executor.now() + _DEADLINE_S):
+                assert done.error is None, done.error
+                if isinstance(done.launch, PrefillSlice):
+                    self.executor.submit(self.prefill_launch(prompts))
+                    prefill_began_s = self.executor.now()
+                    continue
+                steps += 1
+                # A step during which one prefill ended and the next began was alone for a moment.
+                if done.started_s >= prefill_began_s or steps > _TRIES_PER_STEP * repeats:
+                    times.append(done.finished_s - done.started_s)
+                self.executor.submit(decode)
+        self._drain()
+        return times
+
+    def _drain(self) -> None:
+        """Until no launch of `time_beside_s` is left."""
+        left = 2
+        while left:
+            left -= len(self.executor.wait(self.executor.now() + _DEADLINE_S))
 
 
 def median_and_spread_s(times_s: Seq[float]) -> tuple[float, float]:

@@ -1,59 +1,108 @@
 """What the CUDA executor builds on, asked of this GPU: partitions, graphs inside them, lanes beside each other.
 
-    python benchmarks/gpu/questions.py [--quick] [--json FILE]
+    python benchmarks/gpu/questions.py [--quick] [--json FILE [--resume] [--plot PNG]]
 
-Rows: a bf16 matrix product and a copy on each lane of each pair, alone and beside the other lane, launched eagerly and
-as a captured graph, over the same work on the whole GPU. A lane keeps to its SMs if the product slows down by the
-whole GPU's SMs over the lane's; a graph keeps its partition if both columns agree.
+Rows "census": on how many SMs a lane's kernels ran, eagerly and replayed from a graph, and how many of them the other
+lane's kernels used, too (0 where partitions hold). Rows "speed": a bf16 matrix product, the same product told how many
+SMs it has, a copy and a Triton kernel on each lane of each pair, alone, from a graph and beside the other lane, over
+the same work on the whole GPU. Rows "queue": how long a tiny kernel takes beside a lane that is full, over how long it
+takes alone (far above 1 where both lanes' streams share a hardware queue). Facts: what a switch costs, and the memory
+of cuBLAS's workspaces.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from machine_facts import machine_facts, write_report
+from gpu.charts import draw_questions, draw_report
+from gpu.kept_rows import KeptRows, add_arguments, check_arguments, gpu_facts
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
-from pdmux_actor.executor.cuda.partition_streams import open_partition_streams
+from pdmux_actor.executor.cuda.partition_streams import PartitionStreams, open_partition_streams
+from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.launch import Lane
 
-MATRIX_SIZE = 4096
-COPY_BYTES = 1 << 29
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Times over those on the whole GPU; 1.0 for `sms_ratio` would be a lane that has all SMs."""
-
-    lane: str
-    sms: int
-    work: str
-    sms_ratio: float
-    eager: float
-    graph: float
-    beside_other_lane: float
-
-
 Work = Callable[[], object]
+_QUEUED = 20  # launches of the other lane that keep it busy meanwhile
+ROW_KEY = ("question", "lane", "sms", "work")
 
 
-def device_time_s(stream: Any, work: Work, repeats: int) -> float:
+class Census(Protocol):
+    def take(self) -> None: ...
+
+    def sms(self) -> frozenset[int]: ...
+
+
+class Gpu(Protocol):
+    """What is asked of CUDA beside streams; a test has one that is none."""
+
+    def on(self, stream: Any) -> AbstractContextManager[object]: ...
+
+    def event(self) -> Any: ...
+
+    def captured(self, stream: Any, work: Work) -> Work: ...
+
+    def census(self) -> Census: ...
+
+    def carve_out(self, sms: int | None) -> None:
+        """Matrix products launch as if the GPU had `sms` SMs fewer."""
+        ...
+
+    def reserved_bytes(self) -> int: ...
+
+
+class CudaGpu:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        return torch.cuda.stream(stream)
+
+    def event(self) -> Any:
+        return torch.cuda.Event(enable_timing=True)
+
+    def captured(self, stream: Any, work: Work) -> Work:
+        with torch.cuda.stream(stream):
+            work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+        return graph.replay
+
+    def census(self) -> Census:
+        from gpu.sm_census import SmCensus
+
+        return SmCensus(self._device)
+
+    def carve_out(self, sms: int | None) -> None:
+        torch.backends.cuda.preferred_blas_library("default" if sms is None else "cublaslt")
+        torch._C._set_sm_carveout_experimental(sms)
+
+    def reserved_bytes(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+
+def device_time_s(gpu: Gpu, stream: Any, work: Work, repeats: int, *, warm_ups: int = 1) -> float:
     times = []
-    with torch.cuda.stream(stream):
-        work()
+    with gpu.on(stream):
+        for _ in range(warm_ups):
+            work()
         for _ in range(repeats):
-            started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            started, ended = gpu.event(), gpu.event()
             started.record(stream)
             work()
             ended.record(stream)
@@ -62,104 +111,201 @@ def device_time_s(stream: Any, work: Work, repeats: int) -> float:
     return statistics.median(times)
 
 
-def captured(stream: Any, work: Work) -> Work:
-    with torch.cuda.stream(stream):
-        work()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        work()
-    return graph.replay
-
-
-def beside_time_s(stream: Any, work: Work, other: Any, other_work: Work, repeats: int) -> float:
+def beside_time_s(gpu: Gpu, stream: Any, work: Work, other: Any, other_work: Work, repeats: int) -> float:
     """`other_work` is kept running on the other lane all the while."""
     times = []
     for _ in range(repeats):
-        with torch.cuda.stream(other):
-            for _ in range(20):
+        with gpu.on(other):
+            for _ in range(_QUEUED):
                 other_work()
-        times.append(device_time_s(stream, work, 1))
-    torch.cuda.synchronize()
+        times.append(device_time_s(gpu, stream, work, 1, warm_ups=0))
+        other.synchronize()
     return statistics.median(times)
 
 
-def make_works(device: torch.device) -> dict[str, Work]:
-    left = torch.randn(MATRIX_SIZE, MATRIX_SIZE, dtype=torch.bfloat16, device=device)
-    product = torch.empty_like(left)
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return {"product": lambda: torch.mm(left, left, out=product), "copy": lambda: target.copy_(source)}
+class Lanes:
+    """Everything that is asked of one GPU. `matrix_size` and `copy_bytes` say how much work a launch is."""
 
+    def __init__(
+        self,
+        gpu: Gpu,
+        streams: PartitionStreams,
+        device: torch.device,
+        *,
+        num_sms: int,
+        matrix_size: int = 4096,
+        copy_bytes: int = 1 << 29,
+        repeats: int = 15,
+    ) -> None:
+        self._gpu = gpu
+        self._streams = streams
+        self._num_sms = num_sms
+        self._repeats = repeats
+        self._tiny = torch.zeros(1, device=device)
+        self.own = make_works(device, matrix_size, copy_bytes)
+        self._others = make_works(device, matrix_size, copy_bytes)
+        whole = streams.stream(Lane.DECODE, num_sms)
+        self.whole_s = {name: device_time_s(gpu, whole, work, repeats) for name, work in self.own.items()}
+        self.whole_s["product told its SMs"] = self.whole_s["product"]
 
-def ask(quick: bool) -> tuple[list[Row], dict[str, object]]:
-    device = open_cuda_device()
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    streams = open_partition_streams(device, num_sms)
-    own, others = make_works(device), make_works(device)
-    repeats = 5 if quick else 15
-    whole = {name: device_time_s(streams.stream(Lane.DECODE, num_sms), work, repeats) for name, work in own.items()}
-    rows = []
-    shares = range(streams.step_sms, num_sms, streams.step_sms * (3 if quick else 1))
-    for share in shares:
-        for lane, sms in ((Lane.DECODE, share), (Lane.PREFILL, num_sms - share)):
-            other_lane = Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE
-            stream, other = streams.stream(lane, sms), streams.stream(other_lane, num_sms - sms)
-            for name, work in own.items():
-                replay = captured(stream, work)
-                rows.append(
-                    Row(
-                        lane=lane.value,
-                        sms=sms,
-                        work=name,
-                        sms_ratio=num_sms / sms,
-                        eager=device_time_s(stream, work, repeats) / whole[name],
-                        graph=device_time_s(stream, replay, repeats) / whole[name],
-                        beside_other_lane=beside_time_s(stream, work, other, others["copy"], repeats) / whole[name],
-                    )
+    def pairs(self, stride: int) -> Iterator[tuple[Lane, int, Any, Any]]:
+        """Lane, its SMs, its stream and the other lane's."""
+        step = self._streams.step_sms
+        for share in range(step, self._num_sms, step * stride):
+            decode = self._streams.stream(Lane.DECODE, share)
+            prefill = self._streams.stream(Lane.PREFILL, self._num_sms - share)
+            yield Lane.DECODE, share, decode, prefill
+            yield Lane.PREFILL, self._num_sms - share, prefill, decode
+
+    def census(self, stream: Any, other: Any) -> dict[str, object]:
+        census = self._gpu.census()
+        seen = []
+        replay = self._gpu.captured(stream, census.take)
+        for on, take in ((stream, census.take), (stream, replay), (other, census.take)):
+            with self._gpu.on(on):
+                take()
+            on.synchronize()
+            seen.append(census.sms())
+        eager, graph, others = seen
+        return {"eager_sms": len(eager), "graph_sms": len(graph), "shared_sms": len((eager | graph) & others)}
+
+    def speed(self, name: str, sms: int, stream: Any, other: Any) -> dict[str, object]:
+        work, told = self.own[name.removesuffix(" told its SMs")], name.endswith("told its SMs")
+        if told:
+            self._gpu.carve_out(self._num_sms - sms)
+        try:
+            whole_s, repeats = self.whole_s[name], self._repeats
+            replay = self._gpu.captured(stream, work)
+            return {
+                "sms_ratio": self._num_sms / sms,
+                "eager": device_time_s(self._gpu, stream, work, repeats) / whole_s,
+                "graph": device_time_s(self._gpu, stream, replay, repeats) / whole_s,
+                "beside_other_lane": beside_time_s(
+                    self._gpu, stream, work, other, self._others["copy"], max(3, repeats // 3)
                 )
-    switch_s = _switch_cost_s([streams.stream(Lane.DECODE, share) for share in shares], repeats)
-    spec = cuda_device_spec(device, step_sms=streams.step_sms)
-    facts = {**machine_facts(spec), "partitioned_by": streams.kind, "switch_s": switch_s, "whole_s": whole}
-    streams.close()
-    return rows, facts
+                / whole_s,
+            }
+        finally:
+            if told:
+                self._gpu.carve_out(None)
 
+    def queue(self, stream: Any, other: Any) -> dict[str, object]:
+        def tiny() -> object:
+            return self._tiny.add_(1)
 
-def _switch_cost_s(streams: list[Any], repeats: int) -> float:
-    """Host time to move a tiny launch to the next partition's stream and see it done, less that of staying."""
-    tiny = torch.zeros(1, device="cuda")
+        alone_s = self._host_time_s(stream, tiny)
+        beside = []
+        for _ in range(self._repeats):
+            with self._gpu.on(other):
+                for _ in range(_QUEUED):
+                    self._others["copy"]()
+            beside.append(self._host_time_s(stream, tiny))
+            other.synchronize()
+        return {"alone_s": alone_s, "beside_s": statistics.median(beside), "ratio": statistics.median(beside) / alone_s}
 
-    def run_on(stream: Any) -> float:
+    def switch_s(self) -> float:
+        """Host time to move a tiny launch to the next partition's stream and see it done, less that of staying."""
+        streams = [stream for lane, _, stream, _ in self.pairs(1) if lane is Lane.DECODE]
+
+        def run_on(stream: Any) -> float:
+            return self._host_time_s(stream, lambda: self._tiny.add_(1))
+
+        for stream in streams:
+            run_on(stream)
+        staying = [run_on(streams[0]) for _ in range(self._repeats * 4)]
+        moving = [run_on(streams[i % len(streams)]) for i in range(self._repeats * 4)]
+        return statistics.median(moving) - statistics.median(staying)
+
+    def workspace_bytes(self) -> int:
+        """What torch's allocator takes more when a stream multiplies for the first time."""
+        before = self._gpu.reserved_bytes()
+        stream = self._streams.stream(Lane.DECODE, self._streams.step_sms)
+        with self._gpu.on(stream):
+            self.own["product"]()
+        stream.synchronize()
+        return self._gpu.reserved_bytes() - before
+
+    def _host_time_s(self, stream: Any, work: Work) -> float:
         started_s = time.perf_counter()
-        with torch.cuda.stream(stream):
-            tiny.add_(1)
+        with self._gpu.on(stream):
+            work()
         stream.synchronize()
         return time.perf_counter() - started_s
 
-    for stream in streams:
-        run_on(stream)
-    staying = [run_on(streams[0]) for _ in range(repeats * 4)]
-    moving = [run_on(streams[i % len(streams)]) for i in range(repeats * 4)]
-    return statistics.median(moving) - statistics.median(staying)
+
+def make_works(device: torch.device, matrix_size: int, copy_bytes: int) -> dict[str, Work]:
+    dtype = torch.bfloat16
+    left = torch.randn(matrix_size, matrix_size, dtype=dtype, device=device)
+    product = torch.empty_like(left)
+    source = torch.empty(copy_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    operators = TritonOperators()
+    return {
+        "product": lambda: torch.mm(left, left, out=product),
+        "copy": lambda: target.copy_(source),
+        "triton": lambda: operators.silu_product(left),
+    }
+
+
+def ask(lanes: Lanes, kept: KeptRows, *, stride: int) -> None:
+    kept.note({"workspace_bytes": lanes.workspace_bytes(), "switch_s": lanes.switch_s(), "whole_s": lanes.whole_s})
+    pairs = list(lanes.pairs(stride))
+    questions: list[tuple[str, str, Callable[[int, Any, Any], Mapping[str, object]]]] = [
+        ("census", "", lambda sms, stream, other: lanes.census(stream, other)),
+        ("queue", "", lambda sms, stream, other: lanes.queue(stream, other)),
+        *(
+            ("speed", name, lambda sms, stream, other, name=name: lanes.speed(name, sms, stream, other))
+            for name in lanes.whole_s
+        ),
+    ]
+    asked = [(question, pair) for question in questions for pair in pairs]
+    for (question, work, answer), (lane, sms, stream, other) in track(
+        asked, description="questions", console=Console(stderr=True)
+    ):
+        key = {"question": question, "lane": lane.value, "sms": sms, "work": work}
+        if kept.wants(**key):
+            kept.add({**key, **answer(sms, stream, other)})
+
+
+def print_tables(kept: KeptRows) -> None:
+    for question in ("census", "queue", "speed"):
+        rows = [row for row in kept.rows if row["question"] == question]
+        if rows:
+            fields = [name for name in rows[0] if name != "question"]
+            table = Table(*(name.replace("_", " ") for name in fields), title=question)
+            for row in rows:
+                table.add_row(*(f"{v:.3g}" if isinstance(v := row[name], float) else str(v) for name in fields))
+            Console().print(table)
+    Console().print(kept.facts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="every third partition")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    try:
-        rows, facts = ask(args.quick)
-    except DeviceUnavailable as error:
-        sys.exit(str(error))
-    table = Table("lane", "SMs", "work", "SMs of all / own", "eager", "graph", "beside the other")
-    for row in rows:
-        numbers = (f"{n:.2f}" for n in (row.sms_ratio, row.eager, row.graph, row.beside_other_lane))
-        table.add_row(row.lane, str(row.sms), row.work, *numbers)
-    Console().print(table)
-    Console().print(facts)
-    if args.json:
-        write_report(args.json, facts, [asdict(row) for row in rows])
+    parser.add_argument("--queues", type=int, help="hardware queues (CUDA_DEVICE_MAX_CONNECTIONS; default: muxfleet's)")
+    add_arguments(parser)
+    options = parser.parse_args()
+    check_arguments(parser, options)
+    if not options.replot:
+        if options.queues is not None:
+            os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(options.queues)
+        try:
+            device = open_cuda_device()
+        except DeviceUnavailable as error:
+            sys.exit(str(error))
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        streams = open_partition_streams(device, num_sms)
+        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
+        spec = cuda_device_spec(device, step_sms=streams.step_sms)
+        queues = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
+        kept.note({**gpu_facts(spec, partitioned_by=streams.kind), "hardware_queues": queues})
+        lanes = Lanes(CudaGpu(device), streams, device, num_sms=num_sms, repeats=5 if options.quick else 15)
+        ask(lanes, kept, stride=3 if options.quick else 1)
+        print_tables(kept)
+        torch.cuda.synchronize()
+        streams.close()
+    if options.plot:
+        draw_report(options.json, options.plot, draw_questions)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def _shape(architecture: str, layers: int, hidden: int, mlp: int, heads: int, kv
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": 128,
-        "max_position_embeddings": 32768,
+        "max_position_embeddings": 131072,
         "rope_theta": 500000.0,
         **more,
     }

@@ -64,6 +64,9 @@ def problems(status: FleetStatus) -> Iterator[str]:
     for unit in status.units:
         if unit.out_for_s:
             yield f"unit {unit.report.unit_id} is out for {unit.out_for_s:.0f} s: what ran in its place kept dying"
+        load = unit.report.load
+        if load is not None and load.unpartitioned_reason is not None:
+            yield f"unit {unit.report.unit_id}: prefill and decode compete for all SMs: {load.unpartitioned_reason}"
 
 
 def as_dict(status: FleetStatus) -> dict[str, object]:
@@ -129,6 +132,7 @@ def _unit_dict(unit: UnitState) -> dict[str, object]:
         "is_leaving": report.is_leaving,
         "prefill_sms": None if report.load is None else report.load.prefill_sms,
         "decode_sms": None if report.load is None else report.load.decode_sms,
+        "unpartitioned_reason": None if report.load is None else report.load.unpartitioned_reason,
         "models": [
             {"model": s.model, "phase": str(s.phase), "error": s.error, **_load_dict(loads.get(s.model))}
             for s in report.models

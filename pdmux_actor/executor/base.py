@@ -20,6 +20,8 @@ class Executor(Protocol):
     device: DeviceSpec
     total_blocks: int
     block_bytes: int
+    unpartitioned_reason: str | None
+    """Why lanes compete for the whole device although it could be partitioned."""
 
     def now(self) -> float:
         """Seconds; monotonic or virtual."""

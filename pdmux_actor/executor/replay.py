@@ -44,6 +44,7 @@ class RecordingExecutor:
 
     def __init__(self, inner: Executor, tape: Tape) -> None:
         self.device, self.total_blocks, self.block_bytes = inner.device, inner.total_blocks, inner.block_bytes
+        self.unpartitioned_reason = inner.unpartitioned_reason
         self._inner = inner
         self._tape = tape
         self._launches: list[ComputeLaunch] = []
@@ -115,6 +116,7 @@ class ReplayExecutor:
 
     def __init__(self, tape: Tape, recorded: Executor) -> None:
         self.device, self.total_blocks, self.block_bytes = recorded.device, recorded.total_blocks, recorded.block_bytes
+        self.unpartitioned_reason = recorded.unpartitioned_reason
         self._now_s = iter(tape.now_s)
         self._completions = iter(tape.completions)
         self._launches: list[ComputeLaunch] = []

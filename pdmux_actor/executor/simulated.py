@@ -128,6 +128,7 @@ class SimulatedExecutor:
         self.device = device
         self.total_blocks = total_blocks
         self.block_bytes = block_bytes
+        self.unpartitioned_reason: str | None = None
         self._latency = latency
         self._clock = clock
         self._slowdown = {Lane.PREFILL: prefill_slowdown, Lane.DECODE: decode_slowdown}

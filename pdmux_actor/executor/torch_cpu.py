@@ -50,6 +50,7 @@ class TorchCpuExecutor:
         self._cores = cores[:num_cores]
         self.device = device or measure_cpu(len(self._cores))
         self.block_bytes = block_bytes
+        self.unpartitioned_reason: str | None = None
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
         self._storage = KvStorage(self.total_blocks, block_bytes)

@@ -19,9 +19,10 @@ import torch
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, Read
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, cuda_graph_capture
+from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams, open_partition_streams
+from pdmux_actor.executor.cuda.warm_up import warm_up
 from pdmux_actor.executor.loading import LoadedModel, load_decoder
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.triton_operators import TritonOperators
@@ -50,15 +51,21 @@ class LaneDevice(Protocol):
         """Runs `work` with `stream` current; the event is done when the stream is."""
         ...
 
-    def free_memory_bytes(self) -> int: ...
+    def settle(self) -> None:
+        """Waits for what was enqueued outside the lanes: their streams do not wait for the default one."""
+        ...
+
+    def free_memory_bytes(self) -> int:
+        """What can be had, torch's own reserves included."""
+        ...
 
 
 class CudaLanes:
     """Implements LaneDevice on a GPU."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, streams: PartitionStreams) -> None:
         self.device = device
-        self.streams = open_partition_streams(device, torch.cuda.get_device_properties(device).multi_processor_count)
+        self.streams = streams
 
     def enqueue(self, stream: Any, work: partial[Read]) -> tuple[Read, Event]:
         with torch.cuda.stream(stream):
@@ -67,8 +74,15 @@ class CudaLanes:
             event.record(stream)
         return read, event
 
+    def settle(self) -> None:
+        torch.cuda.default_stream(self.device).synchronize()
+
     def free_memory_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self.device)[0]
+        held: dict[str, int] = torch.cuda.memory_stats(self.device)
+        kept = held.get("reserved_bytes.all.current", 0) - held.get("allocated_bytes.all.current", 0)
+        # Parts of blocks whose other parts are in use cannot be given back.
+        free_bytes: int = torch.cuda.mem_get_info(self.device)[0]
+        return free_bytes + kept - held.get("inactive_split_bytes.all.current", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +109,7 @@ class TorchCudaExecutor:
         assert block_bytes % 16 == 0, "blocks must be aligned for vector loads of every dtype"
         self.device = device
         self.block_bytes = block_bytes
+        self.unpartitioned_reason = lanes.streams.unpartitioned_reason
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
         self._lanes = lanes
@@ -122,11 +137,13 @@ class TorchCudaExecutor:
                 dtype=dtype or self._default_dtype,
                 max_model_len=max_model_len,
                 block_bytes=self.block_bytes,
-                available_bytes=self._lanes.free_memory_bytes(),
+                # What graphs keep for intermediate values counts as torch's reserves, but is not for others.
+                available_bytes=self._lanes.free_memory_bytes() - self._graphs.used_bytes,
                 fastest_dtype=lambda spec: _FASTEST_DTYPE,
                 device=self._lanes.device,
                 operators=TritonOperators(),
             )
+            warm_up(loaded, self.block_bytes, self._lanes.device, self.device.num_sms)
         self.hold(loaded)
         return loaded.info
 
@@ -152,6 +169,7 @@ class TorchCudaExecutor:
             eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),
             max_rows=-(-info.max_model_len // info.geometry.tokens_per_row) + 1,
         )
+        self._lanes.settle()
 
     def detach_model(self, model: str) -> None:
         self._loaded.pop(model, None)
@@ -194,12 +212,18 @@ class TorchCudaExecutor:
         """Device memory that captured decode steps hold."""
         return self._graphs.used_bytes
 
+    @property
+    def graph_counts(self) -> tuple[int, int]:
+        """Decode steps that were captured, and that could not be."""
+        return len(self._graphs), self._graphs.num_failed
+
     def wake(self) -> None:
         self._woken.set()
 
     def close(self) -> None:
         while self._in_flight:
             self.wait(None)
+        self._graphs.clear()
         self._lanes.streams.close()
 
     def _enqueue(self, lane: Lane, launch: ComputeLaunch) -> None:
@@ -216,6 +240,7 @@ class TorchCudaExecutor:
         except Exception as error:
             # Out of memory, or a batch that cannot be: the lane serves other models and sequences.
             _LOG.exception("a launch of model %s failed", launch.model)
+            stream.synchronize()  # what it had enqueued still reads the lane's staged inputs
             self._failed.append(
                 Completion(
                     launch=launch,
@@ -260,7 +285,8 @@ def open_cuda_executor(
     DeviceUnavailable: no GPU, or one that is too old.
     """
     device = open_cuda_device(device_index)
-    lanes = CudaLanes(device)
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    lanes = CudaLanes(device, open_partition_streams(device, num_sms))
     spec = cuda_device_spec(device, step_sms=lanes.streams.step_sms)
     _LOG.info("%s: %d SMs, partitioned by %s", spec.name, spec.num_sms, lanes.streams.kind)
     return TorchCudaExecutor(
@@ -269,5 +295,5 @@ def open_cuda_executor(
         default_dtype=default_dtype,
         lanes=lanes,
         device=spec,
-        graphs=DecodeGraphs(cuda_graph_capture(), int(GRAPH_MEMORY_SHARE * spec.memory_bytes)),
+        graphs=DecodeGraphs(CudaGraphCapture(), int(GRAPH_MEMORY_SHARE * spec.memory_bytes)),
     )

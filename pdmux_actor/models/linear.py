@@ -40,10 +40,10 @@ class Linear:
         return product
 
     def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
-        """The product, and `addend` of its shape added in the same pass."""
+        """The product, and `addend` of its shape added in the same pass; `addend` may be overwritten."""
         if not self._onednn:
-            # One launch on a GPU: the addend goes into the product's epilogue.
-            total = torch.addmm(addend, inputs, self._weight.t())
+            # In place it is one launch on a GPU; otherwise the addend is copied first.
+            total = addend.addmm_(inputs, self._weight.t())
             return total if self.bias is None else total.add_(self.bias)
         fused: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, addend, self._weight, self.bias, "add")
         return fused

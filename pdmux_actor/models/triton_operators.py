@@ -8,6 +8,7 @@ from torch import Tensor
 from pdmux_actor.models.operators import HeadNorms
 
 _SILU_TILE = 1024
+_HEADS_TILE = 8  # of 64 lanes each: four elements for each thread
 
 
 @triton.jit
@@ -20,37 +21,41 @@ def _rotate_kernel(
     query_norm_ptr,
     key_norm_ptr,
     num_query_heads,
+    num_heads,
     eps,
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
+    HEADS_TILE: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    heads = tl.program_id(1) * HEADS_TILE + tl.arange(0, HEADS_TILE)
     lanes = tl.arange(0, HALF_PADDED)
-    mask = lanes < HALF
-    base = heads_ptr + token * token_stride + head * head_stride
-    low = tl.load(base + lanes, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(base + HALF + lanes, mask=mask, other=0.0).to(tl.float32)
+    is_lane = lanes < HALF
+    mask = (heads < num_heads)[:, None] & is_lane[None, :]
+    base = heads_ptr + token * token_stride + heads[:, None] * head_stride + lanes[None, :]
+    low = tl.load(base, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(base + HALF, mask=mask, other=0.0).to(tl.float32)
+    kind = heads_ptr.dtype.element_ty
     if HAS_NORM:
-        scale = tl.rsqrt((tl.sum(low * low) + tl.sum(high * high)) / (2 * HALF) + eps)
-        norm_ptr = query_norm_ptr if head < num_query_heads else key_norm_ptr
+        squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        is_query = (heads < num_query_heads)[:, None]
+        query_low = tl.load(query_norm_ptr + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+        query_high = tl.load(query_norm_ptr + HALF + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+        key_low = tl.load(key_norm_ptr + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+        key_high = tl.load(key_norm_ptr + HALF + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
         # Rounded where torch's rms_norm rounds, so that both give the same bits but for the order of the sum.
-        kind = heads_ptr.dtype.element_ty
-        low = (low * scale * tl.load(norm_ptr + lanes, mask=mask, other=0.0).to(tl.float32)).to(kind).to(tl.float32)
-        high = (
-            (high * scale * tl.load(norm_ptr + HALF + lanes, mask=mask, other=0.0).to(tl.float32))
-            .to(kind)
-            .to(tl.float32)
-        )
+        low = (low * scale * tl.where(is_query, query_low, key_low)).to(kind).to(tl.float32)
+        high = (high * scale * tl.where(is_query, query_high, key_high)).to(kind).to(tl.float32)
     factors = rotary_ptr + token * 4 * HALF
     swapped = factors + rotary_swapped_offset
-    cos_low = tl.load(factors + lanes, mask=mask, other=0.0).to(tl.float32)
-    cos_high = tl.load(factors + HALF + lanes, mask=mask, other=0.0).to(tl.float32)
-    sin_low = tl.load(swapped + lanes, mask=mask, other=0.0).to(tl.float32)
-    sin_high = tl.load(swapped + HALF + lanes, mask=mask, other=0.0).to(tl.float32)
-    tl.store(base + lanes, (low * cos_low + high * sin_low).to(heads_ptr.dtype.element_ty), mask=mask)
-    tl.store(base + HALF + lanes, (high * cos_high + low * sin_high).to(heads_ptr.dtype.element_ty), mask=mask)
+    cos_low = tl.load(factors + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+    cos_high = tl.load(factors + HALF + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+    sin_low = tl.load(swapped + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+    sin_high = tl.load(swapped + HALF + lanes, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+    tl.store(base, (low * cos_low + high * sin_low).to(kind), mask=mask)
+    tl.store(base + HALF, (high * cos_high + low * sin_high).to(kind), mask=mask)
 
 
 @triton.jit
@@ -77,7 +82,7 @@ class TritonOperators:
         assert query_key.stride(2) == 1, "a head's elements lie side by side"
         assert rotary.stride() == (head_dim, 2 * head_dim, head_dim, 1), "the factors of a token lie side by side"
         if num_tokens:
-            _rotate_kernel[(num_tokens, all_heads)](
+            _rotate_kernel[(num_tokens, triton.cdiv(all_heads, _HEADS_TILE))](
                 query_key,
                 query_key.stride(0),
                 query_key.stride(1),
@@ -86,9 +91,11 @@ class TritonOperators:
                 query_key if norms is None else norms.query,
                 query_key if norms is None else norms.key,
                 num_heads,
+                all_heads,
                 rms_norm_eps,
                 HALF=head_dim // 2,
                 HALF_PADDED=triton.next_power_of_2(head_dim // 2),
+                HEADS_TILE=_HEADS_TILE,
                 HAS_NORM=norms is not None,
             )
         return query_key

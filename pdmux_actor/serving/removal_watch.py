@@ -19,6 +19,7 @@ class WatchedExecutor:
         self.device = executor.device
         self.total_blocks = executor.total_blocks
         self.block_bytes = executor.block_bytes
+        self.unpartitioned_reason = executor.unpartitioned_reason
         # Called several times a step: bound here, so that watching costs nothing.
         self.now = executor.now
         self.wake = executor.wake

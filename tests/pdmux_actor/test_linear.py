@@ -21,6 +21,7 @@ def test_linear__any_dtype_and_layout__near_the_exact_product(
     )
     weight /= 8
     linear = Linear(weight, bias if has_bias else None, packed=packed)
+    added = addend.double()  # plus may overwrite it
     exact = functional.linear(inputs.double(), weight.double(), bias.double() if has_bias else None)
 
     with torch.inference_mode():
@@ -28,7 +29,7 @@ def test_linear__any_dtype_and_layout__near_the_exact_product(
 
     assert product.dtype == dtype
     torch.testing.assert_close(product.double(), exact, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(total.double(), exact + addend.double(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(total.double(), exact + added, rtol=tolerance, atol=tolerance)
     assert torch.equal(linear.weight, weight)
 
 

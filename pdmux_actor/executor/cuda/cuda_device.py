@@ -1,5 +1,6 @@
 """What GPU this is: the profiler's entry for it, or a measurement of a fraction of a second."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +15,15 @@ _MATRIX_SIZE = 8192
 _COPY_BYTES = 1 << 30
 _LAUNCH_OVERHEAD_S = 6.7e-6  # as on H100
 _MIN_CAPABILITY = (8, 0)
+# A stream waits for whatever shares its hardware queue. CUDA makes 8 queues unless told; partitions have more streams.
+_HARDWARE_QUEUES = 32
 
 
 def open_cuda_device(index: int = 0) -> torch.device:
     """Raises:
     DeviceUnavailable: no GPU, a torch without CUDA, or a GPU that is too old.
     """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(_HARDWARE_QUEUES))  # read when CUDA makes its context
     if not torch.cuda.is_available():
         built = torch.version.cuda
         raise DeviceUnavailable(
@@ -30,8 +34,10 @@ def open_cuda_device(index: int = 0) -> torch.device:
         raise DeviceUnavailable(
             reason=f"{torch.cuda.get_device_name(index)} is older than sm_80", remedy="use an A100, L40S, H100 or newer"
         )
-    torch.cuda.init()
-    return torch.device("cuda", index)
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)  # makes the primary context, which green contexts are parts of
+    return device
 
 
 def cuda_device_spec(device: torch.device, *, step_sms: int) -> DeviceSpec:

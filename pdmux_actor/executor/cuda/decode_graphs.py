@@ -7,6 +7,7 @@ measured 6.2 % of memory for 6 partitions x 20 sizes).
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,10 +30,14 @@ class GraphKey:
 
 class Capture(Protocol):
     def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
-        """What replays `step` as captured on `stream`, and the bytes of device memory that it took.
+        """What replays `step` as captured on `stream`, and the bytes of device memory that this graph holds by itself.
 
-        `step` is run before capture, and must be harmless then.
+        `step` is run before capture, and must be harmless then. Raises RuntimeError where it cannot be captured.
         """
+        ...
+
+    def shared_bytes(self) -> int:
+        """Device memory of all graphs' intermediate values."""
         ...
 
 
@@ -42,43 +47,61 @@ class DecodeGraphs:
     def __init__(self, capture: Capture | None, budget_bytes: int) -> None:
         self._capture = capture
         self._budget_bytes = budget_bytes
-        self._used_bytes = 0
-        self._graphs: dict[GraphKey, Step] = {}
-        self._is_full = False
+        self._graphs: dict[GraphKey, tuple[Step, int]] = {}
+        self._failed: set[GraphKey] = set()
+        self._shared_bytes = 0
+        self._has_warned = False
 
     @property
     def used_bytes(self) -> int:
-        return self._used_bytes
+        return self._shared_bytes + sum(own_bytes for _, own_bytes in self._graphs.values())
+
+    @property
+    def num_failed(self) -> int:
+        """Shapes that could not be captured."""
+        return len(self._failed)
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def replay(self, key: GraphKey, step: Step, stream: Any) -> Step:
-        """A captured `step`, or `step` itself where the budget is spent. The caller's inputs must be padding only while
-        this runs: a capture runs the step.
-        """
-        if key in self._graphs:
-            return self._graphs[key]
-        if self._capture is None or self._is_full:
-            return step
-        if self._used_bytes >= self._budget_bytes:
-            self._is_full = True
+    def captures(self, key: GraphKey) -> bool:
+        """Whether `replay` would capture. The caller's inputs must be padding then: a capture runs the step."""
+        if key in self._graphs or key in self._failed or self._capture is None:
+            return False
+        if self.used_bytes < self._budget_bytes:
+            return True
+        if not self._has_warned:
+            self._has_warned = True
             _LOG.warning(
                 "%d decode graphs fill their budget of %d bytes; further shapes run launch by launch",
                 len(self._graphs),
                 self._budget_bytes,
             )
-            return step
-        self._graphs[key], taken_bytes = self._capture(step, stream)
-        self._used_bytes += taken_bytes
-        return self._graphs[key]
+        return False
 
-    def has(self, key: GraphKey) -> bool:
-        return key in self._graphs
+    def replay(self, key: GraphKey, step: Step, stream: Any) -> Step:
+        """A captured `step`, or `step` itself where the budget is spent or it cannot be captured."""
+        if self.captures(key):
+            assert self._capture is not None
+            try:
+                self._graphs[key] = self._capture(step, stream)
+            except RuntimeError:  # launched one by one it may work; if the device is lost, that says so
+                _LOG.exception("a decode step cannot be captured and runs launch by launch: %s", key)
+                self._failed.add(key)
+            self._shared_bytes = self._capture.shared_bytes() if self._graphs else 0
+        return self._graphs[key][0] if key in self._graphs else step
 
     def forget_model(self, model: str) -> None:
-        """Their memory goes back to the graphs' own pool, for other models' graphs."""
+        """Memory of intermediate values stays with the graphs that are left, and goes with the last one."""
         self._graphs = {key: graph for key, graph in self._graphs.items() if key.model != model}
+        self._failed = {key for key in self._failed if key.model != model}
+        if not self._graphs:
+            self._shared_bytes = 0
+
+    def clear(self) -> None:
+        """A graph belongs to the context of its stream, and must go before it."""
+        self._graphs.clear()
+        self._shared_bytes = 0
 
 
 def bucket_of(num_sequences: int) -> int:
@@ -92,21 +115,42 @@ def bucket_of(num_sequences: int) -> int:
     return BUCKETS[bisect_left(BUCKETS, num_sequences)]
 
 
-def cuda_graph_capture() -> Capture:
-    """Captures with torch's CUDA graphs; all share one memory pool, since one lane replays them one after another."""
-    import torch
+class CudaGraphCapture:
+    """Captures with torch's CUDA graphs; all share one memory pool, since one lane replays them one after another.
 
-    pool = torch.cuda.graph_pool_handle()
+    torch.cuda.graph would do, but it waits for the whole device and gives the allocator's free memory back: a prefill
+    in flight would be waited for, and the next one would allocate anew.
+    """
 
-    def capture(step: Step, stream: Any) -> tuple[Step, int]:
-        with torch.cuda.stream(stream):
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
+        with self._cuda.stream(stream):
             step()  # compiles kernels and makes cuBLAS's workspace, neither of which can be captured
         stream.synchronize()
-        free_before, _ = torch.cuda.mem_get_info()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            step()
-        free_after, _ = torch.cuda.mem_get_info()
-        return graph.replay, max(0, free_before - free_after)
+        before_bytes = self._driver_bytes()
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.stream(stream):
+            # Another thread may be loading a model, which allocates: this capture is none of its business.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except BaseException:
+                with suppress(RuntimeError):  # ends the stream's capture; why it failed is on its way up
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph.replay, max(0, self._driver_bytes() - before_bytes)
 
-    return capture
+    def shared_bytes(self) -> int:
+        segments = self._cuda.memory.memory_snapshot(self._pool, include_traces=False)
+        return sum(segment["total_size"] for segment in segments)
+
+    def _driver_bytes(self) -> int:
+        """What the device lost to others than torch's allocator: a graph's nodes are among it."""
+        free_bytes, total_bytes = self._cuda.mem_get_info()
+        return total_bytes - free_bytes - self._cuda.memory_reserved()

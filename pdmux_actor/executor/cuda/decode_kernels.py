@@ -4,15 +4,28 @@ A program handles one sequence, one KV head and one split: the query heads of th
 product (padded to 16, the least that tensor cores take), K and V are read where they lie. A second kernel joins splits.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE_TOKENS = 64
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTiling:
+    """How a program goes through its context. The defaults have not been tuned on a GPU: benchmarks/gpu/kernels.py."""
+
+    tile_tokens: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+DEFAULT_TILING = DecodeTiling()
 
 
 @triton.jit
@@ -28,7 +41,7 @@ def _keep_split(partial_ptr, lse_ptr, slot, slot_mask, lanes, highest, total, we
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_column"])
 def _split_kernel(
     query_ptr,
     query_token_stride,
@@ -91,7 +104,7 @@ def _split_kernel(
     _keep_split(partial_ptr, lse_ptr, slot, group < GROUP, lanes, highest, total, weighted, HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _join_kernel(
     partial_ptr,
     lse_ptr,
@@ -135,6 +148,7 @@ def decode_attention(
     kv_heads: int,
     tokens_per_row: int,
     num_splits: int,
+    tiling: DecodeTiling = DEFAULT_TILING,
 ) -> Tensor:
     """One query token per sequence, over `context_tokens` (int32 [sequences], the new token included, 0: padding).
 
@@ -168,14 +182,16 @@ def decode_attention(
         HEAD_DIM_PADDED=padded_dim,
         TOKENS_PER_ROW=tokens_per_row,
         BLOCKS_PER_ROW=table.shape[1],
-        TILE=_TILE_TOKENS,
+        TILE=tiling.tile_tokens,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )
     _join_kernel[(num_sequences * num_heads,)](
         partial,
         lse,
         out,
         num_splits,
-        SPLITS_PADDED=triton.next_power_of_2(num_splits),
+        SPLITS_PADDED=_MOST_SPLITS,  # for any number of splits: one variant, and what is masked is not read
         HEAD_DIM=head_dim,
         HEAD_DIM_PADDED=padded_dim,
     )

@@ -1,7 +1,7 @@
 """SM partitions: pairs of disjoint CUDA green contexts. The only file that calls the CUDA driver API.
 
-A pair splits the device's SMs into a group for decode, whose SMs the driver keeps in whole clusters, and the remainder
-for prefill. All pairs are made at start (a pair costs about 4 MB, MuxWise §4.5) and live until `close`.
+A pair splits the device's SMs into a group, whose SMs the driver keeps in whole clusters, for the one lane and the
+remainder for the other. A pair costs about 4 MB (MuxWise §4.5) and lives until `close`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pdmux_actor.errors import PartitioningUnavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmPair:
-    """What the driver gave, which can be a few SMs more for decode than was asked for; the streams are raw handles."""
+    """What the driver gave, which can be a few SMs beside what was asked for; the streams are raw handles."""
 
     decode_sms: int
     prefill_sms: int
@@ -54,16 +54,20 @@ class GreenContexts:
         return SmResource(num_sms=sm.smCount, step_sms=step_sms or 8)
 
     def pairs(self, decode_shares: Sequence[int]) -> tuple[SmPair, ...]:
-        """One pair for each share of SMs for decode.
+        """One pair for each share of SMs for decode, whose SMs are the group.
 
         Raises:
             PartitioningUnavailable: a share cannot be made; pairs made before it are gone.
         """
         try:
-            return tuple(self._pair(share) for share in decode_shares)
+            return tuple(self._pair(share, group_is_decode=True) for share in decode_shares)
         except PartitioningUnavailable:
             self.close()
             raise
+
+    def pair_for_prefill(self, prefill_sms: int) -> SmPair:
+        """A pair whose group is for prefill. Raises PartitioningUnavailable."""
+        return self._pair(prefill_sms, group_is_decode=False)
 
     def close(self) -> None:
         """Destroys streams, then contexts: the other way round the driver refuses the streams."""
@@ -81,27 +85,30 @@ class GreenContexts:
     ) -> None:
         self.close()
 
-    def _pair(self, decode_sms: int) -> SmPair:
-        groups, count, remainder = self._call("cuDevSmResourceSplitByCount", 1, self._all_sms, 0, decode_sms)
-        if count != 1 or remainder.sm.smCount == 0:
+    def _pair(self, group_sms: int, *, group_is_decode: bool) -> SmPair:
+        # A context on fewer SMs than the least partition is refused, and the remainder is a context, too.
+        least = self.resource.step_sms
+        group_sms = min(group_sms, (self.resource.num_sms - least) // least * least)
+        groups, count, rest = self._call("cuDevSmResourceSplitByCount", 1, self._all_sms, 0, group_sms)
+        if count != 1 or rest.sm.smCount == 0:
             raise PartitioningUnavailable(
-                call="cuDevSmResourceSplitByCount", reason=f"{decode_sms} SMs cannot be split off", remedy=_REMEDY
+                call="cuDevSmResourceSplitByCount", reason=f"{group_sms} SMs cannot be split off", remedy=_REMEDY
             )
-        # Decode's stream has priority where both lanes wait for the same hardware queue.
-        decode, prefill = self._stream(groups[0], priority=-1), self._stream(remainder, priority=0)
+        decode, prefill = (groups[0], rest) if group_is_decode else (rest, groups[0])
         return SmPair(
-            decode_sms=groups[0].sm.smCount,
-            prefill_sms=remainder.sm.smCount,
-            decode_stream=int(decode),
-            prefill_stream=int(prefill),
+            decode_sms=decode.sm.smCount,
+            prefill_sms=prefill.sm.smCount,
+            # Decode has priority where both lanes wait for the same hardware queue.
+            decode_stream=int(self._stream(decode, priority=-1)),
+            prefill_stream=int(self._stream(prefill, priority=0)),
         )
 
     def _stream(self, resource: Any, *, priority: int) -> Any:
         descriptor = self._call("cuDevResourceGenerateDesc", [resource], 1)
-        flag = self._driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        flag = int(self._driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
         context = self._call("cuGreenCtxCreate", descriptor, self._device, flag)
         self._contexts.append(context)
-        non_blocking = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        non_blocking = int(self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         stream = self._call("cuGreenCtxStreamCreate", context, non_blocking, priority)
         self._streams.append(stream)
         return stream
@@ -112,7 +119,7 @@ class GreenContexts:
         except (RuntimeError, AttributeError) as missing:  # no libcuda, or one without this function
             raise PartitioningUnavailable(call=name, reason=str(missing), remedy=_REMEDY) from missing
         if error != self._driver.CUresult.CUDA_SUCCESS:
-            raise PartitioningUnavailable(call=name, reason=str(error), remedy=_REMEDY)
+            raise PartitioningUnavailable(call=name, reason=f"{error.name} ({int(error)})", remedy=_REMEDY)
         return values[0] if len(values) == 1 else tuple(values)
 
 

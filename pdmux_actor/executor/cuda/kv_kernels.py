@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+# One variant serves every layer: a layer's first column is no reason to compile again.
+@triton.jit(do_not_specialize=["first_column"])
 def _store_kernel(
     key_ptr,
     value_ptr,
@@ -24,24 +25,27 @@ def _store_kernel(
     block_elements,
     BLOCKS_PER_ROW: tl.constexpr,
     TOKENS_PER_ROW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_PADDED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     row = tl.load(rows_ptr + token).to(tl.int64)
     if row >= 0:  # padding of a captured batch has no row
-        lanes = tl.arange(0, HEAD_DIM_PADDED)
-        mask = lanes < HEAD_DIM
-        block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + head).to(tl.int64)
+        heads, lanes = tl.arange(0, KV_HEADS_PADDED), tl.arange(0, HEAD_DIM_PADDED)
+        is_head = heads < KV_HEADS
+        mask = is_head[:, None] & (lanes < HEAD_DIM)[None, :]
+        columns = table_ptr + row * BLOCKS_PER_ROW + first_column + heads
+        block = tl.load(columns, mask=is_head, other=0).to(tl.int64)
         offset = (tl.load(positions_ptr + token) % TOKENS_PER_ROW).to(tl.int64)
-        target = pool_ptr + block * block_elements + offset * 2 * HEAD_DIM + lanes
-        source = token * token_stride + head * head_stride + lanes
+        target = pool_ptr + (block * block_elements + offset * 2 * HEAD_DIM)[:, None] + lanes[None, :]
+        source = token * token_stride + heads[:, None] * head_stride + lanes[None, :]
         tl.store(target, tl.load(key_ptr + source, mask=mask), mask=mask)
         tl.store(target + HEAD_DIM, tl.load(value_ptr + source, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_column"])
 def _gather_kernel(
     pool_ptr,
     table_ptr,
@@ -51,19 +55,21 @@ def _gather_kernel(
     value_ptr,
     first_column,
     block_elements,
-    kv_heads,
     BLOCKS_PER_ROW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_PADDED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    lanes = tl.arange(0, HEAD_DIM_PADDED)
-    mask = lanes < HEAD_DIM
+    heads, lanes = tl.arange(0, KV_HEADS_PADDED), tl.arange(0, HEAD_DIM_PADDED)
+    is_head = heads < KV_HEADS
+    mask = is_head[:, None] & (lanes < HEAD_DIM)[None, :]
     row = tl.load(rows_ptr + token).to(tl.int64)
-    block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + head).to(tl.int64)
-    source = pool_ptr + block * block_elements + tl.load(offsets_ptr + token).to(tl.int64) * 2 * HEAD_DIM + lanes
-    target = (token * kv_heads + head) * HEAD_DIM + lanes
+    block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + heads, mask=is_head, other=0).to(tl.int64)
+    offset = tl.load(offsets_ptr + token).to(tl.int64)
+    source = pool_ptr + (block * block_elements + offset * 2 * HEAD_DIM)[:, None] + lanes[None, :]
+    target = (token * KV_HEADS + heads)[:, None] * HEAD_DIM + lanes[None, :]
     tl.store(key_ptr + target, tl.load(source, mask=mask), mask=mask)
     tl.store(value_ptr + target, tl.load(source + HEAD_DIM, mask=mask), mask=mask)
 
@@ -86,7 +92,7 @@ def store_kv(
     assert key.stride() == value.stride()
     assert key.stride(2) == 1, "a head's elements lie side by side"
     if num_tokens:
-        _store_kernel[(num_tokens, kv_heads)](
+        _store_kernel[(num_tokens,)](
             key,
             value,
             key.stride(0),
@@ -99,6 +105,8 @@ def store_kv(
             pool.stride(0),
             BLOCKS_PER_ROW=table.shape[1],
             TOKENS_PER_ROW=tokens_per_row,
+            KV_HEADS=kv_heads,
+            KV_HEADS_PADDED=triton.next_power_of_2(kv_heads),
             HEAD_DIM=head_dim,
             HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
         )
@@ -112,7 +120,7 @@ def gather_kv(
     key = torch.empty(shape, dtype=pool.dtype, device=pool.device)
     value = torch.empty_like(key)
     if len(rows):
-        _gather_kernel[(rows.shape[0], kv_heads)](
+        _gather_kernel[(rows.shape[0],)](
             pool,
             table,
             rows,
@@ -121,8 +129,9 @@ def gather_kv(
             value,
             layer * kv_heads,
             pool.stride(0),
-            kv_heads,
             BLOCKS_PER_ROW=table.shape[1],
+            KV_HEADS=kv_heads,
+            KV_HEADS_PADDED=triton.next_power_of_2(kv_heads),
             HEAD_DIM=head_dim,
             HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
         )

@@ -1,13 +1,13 @@
 """Which CUDA stream a lane launches on under a partition: green contexts' where they exist, plain ones elsewhere."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from pdmux_actor.errors import PartitioningUnavailable
-from pdmux_actor.executor.cuda.green_contexts import GreenContexts
+from pdmux_actor.executor.cuda.green_contexts import GreenContexts, SmPair
 from pdmux_actor.scheduling.launch import Lane
 
 _LOG = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ class PartitionStreams(Protocol):
 
     kind: str
     step_sms: int
+    unpartitioned_reason: str | None
 
     def stream(self, lane: Lane, sms: int) -> Any:
         """The torch stream for `lane` with `sms` SMs."""
@@ -35,6 +36,7 @@ class PlainStreams:
 
     def __init__(self, device: torch.device, num_sms: int, reason: str) -> None:
         self.kind = f"plain streams ({reason})"
+        self.unpartitioned_reason: str | None = reason
         self.step_sms = min(PARTITION_STEP_SMS, max(1, num_sms // 2))
         self._streams: Mapping[Lane, Any] = {
             Lane.DECODE: torch.cuda.Stream(device, priority=_DECODE_PRIORITY),
@@ -53,27 +55,45 @@ class GreenStreams:
 
     kind = "green contexts"
 
-    def __init__(self, device: torch.device, contexts: GreenContexts) -> None:
+    def __init__(self, contexts: GreenContexts, *, whole: "PartitionStreams", wrap: Callable[[int], Any]) -> None:
+        """`whole` has the streams of lanes alone on the device; `wrap` makes a torch stream of a raw handle."""
+        self.unpartitioned_reason: str | None = None
         resource = contexts.resource
         step = -(-PARTITION_STEP_SMS // resource.step_sms) * resource.step_sms
         self.step_sms = step
         self._num_sms = resource.num_sms
         self._contexts = contexts
-        self._whole = PlainStreams(device, resource.num_sms, "whole device")
+        self._whole = whole
+        self._wrap = wrap
         shares = range(step, resource.num_sms, step)
         self._streams: dict[tuple[Lane, int], Any] = {}
         for share, pair in zip(shares, contexts.pairs(shares), strict=True):
-            if pair.decode_sms != share:
-                _LOG.warning("asked for %d SMs for decode, the driver gave %d", share, pair.decode_sms)
-            self._streams[Lane.DECODE, share] = torch.cuda.ExternalStream(pair.decode_stream, device)
-            self._streams[Lane.PREFILL, resource.num_sms - share] = torch.cuda.ExternalStream(
-                pair.prefill_stream, device
-            )
+            self._keep(share, pair)
 
     def stream(self, lane: Lane, sms: int) -> Any:
         if sms >= self._num_sms:
             return self._whole.stream(lane, sms)
+        if (lane, sms) not in self._streams:
+            # Decode's shares are steps, prefill's the rest; measurements of prefill alone ask for steps, too.
+            prefill_sms = sms if lane is Lane.PREFILL else self._num_sms - sms
+            self._keep(self._num_sms - prefill_sms, self._contexts.pair_for_prefill(prefill_sms))
         return self._streams[lane, sms]
+
+    def _keep(self, decode_share: int, pair: SmPair) -> None:
+        if pair.decode_sms != decode_share:
+            _LOG.info(
+                "of %d SMs, %d were asked for decode, the driver gave %d and %d for prefill",
+                self._num_sms,
+                decode_share,
+                pair.decode_sms,
+                pair.prefill_sms,
+            )
+        for lane, share, handle in (
+            (Lane.DECODE, decode_share, pair.decode_stream),
+            (Lane.PREFILL, self._num_sms - decode_share, pair.prefill_stream),
+        ):
+            if (lane, share) not in self._streams:
+                self._streams[lane, share] = self._wrap(handle)
 
     def close(self) -> None:
         self._contexts.close()
@@ -86,7 +106,11 @@ def open_partition_streams(device: torch.device, num_sms: int) -> PartitionStrea
     except ImportError:
         return _plain(device, num_sms, "the Python package cuda-bindings is not installed")
     try:
-        return GreenStreams(device, GreenContexts(driver, device.index or 0))
+        return GreenStreams(
+            GreenContexts(driver, device.index or 0),
+            whole=PlainStreams(device, num_sms, "whole device"),
+            wrap=lambda handle: torch.cuda.ExternalStream(handle, device),
+        )
     except PartitioningUnavailable as error:
         return _plain(device, num_sms, str(error))
 

@@ -28,6 +28,7 @@ class NoStream:
 class NoStreams:
     kind = "none"
     step_sms = 16
+    unpartitioned_reason = None
 
     def stream(self, lane: Lane, sms: int) -> NoStream:
         return NoStream(lane, sms)
@@ -53,30 +54,41 @@ class CpuLanes:
         self.used.append(stream)
         return work(), Done()
 
+    def settle(self) -> None:
+        pass
+
     def free_memory_bytes(self) -> int:
         return 1 << 34
 
 
 class RerunCapture:
-    """As capturing does, it runs the step once; `graph_bytes` is what each takes."""
+    """As capturing does, it runs the step once; `graph_bytes` is what each takes, `fails` what a capture raises."""
 
-    def __init__(self, graph_bytes: int) -> None:
+    def __init__(self, graph_bytes: int, fails: RuntimeError | None = None) -> None:
         self.graph_bytes = graph_bytes
+        self.fails = fails
         self.count = 0
 
     def __call__(self, step: Step, stream: NoStream) -> tuple[Step, int]:
         self.count += 1
         step()
+        if self.fails is not None:
+            raise self.fails
         return step, self.graph_bytes
 
+    def shared_bytes(self) -> int:
+        return 0
 
-def make_cuda_rig(*, budget_bytes: int = 1 << 30, graph_bytes: int = 1 << 20) -> CpuRig:
+
+def make_cuda_rig(
+    *, budget_bytes: int = 1 << 30, graph_bytes: int = 1 << 20, capture_fails: RuntimeError | None = None
+) -> CpuRig:
     executor = TorchCudaExecutor(
         kv_pool_bytes=KV_POOL_BYTES,
         block_bytes=BLOCK_BYTES,
         lanes=CpuLanes(),
         device=replace(H200, num_sms=NUM_SMS),
-        graphs=DecodeGraphs(RerunCapture(graph_bytes), budget_bytes),
+        graphs=DecodeGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
     )
     executor._pool.fill_(NAN_BYTE)
     return CpuRig(executor=executor)

@@ -1,41 +1,370 @@
 """The GPU benchmarks' own code, on a tiny model in Triton's interpreter: that they run and what their rows hold."""
 
+import argparse
+import json
+import statistics
 import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from cuda_rig import make_cuda_rig
-from gpu.floors import Sizes, decode_floor_s, prefill_floor_s, run
+from cuda_rig import NoStream, make_cuda_rig
+from gpu import charts, floors, goodput, hot_path, kernels, launches, questions, shared
+from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES
+from gpu.rate_runs import RatePlan
+from torch.profiler import ProfilerActivity
 
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
+from pdmux_actor.scheduling.launch import Lane
 from profiler.devices import H200
 from profiler.specs import ModelSpec
 
 LLAMA_8B = ModelSpec.from_config(SHAPES["llama-3-8b"], "bfloat16")
+TINY_SCALE = 100.0  # divides the lengths of ShareGPT
+SLOW = RatePlan(
+    first_per_s=50.0,
+    window_s=0.01,
+    max_runs=1,
+    least_requests=2,
+    tbt_s=60.0,
+    ttft_s=60.0,
+    ttft_s_per_kilotoken=0.0,
+)
+
+
+def tiny_executor() -> TorchCudaExecutor:
+    executor = make_cuda_rig().executor
+    executor.device = replace(executor.device, partition_granularity_sms=2)
+    return executor
 
 
 def test_floors__llama_8b_on_h200__are_those_of_the_arithmetic() -> None:
     # 15.0 GB of weights that every step reads, 131 kB of KV a token, 4.3 TB/s, 790 TFLOP/s.
-    assert decode_floor_s(LLAMA_8B, H200, 1, 1024) == pytest.approx(3.5e-3, rel=0.02)
-    assert decode_floor_s(LLAMA_8B, H200, 128, 1024) == pytest.approx(7.5e-3, rel=0.02)
-    assert prefill_floor_s(LLAMA_8B, H200, 2048) == pytest.approx(38e-3, rel=0.1)
+    assert floors.decode_floor_s(LLAMA_8B, H200, 1, 1024) == pytest.approx(3.5e-3, rel=0.02)
+    assert floors.decode_floor_s(LLAMA_8B, H200, 128, 1024) == pytest.approx(7.5e-3, rel=0.02)
+    assert floors.prefill_floor_s(LLAMA_8B, H200, 2048) == pytest.approx(38e-3, rel=0.1)
 
 
-def test_run__tiny_model__rows_for_every_partition_and_a_repartition() -> None:
-    executor = make_cuda_rig().executor
-    executor.device = replace(executor.device, partition_granularity_sms=2)
-    sizes = Sizes(decodes=((2, 9),), prefills=(6,), partition_stride=1, repeats=2)
+def test_floors__tiny_model__rows_for_every_partition_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Launches are over at once here: no step ever runs beside a prefill, and trying costs time.
+    monkeypatch.setattr(launches, "_TRIES_PER_STEP", 0)
+    result, picture = tmp_path / "floors.json", tmp_path / "floors.png"
+    sizes = floors.Sizes(decodes=((1, 3),), prefills=(3,), partition_stride=1, repeats=2)
+    kept = KeptRows(result, floors.ROW_KEY)
 
-    result = run(executor, "tiny", sizes, dtype="float32")
+    floors.run(tiny_executor(), "tiny", sizes, kept, dtype="float32")
+    floors.print_tables(kept)
+    charts.draw_report(result, picture, charts.draw_floors)
 
-    assert {(row["measured"], row["sms"]) for row in result["rows"]} == {
-        (kind, sms) for kind in ("decode", "prefill") for sms in (2, 4)
+    written = json.loads(result.read_text())
+    assert {(row["measured"], row["sms"]) for row in written["rows"]} == {
+        ("decode", 4),
+        ("ahead", 4),
+        ("prefill", 4),
+        ("decode", 2),
+        ("beside", 2),
+        ("prefill", 2),
     }
-    assert all(row["over_floor"] > 1 and row["seconds"] > 0 for row in result["rows"])
-    assert result["repartition"]["step_after_repartition_s"] > 0
-    assert result["graph_memory_share"] > 0
+    assert all(row["over_floor"] > 1 and row["seconds"] > 0 for row in written["rows"])
+    assert written["machine"]["repartition"]["step_after_repartition_s"] > 0
+    assert written["machine"]["graph_memory_share"] > 0
+    assert written["machine"]["graphs_that_failed"] == 0
+    assert picture.stat().st_size > 1000
+
+
+def test_floors__killed_and_resumed__measures_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tmp_path / "floors.json"
+    sizes = floors.Sizes(decodes=((2, 9),), prefills=(6,), partition_stride=1, repeats=2)
+    asked: list[floors.Case] = []
+
+    def measure(launches: object, case: floors.Case, sizes: floors.Sizes) -> dict[str, object]:
+        asked.append(case)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {"measured": case.measured, "batch": case.batch, "tokens": case.tokens, "sms": case.sms}
+
+    monkeypatch.setattr(floors, "measure", measure)
+    monkeypatch.setattr(floors, "measure_repartition_s", lambda launches, repeats: {"step_s": 1.0})
+    executor = tiny_executor()
+    with pytest.raises(KeyboardInterrupt):
+        floors.run(executor, "tiny", sizes, KeptRows(result, floors.ROW_KEY), dtype="float32")
+    assert len(json.loads(result.read_text())["rows"]) == 2
+
+    floors.run(tiny_executor(), "tiny", sizes, KeptRows(result, floors.ROW_KEY, resume=True), dtype="float32")
+
+    assert len(asked) == 3 + 4
+    assert asked[2] == asked[3]
+    assert len(json.loads(result.read_text())["rows"]) == 6
+
+
+def test_kept_rows__limit_reached__wants_no_more() -> None:
+    assert not KeptRows(None, ("a",), limit_s=0.0).wants(a=1)
+    assert KeptRows(None, ("a",)).wants(a=1)
+
+
+class HostEvent:
+    def record(self, stream: NoStream) -> None:
+        self.at_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, later: "HostEvent") -> float:
+        return 1e3 * (later.at_s - self.at_s)
+
+
+class FixedCensus:
+    """Each lane of `FixedStreams` runs on its own SMs."""
+
+    def __init__(self, gpu: "HostGpu") -> None:
+        self._gpu = gpu
+
+    def take(self) -> None:
+        stream = self._gpu.current
+        self._seen = range(stream.sms) if stream.lane is Lane.DECODE else range(100, 100 + stream.sms)
+
+    def sms(self) -> frozenset[int]:
+        return frozenset(self._seen)
+
+
+class HostGpu:
+    def __init__(self) -> None:
+        self.current = NoStream(Lane.DECODE, 0)
+        self.carved: list[int | None] = []
+
+    def on(self, stream: NoStream) -> nullcontext[None]:
+        self.current = stream
+        return nullcontext()
+
+    def event(self) -> HostEvent:
+        return HostEvent()
+
+    def captured(self, stream: NoStream, work: questions.Work) -> questions.Work:
+        return work
+
+    def census(self) -> FixedCensus:
+        return FixedCensus(self)
+
+    def carve_out(self, sms: int | None) -> None:
+        self.carved.append(sms)
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+
+class FixedStreams:
+    kind = "none"
+    step_sms = 2
+    unpartitioned_reason = None
+
+    def stream(self, lane: Lane, sms: int) -> NoStream:
+        return NoStream(lane, sms)
+
+    def close(self) -> None:
+        pass
+
+
+def test_questions__without_a_gpu__every_row_and_a_picture(tmp_path: Path) -> None:
+    result, picture = tmp_path / "questions.json", tmp_path / "questions.png"
+    gpu = HostGpu()
+    lanes = questions.Lanes(
+        gpu, FixedStreams(), torch.device("cpu"), num_sms=6, matrix_size=16, copy_bytes=64, repeats=2
+    )
+    kept = KeptRows(result, questions.ROW_KEY)
+
+    questions.ask(lanes, kept, stride=1)
+    questions.print_tables(kept)
+    charts.draw_report(result, picture, charts.draw_questions)
+
+    rows = json.loads(result.read_text())["rows"]
+    assert [(r["lane"], r["sms"], r["eager_sms"], r["graph_sms"], r["shared_sms"]) for r in rows[:4]] == [
+        ("decode", 2, 2, 2, 0),
+        ("prefill", 4, 4, 4, 0),
+        ("decode", 4, 4, 4, 0),
+        ("prefill", 2, 2, 2, 0),
+    ]
+    assert {r["work"] for r in rows if r["question"] == "speed"} == {
+        "product",
+        "copy",
+        "triton",
+        "product told its SMs",
+    }
+    assert all(r[name] > 0 for r in rows if r["question"] == "speed" for name in ("eager", "graph"))
+    assert [r["ratio"] > 0 for r in rows if r["question"] == "queue"] == [True] * 4
+    assert gpu.carved == [4, None, 2, None, 2, None, 4, None]
+    assert picture.stat().st_size > 1000
+
+
+@pytest.fixture
+def options() -> argparse.Namespace:
+    parsed = goodput.arguments().parse_args(["--model", "tiny", "--policy", "mux", "--max-runs", "1"])
+    parsed.scale, parsed.window_s, parsed.tbt_s, parsed.ttft_s = TINY_SCALE, 0.01, 60.0, 60.0
+    return parsed
+
+
+def test_goodput__tiny_model__a_row_that_a_second_call_keeps(
+    options: argparse.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, picture = tmp_path / "goodput.json", tmp_path / "goodput.png"
+    monkeypatch.setattr(goodput, "FIRST_GUESSES", {"sharegpt": (50.0, 2)})
+    opened = []
+
+    def open_executor() -> TorchCudaExecutor:
+        opened.append(1)
+        return tiny_executor()
+
+    for resume in (False, True):
+        kept = KeptRows(result, goodput.ROW_KEY, resume=resume)
+        goodput.measure_all(kept, options, open_executor, dtype="float32")
+    charts.draw_report(result, picture, goodput.draw)
+
+    (row,) = json.loads(result.read_text())["rows"]
+    assert (row["workload"], row["policy"], row["goodput_per_s"], row["bracketed"]) == ("sharegpt", "mux", 50.0, False)
+    assert len(opened) == 1
+    assert picture.stat().st_size > 1000
+
+
+class TinyGpu:
+    """Two halves of nothing."""
+
+    def open(self, half: int | None) -> TorchCudaExecutor:
+        executor = tiny_executor()
+        if half is not None:
+            executor.device = replace(executor.device, num_sms=2)
+            executor._sms = dict.fromkeys(Lane, 2)
+        return executor
+
+
+def test_shared__two_tiny_models__both_systems_and_the_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, picture = tmp_path / "shared.json", tmp_path / "shared.png"
+    monkeypatch.setitem(_writable_shapes(monkeypatch), "tiny-2", SHAPES["tiny"])
+    kept = KeptRows(result, shared.ROW_KEY)
+
+    shared.measure_all(
+        kept, TinyGpu(), SLOW, ["mux"], popularity={"tiny": 1, "tiny-2": 1}, scale=TINY_SCALE, dtype="float32"
+    )
+    charts.draw_report(result, picture, shared.draw)
+
+    rows = json.loads(result.read_text())["rows"]
+    assert [(row["system"], row["sms"]) for row in rows] == [("shared", 4), ("half: tiny", 2), ("half: tiny-2", 2)]
+    assert shared.gains(rows) == {"mux": 1.0}  # every system bore the only rate that was tried
+    assert picture.stat().st_size > 1000
+
+
+def _writable_shapes(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    from gpu import random_models
+
+    shapes = dict(SHAPES)
+    monkeypatch.setattr(random_models, "SHAPES", shapes)
+    return shapes
+
+
+def test_shared_requests__popularity_1_to_4__counts_and_arrivals_are_those_of_the_halves() -> None:
+    plan = replace(SLOW, least_requests=50)
+    workload = goodput.WORKLOADS["sharegpt"]
+    both = shared.requests_of(("llama-3-8b", "llama-3-1b"), shared.POPULARITY, plan, workload, 10.0, 0)
+    alone = shared.requests_of(("llama-3-1b",), shared.POPULARITY, plan, workload, 10.0, 0)
+
+    assert (len(both), len(alone)) == (50, 40)
+    assert [r for r in both if r.request.model == "llama-3-1b"] == alone
+    assert len(alone) / alone[-1].at_s == pytest.approx(8.0, rel=0.01)
+
+
+def test_hot_path__tiny_model__drives_both_lanes_and_reads_its_trace(tmp_path: Path) -> None:
+    result, picture = tmp_path / "hot_path.json", tmp_path / "hot_path.png"
+    executor = tiny_executor()
+    sizes = {"batch": 2, "context": 5, "prompt": 4, "slices": 2, "layers": 1}
+
+    hot_path.run(
+        executor,
+        "tiny",
+        sizes,
+        KeptRows(result, ("kernel",)),
+        activities=[ProfilerActivity.CPU],
+        dtype="float32",
+    )
+    kept = KeptRows(result, ("kernel",), resume=True)
+    kept.add({"kernel": "some_kernel", "seconds": 1.0})
+    charts.draw_report(result, picture, hot_path.draw)
+
+    assert kept.facts["decode_sms"] == 2
+    assert statistics.fmean(kept.facts["busy_share_of_streams"].values() or [0.0]) == 0.0  # no device here
+    assert {stream.lane for stream in executor._lanes.used} == set(Lane)
+    assert executor._runners[Lane.PREFILL]._prefills == {}
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("script", ["floors", "goodput", "hot_path", "kernels", "questions", "shared"])
+def test_main__no_gpu__says_so_without_a_traceback(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    scripts = (floors, goodput, hot_path, kernels, questions, shared)
+    main = {module.__name__.rpartition(".")[2]: module for module in scripts}
+    monkeypatch.setattr(sys, "argv", [script, "--quick"])
+
+    with pytest.raises(SystemExit, match=r"no CUDA device to serve on: .*; (install|check)"):
+        main[script].main()
+
+
+@pytest.mark.parametrize("arguments", [["--plot", "x.png"], ["--resume"], ["--replot"]])
+def test_main__plot_or_resume_without_a_file__is_refused(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["floors", *arguments])
+
+    with pytest.raises(SystemExit) as exited:
+        floors.main()
+
+    assert exited.value.code == 2
+    assert "--json FILE" in capsys.readouterr().err
+
+
+def test_kernels__tiny_heads__a_row_for_each_tiling_and_the_best_of_each_shape(tmp_path: Path) -> None:
+    result, picture = tmp_path / "kernels.json", tmp_path / "kernels.png"
+    kept = KeptRows(result, kernels.ROW_KEY)
+    heads = kernels.Heads(query=2, kv=1, dim=16, block_tokens=4)
+    tilings = (kernels.DEFAULT_TILING, replace(kernels.DEFAULT_TILING, tile_tokens=32))
+    seconds = iter([1.0, 3.0, 2.0, 1.0, 5.0])
+
+    def timed(work: Callable[[], object]) -> float:
+        work()
+        return next(seconds)
+
+    kernels.measure_all(
+        kept,
+        torch.device("cpu"),
+        replace(H200, num_sms=1),
+        timed,
+        heads=heads,
+        decodes=((2, 6),),
+        prefills=(5,),
+        tilings=tilings,
+        dtype=torch.float32,
+    )
+    charts.draw_report(result, picture, kernels.draw)
+
+    rows = json.loads(result.read_text())["rows"]
+    assert [(r["kernel"], r["splits"], r["tile_tokens"]) for r in rows] == [
+        ("prefill", 1, 1),
+        ("decode", 1, 64),
+        ("decode", 2, 64),
+        ("decode", 1, 32),
+        ("decode", 2, 32),
+    ]
+    assert [r["tile_tokens"] for r in kernels.best_rows(rows)] == [1, 64, 32]
+    assert picture.stat().st_size > 1000

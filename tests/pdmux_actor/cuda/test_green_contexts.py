@@ -1,80 +1,11 @@
 """Green contexts against a driver that keeps books: what is made is destroyed, what fails is said."""
 
-from enum import Enum
-from types import SimpleNamespace
-
 import pytest
+import torch
+from bookkeeping_driver import NUM_SMS, BookkeepingDriver
 
 from pdmux_actor.errors import PartitioningUnavailable
 from pdmux_actor.executor.cuda.green_contexts import GreenContexts
-
-NUM_SMS = 132
-
-
-class Result(Enum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_NOT_SUPPORTED = 801
-
-
-def sms(count: int) -> SimpleNamespace:
-    return SimpleNamespace(sm=SimpleNamespace(smCount=count, minSmPartitionSize=8, smCoscheduledAlignment=8))
-
-
-class BookkeepingDriver:
-    """Answers like cuda.bindings.driver, rounds shares up to 8 SMs, and refuses the call named `broken`."""
-
-    CUresult = Result
-    CUdevResourceType = SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM=1)
-    CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1)
-    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
-
-    def __init__(self, broken: str = "", breaks_after: int = 0) -> None:
-        self.broken, self.calls_left = broken, breaks_after
-        self.contexts: dict[int, int] = {}
-        self.streams: dict[int, int] = {}
-        self.destroyed: list[str] = []
-        self._next = 100
-
-    def _answer(self, name: str, *values: object) -> tuple[object, ...]:
-        if name == self.broken:
-            self.calls_left -= 1
-            if self.calls_left < 0:
-                return (Result.CUDA_ERROR_NOT_SUPPORTED, *[None for _ in values])
-        return (Result.CUDA_SUCCESS, *values)
-
-    def cuDeviceGet(self, index: int) -> tuple[object, ...]:
-        return self._answer("cuDeviceGet", index)
-
-    def cuDeviceGetDevResource(self, device: int, kind: int) -> tuple[object, ...]:
-        return self._answer("cuDeviceGetDevResource", sms(NUM_SMS))
-
-    def cuDevSmResourceSplitByCount(self, groups: int, all_sms: object, flags: int, least: int) -> tuple[object, ...]:
-        given = -(-least // 8) * 8
-        return self._answer("cuDevSmResourceSplitByCount", [sms(given)], 1, sms(NUM_SMS - given))
-
-    def cuDevResourceGenerateDesc(self, resources: list, count: int) -> tuple[object, ...]:
-        return self._answer("cuDevResourceGenerateDesc", resources[0].sm.smCount)
-
-    def cuGreenCtxCreate(self, descriptor: int, device: int, flags: int) -> tuple[object, ...]:
-        answer = self._answer("cuGreenCtxCreate", self._next)
-        if answer[0] is Result.CUDA_SUCCESS:
-            self.contexts[self._next] = descriptor
-            self._next += 1
-        return answer
-
-    def cuGreenCtxStreamCreate(self, context: int, flags: int, priority: int) -> tuple[object, ...]:
-        self.streams[1000 + context] = priority
-        return self._answer("cuGreenCtxStreamCreate", 1000 + context)
-
-    def cuStreamDestroy(self, stream: int) -> tuple[object, ...]:
-        del self.streams[stream]
-        self.destroyed.append("stream")
-        return self._answer("cuStreamDestroy")
-
-    def cuGreenCtxDestroy(self, context: int) -> tuple[object, ...]:
-        del self.contexts[context]
-        self.destroyed.append("context")
-        return self._answer("cuGreenCtxDestroy")
 
 
 def test_pairs__several_shares__are_disjoint_and_fill_the_device() -> None:
@@ -117,3 +48,42 @@ def test_green_contexts__no_libcuda__is_unavailable_with_a_remedy() -> None:
 
     with pytest.raises(PartitioningUnavailable, match=r"cuDeviceGet: Failed to dlopen libcuda.so.1; install"):
         GreenContexts(DriverWithoutLibrary(), 0)
+
+
+def test_pairs__nearly_all_sms_for_decode__leave_prefill_the_least_partition() -> None:
+    with GreenContexts(BookkeepingDriver(), 0) as contexts:
+        (pair,) = contexts.pairs((128,))
+
+    assert (pair.decode_sms, pair.prefill_sms) == (120, 12)
+
+
+def test_pair_for_prefill__few_sms__are_a_group_and_decode_has_the_rest_and_priority() -> None:
+    driver = BookkeepingDriver()
+
+    with GreenContexts(driver, 0) as contexts:
+        pair = contexts.pair_for_prefill(16)
+        assert (pair.prefill_sms, pair.decode_sms) == (16, 116)
+        assert (driver.streams[pair.prefill_stream], driver.streams[pair.decode_stream]) == (0, -1)
+
+    assert (driver.contexts, driver.streams) == ({}, {})
+
+
+def test_bindings__installed__have_what_the_bookkeeping_driver_answers_for() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+
+    calls = [name for name in dir(BookkeepingDriver) if name.startswith("cu")]
+    assert len(calls) == 8
+    assert [name for name in calls if not callable(getattr(driver, name, None))] == []
+    assert int(driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM) == 1
+    assert int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING) == 1
+    assert driver.CUdevResource().sm.smCount == 0
+    assert int(driver.CUstream(12345)) == 12345
+    assert driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM != driver.CUresult.CUDA_SUCCESS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_green_contexts__installed_bindings_without_a_gpu__are_unavailable() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+
+    with pytest.raises(PartitioningUnavailable, match=r"cuDeviceGet: .*; install"):
+        GreenContexts(driver, 0)

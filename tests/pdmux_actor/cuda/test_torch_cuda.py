@@ -9,12 +9,17 @@ import torch
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import make_prompt, outputs
-from cuda_rig import NUM_SMS, make_cuda_rig
+from cuda_rig import NUM_SMS, NoStream, RerunCapture, make_cuda_rig
 
+from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError
 from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey
 from pdmux_actor.executor.torch_cuda import open_cuda_executor
+from pdmux_actor.messages import LoadReport
 from pdmux_actor.scheduling.launch import DecodeStep, Lane
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.roofline import RooflineLatency
 
 NEW_TOKENS = 3
 
@@ -48,6 +53,95 @@ def test_decode__budget_spent__goes_on_launch_by_launch_with_the_same_tokens(
 
     assert produced[0] == produced[1]
     assert "launch by launch" in caplog.text
+
+
+def test_decode__capture_fails__runs_launch_by_launch_and_is_not_tried_again(
+    tiny_checkpoints: Mapping[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    produced = []
+    for fault in (None, RuntimeError("operation not permitted when stream is capturing")):
+        rig = make_cuda_rig(capture_fails=fault)
+        rig.load("qwen2", tiny_checkpoints["qwen2"])
+        sequences = [rig.sequence("qwen2", make_prompt(n), NEW_TOKENS) for n in (3, 6)]
+        rig.prefill(sequences)
+        rig.decode(sequences, NEW_TOKENS - 1)
+        produced.append(outputs(sequences, NEW_TOKENS))
+        assert rig.executor._graphs._capture.count == 1
+        assert rig.executor.graph_counts == ((0, 1) if fault else (1, 0))
+
+    assert produced[0] == produced[1]
+    assert "cannot be captured" in caplog.text
+
+
+def test_replay__model_forgotten__its_memory_can_be_used_again() -> None:
+    capture = RerunCapture(graph_bytes=60)
+    graphs = DecodeGraphs(capture, budget_bytes=100)
+    keys = [GraphKey(model=m, bucket=b, decode_sms=16, sampling="greedy") for m in ("a", "b") for b in (1, 2)]
+
+    for key in keys[:3]:
+        graphs.replay(key, list, NoStream(Lane.DECODE, 16))
+    assert (len(graphs), graphs.used_bytes, graphs.captures(keys[2])) == (2, 120, False)
+
+    graphs.forget_model("a")
+    assert (graphs.used_bytes, graphs.captures(keys[2])) == (0, True)
+
+
+def test_close__captured_graphs__are_dropped_before_their_contexts() -> None:
+    rig = make_cuda_rig()
+    executor = rig.executor
+    left = []
+    key = GraphKey(model="a", bucket=1, decode_sms=16, sampling="greedy")
+    executor._graphs.replay(key, list, NoStream(Lane.DECODE, 16))
+    executor._lanes.streams.close = lambda: left.append(len(executor._graphs))
+
+    executor.close()
+
+    assert left == [0]
+
+
+def test_submit__launch_that_fails_halfway__is_waited_for_before_its_inputs_are_overwritten(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+    waited = []
+    monkeypatch.setattr(NoStream, "synchronize", lambda self: waited.append(self.lane))
+    sequence = rig.sequence("llama", make_prompt(8), NEW_TOKENS)
+    sequence.token_ids[3] = 10**6
+
+    rig.executor.submit(rig.prefill_slices([sequence], 1000)[0])
+
+    assert waited == [Lane.PREFILL]
+
+
+def test_attach_model__tables_made_on_the_default_stream__are_waited_for(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig()
+    settled = []
+    monkeypatch.setattr(rig.executor._lanes, "settle", lambda: settled.append(list(rig.executor._attached)))
+
+    rig.load("llama", tiny_checkpoints["llama"])
+
+    assert settled == [["llama"]]
+
+
+def test_load_report__plain_streams__says_why() -> None:
+    rig = make_cuda_rig()
+    rig.executor.unpartitioned_reason = "cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED"
+    reports: list[LoadReport] = []
+    loop, _ = build_engine(
+        rig.executor,
+        policy="mux",
+        settings=SchedulerSettings(),
+        latency=RooflineLatency(rig.executor.device),
+        outbox=lambda events: None,
+        on_load_report=reports.append,
+    )
+
+    loop.act()
+
+    assert [report.unpartitioned_reason for report in reports] == ["cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED"]
 
 
 def test_decode__logits_not_finite__only_that_sequence_fails(tiny_checkpoints: Mapping[str, Path]) -> None:

@@ -1,0 +1,63 @@
+"""Executors on the whole GPU, or on one half of its SMs."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pdmux_actor.errors import DeviceUnavailable, PartitioningUnavailable
+from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
+from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
+from pdmux_actor.executor.cuda.green_contexts import GreenContexts
+from pdmux_actor.executor.torch_cuda import GRAPH_MEMORY_SHARE, CudaLanes, TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.scheduling.launch import Lane
+
+
+class HalfStreams:
+    """Both lanes on one stream of one half: implements partition_streams.PartitionStreams."""
+
+    kind = "half of the SMs"
+    unpartitioned_reason: str | None = None
+
+    def __init__(self, device: torch.device, contexts: GreenContexts, half: int) -> None:
+        resource = contexts.resource
+        (pair,) = contexts.pairs((resource.num_sms // 2 // resource.step_sms * resource.step_sms,))
+        self.num_sms = (pair.decode_sms, pair.prefill_sms)[half]
+        self.step_sms = self.num_sms
+        self._contexts = contexts
+        self._stream = torch.cuda.ExternalStream((pair.decode_stream, pair.prefill_stream)[half], device)
+
+    def stream(self, lane: Lane, sms: int) -> Any:
+        return self._stream
+
+    def close(self) -> None:
+        self._contexts.close()
+
+
+class HalvableGpu:
+    def __init__(self, *, kv_pool_bytes: int, block_bytes: int) -> None:
+        self._kv_pool_bytes = kv_pool_bytes
+        self._block_bytes = block_bytes
+
+    def open(self, half: int | None) -> TorchCudaExecutor:
+        """Raises DeviceUnavailable."""
+        if half is None:
+            return open_cuda_executor(kv_pool_bytes=self._kv_pool_bytes, block_bytes=self._block_bytes)
+        from cuda.bindings import driver
+
+        device = open_cuda_device()
+        try:
+            streams = HalfStreams(device, GreenContexts(driver, 0), half)
+        except PartitioningUnavailable as error:
+            raise DeviceUnavailable(reason=str(error), remedy="without green contexts there are no halves") from error
+        whole = cuda_device_spec(device, step_sms=streams.step_sms)
+        spec = replace(
+            whole, num_sms=streams.num_sms, peak_flops_per_s=whole.peak_flops_per_s * streams.num_sms / whole.num_sms
+        )
+        return TorchCudaExecutor(
+            kv_pool_bytes=self._kv_pool_bytes // 2,
+            block_bytes=self._block_bytes,
+            lanes=CudaLanes(device, streams),
+            device=spec,
+            graphs=DecodeGraphs(CudaGraphCapture(), int(GRAPH_MEMORY_SHARE * spec.memory_bytes / 2)),
+        )

@@ -1,0 +1,149 @@
+"""Profiles the hot path on this GPU: decode steps beside prefill slices, once everything is warm.
+
+    python benchmarks/gpu/hot_path.py [--model llama-3-8b] [--json FILE [--plot PNG]]
+
+Reports calls that have no place there (allocations, waits for the device, copies through pageable memory, `.item()`),
+how busy each stream was, and the kernels that took longest. Exit code 1 if a call has no place there.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu.charts import draw_bars, draw_report
+from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
+from gpu.launches import HandMadeLaunches
+from gpu.random_models import SHAPES, random_model
+from gpu.trace_reading import FORBIDDEN_CALLS, busy_shares, faults, kernel_times_s
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from pdmux_actor.errors import DeviceUnavailable
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.models.triton_operators import TritonOperators
+from pdmux_actor.scheduling.launch import PrefillSlice
+
+BLOCK_BYTES = 16 * 1024
+_TOP_KERNELS = 20
+
+
+def drive(launches: HandMadeLaunches, *, batch: int, context: int, prompt: int, slices: int, layers: int) -> None:
+    """`slices` prefill slices of `layers` layers each, with decode steps of `batch` sequences beside them."""
+    executor, num_layers = launches.executor, launches.info.spec.num_layers
+    decoding = launches.sequences(batch, context, room_tokens=8)
+    prompts = launches.sequences(1, prompt, room_tokens=8)
+    decode, whole = launches.decode_launch(decoding), launches.prefill_launch(prompts)
+
+    def next_slice(launch: PrefillSlice) -> PrefillSlice:
+        first = launch.last_layer % num_layers
+        base = launches.prefill_launch(prompts) if first == 0 else launch
+        return PrefillSlice(
+            batch_id=base.batch_id,
+            model=base.model,
+            chunks=base.chunks,
+            first_layer=first,
+            last_layer=min(first + layers, num_layers),
+        )
+
+    executor.submit(decode)
+    executor.submit(next_slice(whole))  # `whole` ends at the last layer: its successor begins a new batch
+    done_slices, in_flight = 0, 2
+    while in_flight:
+        for done in executor.wait(None):
+            assert done.error is None, done.error
+            in_flight -= 1
+            if isinstance(done.launch, PrefillSlice):
+                done_slices += 1
+                # Whole prompts only: half of one would keep its hidden states.
+                if done_slices < slices or done.launch.last_layer < num_layers:
+                    executor.submit(next_slice(done.launch))
+                    in_flight += 1
+            elif done_slices < slices:
+                executor.submit(decode)
+                in_flight += 1
+    launches.free([*decoding, *prompts])
+
+
+def trace_of(launches: HandMadeLaunches, sizes: dict[str, int], activities: Sequence[ProfilerActivity]) -> list[Any]:
+    """Of a second go: the first one compiles, captures and allocates."""
+    drive(launches, **sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        with profile(activities=list(activities)) as profiled:
+            drive(launches, **sizes)
+        profiled.export_chrome_trace(str(path))
+        events: list[Any] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+def run(
+    executor: TorchCudaExecutor,
+    shape: str,
+    sizes: dict[str, int],
+    kept: KeptRows,
+    *,
+    activities: Sequence[ProfilerActivity] = (ProfilerActivity.CPU, ProfilerActivity.CUDA),
+    dtype: str = "bfloat16",
+) -> dict[str, int]:
+    """What has no place in the hot path, and how often it was seen."""
+    loaded = random_model(
+        shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
+    )
+    executor.hold(loaded)
+    launches = HandMadeLaunches(executor, loaded.info)
+    num_sms, step = executor.device.num_sms, executor.device.partition_granularity_sms
+    decode_sms = max(step, num_sms // 3 // step * step)
+    launches.partition(num_sms - decode_sms, decode_sms)
+    events = trace_of(launches, sizes, activities)
+    found = faults(events)
+    kept.note({"sizes": sizes, "decode_sms": decode_sms, "faults": found, "busy_share_of_streams": busy_shares(events)})
+    for name, seconds in list(kernel_times_s(events).items())[:_TOP_KERNELS]:
+        kept.add({"kernel": name, "seconds": seconds})
+    return found
+
+
+def draw(figure: Any, rows: Sequence[Row]) -> None:
+    shortened = [{**row, "title": "device time", "kernel": row["kernel"][:60]} for row in rows]
+    draw_bars(figure, shortened, group="title", bar="kernel", value="seconds", label="s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
+    parser.add_argument("--kv-gib", type=float, default=16.0, help="KV pool")
+    parser.add_argument("--quick", action="store_true", help="fewer slices")
+    add_arguments(parser)
+    options = parser.parse_args()
+    check_arguments(parser, options)
+    found: dict[str, int] = {}
+    if not options.replot:
+        try:
+            executor = open_cuda_executor(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
+        except DeviceUnavailable as error:
+            sys.exit(str(error))
+        kept = KeptRows(options.json, ("kernel",))
+        kept.note({**gpu_facts(executor.device, partitioned_by=executor.partitioning), "model": options.model})
+        sizes = {"batch": 32, "context": 1024, "prompt": 2048, "slices": 8 if options.quick else 24, "layers": 8}
+        found = run(executor, options.model, sizes, kept)
+        table = Table("kernel", "ms")
+        for row in kept.rows:
+            table.add_row(row["kernel"][:90], f"{1e3 * row['seconds']:.2f}")
+        Console().print(table)
+        Console().print({"busy_share_of_streams": kept.facts["busy_share_of_streams"]})
+        for name, times in found.items():
+            Console().print(f"{times} x {name}: {FORBIDDEN_CALLS.get(name, 'not through pinned memory')}")
+        executor.close()
+    if options.plot:
+        draw_report(options.json, options.plot, draw)
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Our decode attention under several tilings, and torch's flash attention for prefill, over what this GPU can do.
+
+    python benchmarks/gpu/kernels.py [--quick] [--json FILE [--resume] [--plot PNG]]
+
+Heads as Llama-3-8B's (32 query, 8 KV, 128 wide), bf16, KV in shuffled blocks. Decode: bytes of K and V over time, as a
+share of the measured copy bandwidth; the best tiling of each shape is what `decode_kernels.DEFAULT_TILING` should be.
+Prefill: FLOPs of causal attention over time, as a share of the measured matrix rate.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from gpu.charts import draw_bars, draw_report
+from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from pdmux_actor.errors import DeviceUnavailable
+from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
+from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, DecodeTiling, decode_attention, decode_splits
+from pdmux_actor.executor.cuda.device_batch import ChunkExtent
+from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
+from profiler.specs import DeviceSpec
+
+ROW_KEY = ("kernel", "batch", "tokens", "splits", "tile_tokens", "num_warps", "num_stages")
+DECODES = ((32, 1024), (32, 8192), (128, 1024), (1, 8192), (1, 1024))
+PREFILLS = (2048, 8192)
+TILINGS = (
+    DEFAULT_TILING,
+    *(
+        tiling
+        for tile in (32, 64, 128)
+        for warps in (4, 8)
+        for stages in (2, 3, 4)
+        if (tiling := DecodeTiling(tile_tokens=tile, num_warps=warps, num_stages=stages)) != DEFAULT_TILING
+    ),
+)
+Timed = Callable[[Callable[[], object]], float]
+_COPIES = 4  # of the KV, read in turn: more than a cache holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    query: int = 32
+    kv: int = 8
+    dim: int = 128
+    block_tokens: int = 32
+
+
+class DecodeCase:
+    """`batch` sequences of `tokens` tokens whose KV lies in shuffled blocks, several times over."""
+
+    def __init__(self, batch: int, tokens: int, heads: Heads, device: torch.device, dtype: torch.dtype) -> None:
+        self._heads, self._batch = heads, batch
+        rows_each = -(-tokens // heads.block_tokens)
+        num_rows = batch * rows_each * _COPIES
+        blocks = torch.randperm(num_rows * heads.kv)
+        self._table = blocks.view(num_rows, heads.kv).to(torch.int32).to(device)
+        elements = heads.block_tokens * 2 * heads.dim
+        self._pool = torch.randn(num_rows * heads.kv, elements, device=device, dtype=dtype)
+        rows = torch.arange(num_rows, dtype=torch.int32).view(_COPIES, -1).to(device)
+        self._rows = [rows[copy].contiguous() for copy in range(_COPIES)]
+        self._stride = torch.tensor([rows_each], dtype=torch.int32, device=device)
+        self._contexts = torch.full((batch,), tokens, dtype=torch.int32, device=device)
+        self._query = torch.randn(batch, heads.query, heads.dim, device=device, dtype=dtype)
+        self._turn = 0
+        self.kv_bytes = batch * tokens * heads.kv * 2 * heads.dim * dtype.itemsize
+
+    def attend(self, num_splits: int, tiling: DecodeTiling) -> object:
+        self._turn += 1
+        return decode_attention(
+            self._query,
+            self._pool,
+            self._table,
+            self._rows[self._turn % _COPIES],
+            self._stride,
+            self._contexts,
+            layer=0,
+            kv_heads=self._heads.kv,
+            tokens_per_row=self._heads.block_tokens,
+            num_splits=num_splits,
+            tiling=tiling,
+        )
+
+
+def prefill_work(tokens: int, heads: Heads, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    query = torch.randn(tokens, heads.query, heads.dim, device=device, dtype=dtype)
+    key, value = (torch.randn(tokens, heads.kv, heads.dim, device=device, dtype=dtype) for _ in range(2))
+    ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    chunk = ChunkExtent(first=0, length=tokens, context_tokens=tokens)
+    return lambda: varlen_attention(query, key, value, ends, ends, [chunk])
+
+
+def decode_keys(batch: int, tokens: int, heads: Heads, sms: int, tilings: Sequence[DecodeTiling]) -> Iterator[Row]:
+    usual = decode_splits(batch, heads.kv, sms)
+    for tiling in tilings:
+        for splits in dict.fromkeys((usual, max(1, usual // 2), min(32, 2 * usual))):
+            yield {"kernel": "decode", "batch": batch, "tokens": tokens, "splits": splits, **asdict(tiling)}
+
+
+def measure_all(
+    kept: KeptRows,
+    device: torch.device,
+    spec: DeviceSpec,
+    timed: Timed,
+    *,
+    heads: Heads,
+    decodes: Sequence[tuple[int, int]] = DECODES,
+    prefills: Sequence[int] = PREFILLS,
+    tilings: Sequence[DecodeTiling] = TILINGS,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    for tokens in prefills:
+        key: Row = {**dict.fromkeys(ROW_KEY, 1), "kernel": "prefill", "tokens": tokens}
+        if kept.wants(**key):
+            seconds = timed(prefill_work(tokens, heads, device, dtype))
+            flops = 2.0 * heads.query * heads.dim * tokens**2
+            kept.add({**key, "seconds": seconds, "share_of_peak": flops / seconds / spec.peak_flops_per_s})
+    for batch, tokens in track(decodes, description="decode attention", console=Console(stderr=True)):
+        wanted = [k for k in decode_keys(batch, tokens, heads, spec.num_sms, tilings) if kept.wants(**k)]
+        if not wanted:
+            continue
+        case = DecodeCase(batch, tokens, heads, device, dtype)
+        for key in wanted:
+            if kept.wants(**key):
+                kept.add({**key, **_decode_row(case, key, spec, timed)})
+
+
+def _decode_row(case: DecodeCase, key: Row, spec: DeviceSpec, timed: Timed) -> dict[str, object]:
+    tiling = DecodeTiling(**{name: key[name] for name in ("tile_tokens", "num_warps", "num_stages")})
+    try:
+        seconds = timed(lambda: case.attend(key["splits"], tiling))
+    except RuntimeError as error:  # a tiling that the GPU has no room for
+        return {"seconds": None, "share_of_peak": 0.0, "error": str(error)[:200]}
+    return {"seconds": seconds, "share_of_peak": case.kv_bytes / seconds / spec.memory_bandwidth_bytes_per_s}
+
+
+def best_rows(rows: Sequence[Row]) -> list[Row]:
+    """The fastest of each shape, and the default beside it."""
+    chosen: list[Row] = []
+    for shape in dict.fromkeys((row["kernel"], row["batch"], row["tokens"]) for row in rows):
+        same = [row for row in rows if (row["kernel"], row["batch"], row["tokens"]) == shape]
+        best = max(same, key=lambda row: float(row["share_of_peak"]))
+        chosen += [same[0]] if same[0] is best else [same[0], best]
+    return chosen
+
+
+def draw(figure: Any, rows: Sequence[Row]) -> None:
+    labelled = [
+        {
+            **row,
+            "title": "first row of a shape: as it is; second: the best",
+            "bar": f"{row['kernel']} {row['batch']} x {row['tokens']}, {row['splits']} splits, "
+            f"{row['tile_tokens']}/{row['num_warps']}/{row['num_stages']}",
+        }
+        for row in best_rows(rows)
+    ]
+    draw_bars(figure, labelled, group="title", bar="bar", value="share_of_peak", label="share of measured peak")
+
+
+def cuda_timed(work: Callable[[], object]) -> float:
+    """Median device time of one call; calls are timed eight at a time, so that the host is not what is measured."""
+    for _ in range(2):
+        work()
+    times = []
+    for _ in range(7):
+        started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(2_000_000)  # about a millisecond, in which the host gets ahead
+        started.record()
+        for _ in range(8):
+            work()
+        ended.record()
+        ended.synchronize()
+        times.append(started.elapsed_time(ended) / 8e3)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two shapes only")
+    add_arguments(parser, limit_s=300.0)
+    options = parser.parse_args()
+    check_arguments(parser, options)
+    if not options.replot:
+        try:
+            device = open_cuda_device()
+        except DeviceUnavailable as error:
+            sys.exit(str(error))
+        spec = cuda_device_spec(device, step_sms=16)
+        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
+        kept.note(gpu_facts(spec, partitioned_by="not partitioned"))
+        with torch.inference_mode():
+            measure_all(
+                kept, device, spec, cuda_timed, heads=Heads(), decodes=DECODES[:2] if options.quick else DECODES
+            )
+        table = Table("kernel", "batch", "tokens", "splits", "tile", "warps", "stages", "us", "share of peak")
+        for row in best_rows(kept.rows):
+            micros = "" if row["seconds"] is None else f"{1e6 * row['seconds']:.1f}"
+            table.add_row(*(str(row[name]) for name in ROW_KEY), micros, f"{row['share_of_peak']:.2f}")
+        Console().print(table)
+    if options.plot:
+        draw_report(options.json, options.plot, draw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Every share that somebody asks for has a stream, and both lanes' streams of a share are of one pair."""
+
+from types import SimpleNamespace
+
+import pytest
+from bookkeeping_driver import NUM_SMS, BookkeepingDriver
+
+from pdmux_actor.errors import PartitioningUnavailable
+from pdmux_actor.executor.cuda.green_contexts import GreenContexts
+from pdmux_actor.executor.cuda.partition_streams import GreenStreams
+from pdmux_actor.scheduling.launch import Lane
+from pdmux_actor.scheduling.partition import decode_shares
+from profiler.devices import H200
+from profiler.sweep import partition_shares
+
+
+class WholeDevice:
+    kind = "whole"
+    step_sms = 16
+    unpartitioned_reason = None
+
+    def stream(self, lane: Lane, sms: int) -> str:
+        return f"whole {lane.value}"
+
+    def close(self) -> None:
+        pass
+
+
+def open_streams(driver: BookkeepingDriver) -> GreenStreams:
+    return GreenStreams(GreenContexts(driver, 0), whole=WholeDevice(), wrap=lambda handle: handle)
+
+
+def sms_of(driver: BookkeepingDriver, stream: int) -> int:
+    """Streams are numbered by their contexts."""
+    return driver.contexts[stream - 1000]
+
+
+def test_stream__every_share_that_policies_choose__is_disjoint_and_nearly_as_large_as_asked() -> None:
+    driver = BookkeepingDriver()
+    streams = open_streams(driver)
+    device = SimpleNamespace(num_sms=NUM_SMS, partition_granularity_sms=streams.step_sms)
+    made = len(driver.contexts)
+
+    for share in decode_shares(device):
+        decode, prefill = streams.stream(Lane.DECODE, share), streams.stream(Lane.PREFILL, NUM_SMS - share)
+        assert sms_of(driver, decode) + sms_of(driver, prefill) == NUM_SMS
+        assert abs(sms_of(driver, decode) - share) <= 8
+        assert driver.streams[decode] < driver.streams[prefill]  # a lower number goes first
+
+    assert len(driver.contexts) == made == 2 * 8
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_stream__every_share_that_a_profile_measures__has_about_its_sms(lane: Lane) -> None:
+    driver = BookkeepingDriver()
+    streams = open_streams(driver)
+    device = SimpleNamespace(**{**vars_of(H200), "partition_granularity_sms": streams.step_sms})
+
+    for share in partition_shares(device)[:-1]:
+        assert abs(sms_of(driver, streams.stream(lane, share)) - share) <= 8
+        assert streams.stream(lane, share) == streams.stream(lane, share)
+
+    streams.close()
+    assert (driver.contexts, driver.streams) == ({}, {})
+
+
+def vars_of(spec: object) -> dict[str, object]:
+    return {name: getattr(spec, name) for name in spec.__slots__}
+
+
+def test_stream__whole_device__is_outside_all_partitions() -> None:
+    streams = open_streams(BookkeepingDriver())
+
+    assert streams.stream(Lane.DECODE, NUM_SMS) == "whole decode"
+    assert streams.unpartitioned_reason is None
+
+
+def test_open__driver_without_green_contexts__leaves_nothing_behind() -> None:
+    driver = BookkeepingDriver(broken="cuGreenCtxStreamCreate", breaks_after=5)
+
+    with pytest.raises(PartitioningUnavailable, match="cuGreenCtxStreamCreate"):
+        open_streams(driver)
+
+    assert driver.contexts == {}

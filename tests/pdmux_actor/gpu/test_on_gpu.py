@@ -1,0 +1,204 @@
+"""The CUDA executor on a GPU against the CPU executor. Run alone: `pytest tests/pdmux_actor/gpu` (needs no Ray)."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no GPU is here", allow_module_level=True)
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("Triton's interpreter is on: run these tests alone", allow_module_level=True)
+
+from cpu_rig import CpuRig, make_prompt, outputs
+from torch.nn import functional
+
+from pdmux_actor.executor.cuda.decode_kernels import decode_attention
+from pdmux_actor.executor.cuda.device_batch import ChunkExtent
+from pdmux_actor.executor.cuda.kv_kernels import store_kv
+from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
+from pdmux_actor.executor.torch_cuda import open_cuda_executor
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
+from pdmux_actor.scheduling.launch import DecodeStep, Lane, Repartition
+
+BLOCK_BYTES = 4096
+LENGTHS = (1, 5, 18, 70)
+NEW_TOKENS = 6
+DEVICE = torch.device("cuda", 0)
+HEADS = {"llama": 4, "qwen2": 2, "qwen3": 6}
+
+Scenario = Callable[[CpuRig, str], list[object]]
+
+
+@pytest.fixture(scope="module")
+def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CpuRig, CpuRig]]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    executor = open_cuda_executor(kv_pool_bytes=64 << 20, block_bytes=BLOCK_BYTES)
+    executor._pool.fill_(0xFF)  # NaN in every float type
+    torch.cuda.synchronize()
+    pair = CpuRig(block_bytes=BLOCK_BYTES), CpuRig(executor=executor)
+    for seed, (model_type, heads) in enumerate(HEADS.items()):
+        shape = CheckpointShape(
+            model_type=model_type,
+            num_layers=3,
+            hidden_size=128,
+            intermediate_size=256,
+            num_heads=heads,
+            num_kv_heads=2,
+            head_dim=32,
+        )
+        write_random_checkpoint(root / model_type, shape, seed)
+        for rig in pair:
+            rig.load(model_type, root / model_type, dtype="float32")
+    yield pair
+    for rig in pair:
+        rig.close()
+
+
+def greedy(rig: CpuRig, model: str) -> list[object]:
+    sequences = [rig.sequence(model, make_prompt(length), NEW_TOKENS) for length in LENGTHS]
+    rig.prefill(sequences, layers_per_slice=1)
+    rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=2)
+    return outputs(sequences, NEW_TOKENS)
+
+
+def chunked(rig: CpuRig, model: str) -> list[object]:
+    sequences = [rig.sequence(model, make_prompt(length), NEW_TOKENS) for length in (10, 41)]
+    rig.generate_chunked(sequences, NEW_TOKENS, chunk_tokens=8)
+    return outputs(sequences, NEW_TOKENS)
+
+
+def sampled(rig: CpuRig, model: str) -> list[object]:
+    settings = ({"temperature": 0.8, "seed": 7}, {"temperature": 1.2, "top_p": 0.7, "top_k": 9, "seed": 8}, {})
+    sequences = [rig.sequence(model, make_prompt(9 + i), NEW_TOKENS, **s) for i, s in enumerate(settings)]
+    rig.prefill(sequences)
+    rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=5)
+    return outputs(sequences, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("scenario", [greedy, chunked, sampled])
+@pytest.mark.parametrize("model", list(HEADS))
+def test_tokens__fp32__are_those_of_the_cpu(rigs: tuple[CpuRig, CpuRig], model: str, scenario: Scenario) -> None:
+    cpu, gpu = rigs
+
+    assert scenario(gpu, model) == scenario(cpu, model)
+
+
+def test_tokens__on_every_partition__are_those_of_the_whole_gpu(rigs: tuple[CpuRig, CpuRig]) -> None:
+    gpu = rigs[1]
+    device = gpu.executor.device
+    expected = greedy(gpu, "llama")
+
+    step = device.partition_granularity_sms
+    for decode_sms in range(step, device.num_sms, step):
+        gpu.executor.submit(Repartition(prefill_sms=device.num_sms - decode_sms, decode_sms=decode_sms))
+        assert greedy(gpu, "llama") == expected, f"decode on {decode_sms} SMs"
+    gpu.executor.submit(Repartition(prefill_sms=device.num_sms, decode_sms=0))
+    gpu.executor._sms = dict.fromkeys(Lane, device.num_sms)
+
+
+def test_graphs__shapes_of_these_tests__were_captured_all(rigs: tuple[CpuRig, CpuRig]) -> None:
+    gpu = rigs[1]
+    greedy(gpu, "qwen3")
+
+    captured, failed = gpu.executor.graph_counts
+    assert captured > 0
+    assert failed == 0
+    assert 0 < gpu.executor.graph_bytes < 2 << 30
+
+
+def test_lanes__prefill_beside_decode__both_give_the_tokens_that_each_gives_alone(rigs: tuple[CpuRig, CpuRig]) -> None:
+    gpu = rigs[1]
+    alone = greedy(gpu, "qwen2")
+    decoding = [gpu.sequence("llama", make_prompt(n), 40) for n in (7, 12)]
+    gpu.prefill(decoding)
+    prompts = [gpu.sequence("qwen2", make_prompt(length), NEW_TOKENS) for length in LENGTHS]
+    gpu.executor.submit(Repartition(prefill_sms=gpu.executor.device.num_sms - 16, decode_sms=16))
+    slices = gpu.prefill_slices(prompts, 1)
+    left = 30
+    gpu.executor.submit(slices.pop(0))
+    gpu.executor.submit(DecodeStep(model="llama", sequences=tuple(decoding)))
+    while slices or left or gpu.executor._in_flight:
+        for done in gpu.executor.wait(None):
+            gpu.apply(done)
+            if isinstance(done.launch, DecodeStep):
+                left = max(0, left - 1)
+                if left:
+                    gpu.executor.submit(DecodeStep(model="llama", sequences=tuple(decoding)))
+            elif slices:
+                gpu.executor.submit(slices.pop(0))
+    gpu.decode(prompts, NEW_TOKENS - 1, steps_per_launch=2)
+    gpu.executor._sms = dict.fromkeys(Lane, gpu.executor.device.num_sms)
+
+    assert outputs(prompts, NEW_TOKENS) == alone
+
+
+@pytest.mark.parametrize("context", [1, 63, 700, 5000])
+def test_decode_attention__bf16__within_its_rounding_of_fp32(context: int) -> None:
+    torch.manual_seed(context)
+    heads, kv_heads, dim, block_tokens = 32, 8, 128, 32
+    num_rows = -(-context // block_tokens)
+    pool = torch.full((num_rows * kv_heads, block_tokens * 2 * dim), float("nan"), device=DEVICE, dtype=torch.bfloat16)
+    table = torch.randperm(num_rows * kv_heads, device=DEVICE).view(num_rows, kv_heads).to(torch.int32)
+    positions = torch.arange(context, dtype=torch.int32, device=DEVICE)
+    key, value = (torch.randn(context, kv_heads, dim, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    query = torch.randn(1, heads, dim, device=DEVICE, dtype=torch.bfloat16)
+    rows = torch.arange(num_rows, dtype=torch.int32, device=DEVICE)
+    store_kv(pool, table, positions // block_tokens, positions, key, value, layer=0, tokens_per_row=block_tokens)
+
+    for splits in (1, 7, 32):
+        attended = decode_attention(
+            query,
+            pool,
+            table,
+            rows,
+            torch.tensor([num_rows], dtype=torch.int32, device=DEVICE),
+            torch.tensor([context], dtype=torch.int32, device=DEVICE),
+            layer=0,
+            kv_heads=kv_heads,
+            tokens_per_row=block_tokens,
+            num_splits=splits,
+        )
+        exact = functional.scaled_dot_product_attention(
+            query.double().view(kv_heads, heads // kv_heads, dim),
+            key.double().transpose(0, 1),
+            value.double().transpose(0, 1),
+        ).flatten()
+        assert (attended[0].double() - exact).norm() / exact.norm() < 1e-2
+
+
+def test_varlen_attention__bf16_chunks_with_prefixes__as_the_exact_one() -> None:
+    torch.manual_seed(0)
+    heads, kv_heads, dim = 8, 2, 64
+    sizes = [(5, 5), (1, 40), (33, 100)]  # (new, context): causal is aligned at the end
+    first, chunks = 0, []
+    for new, context in sizes:
+        chunks.append(ChunkExtent(first=first, length=new, context_tokens=context))
+        first += new
+    total = sum(context for _, context in sizes)
+    qkv = torch.randn(first, heads + 2 * kv_heads, dim, device=DEVICE, dtype=torch.bfloat16)
+    query = qkv[:, :heads]  # strided, as the executor's
+    key, value = (torch.randn(total, kv_heads, dim, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    ends = [
+        torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
+        for lengths in zip(*sizes, strict=True)
+    ]
+
+    attended = varlen_attention(query, key, value, *ends, chunks)
+
+    begin = 0
+    for chunk in chunks:
+        own = slice(begin, begin + chunk.context_tokens)
+        mask = torch.ones(chunk.length, chunk.context_tokens, dtype=torch.bool, device=DEVICE)
+        mask = mask.tril(chunk.context_tokens - chunk.length)
+        exact = functional.scaled_dot_product_attention(
+            query[chunk.first : chunk.first + chunk.length].double().transpose(0, 1),
+            key[own].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0),
+            value[own].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0),
+            attn_mask=mask,
+        )
+        ours = attended[chunk.first : chunk.first + chunk.length].double()
+        expected = exact.transpose(0, 1).flatten(1)
+        assert (ours - expected).norm() / expected.norm() < 1e-2
+        begin += chunk.context_tokens
