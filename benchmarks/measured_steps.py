@@ -47,12 +47,15 @@ class StepLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """`*_slowdown`: how much longer a launch takes while the other lane is busy on the other cores."""
+    """`*_slowdown`: how much longer a launch takes while the other lane is busy on the other cores. `host_s`: what the
+    host takes between two launches.
+    """
 
     device: DeviceSpec
     latency: StepLatency
     prefill_slowdown: float
     decode_slowdown: float
+    host_s: float = 0.0
     points_ms: Mapping[str, float] = field(default_factory=dict)  # what the latency was fitted to
 
     def write(self, path: Path) -> None:
@@ -69,6 +72,7 @@ class MeasuredSteps:
             latency=StepLatency(num_layers=num_layers, **by_cores),
             prefill_slowdown=content["prefill_slowdown"],
             decode_slowdown=content["decode_slowdown"],
+            host_s=content.get("host_s", 0.0),
             points_ms=content["points_ms"],
         )
 

@@ -6,18 +6,22 @@
 tables of the same source (Llama-3.1-8B and Qwen3-30B-A3B on one RTX PRO 6000) and, beside it, with the roofline. No
 constant is fitted to the runs.
 `cpu`: one model of about 100 M parameters on this machine. Step times are measured first, then requests are sent to the
-real engine, and the same requests are simulated with those step times; for three policies, taking turns.
+real engine, and the same requests are simulated with those step times and the pause between two launches that a warm-up
+run showed; for three policies, one after the other.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from bench_models import DEFAULT_CACHE, llama_checkpoint
-from engine_run import EngineSession, RunOutcome
+from engine_run import EngineSession, RunOutcome, TimedRequest
 from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
 from rich.console import Console
@@ -32,6 +36,7 @@ from pdmux_actor.executor.simulated import GPU_HOST_S
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import RTX_PRO_6000, laptop_cpu
 from profiler.latency import LatencyModel
@@ -41,6 +46,7 @@ from profiler.specs import ModelSpec
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ROOT.parent / "shared" / "profiles"
+_LONGEST_HOST_S = 0.005  # a longer pause between two launches is one without work
 BLOCK_BYTES = 8192  # 16 tokens of a head of 128 in bfloat16, as vLLM's blocks
 QWEN3_30B = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -142,7 +148,7 @@ def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel) ->
             slo=Slo(ttft_s=10.0, tbt_s=1.0),
         )
         times[request.request_id] = []
-        agenda.at(float(row.queued_s), lambda request=request: engine.submit(request))  # type: ignore[misc]
+        agenda.at(float(row.queued_s), partial(engine.submit, request))
     while agenda.step():
         pass
     first = np.array([times[str(i)][0] for i in range(len(run))])
@@ -157,7 +163,7 @@ def _most_at_once(run: pd.DataFrame) -> int:
 
 
 def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:
-    layers, count = (6, 60) if quick else (12, 150)
+    layers, count = (6, 60) if quick else (12, 240)
     checkpoint = llama_checkpoint(cache, num_layers=layers)
     solo = SoloSteps(checkpoint)
     try:
@@ -172,24 +178,52 @@ def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:
     settings = SchedulerSettings(chunk_budget_tokens=token_budget(modelled, 8, workload.mean_context_tokens, slo.tbt_s))
     # Half of what the cores bear: queues form, and do not grow without end.
     work_s = modelled.prefill_s(256) / 256 * workload.mean_new_tokens + workload.mean_output_tokens * step_s / 8
+    warm_up, requests = (
+        make_requests(
+            workload, model="llama", rate_per_s=0.5 / work_s, count=n, seed=seed, salt=seed, slo_of=lambda tokens: slo
+        )
+        for n, seed in ((count // 4, 2), (count, 1))
+    )
     rows: list[dict[str, object]] = []
     for policy in ("mux", "chunked_prefill", "prefill_first"):
-        requests = make_requests(
-            workload, model="llama", rate_per_s=0.5 / work_s, count=count, seed=1, salt=1, slo_of=lambda tokens: slo
-        )
-        warm_up = make_requests(
-            workload, model="llama", rate_per_s=0.5 / work_s, count=count // 5, seed=2, salt=2, slo_of=lambda _: slo
-        )
         real = EngineSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings)
         try:
-            real.run(warm_up)
+            of_warm_up = real.run(warm_up)
             measured = real.run(requests)
         finally:
             real.close()
-        simulated = _virtual(checkpoint, policy, settings, steps, (warm_up, requests))
-        rows += _errors(f"CPU engine, {policy}", "steps measured in this run", _times(measured), _times(simulated))
-        rows[-1]["other_cores"] = measured.other_cores
+        host_s = typical_pause_s(of_warm_up)
+        in_service = replace(steps, host_s=host_s)
+        simulated = _virtual(checkpoint, policy, settings, in_service, (warm_up, requests))
+        of_policy = _errors(f"CPU engine, {policy}", "steps measured in this run", _times(measured), _times(simulated))
+        facts = {
+            "host_s": host_s,
+            "other_cores": measured.other_cores,
+            "launches": _launches(measured, simulated, host_s),
+        }
+        rows += [row | facts for row in of_policy]
     return rows
+
+
+def typical_pause_s(outcome: RunOutcome) -> float:
+    """Median time from the end of a launch to the start of the next, where the engine had work: what the host takes."""
+    pauses = []
+    for lane in Lane:
+        spans = sorted(outcome.lanes.of(lane), key=lambda span: span.started_s)
+        pauses += [later.started_s - earlier.finished_s for earlier, later in itertools.pairwise(spans)]
+    back_to_back = [pause for pause in pauses if pause < _LONGEST_HOST_S]
+    return float(np.median(back_to_back)) if back_to_back else 0.0
+
+
+def _launches(measured: RunOutcome, simulated: RunOutcome, host_s: float) -> dict[str, dict[str, float]]:
+    """By kind, of both runs: how many, and how long in the mean, without the host's part."""
+    facts: dict[str, dict[str, float]] = {}
+    for name, outcome, host_part_s in (("measured", measured, 0.0), ("simulated", simulated, host_s)):
+        for kind, number in outcome.lanes.counts().items():
+            lengths = [span.length_s for span in outcome.lanes.spans if span.kind == kind]
+            facts.setdefault(kind, {})[f"{name}_count"] = number
+            facts[kind][f"{name}_mean_s"] = float(np.mean(lengths)) - host_part_s
+    return facts
 
 
 def _virtual(
@@ -197,11 +231,11 @@ def _virtual(
     policy: str,
     settings: SchedulerSettings,
     steps: MeasuredSteps,
-    runs: Sequence[Sequence[object]],
+    runs: Sequence[Sequence[TimedRequest]],
 ) -> RunOutcome:
     session = VirtualSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps)
     try:
-        outcomes = [session.run(requests) for requests in runs]  # type: ignore[arg-type]
+        outcomes = [session.run(requests) for requests in runs]
     finally:
         session.close()
     return outcomes[-1]

@@ -45,6 +45,7 @@ class VirtualSession:
             clock=self._clock,
             prefill_slowdown=steps.prefill_slowdown,
             decode_slowdown=steps.decode_slowdown,
+            host_s=steps.host_s,
         )
         self._executor = ObservedExecutor(simulated)
         self._scheduler = build_scheduler(
