@@ -3,8 +3,9 @@
     python benchmarks/simulation_accuracy.py [--quick] [--part vllm|cpu] [--json FILE]
 
 `vllm`: the 300-request runs of vLLM 0.19 in ../shared/profiles/e2e_vllm_llmservingsim.parquet, simulated with operator
-tables of the same source (Llama-3.1-8B and Qwen3-30B-A3B on one RTX PRO 6000) and, beside it, with the roofline. No
-constant is fitted to the runs.
+tables of the same source and, beside it, with the roofline: Llama-3.1-8B on one RTX PRO 6000, Qwen3-30B-A3B on two of
+them (data and expert parallel; the file does not say so, its source's meta.json does).
+No constant is fitted to the runs.
 `cpu`: one model of about 100 M parameters on this machine. Step times are measured first, then requests are sent to the
 real engine, and the same requests are simulated with those step times and the pause between two launches that a warm-up
 run showed; for three policies, one after the other.
@@ -22,6 +23,7 @@ import numpy as np
 import pandas as pd
 from bench_models import DEFAULT_CACHE, llama_checkpoint
 from engine_run import EngineSession, RunOutcome, TimedRequest
+from expert_parallel import ExpertParallelLatency, spec_of_rank
 from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
 from rich.console import Console
@@ -68,14 +70,15 @@ QWEN3_30B = {
 def vllm_rows() -> list[dict[str, object]]:
     runs = pd.read_parquet(PROFILES / "e2e_vllm_llmservingsim.parquet")
     llama = json.loads((ROOT / "examples/models/llama-3.1-8b/config.json").read_text())
-    configs = {
-        "Llama-3.1-8B": ("meta-llama/Llama-3.1-8B", llama),
-        "Qwen3-30B-A3B-Instruct-2507": ("Qwen/Qwen3-30B-A3B-Instruct-2507", QWEN3_30B),
+    setups = {
+        "Llama-3.1-8B": ("meta-llama/Llama-3.1-8B", llama, 1),
+        "Qwen3-30B-A3B-Instruct-2507": ("Qwen/Qwen3-30B-A3B-Instruct-2507", QWEN3_30B, 2),
     }
     rows: list[dict[str, object]] = []
     for (device, name), run in runs.groupby(["device", "model"], observed=True):
-        model, config = configs[str(name)]
-        spec = ModelSpec.from_config(config)
+        model, config, ranks = setups[str(name)]
+        whole = ModelSpec.from_config(config)
+        spec = spec_of_rank(whole, ranks)
         profile = read_llmservingsim(
             PROFILES / "llmservingsim_vllm_dense.parquet",
             PROFILES / "llmservingsim_vllm_attention_mixed.parquet",
@@ -88,8 +91,10 @@ def vllm_rows() -> list[dict[str, object]]:
             "table": profile.latency(spec, RTX_PRO_6000),
             "roofline": RooflineLatency(RTX_PRO_6000),
         }
-        for kind, latency in latencies.items():
-            rows += _errors(f"vLLM, {name}", kind, _measured_vllm(run), _simulate_vllm(run, spec, latency))
+        for kind, alone in latencies.items():
+            latency = alone if ranks == 1 else ExpertParallelLatency(alone, whole, RTX_PRO_6000, ranks)
+            simulated = _simulate_vllm(run, spec, latency, ranks)
+            rows += _errors(f"vLLM, {name}, GPUs: {ranks}", kind, _measured_vllm(run), simulated)
     return rows
 
 
@@ -102,13 +107,14 @@ def _measured_vllm(run: pd.DataFrame) -> Mapping[str, np.ndarray]:
     }
 
 
-def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel) -> Mapping[str, np.ndarray]:
-    """vLLM's scheduler is our chunked_prefill: decodes first, prompt chunks fill the token budget."""
+def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel, ranks: int) -> Mapping[str, np.ndarray]:
+    """vLLM's scheduler is our chunked_prefill: decodes first, prompt chunks fill the token budget. Limits are per rank,
+    and the ranks step together: one engine with as much of everything.
+    """
     kv_bytes = int(0.95 * RTX_PRO_6000.memory_bytes) - spec.weight_bytes - (2 << 30)
     settings = SchedulerSettings(
-        chunk_budget_tokens=int(run.max_num_batched_tokens.iloc[0]),
-        # The file says 128 of both runs; that of Qwen3-30B had 256 requests running at once.
-        max_running_sequences=max(int(run.max_num_seqs.iloc[0]), _most_at_once(run)),
+        chunk_budget_tokens=ranks * int(run.max_num_batched_tokens.iloc[0]),
+        max_running_sequences=ranks * int(run.max_num_seqs.iloc[0]),
         kv_watermark=0.0,
         prefix_cache=False,
     )
@@ -119,7 +125,7 @@ def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel) ->
         eos_token_ids=frozenset(),
         max_model_len=spec.max_position_embeddings,
     )
-    blocks = kv_bytes // BLOCK_BYTES
+    blocks = ranks * kv_bytes // BLOCK_BYTES
     design = EngineDesign(
         device=RTX_PRO_6000,
         latency=latency,
@@ -155,11 +161,6 @@ def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel) ->
     last = np.array([times[str(i)][-1] for i in range(len(run))])
     queued = run.queued_s.to_numpy()
     return {"TTFT": first - queued, "TPOT": (last - first) / (run.output_tokens.to_numpy() - 1), "E2E": last - queued}
-
-
-def _most_at_once(run: pd.DataFrame) -> int:
-    changes = sorted([(t, 1) for t in run.scheduled_s] + [(t, -1) for t in run.last_token_s])
-    return int(np.cumsum([change for _, change in changes]).max())
 
 
 def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:

@@ -67,6 +67,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             device_type=shape.gpu_type,
             device_memory_bytes=shape.device_memory_bytes,
             profile=shape.profile,
+            guard=shape.guard,
             scheduler=SchedulerSettings(
                 max_batch_tokens=shape.max_batch_tokens, max_running_sequences=shape.max_running_sequences
             ),

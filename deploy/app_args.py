@@ -30,6 +30,7 @@ class UnitShape(Args):
     kv_pool_bytes: int
     device_memory_bytes: int | None = None
     profile: str | None = None
+    guard: str | None = None
     block_bytes: int
     dtype: str | None = None
     max_batch_tokens: int

@@ -102,6 +102,7 @@ def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
         kv_pool_bytes=pool.kv_memory,
         device_memory_bytes=pool.device_memory,
         profile=pool.profile,
+        guard=pool.guard,
         block_bytes=engine.block_bytes,
         dtype=engine.dtype,
         max_batch_tokens=engine.max_batch_tokens,

@@ -16,6 +16,7 @@ from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
 from profiler.devices import device_named
 from profiler.errors import UnknownDevice
+from profiler.guard_file import read_guard_grid
 from profiler.profile_file import read_profile
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -127,6 +128,9 @@ class PoolSection(Section):
     """Memory for weights and KV of one unit. Default: what the device has."""
     profile: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """What `muxfleet profile` measured on such a node (relative to this file); it must be there on every node."""
+    guard: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """File (relative to this file, in a folder that is there) in which the units of a node keep what they learn about
+    contention between prefill and decode: written when a unit stops, read when one starts. Default: learned anew."""
 
 
 class EngineSection(Section):
@@ -244,7 +248,10 @@ def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
 
 def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
     models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
-    pools = tuple(p.model_copy(update={"profile": _resolved(p.profile, base)}) for p in fleet.pools)
+    pools = tuple(
+        p.model_copy(update={"profile": _resolved(p.profile, base), "guard": _resolved(p.guard, base)})
+        for p in fleet.pools
+    )
     keys = _resolved(fleet.gateway.api_keys, base)
     gateway = fleet.gateway.model_copy(update={"api_keys": keys})
     return fleet.model_copy(update={"models": models, "pools": pools, "gateway": gateway})
@@ -266,11 +273,13 @@ def check_sources(fleet: FleetFile) -> None:
 
     Raises:
         SourceNotFound: a local checkpoint has no config.json.
-        ProfileUnusable: a pool's profile is none.
+        ProfileUnusable: a pool's profile is none, or its guard is another file or in no folder.
     """
     for pool in fleet.pools:
         if pool.profile is not None:
             read_profile(Path(pool.profile))
+        if pool.guard is not None:
+            read_guard_grid(Path(pool.guard))
     for model in fleet.models:
         if os.path.isabs(model.source) and not (Path(model.source) / "config.json").is_file():
             raise SourceNotFound(

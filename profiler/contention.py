@@ -85,6 +85,11 @@ class ContentionGuard:
         self._seen.setdefault(cell, deque(maxlen=_WINDOW)).append(max(1.0, slowdown))
         self._moved += self.slowdown(cell) != before
 
+    def learned(self) -> Iterator[tuple[GuardCell, float]]:
+        """The same of the cells that this guard itself has seen enough of."""
+        for cell in sorted(cell for cell, seen in self._seen.items() if len(seen) >= _ENOUGH):
+            yield cell, self.slowdown(cell)
+
     def items(self) -> Iterator[tuple[GuardCell, float]]:
         """What the guard says of every cell it knows, in a stable order; another guard takes it as its `grid`."""
         for cell in sorted({*self._grid, *self._seen}):

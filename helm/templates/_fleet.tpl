@@ -72,6 +72,7 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- end -}}
 {{- range $fleet.pools -}}
 {{- if .profile -}}{{- $_ := set . "profile" (include "muxfleet.file" (dict "root" $ "path" .profile)) -}}{{- end -}}
+{{- if .guard -}}{{- $_ := set . "guard" (include "muxfleet.file" (dict "root" $ "path" .guard)) -}}{{- end -}}
 {{- end -}}
 {{- with $fleet.gateway.api_keys -}}
 {{- $_ := set $fleet.gateway "api_keys" (include "muxfleet.file" (dict "root" $ "path" .)) -}}

@@ -1,6 +1,6 @@
 """The prefill batch that is making its way through the layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.sequence import Sequence
@@ -16,6 +16,10 @@ class PrefillBatch:
     next_layer: int = 0
     in_flight: bool = False
     on_last_slice: bool = False  # the slice in flight ends the batch
+    shapes: tuple[ChunkShape, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shapes = tuple([chunk.shape for chunk in self.chunks])
 
     @property
     def layers_left(self) -> int:
@@ -23,7 +27,3 @@ class PrefillBatch:
 
     def holds(self, sequence: Sequence) -> bool:
         return any(chunk.sequence is sequence for chunk in self.chunks)
-
-    @property
-    def shapes(self) -> list[ChunkShape]:
-        return [chunk.shape for chunk in self.chunks]

@@ -101,9 +101,10 @@ def grow_running(
     """
     ready: list[Sequence] = []
     num_stalled = 0
-    while len(ready) + num_stalled < len(queue.running):
-        sequence = queue.running[len(ready) + num_stalled]
-        missing = queue.rows_for(len(sequence.token_ids) - 1 + steps) - len(sequence.rows)
+    running, tokens_per_row = queue.running, queue.info.geometry.tokens_per_row
+    while len(ready) + num_stalled < len(running):
+        sequence = running[len(ready) + num_stalled]
+        missing = -(-(len(sequence.token_ids) - 1 + steps) // tokens_per_row) - len(sequence.rows)
         if missing <= 0:
             ready.append(sequence)
             continue
@@ -117,5 +118,5 @@ def grow_running(
         elif queue.pool.missing_blocks(queue.model, missing) > 0:
             num_stalled += 1
         else:
-            preempt(queue.running[-1])
+            preempt(running[-1])
     return ready

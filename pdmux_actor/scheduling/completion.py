@@ -11,13 +11,13 @@ def append_tokens(
 
     Returns the tokens appended, and why the sequence ended, if it did. `max_len` is in tokens, prompt included.
     """
-    params = sequence.request.sampling
+    params, token_ids = sequence.request.sampling, sequence.token_ids
+    longest = min(max_len, sequence.num_prompt_tokens + params.max_tokens)
     for count, token in enumerate(sampled, start=1):
-        sequence.token_ids.append(token.token_id)
-        generated = sequence.num_output_tokens
-        stops = token.token_id in eos_token_ids and not params.ignore_eos and generated > params.min_tokens
-        if stops:
+        token_ids.append(token.token_id)
+        may_stop = token.token_id in eos_token_ids and not params.ignore_eos
+        if may_stop and sequence.num_output_tokens > params.min_tokens:
             return sampled[:count], FinishReason.STOP
-        if generated >= params.max_tokens or len(sequence.token_ids) >= max_len:
+        if len(token_ids) >= longest:
             return sampled[:count], FinishReason.LENGTH
     return sampled, None

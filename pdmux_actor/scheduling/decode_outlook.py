@@ -1,18 +1,30 @@
 """How long the next decode step of a model takes, share by share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from pdmux_actor.scheduling.learned_scales import ScalesByShare
 from profiler.contention import ContentionGuard, GuardCell
-from profiler.latency import ChunkShape
+from profiler.latency import ChunkShape, LatencyModel
+from profiler.specs import ModelSpec
 
 
 class DecodeOutlook:
     """Of one batch. A policy asks for many shares, some of them again and again: each is predicted once."""
 
-    def __init__(self, contexts: Sequence[int], solo_s: Callable[[int], float], guard: ContentionGuard) -> None:
-        """`contexts` are tokens by sequence, `solo_s` the expected time of a step alone on so many SMs."""
+    def __init__(
+        self,
+        contexts: Sequence[int],
+        latency: LatencyModel,
+        spec: ModelSpec,
+        scales: ScalesByShare | None,
+        guard: ContentionGuard,
+    ) -> None:
+        """`contexts` are tokens by sequence; `scales` what was learned of decode steps, if anything was."""
         self.contexts = contexts
-        self._predict_solo_s = solo_s
+        self._latency = latency
+        self._spec = spec
+        self._scales = scales
+        self._bucket = len(contexts).bit_length()
         self._guard = guard
         self._solo_s: dict[int, float] = {}
         self._beside: Sequence[ChunkShape] = ()
@@ -22,7 +34,8 @@ class DecodeOutlook:
         """Expected when alone."""
         known_s = self._solo_s.get(sms)
         if known_s is None:
-            known_s = self._solo_s[sms] = self._predict_solo_s(sms)
+            scale = 1.0 if self._scales is None else self._scales.factor(sms, self._bucket)
+            known_s = self._solo_s[sms] = self._latency.decode_s(self._spec, self.contexts, sms) * scale
         return known_s
 
     def worst_s(self, sms: int, beside: Sequence[ChunkShape]) -> float:

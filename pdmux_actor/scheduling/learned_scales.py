@@ -14,7 +14,7 @@ class LearnedScales:
     """
 
     def __init__(self) -> None:
-        self._scales: dict[tuple[str, str], _ByShare] = {}  # by model and phase
+        self._scales: dict[tuple[str, str], ScalesByShare] = {}  # by model and phase
 
     def knows(self, model: str, phase: str) -> bool:
         return (model, phase) in self._scales
@@ -28,23 +28,28 @@ class LearnedScales:
         target = min(max(ratio, _MIN_SCALE), _MAX_SCALE)
         by_share = self._scales.get((model, phase))
         if by_share is None:
-            by_share = self._scales[model, phase] = _ByShare()
+            by_share = self._scales[model, phase] = ScalesByShare()
         by_share.observe(sms, size.bit_length(), target)
 
     def scale(self, model: str, phases: Sequence[str], sms: int, size: int) -> float:
         """Of the first of `phases` that has been seen, on the nearest share; 1 when none has."""
+        by_share = self.of_phase(model, phases)
+        return 1.0 if by_share is None else by_share.factor(sms, size.bit_length())
+
+    def of_phase(self, model: str, phases: Sequence[str]) -> "ScalesByShare | None":
+        """Of the first of `phases` that has been seen: good until the model is observed again."""
         for phase in phases:
             by_share = self._scales.get((model, phase))
             if by_share is not None:
-                return by_share.factor(sms, size.bit_length())
-        return 1.0
+                return by_share
+        return None
 
     def forget(self, model: str) -> None:
         for key in [key for key in self._scales if key[0] == model]:
             del self._scales[key]
 
 
-class _ByShare:
+class ScalesByShare:
     """Of one model and phase. Factors change with every launch, the places where there are any hardly ever: which of
     them answer for a share and a bucket is found once.
     """
@@ -70,6 +75,7 @@ class _ByShare:
         return shares
 
     def factor(self, sms: int, bucket: int) -> float:
+        """`bucket` is the bit length of a launch's size."""
         source = self._sources.get((sms, bucket))
         if source is None:
             nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))

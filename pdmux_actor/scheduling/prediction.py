@@ -1,7 +1,6 @@
 """Latency predictions that learn from what launches really took."""
 
 from collections.abc import Mapping, Sequence, Set
-from functools import partial
 from types import MappingProxyType
 
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
@@ -63,12 +62,9 @@ class LatencyPredictor:
         """Of the model's next step. Not to be kept: a launch that lands may change what is expected."""
         outlook = self._outlooks.get(model)
         if outlook is None or outlook.contexts != contexts:
-            solo_s = partial(self._decode_alone_s, model, spec, contexts)
-            outlook = self._outlooks[model] = DecodeOutlook(contexts, solo_s, self.guard)
+            scales = self._scales.of_phase(model, _STAND_INS[DECODE])
+            outlook = self._outlooks[model] = DecodeOutlook(contexts, self._latency, spec, scales, self.guard)
         return outlook
-
-    def _decode_alone_s(self, model: str, spec: ModelSpec, contexts: Sequence[int], sms: int) -> float:
-        return self._latency.decode_s(spec, contexts, sms) * self._scale(model, DECODE, sms, len(contexts))
 
     def known_decode_shares(self, model: str, batch: int) -> Set[int]:
         """Shares on which steps of about this batch were measured, without a prefill beside them."""

@@ -2,7 +2,8 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from pdmux_actor.kv.block_pool import BlockPool
@@ -33,6 +34,9 @@ class ModelQueue:
     first_tokens_met: int = 0  # within the request's TTFT target
     gaps_total: int = 0
     gaps_met: int = 0
+    # Of `running`, until a sequence comes, goes or gets a token: policies ask several times per decision.
+    _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
+    _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
 
     @property
     def model(self) -> str:
@@ -45,16 +49,20 @@ class ModelQueue:
 
     @property
     def tightest_tbt_s(self) -> float:
-        return min((s.request.slo.tbt_s for s in self.running), default=float("inf"))
+        if self._tightest_tbt_s is None:
+            self._tightest_tbt_s = min([s.request.slo.tbt_s for s in self.running], default=float("inf"))
+        return self._tightest_tbt_s
 
     def wait_s(self, now_s: float) -> float:
         """How long the running sequence that waits longest has waited for its next token."""
-        last_s = min((s.last_token_s for s in self.running if s.last_token_s is not None), default=now_s)
+        last_s = min([s.last_token_s for s in self.running if s.last_token_s is not None], default=now_s)
         return now_s - last_s
 
     @property
-    def context_tokens(self) -> list[int]:
-        return [len(s.token_ids) for s in self.running]
+    def context_tokens(self) -> Seq[int]:
+        if self._context_tokens is None:
+            self._context_tokens = [len(s.token_ids) for s in self.running]
+        return self._context_tokens
 
     @property
     def is_empty(self) -> bool:
@@ -77,8 +85,7 @@ class ModelQueue:
 
     def look_ahead_room(self) -> int:
         """Decode steps that every running sequence can take before it meets its maximum length, at least 1."""
-        longest = max((len(s.token_ids) for s in self.running), default=0)
-        return max(1, self.max_len - longest)
+        return max(1, self.max_len - max(self.context_tokens, default=0))
 
     def rows_for(self, num_tokens: int) -> int:
         """Rows that hold the KV of `num_tokens` tokens."""
@@ -149,6 +156,14 @@ class ModelQueue:
         while position and self.running[position - 1].arrival_s > sequence.arrival_s:
             position -= 1
         self.running.insert(position, sequence)
+        self._forget_running()
+
+    def replace_running(self, sequences: Iterable[Sequence]) -> None:
+        self.running = sorted(sequences, key=lambda sequence: sequence.arrival_s)
+        self._forget_running()
+
+    def _forget_running(self) -> None:
+        self._context_tokens = self._tightest_tbt_s = None
 
     def discard(self, sequence: Sequence) -> None:
         """Takes a sequence out of whichever list holds it."""
@@ -156,11 +171,13 @@ class ModelQueue:
             self.waiting.remove(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
+            self._forget_running()
         elif sequence in self.partial:
             self.partial.remove(sequence)
 
     def note_tokens(self, sequence: Sequence, num_tokens: int, now_s: float) -> None:
         """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others."""
+        self._context_tokens = None
         self.output_tokens_total += num_tokens
         previous_s, sequence.last_token_s = sequence.last_token_s, now_s
         slo = sequence.request.slo

@@ -283,14 +283,14 @@ class Scheduler:
                 queue.partial.appendleft(sequence)
 
     def _apply_tokens(self, queue: ModelQueue, sequences: Seq[Sequence], done: Completion) -> None:
-        max_len, eos = queue.max_len, queue.info.eos_token_ids
+        max_len, eos, errors = queue.max_len, queue.info.eos_token_ids, done.sequence_errors
         for place, (sequence, sampled) in enumerate(zip(sequences, done.tokens, strict=True)):
             if sequence.pending_finish is not None:  # answered while the launch was in flight
                 if sequence.status is not SequenceStatus.FINISHED:
                     self._release(sequence)
                 continue
-            if place in done.sequence_errors:
-                self._end(sequence, FinishReason.ERROR, done.sequence_errors[place])
+            if errors and place in errors:
+                self._end(sequence, FinishReason.ERROR, errors[place])
                 continue
             tokens, finish = append_tokens(sequence, sampled, eos_token_ids=eos, max_len=max_len)
             sequence.num_computed_tokens = len(sequence.token_ids) - 1

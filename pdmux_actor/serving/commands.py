@@ -21,8 +21,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `device_type` names a device the profiler knows, for "simulated"; None simulates a laptop's CPU. `num_cores` None
     means all. `dtype` None means each checkpoint's own. `device_memory_bytes` is what the planner may fill with weights
     and KV; None means what the device has. `profile` is a file that `muxfleet profile` wrote: policies then start from
-    what was measured, and a simulated engine takes the times of the machine it was measured on. `num_gpus` are one
-    tensor-parallel group; `sglang` is for the kinds that run SGLang.
+    what was measured, and a simulated engine takes the times of the machine it was measured on. `guard` is a file in
+    which it keeps what its contention guard learned. `num_gpus` are one tensor-parallel group; `sglang` is for the
+    kinds that run SGLang.
     """
 
     kind: Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]
@@ -33,6 +34,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device_type: str | None = None
     device_memory_bytes: int | None = None
     profile: str | None = None
+    guard: str | None = None
     policy: str = "mux"
     scheduler: SchedulerSettings = SchedulerSettings()
     num_gpus: int = 1

@@ -19,6 +19,7 @@ from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.serving.command_intake import CommandIntake
 from pdmux_actor.serving.commands import EngineSettings, Load, Started, Tokens
 from pdmux_actor.serving.executors import build_executor
+from pdmux_actor.serving.guard_keeper import GuardKeeper
 from pdmux_actor.serving.known_latency import read_known_latency
 from pdmux_actor.serving.model_shelf import ModelShelf
 from pdmux_actor.serving.notice_sender import NoticeSender
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(str(error))  # the actor reports the last words
     if known is not None:
         known.check_device(executor.device)
+    keeper = GuardKeeper(settings.guard, executor.device, None if known is None else known.guard)
 
     def send_tokens(events: Sequence[TokenEvent]) -> None:
         sender.send(Tokens(tuple(events)))
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         policy=settings.policy,
         settings=settings.scheduler,
         latency=RooflineLatency(executor.device, num_gpus=settings.num_gpus) if known is None else known.latency,
-        guard=None if known is None else known.guard,
+        guard=keeper.guard,
         outbox=send_tokens,
         on_load_report=send_load,
     )
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     CommandIntake(connection, inbox, shelf, sender).start()
     loop.run()
+    keeper.keep()
     sender.flush(_FLUSH_TIMEOUT_S)
 
 

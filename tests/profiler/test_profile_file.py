@@ -8,9 +8,9 @@ import pytest
 from measured_cases import SMALL, eq_1_and_2, measured
 
 from profiler.contention import ContentionGuard, GuardCell
-from profiler.devices import H100
+from profiler.devices import A100_80G, H100
 from profiler.errors import ProfileUnusable
-from profiler.guard_file import read_guard, write_guard
+from profiler.guard_file import read_guard_grid, write_guard
 from profiler.measurement import Measurement
 from profiler.probe import LaunchShape
 from profiler.profile import ModelProfile, Profile
@@ -120,19 +120,54 @@ def test_read_profile__unusable_file__says_why_and_what_to_do(tmp_path: Path, wr
     assert "muxfleet profile" in refusal.value.remedy
 
 
+def learned_guard(cell: GuardCell, slowdown: float) -> ContentionGuard:
+    guard = ContentionGuard()
+    for _ in range(4):
+        guard.observe(cell, slowdown)
+    return guard
+
+
+CELL = GuardCell.of(32, PREFILL.chunks, DECODE.contexts)
+
+
 def test_guard_file__written_and_read__says_the_same(tmp_path: Path) -> None:
-    guard = ContentionGuard(prior=1.3)
-    cell = GuardCell.of(32, PREFILL.chunks, DECODE.contexts)
-    guard.observe(cell, 1.7)
+    write_guard(learned_guard(CELL, 1.7), tmp_path / "guard.json", H100)
 
-    write_guard(guard, tmp_path / "guard.json")
-
-    assert list(read_guard(tmp_path / "guard.json").items()) == [(cell, 1.7)]
+    assert read_guard_grid(tmp_path / "guard.json", H100) == {CELL: 1.7}
+    assert [file.name for file in tmp_path.iterdir()] == ["guard.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"cells": [{"decode_sms": 1}]}', '{"cells": 3}'])
+def test_guard_file__of_another_device__is_no_use(tmp_path: Path) -> None:
+    write_guard(learned_guard(CELL, 1.7), tmp_path / "guard.json", H100)
+
+    assert read_guard_grid(tmp_path / "guard.json", A100_80G) == {}
+
+
+def test_guard_file__seen_once__is_not_kept(tmp_path: Path) -> None:
+    guard = ContentionGuard()
+    guard.observe(CELL, 9.0)
+
+    write_guard(guard, tmp_path / "guard.json", H100)
+
+    assert read_guard_grid(tmp_path / "guard.json", H100) == {}
+
+
+def test_guard_file__two_engines__each_keeps_what_the_other_learned(tmp_path: Path) -> None:
+    write_guard(learned_guard(CELL, 1.7), tmp_path / "guard.json", H100)
+    write_guard(learned_guard(CELL.on(64), 1.2), tmp_path / "guard.json", H100)
+    write_guard(learned_guard(CELL, 1.4), tmp_path / "guard.json", H100)
+
+    assert read_guard_grid(tmp_path / "guard.json", H100) == {CELL: 1.4, CELL.on(64): 1.2}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": [{"decode_sms": 1}]}', '{"cells": 3}', '{"cells": []}'])
 def test_read_guard__unusable_file__is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "guard.json").write_text(text)
 
     with pytest.raises(ProfileUnusable, match="contention guard"):
-        read_guard(tmp_path / "guard.json")
+        read_guard_grid(tmp_path / "guard.json")
+
+
+def test_read_guard__folder_is_missing__says_so(tmp_path: Path) -> None:
+    with pytest.raises(ProfileUnusable, match=r"folder .* does not exist"):
+        read_guard_grid(tmp_path / "nowhere" / "guard.json")

@@ -44,8 +44,7 @@ class Mirror:
         queue.free_tokens = snapshot.free_tokens
         queue.waiting.clear()
         queue.waiting.extend(self._each(snapshot.waiting, SequenceStatus.WAITING, snapshot.now_s))
-        queue.running = list(self._each(snapshot.running, SequenceStatus.RUNNING, snapshot.now_s))
-        queue.running.sort(key=lambda sequence: sequence.arrival_s)
+        queue.replace_running(self._each(snapshot.running, SequenceStatus.RUNNING, snapshot.now_s))
         batches = [batch for batch in (snapshot.batch, snapshot.suspended) if batch is not None]
         queue.num_prefilling = sum(len(batch.sequences) for batch in batches)
         seen = {s.request_id for s in (*snapshot.waiting, *snapshot.running)}

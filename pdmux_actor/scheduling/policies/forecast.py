@@ -32,10 +32,10 @@ class DecodeCycle:
         self._outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
 
     def seconds(self, sms: int) -> float:
-        cycle_s = 0.0
-        for outlook in self._outlooks:
-            cycle_s += outlook.worst_s(sms, self._beside) if self._beside else outlook.solo_s(sms)
-        return cycle_s
+        beside = self._beside
+        if beside:
+            return sum([outlook.worst_s(sms, beside) for outlook in self._outlooks])
+        return sum([outlook.solo_s(sms) for outlook in self._outlooks])
 
 
 def decode_cycle_s(
