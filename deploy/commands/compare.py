@@ -11,6 +11,7 @@ from rich.table import Table
 
 from deploy.commands.json_file import write_json
 from deploy.commands.terminal import terminal
+from deploy.errors import OptionNotUsable
 from deploy.settings import check_sources
 from deploy.simulation.papers.experiment_file import ExperimentFile, read_experiment_file
 from deploy.simulation.papers.measurement import CaseResult, run_case
@@ -19,6 +20,7 @@ from deploy.simulation.papers.measurement import CaseResult, run_case
 def compare(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="Experiment file, see examples/papers.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests and coarser goodputs.")] = False,
+    case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Of the generated requests.", min=0)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
@@ -27,9 +29,9 @@ def compare(
     Example: muxfleet compare examples/papers/duetserve-fig6.yaml --quick
     """
     console = terminal()
-    experiment = read_experiment_file(file)
-    for case in experiment.cases:
-        check_sources(case.fleet)
+    experiment = _only(read_experiment_file(file), case or [])
+    for chosen in experiment.cases:
+        check_sources(chosen.fleet)
     console.print(f"{experiment.name}: {experiment.paper}", style="bold")
     started_s = time.perf_counter()
     results = _run(console, experiment, quick=quick, seed=seed)
@@ -39,6 +41,16 @@ def compare(
     console.print(f"{wall_s:.0f} s", style="dim")
     if json_file is not None:
         write_json(json_file, _as_dict(experiment, results, quick=quick, seed=seed, wall_s=wall_s))
+
+
+def _only(experiment: ExperimentFile, names: list[str]) -> ExperimentFile:
+    known = [case.name for case in experiment.cases]
+    for name in names:
+        if name not in known:
+            remedy = f"no such case; known: {', '.join(repr(k) for k in known)}"
+            raise OptionNotUsable(option="--case", value=repr(name), remedy=remedy)
+    chosen = tuple(case for case in experiment.cases if not names or case.name in names)
+    return experiment.model_copy(update={"cases": chosen})
 
 
 def _run(console: Console, experiment: ExperimentFile, *, quick: bool, seed: int) -> list[CaseResult]:

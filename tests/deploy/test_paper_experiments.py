@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deploy.cli import build_app
-from deploy.errors import FleetFileError
+from deploy.errors import FleetFileError, OptionNotUsable
 from deploy.simulation.papers.experiment_file import LengthSection, WorkloadSection, read_experiment_file
 from deploy.simulation.papers.measurement import run_case
 from deploy.simulation.papers.workloads import BLOCK_TOKENS, draw, workload_stream
@@ -89,6 +89,15 @@ def test_compare__json__holds_rows_and_orderings(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "1 of 1 orderings" in done.output
     assert len(yaml.safe_load(out.read_text())["rows"]) == 2
+
+
+def test_compare__unknown_case__names_the_known_ones(tmp_path: Path) -> None:
+    experiment = str(written(tmp_path, SMALL))
+    done = CliRunner().invoke(build_app(), ["compare", experiment, "--case", "two GPUs"])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, OptionNotUsable)
+    assert "'two GPUs'" in str(done.exception)
+    assert "'one GPU'" in str(done.exception)
 
 
 def test_draw__any_lengths__mean_is_met_after_clipping() -> None:
