@@ -18,6 +18,7 @@ from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, Slo,
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.latency import LatencyModel
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
 
@@ -110,7 +111,7 @@ class EngineSession:
     """One engine with a policy and settings, kept from run to run so that its predictions are as warm as in service.
 
     `quota_shares` are shares of the pool per model; equal ones unless given. `executor` None makes one for this
-    machine's cores; one that is given already holds the models `held`.
+    machine's cores; one that is given already holds the models `held`. What `steps` say of launches is noted with them.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class EngineSession:
         dtype: str = "bfloat16",
         executor: Executor | None = None,
         held: Sequence[ModelInfo] = (),
+        steps: LatencyModel | None = None,
     ) -> None:
         executor = executor or TorchCpuExecutor(
             kv_pool_bytes=kv_pool_bytes,
@@ -137,7 +139,7 @@ class EngineSession:
         )
         self.policy = policy
         self.device = executor.device
-        self._executor = ObservedExecutor(executor)
+        self._executor = ObservedExecutor(executor, steps)
         self._produced: queue.SimpleQueue[tuple[float, Sequence[TokenEvent]]] = queue.SimpleQueue()
         self._reports: list[LoadReport] = []
         self._loop, self._inbox = build_engine(

@@ -11,10 +11,14 @@ from solo_steps import SoloSteps
 from profiler.latency import ChunkShape
 from profiler.specs import DeviceSpec, ModelSpec
 
+_LENGTH_SPREAD = 0.8  # sigma of the logarithm: a batch in service has sequences of all ages
+_DECODES = ((1, 64), (1, 512), (2, 128), (4, 128), (8, 64), (8, 512), (12, 128), (16, 128), (24, 128), (32, 64))
+_PREFILLS = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (1, 256), (1, 768), (2, 64), (4, 32))
+
 
 @dataclass(frozen=True, slots=True)
 class StepLatency:
-    """profiler.latency.LatencyModel: sums of a constant and terms linear in sequences, their contexts and new tokens.
+    """profiler.latency.LatencyModel: a constant and terms linear in sequences, their contexts, new tokens and chunks.
 
     Measured with one model; others are taken to have layers like its own. Coefficients by number of cores.
     """
@@ -25,6 +29,7 @@ class StepLatency:
     per_context_token_s: Mapping[int, float]
     per_new_token_s: Mapping[int, float]
     per_seen_pair_s: Mapping[int, float]
+    per_chunk_s: Mapping[int, float] = field(default_factory=dict)
 
     def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
         return self.mixed_s(spec, chunks, (), sms)
@@ -41,21 +46,19 @@ class StepLatency:
             + self.per_context_token_s[sms] * sum(context_tokens)
             + self.per_new_token_s[sms] * new_tokens
             + self.per_seen_pair_s[sms] * pairs
+            + self.per_chunk_s.get(sms, 0.0) * len(chunks)
         )
         return measured_s * spec.num_layers / self.num_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """`*_slowdown`: how much longer a launch takes while the other lane is busy on the other cores. `host_s`: what the
-    host takes between two launches.
-    """
+    """`*_slowdown`: how much longer a launch takes while the other lane is busy on the other cores."""
 
     device: DeviceSpec
     latency: StepLatency
     prefill_slowdown: float
     decode_slowdown: float
-    host_s: float = 0.0
     points_ms: Mapping[str, float] = field(default_factory=dict)  # what the latency was fitted to
 
     def write(self, path: Path) -> None:
@@ -72,7 +75,6 @@ class MeasuredSteps:
             latency=StepLatency(num_layers=num_layers, **by_cores),
             prefill_slowdown=content["prefill_slowdown"],
             decode_slowdown=content["decode_slowdown"],
-            host_s=content.get("host_s", 0.0),
             points_ms=content["points_ms"],
         )
 
@@ -96,29 +98,29 @@ class ModelledSteps:
 
 
 def measure_steps(solo: SoloSteps) -> MeasuredSteps:
-    """Least squares over some twenty launches per number of cores, each with its relative error as weight."""
+    """Least squares over some thirty launches per number of cores, each with its relative error as weight."""
     fitted: dict[int, list[float]] = {}
     points_ms: dict[str, float] = {}
     total = solo.device.num_sms
     for cores in range(1, total + 1):
         rows, taken_s = [], []
-        for batch, context in ((1, 64), (1, 512), (4, 128), (8, 64), (8, 512), (16, 128), (24, 128), (32, 64)):
-            rows.append([1.0, batch, batch * context, 0.0, 0.0])
-            taken_s.append(solo.decode_s(batch, context, cores))
+        for batch, context in _DECODES:
+            rows.append([1.0, batch, batch * context, 0.0, 0.0, 0.0])
+            taken_s.append(solo.decode_s(batch, context, cores, spread=_LENGTH_SPREAD))
             points_ms[f"decode {batch} x {context} on {cores}"] = 1e3 * taken_s[-1]
-        for tokens in (16, 64, 256, 768):
-            rows.append([1.0, 0.0, 0.0, tokens, tokens * tokens / 2])
-            taken_s.append(solo.prefill_s(tokens, cores))
-            points_ms[f"prefill {tokens} on {cores}"] = 1e3 * taken_s[-1]
+        for prompts, tokens in _PREFILLS:
+            rows.append([1.0, 0.0, 0.0, prompts * tokens, prompts * tokens * tokens / 2, prompts])
+            taken_s.append(solo.prefill_s(tokens, cores, prompts=prompts))
+            points_ms[f"prefill {prompts} x {tokens} on {cores}"] = 1e3 * taken_s[-1]
         if cores == total:
             for batch, tokens in ((1, 16), (8, 16), (8, 64), (16, 32)):
-                rows.append([1.0, batch, batch * 128, tokens, tokens * tokens / 2])
+                rows.append([1.0, batch, batch * 128, tokens, tokens * tokens / 2, 1.0])
                 taken_s.append(solo.mixed_s(batch, 128, tokens))
                 points_ms[f"mixed {batch} x 128 and {tokens} on {cores}"] = 1e3 * taken_s[-1]
         weights = 1 / np.array(taken_s)
         solution = np.linalg.lstsq(np.array(rows) * weights[:, None], np.array(taken_s) * weights, rcond=None)[0]
         fitted[cores] = [max(0.0, float(value)) for value in solution]
-    columns = [{cores: values[column] for cores, values in fitted.items()} for column in range(5)]
+    columns = [{cores: values[column] for cores, values in fitted.items()} for column in range(6)]
     prefill_slowdown, decode_slowdown = solo.slowdowns(8, 128, 256) if total > 1 else (1.0, 1.0)
     return MeasuredSteps(
         device=solo.device,

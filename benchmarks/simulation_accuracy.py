@@ -7,15 +7,13 @@ tables of the same source and, beside it, with the roofline: Llama-3.1-8B on one
 them (data and expert parallel; the file does not say so, its source's meta.json does).
 No constant is fitted to the runs.
 `cpu`: one model of about 100 M parameters on this machine. Step times are measured first, then requests are sent to the
-real engine, and the same requests are simulated with those step times and the pause between two launches that a warm-up
-run showed; for three policies, one after the other.
+real engine, and the same requests are simulated; for three policies, one after the other. A warm-up run with requests
+of its own shows what launches take in service beyond their solo times (served_steps.py).
 """
 
 import argparse
-import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
 from rich.console import Console
 from rich.table import Table
+from served_steps import ServedSteps
 from solo_steps import SoloSteps, token_budget
 from virtual_engine import VirtualSession
 from workloads import WORKLOADS, make_requests
@@ -38,7 +37,6 @@ from pdmux_actor.executor.simulated import GPU_HOST_S
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import RTX_PRO_6000, laptop_cpu
 from profiler.latency import LatencyModel
@@ -48,7 +46,6 @@ from profiler.specs import ModelSpec
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ROOT.parent / "shared" / "profiles"
-_LONGEST_HOST_S = 0.005  # a longer pause between two launches is one without work
 BLOCK_BYTES = 8192  # 16 tokens of a head of 128 in bfloat16, as vLLM's blocks
 QWEN3_30B = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -187,33 +184,23 @@ def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:
     )
     rows: list[dict[str, object]] = []
     for policy in ("mux", "chunked_prefill", "prefill_first"):
-        real = EngineSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings)
+        real = EngineSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps.latency)
         try:
-            of_warm_up = real.run(warm_up)
+            served = ServedSteps.of(real.run(warm_up).lanes)
             measured = real.run(requests)
         finally:
             real.close()
-        host_s = typical_pause_s(of_warm_up)
-        in_service = replace(steps, host_s=host_s)
-        simulated = _virtual(checkpoint, policy, settings, in_service, (warm_up, requests))
+        simulated = _virtual(checkpoint, policy, settings, steps, served, (warm_up, requests))
         of_policy = _errors(f"CPU engine, {policy}", "steps measured in this run", _times(measured), _times(simulated))
         facts = {
-            "host_s": host_s,
+            "host_s": served.host_s,
+            "prefill_slowdown": served.prefill_slowdown,
+            "decode_slowdown": served.decode_slowdown,
             "other_cores": measured.other_cores,
-            "launches": _launches(measured, simulated, host_s),
+            "launches": _launches(measured, simulated, served.host_s),
         }
         rows += [row | facts for row in of_policy]
     return rows
-
-
-def typical_pause_s(outcome: RunOutcome) -> float:
-    """Median time from the end of a launch to the start of the next, where the engine had work: what the host takes."""
-    pauses = []
-    for lane in Lane:
-        spans = sorted(outcome.lanes.of(lane), key=lambda span: span.started_s)
-        pauses += [later.started_s - earlier.finished_s for earlier, later in itertools.pairwise(spans)]
-    back_to_back = [pause for pause in pauses if pause < _LONGEST_HOST_S]
-    return float(np.median(back_to_back)) if back_to_back else 0.0
 
 
 def _launches(measured: RunOutcome, simulated: RunOutcome, host_s: float) -> dict[str, dict[str, float]]:
@@ -232,9 +219,12 @@ def _virtual(
     policy: str,
     settings: SchedulerSettings,
     steps: MeasuredSteps,
+    served: ServedSteps,
     runs: Sequence[Sequence[TimedRequest]],
 ) -> RunOutcome:
-    session = VirtualSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps)
+    session = VirtualSession(
+        checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps, served=served
+    )
     try:
         outcomes = [session.run(requests) for requests in runs]
     finally:

@@ -1,11 +1,14 @@
 """How long launches take on an otherwise idle engine: what TBT targets and token budgets are derived from."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from engine_run import BLOCK_BYTES, MAX_MODEL_LEN
 
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
@@ -78,8 +81,10 @@ class SoloSteps:
     def close(self) -> None:
         self._executor.close()
 
-    def decode_s(self, batch: int, context_tokens: int, cores: int) -> float:
-        sequences = self._sequences(batch, context_tokens)
+    def decode_s(self, batch: int, context_tokens: int, cores: int, *, spread: float = 0.0) -> float:
+        """`context_tokens` are the mean of a log-normal with this sigma: lengths that differ take longer."""
+        lengths = np.maximum(1, np.rint(context_tokens * _log_normal(batch, spread))).astype(int)
+        sequences = tuple(itertools.chain.from_iterable(self._sequences(1, int(length)) for length in lengths))
         self._partition(prefill=self.device.num_sms - cores, decode=cores)
         return self._quartile_s(lambda: DecodeStep(model=_MODEL, sequences=sequences), sequences)
 
@@ -95,10 +100,11 @@ class SoloSteps:
             lambda: MixedStep(model=_MODEL, chunks=(chunk,), sequences=sequences), [*sequences, *prompt]
         )
 
-    def prefill_s(self, tokens: int, cores: int) -> float:
-        prompt = self._sequences(1, tokens)
+    def prefill_s(self, tokens: int, cores: int, *, prompts: int = 1) -> float:
+        """Of so many prompts of `tokens` each."""
+        sequences = self._sequences(prompts, tokens)
         self._partition(prefill=cores, decode=self.device.num_sms - cores)
-        return self._quartile_s(lambda: self._prefill_launch(prompt[0]), prompt)
+        return self._quartile_s(lambda: self._prefill_launch(*sequences), sequences)
 
     def slowdowns(self, batch: int, context_tokens: int, prompt_tokens: int) -> tuple[float, float]:
         """How much longer (prefill, decode) take beside each other, on one core each for decode and the rest."""
@@ -124,11 +130,11 @@ class SoloSteps:
         beside_s = [float(np.quantile(taken_s[lane], 0.25)) for lane in (Lane.PREFILL, Lane.DECODE)]
         return max(1.0, beside_s[0] / alone_s[0]), max(1.0, beside_s[1] / alone_s[1])
 
-    def _prefill_launch(self, prompt: TokenSequence) -> PrefillSlice:
+    def _prefill_launch(self, *prompts: TokenSequence) -> PrefillSlice:
         return PrefillSlice(
             batch_id=next(self._numbers),
             model=_MODEL,
-            chunks=(Chunk(prompt, 0, len(prompt.token_ids)),),
+            chunks=tuple(Chunk(prompt, 0, len(prompt.token_ids)) for prompt in prompts),
             first_layer=0,
             last_layer=self._info.spec.num_layers,
         )
@@ -166,3 +172,9 @@ class SoloSteps:
             pass
         assert done[0].error is None, done[0].error
         return done[0].finished_s - done[0].started_s
+
+
+def _log_normal(count: int, sigma: float) -> npt.NDArray[np.float64]:
+    """Evenly spaced quantiles of it, with mean 1."""
+    drawn = np.array([math.exp(sigma * NormalDist().inv_cdf((i + 0.5) / count)) for i in range(count)])
+    return drawn / drawn.mean()

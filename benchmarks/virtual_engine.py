@@ -10,6 +10,7 @@ from pathlib import Path
 from engine_run import BLOCK_BYTES, MAX_MODEL_LEN, GiveUp, RequestTimes, RunOutcome, TimedRequest
 from lane_activity import ObservedExecutor
 from measured_steps import MeasuredSteps
+from served_steps import ServedLatency, ServedSteps
 
 from pdmux_actor.engine import EngineLoop, build_scheduler
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
@@ -33,19 +34,21 @@ class VirtualSession:
         kv_pool_bytes: int = 256 << 20,
         quota_shares: Mapping[str, float] | None = None,
         max_model_len: int = MAX_MODEL_LEN,
+        served: ServedSteps | None = None,
     ) -> None:
+        """`served`: what an engine in service has shown beyond `steps`."""
         self.policy = policy
         self.device = device = steps.device
         self._clock = VirtualClock()
         simulated = SimulatedExecutor(
             device=device,
-            latency=steps.latency,
+            latency=steps.latency if served is None else ServedLatency(steps.latency, served),
             total_blocks=kv_pool_bytes // BLOCK_BYTES,
             block_bytes=BLOCK_BYTES,
             clock=self._clock,
-            prefill_slowdown=steps.prefill_slowdown,
-            decode_slowdown=steps.decode_slowdown,
-            host_s=steps.host_s,
+            prefill_slowdown=steps.prefill_slowdown if served is None else served.prefill_slowdown,
+            decode_slowdown=steps.decode_slowdown if served is None else served.decode_slowdown,
+            host_s=0.0 if served is None else served.host_s,
         )
         self._executor = ObservedExecutor(simulated)
         self._scheduler = build_scheduler(
