@@ -83,8 +83,12 @@ class RunOutcome:
         )
 
     @property
+    def gaps_wanted(self) -> int:
+        return sum(r.num_tokens_wanted - 1 for r in self.requests)
+
+    @property
     def gap_attainment(self) -> float:
-        wanted = sum(r.num_tokens_wanted - 1 for r in self.requests)
+        wanted = self.gaps_wanted
         return sum(r.gaps_within for r in self.requests) / wanted if wanted else 1.0
 
     @property
