@@ -65,13 +65,14 @@ class ControlLoop:
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()
         self._transition = Transition(self._rules)
-        self._fleet = Fleet(self._timing, self._rules)
+        self._fleet = Fleet(self._timing, self._rules, self._leases)
         self._plan = Plan(units=())  # what leases say
         self._goal = Plan(units=())  # what they shall say
         self._asleep: frozenset[str] = frozenset()
         self._why: str | None = "the control loop started"  # a plan is due, whatever demand says
         self._is_settled = False
         self._is_moving = False
+        self._is_busy = False  # and not just waiting until replicas have stayed long enough
         self._looked_s = started_s
         self._ticked_s = float("-inf")
 
@@ -239,7 +240,7 @@ class ControlLoop:
         is_stale = heard_s is None or now_s - heard_s > self._rules.stale_s
         needs = self._needs(now_s)
         follows = self._rules.replan != "off" or needs.homeless(self._goal)
-        if not follows or is_stale or self._is_moving or self._fleet.registry.is_blind():
+        if not follows or is_stale or self._is_busy or self._fleet.registry.is_blind():
             return
         solution = solve(solver, needs, None if self._rules.replan == "scratch" else self._goal)
         why = f"demand for {', '.join(sorted(jumped))} jumped" if jumped else "demand"
@@ -273,7 +274,7 @@ class ControlLoop:
                 for u in self._fleet.registry.staying()
             ),
         )
-        self._is_moving = True
+        self._is_moving = self._is_busy = True
 
     def _advance(self, now_s: float) -> None:
         """Steps are worked out from what units report, so failures on the way need no undoing."""
@@ -293,6 +294,7 @@ class ControlLoop:
             now_s=now_s,
         )
         self._plan, self._is_moving = progress.plan, not progress.is_done
+        self._is_busy = self._is_moving and not progress.only_stays
         moves = tuple(in_words(s) for s in progress.taken if not isinstance(s, SetQuotas))
         if moves:
             self._history.note(now_s, "move", "towards the plan", moves)

@@ -13,13 +13,13 @@ from ray.experimental import internal_kv
 
 from deploy.app_args import ControllerConfig
 from deploy.catalog import Catalog, CatalogModel
-from deploy.control.rules import ControlRules
+from deploy.control.rules import rules_of
 from deploy.control_loop import ControlLoop
 from deploy.errors import SourceNotFound
 from deploy.fleet_status import FleetStatus
 from deploy.model_specs import read_model_spec
 from deploy.planning import SOLVERS
-from deploy.settings import ModelSection, PlacementSection
+from deploy.settings import ModelSection
 from deploy.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
@@ -156,7 +156,7 @@ class Controller:
             Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
             expected_units=self._config.expected_units,
             solver=_QuickSolver(self._config.placement.solver),
-            rules=_rules(self._config.placement),
+            rules=rules_of(self._config.placement),
         )
 
     def _catalog_model(self, model: ModelSection) -> CatalogModel:
@@ -169,16 +169,6 @@ class Controller:
             spec=spec,
             problem=None if spec is not None else self._problems.get(key),
         )
-
-
-def _rules(placement: PlacementSection) -> ControlRules:
-    return ControlRules(
-        replan=placement.replan,
-        replan_every_s=placement.replan_every_s,
-        min_gain=placement.min_gain,
-        min_residency_s=placement.min_residency_s,
-        max_moves_per_min=placement.max_moves_per_min,
-    )
 
 
 class _QuickSolver:

@@ -11,6 +11,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of
+from deploy.replan_mode import WrittenReplan
 from deploy.sglang_problems import sglang_problems
 from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
@@ -151,7 +152,7 @@ class PlacementSection(Section):
     solver: Literal["memory_greedy", "search", "muxserve", "spatial"] = "memory_greedy"
     """memory_greedy looks at memory only. search fits replicas to demand and SLOs, and moves little. muxserve (as
     published: one replica a model) and spatial (one model a unit) are there to compare with."""
-    replan: Literal["auto", "shadow", "off", "scratch"] = "auto"
+    replan: WrittenReplan = "auto"
     """Whether demand moves models: auto moves, shadow only records what it would do, off does neither; scratch plans as
     if nothing were loaded (a baseline for experiments)."""
     replan_every_s: PositiveFloat = 15.0

@@ -10,7 +10,7 @@ import msgspec
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the model's context length
-    ABORT = "abort"  # the client went away
+    ABORT = "abort"  # the client went away, or the unit gives the request back: another one may take it
     ERROR = "error"
 
 

@@ -9,10 +9,11 @@ import typer
 from rich.console import Console
 
 from deploy.commands.json_file import write_json
-from deploy.commands.simulation_screen import RunProgress, figures_table, outcome_line, sweep_table
+from deploy.commands.simulation_screen import RunProgress, decisions_table, figures_table, outcome_line, sweep_table
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.settings import FleetFile, check_sources, read_fleet_file
+from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome
 from deploy.simulation.runs import RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
@@ -45,6 +46,10 @@ def simulate(
         str | None, typer.Option(metavar="rate=A,B,...", help="Find the goodput: try rates, bisect at the first miss.")
     ] = None,
     spread_ticks: Annotated[bool, typer.Option(help="Spread requests inside the ticks of rounded times.")] = False,
+    control_loop: Annotated[
+        bool, typer.Option("--control-loop", help="Models move as the file's `placement` section says.")
+    ] = False,
+    load_speed: Annotated[float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001)] = 2.0,
     seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots (needs muxfleet[plots]).")] = None,
@@ -59,7 +64,11 @@ def simulate(
     asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
     stream = _stream(fleet, trace, asked)
     console.print(f"{stream.count} requests of {stream.name}, {stream.rate_per_s:.2f}/s over {stream.span_s:.0f} s")
-    session = _Session(console, fleet, stream, None if plot is None else _plotter(plot))
+    if control_loop and "disaggregated" in (baseline or []):
+        remedy = "leave out --control-loop: pairs of engines keep their models"
+        raise OptionNotUsable(option="--baseline", value="disaggregated", remedy=remedy)
+    loads = LoadTimes(bytes_per_s=1e9 * load_speed) if control_loop else None
+    session = _Session(console, fleet, stream, None if plot is None else _plotter(plot), loads)
     rates = None if sweep is None else _rates(sweep)
     report = {d.name: session.add(d, rates) for d in _deployments(fleet, policy, baseline)}
     if json_file is not None:
@@ -79,11 +88,20 @@ class _Asked:
 class _Session:
     """Runs deployments of one fleet on one stream and shows each as it ends."""
 
-    def __init__(self, console: Console, fleet: FleetFile, stream: RequestStream, plotter: "FleetPlots | None") -> None:
+    def __init__(
+        self,
+        console: Console,
+        fleet: FleetFile,
+        stream: RequestStream,
+        plotter: "FleetPlots | None",
+        loads: LoadTimes | None,
+    ) -> None:
+        """With `loads` the control loop moves models."""
         self._console = console
         self._fleet = fleet
         self._stream = stream
         self._plotter = plotter
+        self._loads = loads
         self._options = RunOptions(
             limits=GatewayLimits(max_queued=fleet.gateway.max_queued_requests, hold_s=fleet.gateway.hold_s),
             gateways=fleet.gateway.replicas,
@@ -92,7 +110,7 @@ class _Session:
 
     def add(self, deployment: Deployment, rates: list[float] | None) -> dict[str, object]:
         """One run, or a sweep over `rates`; what it found, for JSON."""
-        deployed = deploy_fleet(self._fleet, deployment)
+        deployed = deploy_fleet(self._fleet, deployment, loads=self._loads)
         for model, reason in deployed.unplaced.items():
             self._console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
         return self._run(deployed) if rates is None else self._sweep(deployed, rates)
@@ -110,6 +128,8 @@ class _Session:
         self._console.print(figures_table(name, outcome))
         if cut := outcome.total().cut:
             self._console.print(f"{cut} requests cut to their model's context on these units")
+        if self._loads is not None:
+            self._console.print(decisions_table(outcome))
         self._console.print(outcome_line(outcome, wall_s), style="dim")
         if self._plotter is not None:
             self._plotter.add_run(name, outcome)
@@ -203,6 +223,10 @@ def _run_dict(deployed: DeployedFleet, outcome: FleetOutcome, wall_s: float) -> 
         "models": {m: s.figures(outcome.duration_s).as_dict() for m, s in outcome.models.items()},
         "total": outcome.total().figures(outcome.duration_s).as_dict(),
         "unplaced": dict(deployed.unplaced),
+        "decisions": [
+            {"time_s": outcome.decided_s(d), "kind": d.kind, "reason": d.reason, "moves": list(d.moves)}
+            for d in reversed(outcome.decisions)
+        ],
         "simulation": {
             "units": deployed.num_units,
             "gpus": deployed.num_gpus,

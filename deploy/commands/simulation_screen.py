@@ -58,6 +58,18 @@ def outcome_line(outcome: FleetOutcome, wall_s: float) -> str:
     )
 
 
+def decisions_table(outcome: FleetOutcome) -> Table:
+    """What the control loop decided, the oldest first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("time", justify="right")
+    for title in ("decision", "why", "moves"):
+        table.add_column(title)
+    for decision in reversed(outcome.decisions):
+        at = f"{outcome.decided_s(decision):.1f} s"
+        table.add_row(at, decision.kind, decision.reason, ", ".join(decision.moves))
+    return table
+
+
 def sweep_table(name: str, sweep: Sweep) -> Table:
     title = f"{name}: goodput {sweep.goodput_per_s:.3g} requests/s"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")

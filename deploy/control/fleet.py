@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from deploy.control.deaths import RestartBudget
+from deploy.control.leases import LeaseBook
 from deploy.control.places import UnitPlaces
 from deploy.control.rules import ControlRules, ControlTiming
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
@@ -14,7 +15,8 @@ _TRUSTED_S = 3.0  # a unit that is silent for longer is not relied on for a mode
 class Fleet:
     """Implements transition.FleetState."""
 
-    def __init__(self, timing: ControlTiming, rules: ControlRules) -> None:
+    def __init__(self, timing: ControlTiming, rules: ControlRules, leases: LeaseBook) -> None:
+        self._leases = leases
         self.registry = UnitRegistry(timing)
         self._places = UnitPlaces()
         self._place_deaths: RestartBudget[str] = RestartBudget(rules)
@@ -71,8 +73,7 @@ class Fleet:
 
     def phase(self, unit_id: str, model: str) -> ModelPhase | None:
         phase = self._phases(unit_id).get(model)
-        unit = self.registry.get(unit_id)
-        if phase is ModelPhase.READY and (unit is None or self._now_s - unit.heard_s > _TRUSTED_S):
+        if phase is ModelPhase.READY and not self._is_ready_for_sure(unit_id, model):
             return ModelPhase.LOADING
         return phase
 
@@ -82,6 +83,11 @@ class Fleet:
 
     def lingering(self, unit_id: str) -> frozenset[str]:
         return frozenset(self._phases(unit_id))
+
+    def _is_ready_for_sure(self, unit_id: str, model: str) -> bool:
+        unit = self.registry.get(unit_id)
+        is_heard = unit is not None and self._now_s - unit.heard_s <= _TRUSTED_S
+        return is_heard and not self._leases.has_dropped(unit_id, model)
 
     def _phases(self, unit_id: str) -> Mapping[str, ModelPhase]:
         unit = self.registry.get(unit_id)

@@ -18,6 +18,11 @@ class LeaseBook:
     def current(self, unit_id: str) -> Lease | None:
         return self._leases.get(unit_id)
 
+    def has_dropped(self, unit_id: str, model: str) -> bool:
+        """The unit was told to let it go; what it last reported may be older than that."""
+        lease = self._leases.get(unit_id)
+        return lease is not None and all(a.model != model for a in lease.models)
+
     def renew(self, report: UnitReport, placements: tuple[ModelPlacement, ...], catalog: Catalog) -> Lease:
         """The same lease again while nothing in it changes and the unit has seen nothing newer."""
         known = ((catalog.get(p.model), p.quota_blocks) for p in placements)

@@ -1,9 +1,9 @@
 """How a control loop behaves: its patience with units, and how readily it moves models."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-Replan = Literal["auto", "shadow", "off", "scratch"]
+from deploy.replan_mode import Replan
+from deploy.settings import PlacementSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +44,13 @@ class ControlRules:
     max_deaths: int = 3
     deaths_window_s: float = 600.0
     out_s: float = 300.0
+
+
+def rules_of(placement: PlacementSection) -> ControlRules:
+    return ControlRules(
+        replan=placement.replan,
+        replan_every_s=placement.replan_every_s,
+        min_gain=placement.min_gain,
+        min_residency_s=placement.min_residency_s,
+        max_moves_per_min=placement.max_moves_per_min,
+    )

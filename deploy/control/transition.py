@@ -29,11 +29,14 @@ class FleetState(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The plan in force from now on, the steps just taken, and whether more are to come."""
+    """The plan in force from now on, the steps just taken, and whether more are to come. `only_stays`: all that is left
+    are drains of replicas that have not stayed for long enough.
+    """
 
     plan: Plan
     taken: tuple[Step, ...]
     is_done: bool
+    only_stays: bool
 
 
 class Transition:
@@ -58,17 +61,32 @@ class Transition:
 
     def advance(self, current: Plan, goal: Plan, fleet: FleetState, *, fits: Fits, now_s: float) -> Progress:
         attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering)
-        skipped = False
+        skipped: list[Step] = []
         taken: list[Step] = []
         for step in steps_between(current, goal, fits=fits):
-            if self._may(step, attempt, skipped=skipped, now_s=now_s):
+            if self._may(step, attempt, skipped=bool(skipped), now_s=now_s):
                 self._note(step, attempt, now_s)
                 attempt.take(step)
                 taken.append(step)
             else:
-                skipped = True
-        settled = not skipped and not any(attempt.is_moving(u.unit_id) for u in goal.units)
-        return Progress(plan=attempt.plan(), taken=tuple(taken), is_done=settled)
+                skipped.append(step)
+        settled = not any(attempt.is_moving(u.unit_id) for u in goal.units)
+        return Progress(
+            plan=attempt.plan(),
+            taken=tuple(taken),
+            is_done=settled and not skipped,
+            only_stays=settled and all(self._has_to_stay(s, attempt, now_s) for s in skipped),
+        )
+
+    def _has_to_stay(self, step: Step, attempt: "_Attempt", now_s: float) -> bool:
+        """A drain that waits for nothing but its replica's time, or quotas that wait for such a drain."""
+        match step:
+            case DrainModel(interrupts=False):
+                return not self._has_stayed(step, now_s) and attempt.is_ready_elsewhere(step.unit_id, step.model)
+            case SetQuotas():
+                return True
+            case _:
+                return False
 
     def _may(self, step: Step, attempt: "_Attempt", *, skipped: bool, now_s: float) -> bool:
         match step:
@@ -82,9 +100,11 @@ class Transition:
             case DrainModel():
                 if not attempt.is_wanted(step.model):
                     return True
-                age_s = now_s - self._placed_s.get((step.unit_id, step.model), float("-inf"))
-                has_stayed = age_s >= self.rules.min_residency_s
-                return has_stayed and attempt.is_ready_elsewhere(step.unit_id, step.model)
+                return self._has_stayed(step, now_s) and attempt.is_ready_elsewhere(step.unit_id, step.model)
+
+    def _has_stayed(self, step: DrainModel, now_s: float) -> bool:
+        placed_s = self._placed_s.get((step.unit_id, step.model), float("-inf"))
+        return now_s - placed_s >= self.rules.min_residency_s
 
     def _has_budget(self, now_s: float) -> bool:
         while self._moves_s and now_s - self._moves_s[0] > _MINUTE_S:

@@ -11,10 +11,13 @@ from deploy.planning import PlannedFleet, lay_out_fleet, plan_fleet
 from deploy.settings import FleetFile, PoolSection
 from deploy.simulation.agenda import Agenda
 from deploy.simulation.chunk_budget import tuned_chunk_budget
+from deploy.simulation.control import LoadTimes, led_by_control_loop
 from deploy.simulation.decode_only import DecodeOnlyLatency
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
-from deploy.simulation.fleet_run import BuildUnits, FleetModel
+from deploy.simulation.fleet_run import BuildUnits
 from deploy.simulation.hardware import gpu_hardware, hardware_of
+from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
+from deploy.simulation.news import FixedPlan, FleetModel, TellNews
 from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
@@ -68,10 +71,15 @@ class DeployedFleet:
     num_units: int
     num_gpus: int
     unplaced: Mapping[str, str]
+    tell_news: TellNews = FixedPlan
 
 
-def deploy_fleet(fleet: FleetFile, deployment: Deployment) -> DeployedFleet:
-    """Raises SourceNotFound and UnsupportedModel, as `plan_fleet`."""
+def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes | None = None) -> DeployedFleet:
+    """With `loads` the control loop moves models, as the file's `placement` section says; else the plan stays.
+
+    Raises SourceNotFound and UnsupportedModel, as `plan_fleet`.
+    """
+    assert loads is None or not deployment.disaggregated, "pairs of engines are not led"
     if deployment.solver is not None:
         placement = fleet.placement.model_copy(update={"solver": deployment.solver})
         fleet = fleet.model_copy(update={"placement": placement})
@@ -85,10 +93,11 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment) -> DeployedFleet:
     return DeployedFleet(
         deployment=deployment,
         models=models,
-        build=_builder(designs, deployment),
+        build=_builder(designs, deployment) if loads is None else _leased_builder(designs, planned, loads),
         num_units=len(designs),
         num_gpus=sum(identity.num_gpus for identity, _ in designs),
         unplaced=planned.plan.unplaced,
+        tell_news=FixedPlan if loads is None else led_by_control_loop(fleet, planned, policy=deployment.policy),
     )
 
 
@@ -155,6 +164,7 @@ def _unit_design(
         pool=pool.name,
         num_gpus=capacity.num_gpus * (2 if deployment.disaggregated else 1),
         memory_bytes=capacity.memory_bytes,
+        node=capacity.node,
     )
     return identity, design
 
@@ -163,6 +173,22 @@ def _builder(designs: Sequence[tuple[UnitIdentity, EngineDesign]], deployment: D
     def build(agenda: Agenda, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         make = _pair if deployment.disaggregated else MuxedUnit
         return [make(identity, design, agenda, on_tokens) for identity, design in designs]
+
+    return build
+
+
+def _leased_builder(
+    designs: Sequence[tuple[UnitIdentity, EngineDesign]], planned: PlannedFleet, loads: LoadTimes
+) -> BuildUnits:
+    loadable = {
+        capacity.unit_id: {
+            m.model: LoadableModel(info=model_info(m, capacity), load_s=loads.of(m.spec)) for m in planned.models
+        }
+        for capacity in planned.units
+    }
+
+    def build(agenda: Agenda, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
+        return [LeasedUnit(i, design, loadable[i.unit_id], agenda, on_tokens) for i, design in designs]
 
     return build
 

@@ -9,7 +9,7 @@ from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.events import Arrival, AttachModel
+from pdmux_actor.scheduling.events import Arrival, AttachModel, Event
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
@@ -65,7 +65,14 @@ class SimulatedEngine:
         self._loop.act()
 
     def submit(self, request: GenerateRequest) -> None:
-        self._inbox.put(Arrival(request))
+        self.tell(Arrival(request))
+
+    def holds(self, model: str) -> bool:
+        """Attached, or removed with launches that have not ended yet."""
+        return any(load.model == model for load in self.load_report().models)
+
+    def tell(self, event: Event) -> None:
+        self._inbox.put(event)
         self._loop.act()
         self._ask_for_wake()
 

@@ -1,24 +1,28 @@
 """A whole fleet in virtual time: arrivals, gateways, units and heartbeats on one heap of events."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 
+from deploy.control.history import Decision
 from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import OnTokens
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
+from deploy.simulation.news import FixedPlan, FleetModel, TellNews
+from deploy.simulation.open_request import OpenRequest, rejected
 from deploy.simulation.prompts import simulated_prompt
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
-from deploy.simulation.units import SimulatedUnit, report_of
+from deploy.simulation.units import SimulatedUnit
 from deploy.workload import cut_to_context
-from pdmux_actor.kv.capacity import longest_sequence_tokens
-from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent
+from pdmux_actor.lease import UnitReport
+from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
 from router.ask import Ask
 from router.limits import GatewayLimits
 from router.prefix_index import prefix_names
 from router.routing import UnitChoice
-from router.view import FleetView, ModelCard, UnitView
+from traces.outcome import Ending, RequestOutcome
 from traces.record import TraceRecord
 from traces.report import SloTarget
 
@@ -26,13 +30,6 @@ VIEW_PERIOD_S = 0.5  # units tell of themselves as often, and gateways hear of i
 _PROGRESS_EVENTS = 2048
 
 BuildUnits = Callable[[Agenda, OnTokens], Sequence[SimulatedUnit]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetModel:
-    model: str
-    slo: Slo
-    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +45,22 @@ class PartitionSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutcome:
-    """`duration_s` is virtual, from the start to the last end. `gave_up`: it was stopped before all had ended."""
+    """`duration_s` is virtual, from the start to the last end; the simulation itself ended at `ended_s`. `gave_up`: it
+    was stopped before all had ended. `decisions` are the control loop's, the newest first, as of its end.
+    """
 
     models: Mapping[str, ModelStatistics]
     duration_s: float
+    ended_s: float
     events: int
     steps: int
     gave_up: bool
     partitions: tuple[PartitionSample, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    def decided_s(self, decision: Decision) -> float:
+        """When, in virtual time."""
+        return self.ended_s - decision.seconds_ago
 
     def total(self) -> ModelStatistics:
         total = ModelStatistics()
@@ -64,22 +69,10 @@ class FleetOutcome:
         return total
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request that has not ended."""
-
-    model: str
-    arrival_s: float
-    prompt_tokens: int
-    stay: Stay
-    first_s: float | None = None
-    last_s: float = 0.0
-    output_tokens: int = 0
-    gaps_s: list[float] = field(default_factory=list)
-
-
 class FleetRun:
-    """One run over one stream. `give_up` is asked now and then, with the run, whether to stop early."""
+    """One run over one stream. `give_up` is asked now and then, with the run, whether to stop early.
+    `on_outcome` hears of every request.
+    """
 
     def __init__(
         self,
@@ -93,6 +86,8 @@ class FleetRun:
         window_s: float | None = None,
         give_up: Callable[["FleetRun"], bool] | None = None,
         on_progress: Callable[[int, float], None] | None = None,
+        tell_news: TellNews = FixedPlan,
+        on_outcome: Callable[[RequestOutcome], None] | None = None,
     ) -> None:
         self.agenda = Agenda()
         self.statistics = {m.model: ModelStatistics(SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s)) for m in models}
@@ -102,17 +97,14 @@ class FleetRun:
             SimulatedGateway(name=f"gateway-{i}", limits=limits, agenda=self.agenda) for i in range(gateways)
         ]
         self._next_gateway = cycle(self._gateways)
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._units = list(build_units(self.agenda, self._on_tokens))
         self._of_id = {u.identity.unit_id: u for u in self._units}
-        self._longest_tokens: dict[str, int] = {}
-        for placed in (m for unit in self._units for m in unit.design.models):
-            longest = longest_sequence_tokens(placed.info, placed.quota_blocks)
-            self._longest_tokens[placed.info.model] = max(longest, self._longest_tokens.get(placed.info.model, 0))
         self._limits = limits
-        self._placed = {m.info.model for unit in self._units for m in unit.design.models}
+        self._news = tell_news(models, self._units)
+        self._homeless: list[OpenRequest] = []
         self._waiting = 0
-        self._reports: dict[str, UnitView] = {}
+        self._loads: dict[str, LoadReport | None] = {}
         self._records = enumerate(stream.records())
         self._last_end_s = 0.0
         self._sample_partitions = sample_partitions
@@ -122,6 +114,7 @@ class FleetRun:
         self._gave_up = False
         self._arrivals_left = True
         self._on_progress = on_progress
+        self._on_outcome = on_outcome
 
     @property
     def expected_requests(self) -> int:
@@ -131,7 +124,7 @@ class FleetRun:
         """Requests under way whose first token is later than its target."""
         now_s = self.agenda.clock.now_s
         return sum(
-            (request.first_s or now_s) - request.arrival_s > self._models[request.model].slo.ttft_s
+            (request.first_s or now_s) - request.arrival_s > request.request.slo.ttft_s
             for request in self._open.values()
         )
 
@@ -150,10 +143,12 @@ class FleetRun:
         return FleetOutcome(
             models=self.statistics,
             duration_s=self.agenda.clock.now_s if self._gave_up or self._open else self._last_end_s,
+            ended_s=self.agenda.clock.now_s,
             events=self.agenda.num_done,
             steps=sum(u.load_report().steps_total for u in self._units),
             gave_up=self._gave_up,
             partitions=tuple(self._partitions),
+            decisions=self._news.decisions(self.agenda.clock.now_s),
         )
 
     def _tell_progress(self) -> None:
@@ -183,10 +178,11 @@ class FleetRun:
     def _ask(self, index: int, record: TraceRecord, gateway: SimulatedGateway, now_s: float) -> None:
         assert record.model is not None
         model = self._models[record.model]
-        if model.model not in self._placed:
-            self._refuse(model.model)  # no unit will come within the patience of a client
+        longest_tokens = self._news.longest_tokens(model.model)
+        if longest_tokens is None:
+            self._refuse(index, record)  # no unit will come within the patience of a client
             return
-        fitting = cut_to_context(record, self._longest_tokens[model.model])
+        fitting = cut_to_context(record, longest_tokens)
         self.statistics[model.model].cut += fitting is not record
         output_tokens = max(1, fitting.output_tokens)
         prompt = simulated_prompt(
@@ -210,93 +206,114 @@ class FleetRun:
         )
         reception = Reception(
             admitted=lambda choice, stay: self._enter(request, record.arrival_s, choice, stay),
-            refused=lambda _: self._refuse(model.model),
+            refused=lambda _: self._refuse(index, record),
         )
         gateway.offer(ask, reception)
 
-    def _refuse(self, model: str) -> None:
+    def _refuse(self, index: int, record: TraceRecord) -> None:
+        assert record.model is not None
         self._waiting -= 1
-        self.statistics[model].rejected += 1
+        self.statistics[record.model].rejected += 1
+        if self._on_outcome is not None:
+            self._on_outcome(rejected(index, record, self.agenda.clock.now_s))
 
     def _enter(self, request: GenerateRequest, arrival_s: float, choice: UnitChoice, stay: Stay) -> None:
         self._waiting -= 1
-        self._open[request.request_id] = _Open(
-            model=request.model,
-            arrival_s=arrival_s,
-            prompt_tokens=len(request.prompt_token_ids),
-            stay=stay,
-        )
-        self._of_id[choice.unit_id].submit(request)
+        opened = OpenRequest(request=request, arrival_s=arrival_s, stay=stay, unit_id=choice.unit_id)
+        self._open[request.request_id] = opened
+        if not self._of_id[choice.unit_id].submit(request):
+            self._go_on(opened)
 
     # ---- tokens ----
 
     def _on_tokens(self, events: Sequence[TokenEvent]) -> None:
         now_s = self.agenda.clock.now_s
         for event in events:
-            request = self._open[event.request_id]
+            opened = self._open[event.request_id]
             if event.tokens:
-                request.stay.on_tokens(len(event.tokens))
-                if request.first_s is None:
-                    request.first_s = now_s
+                opened.stay.on_tokens(len(event.tokens))
+                if opened.first_s is None:
+                    opened.first_s = now_s
                 else:
-                    request.gaps_s.append(now_s - request.last_s)
-                request.last_s = now_s
-                request.output_tokens += len(event.tokens)
-            if event.finish is not None:
+                    opened.gaps_s.append(now_s - opened.last_s)
+                opened.last_s = now_s
+                opened.output_tokens += len(event.tokens)
+                if self._news.moves_models:
+                    opened.tokens += [token.token_id for token in event.tokens]
+            if self._is_given_back(opened, event):
+                self.agenda.at(now_s, partial(self._go_on, opened))
+            elif event.finish is not None:
                 del self._open[event.request_id]
-                self._end(request, event.finish)
+                self._end(opened, event.finish)
 
-    def _end(self, request: _Open, finish: FinishReason) -> None:
-        request.stay.end(finished=finish in (FinishReason.LENGTH, FinishReason.STOP))
+    def _is_given_back(self, opened: OpenRequest, event: TokenEvent) -> bool:
+        """The unit let go of the model, or lowered its quota."""
+        if not self._news.moves_models or event.finish not in (FinishReason.ERROR, FinishReason.ABORT):
+            return False
+        return event.finish is FinishReason.ABORT or not self._news.has(opened.unit_id, opened.request.model)
+
+    def _go_on(self, opened: OpenRequest) -> None:
+        """On another unit, with the tokens that the client has; the next view may bring one."""
+        now_s = self.agenda.clock.now_s
+        since_s = opened.homeless_since_s if opened.homeless_since_s is not None else now_s
+        choice = opened.stay.go_on(now_s, avoid={opened.unit_id})
+        rest = replace(opened.request, output_token_ids=tuple(opened.tokens))
+        if choice is not None and self._of_id[choice.unit_id].submit(rest):
+            opened.unit_id, opened.homeless_since_s = choice.unit_id, None
+        elif now_s - since_s >= self._limits.hold_s:
+            del self._open[opened.request.request_id]
+            self._end(opened, FinishReason.ERROR)
+        else:
+            opened.homeless_since_s = since_s
+            self._homeless.append(opened)
+
+    def _end(self, opened: OpenRequest, finish: FinishReason) -> None:
+        finished = finish in (FinishReason.LENGTH, FinishReason.STOP)
+        opened.stay.end(finished=finished)
         self._last_end_s = self.agenda.clock.now_s
-        statistics = self.statistics[request.model]
-        if finish not in (FinishReason.LENGTH, FinishReason.STOP) or request.first_s is None:
+        statistics = self.statistics[opened.request.model]
+        finished = finished and opened.first_s is not None
+        if self._on_outcome is not None:
+            self._on_outcome(opened.outcome(Ending.FINISHED if finished else Ending.FAILED, self._last_end_s))
+        if not finished or opened.first_s is None:
             statistics.failed += 1
             return
         statistics.finish(
-            ttft_s=request.first_s - request.arrival_s,
-            gaps_s=request.gaps_s,
-            e2e_s=request.last_s - request.arrival_s,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
+            ttft_s=opened.first_s - opened.arrival_s,
+            gaps_s=opened.gaps_s,
+            e2e_s=opened.last_s - opened.arrival_s,
+            prompt_tokens=len(opened.request.prompt_token_ids),
+            output_tokens=opened.output_tokens,
         )
 
     # ---- what the gateways know ----
 
     def _publish_view(self) -> None:
-        """Heartbeats of all units to which something happened, and a view of them for every gateway."""
         now_s = self.agenda.clock.now_s
-        for unit in self._units:
-            if unit.is_stale:
-                unit.is_stale = False
-                self._reports[unit.identity.unit_id] = UnitView(report=report_of(unit), age_s=0.0)
-                if self._sample_partitions:
-                    self._partitions.append(_partition_of(unit, self._reports[unit.identity.unit_id], now_s))
-        view = FleetView(
-            models=tuple(_card(model) for model in self._models.values()),
-            units=tuple(self._reports[unit.identity.unit_id] for unit in self._units),
-            stream_token="",
-            num_gateways=len(self._gateways),
-        )
+        view = self._news.view(self._gateways, now_s)
+        for unit in view.units if self._sample_partitions else ():
+            if self._loads.get(unit.report.unit_id) is not unit.report.load:
+                self._loads[unit.report.unit_id] = unit.report.load
+                self._partitions.append(_partition_of(unit.report, now_s))
         for gateway in self._gateways:
             gateway.on_view(view)
-        assert self._arrivals_left or not (self._open or self._waiting) or self.agenda.has_more, (
+        homeless, self._homeless = self._homeless, []
+        for opened in homeless:
+            self._go_on(opened)
+        is_over = not (self._open or self._waiting)
+        assert self._arrivals_left or is_over or self._homeless or self.agenda.has_more, (
             "requests are open and no unit works"
         )
         self.agenda.at(now_s + VIEW_PERIOD_S, self._publish_view)
 
 
-def _card(model: FleetModel) -> ModelCard:
-    return ModelCard(model=model.model, source="", revision=None, slo=model.slo, created_s=0)
-
-
-def _partition_of(unit: SimulatedUnit, view: UnitView, now_s: float) -> PartitionSample:
-    load = view.report.load
+def _partition_of(report: UnitReport, now_s: float) -> PartitionSample:
+    load = report.load
     assert load is not None
     used = load.total_blocks - load.free_blocks - load.cached_blocks
     return PartitionSample(
         time_s=now_s,
-        unit_id=unit.identity.unit_id,
+        unit_id=report.unit_id,
         prefill_sms=load.prefill_sms,
         decode_sms=load.decode_sms,
         used_share=used / max(1, load.total_blocks),

@@ -1,6 +1,6 @@
 """A gateway replica of a simulated fleet: the router's own front desk, without HTTP."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from deploy.simulation.agenda import Agenda
@@ -21,6 +21,14 @@ class Stay:
 
     def on_tokens(self, num_tokens: int) -> None:
         self.gateway.produced(self.request_id, num_tokens)
+
+    def go_on(self, now_s: float, *, avoid: Set[str]) -> UnitChoice | None:
+        """The request has left its unit. None while no other one can take it."""
+        self.gateway.desk.left(self.request_id)
+        choice = self.gateway.desk.route(self.request_id, now_s, avoid=avoid)
+        if choice is not None:
+            self.gateway.desk.sent(self.request_id, choice, now_s)
+        return choice
 
     def end(self, *, finished: bool) -> None:
         self.gateway.desk.end(self.request_id, finished=finished)

@@ -7,6 +7,7 @@ from deploy.simulation.deployments import DeployedFleet
 from deploy.simulation.fleet_run import FleetOutcome, FleetRun
 from deploy.simulation.streams import RequestStream
 from router.limits import GatewayLimits
+from traces.outcome import RequestOutcome
 
 GOODPUT_ATTAINMENT = 0.99
 _HOPELESS_MISSES = 0.3  # share of a stream's requests: then a rate has been shown to be too high
@@ -44,6 +45,7 @@ def run_fleet(
     *,
     give_up: Callable[[FleetRun], bool] | None = None,
     on_progress: OnProgress | None = None,
+    on_outcome: Callable[[RequestOutcome], None] | None = None,
 ) -> FleetOutcome:
     run = FleetRun(
         models=deployed.models,
@@ -55,6 +57,8 @@ def run_fleet(
         window_s=options.window_s,
         give_up=give_up,
         on_progress=on_progress,
+        tell_news=deployed.tell_news,
+        on_outcome=on_outcome,
     )
     return run.run()
 

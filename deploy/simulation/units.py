@@ -18,6 +18,7 @@ class UnitIdentity:
     pool: str
     num_gpus: int
     memory_bytes: int
+    node: str = "simulated"
 
 
 class SimulatedUnit(Protocol):
@@ -25,7 +26,9 @@ class SimulatedUnit(Protocol):
     design: EngineDesign
     is_stale: bool  # something has happened since the last report
 
-    def submit(self, request: GenerateRequest) -> None: ...
+    def submit(self, request: GenerateRequest) -> bool:
+        """False: the unit does not have the model ready."""
+        ...
 
     def load_report(self) -> LoadReport: ...
 
@@ -40,9 +43,10 @@ class MuxedUnit:
         self._on_tokens = on_tokens
         self._engine = SimulatedEngine(design, agenda, self._pass_on)
 
-    def submit(self, request: GenerateRequest) -> None:
+    def submit(self, request: GenerateRequest) -> bool:
         self.is_stale = True
         self._engine.submit(request)
+        return True
 
     def load_report(self) -> LoadReport:
         return self._engine.load_report()
@@ -79,10 +83,11 @@ class DisaggregatedUnit:
         self._prefill = SimulatedEngine(prefill, agenda, self._hand_over)
         self._decode = SimulatedEngine(decode, agenda, self._pass_on)
 
-    def submit(self, request: GenerateRequest) -> None:
+    def submit(self, request: GenerateRequest) -> bool:
         self.is_stale = True
         self._in_prefill[request.request_id] = request
         self._prefill.submit(replace(request, sampling=replace(request.sampling, max_tokens=1)))
+        return True
 
     def load_report(self) -> LoadReport:
         """The decode engine's, with the requests that are still in prefill counted as waiting."""
@@ -121,7 +126,7 @@ def report_of(unit: SimulatedUnit) -> UnitReport:
     """The heartbeat that the unit would send now."""
     return UnitReport(
         unit_id=unit.identity.unit_id,
-        node="simulated",
+        node=unit.identity.node,
         pool=unit.identity.pool,
         num_gpus=unit.identity.num_gpus,
         endpoint=unit.identity.unit_id,

@@ -214,7 +214,9 @@ class Scheduler:
         if not 0 < known < limit:
             reason = f"{known} tokens do not fit: model {queue.model!r} takes 1 to {limit - 1} on this unit"
             remedy = "shorten the prompt, or raise the model's max_model_len or its KV quota"
-            self._end(waiting, FinishReason.ERROR, f"{reason}; {remedy}")
+            # The quota changes while models move, and is another one on other units: the request is given back.
+            finish = FinishReason.ABORT if 0 < known < queue.info.max_model_len else FinishReason.ERROR
+            self._end(waiting, finish, f"{reason}; {remedy}")
 
     def _set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
         self._pool.set_quotas({m: blocks for m, blocks in quota_blocks.items() if m in self._queues})

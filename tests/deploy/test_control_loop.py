@@ -5,12 +5,13 @@ from fleet_model import HEARTBEAT_S, World, catalog, catalog_model
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deploy.control.rules import ControlTiming
+from deploy.control.rules import ControlRules, ControlTiming
 from pdmux_actor.lease import ModelPhase, ModelStatus
 
 TIMING = ControlTiming()
 EXPIRY_BEATS = int(TIMING.expiry_s / HEARTBEAT_S) + 2
 SETTLE_BEATS = int(TIMING.settle_s / HEARTBEAT_S) + 2
+RESIDENCY_BEATS = int(ControlRules().min_residency_s / HEARTBEAT_S) + 2
 
 
 def test_heartbeat__first_unit_of_one__is_leased_all_models_at_once() -> None:
@@ -250,6 +251,23 @@ def test_fleet_view__silent_unit__ages_then_leaves() -> None:
     assert gone.units == ()
 
 
+def test_heartbeat__unit_given_up_comes_back__its_model_is_ready_twice_for_its_time_at_most() -> None:
+    world = World(catalog("a", "b"), expected_units=2)
+    units = [world.start_unit(), world.start_unit()]
+    world.beat(3)
+    (model,) = units[0].ready()
+    world.beat(EXPIRY_BEATS, silent=frozenset({units[0].unit_id}))
+    assert model in units[1].ready()
+
+    world.beat(3)
+    twice = len(world.serving(model))
+    world.beat(RESIDENCY_BEATS)
+
+    assert twice == 2
+    assert len(world.serving(model)) == 1
+    assert sorted(m for u in units for m in u.ready()) == ["a", "b"]
+
+
 class FleetMachine(RuleBasedStateMachine):
     """Units come, go and fall silent, the control loop restarts, the catalog changes; then it is quiet and all is well.
 
@@ -308,7 +326,8 @@ class FleetMachine(RuleBasedStateMachine):
             self.world.kill_unit(unit_id)
         if not self.world.units:
             self.world.start_unit()
-        self.world.beat(SETTLE_BEATS + EXPIRY_BEATS)
+        # A unit that was given up and comes back has models that were loaded elsewhere meanwhile: they stay their time.
+        self.world.beat(SETTLE_BEATS + EXPIRY_BEATS + RESIDENCY_BEATS)
         leases = {i: u.lease for i, u in self.world.units.items()}
         self.world.beat(5)
 

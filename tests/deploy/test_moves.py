@@ -1,5 +1,7 @@
 """What the control loop moves, when, and how: in virtual time, with a solver that does as it is told."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from fleet_model import SPEC, FakeUnit, World, catalog, catalog_model
@@ -307,6 +309,24 @@ def test_silence__most_units_at_once__nobody_is_given_up_at_first() -> None:
     assert len(world.loop.status(world.now_s).units) == 3
 
 
+def test_move__wanted_back_where_it_has_just_been_drained__other_replica_stays_until_it_is_ready_again() -> None:
+    """What the unit last reported, that it has the model ready, is older than the lease that took it away."""
+    solver = Told(a="u2", b="u2")
+    world = world_of(solver, "a", "b", rules=replace(AT_ONCE, replan_every_s=0.5))
+    solver.homes = {"a": ("u1",), "b": ("u2",)}
+    while "a" in {m.model for m in world.units["u2"].lease.models}:
+        world.beat()
+    solver.homes = {"a": ("u2",), "b": ("u2",)}
+
+    served = []
+    for _ in range(10):
+        world.beat()
+        served.append(world.serving("a"))
+
+    assert all(served)
+    assert served[-1] == ["u2"]
+
+
 # ---- any plan, any trouble ----
 
 UNITS = ("u1", "u2", "u3")
@@ -331,3 +351,21 @@ def test_moves__any_plans_one_after_the_other__no_model_is_ever_unserved(plans, 
     for model, units in solver.homes.items():
         if model not in broken:
             assert set(world.serving(model)) == set(units)
+
+
+def test_move__replica_has_to_stay__demand_is_followed_meanwhile() -> None:
+    """A drain that waits for its time is no reason to leave another model without the replica that it needs."""
+    rules = ControlRules(replan_every_s=1.0, min_residency_s=60.0, min_gain=0.0, max_moves_per_min=1000)
+    solver = Told(a="u1", b="u2")
+    world = world_of(solver, "a", "b", units=3, rules=rules)
+    solver.homes = {"a": ("u3",), "b": ("u2",)}
+    world.beat(10)
+    solver.homes = {"a": ("u1",), "b": ("u2",)}  # the one on u3 is young
+    world.beat(10)
+    both = world.serving("a")
+    solver.homes = {"a": ("u1",), "b": ("u2", "u1")}
+    world.beat(10)
+
+    assert both == ["u1", "u3"]
+    assert world.serving("b") == ["u1", "u2"]
+    assert "u3" in world.serving("a"), "it stays its time"

@@ -220,3 +220,9 @@ def test_fleet_json_schema__describes_the_same_files_as_the_parser() -> None:
 def test_examples__every_fleet_file__is_valid_by_parser_and_schema(file: Path) -> None:
     assert read_fleet_file(file).models
     jsonschema.Draft202012Validator(fleet_json_schema()).validate(yaml.safe_load(file.read_text()))
+
+
+def test_fleet_file__replan_off_without_quotes__is_off_though_yaml_makes_it_false() -> None:
+    fleet = parse_fleet_file(MODEL + "placement: {replan: off}\n", name="f.yaml", base=EXAMPLES)
+
+    assert fleet.placement.replan == "off"

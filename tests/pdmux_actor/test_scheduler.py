@@ -345,3 +345,16 @@ def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
         )
     report = engine.scheduler.load_report()
     assert report.free_blocks + report.cached_blocks == TOTAL_BLOCKS
+
+
+def test_scheduler__prompt_longer_than_the_quota_but_not_the_context__is_given_back_for_another_unit():
+    """Quotas change while models move; the same prompt fits elsewhere, or here a moment later."""
+    requests = [(0.0, Arrival(make_request("r", prompt_tokens=200))), (1.0, SetQuotas({"a": TOTAL_BLOCKS}))]
+    requests.append((2.0, Arrival(make_request("again", prompt_tokens=200, max_tokens=1))))
+
+    engine = VirtualEngine(requests, quota_blocks=8).run()
+
+    (given_back,), (finished,) = engine.ends_of("r"), engine.ends_of("again")
+    assert given_back.finish is FinishReason.ABORT
+    assert "KV quota" in given_back.error
+    assert finished.finish is FinishReason.LENGTH

@@ -1,0 +1,95 @@
+"""The product's control loop over a simulated fleet: it moves models while requests come."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deploy.catalog import Catalog, CatalogModel
+from deploy.control.history import Decision
+from deploy.control.rules import rules_of
+from deploy.control_loop import ControlLoop
+from deploy.planning import SOLVERS, PlannedFleet
+from deploy.settings import FleetFile
+from deploy.simulation.gateway import SimulatedGateway
+from deploy.simulation.leased_unit import LeasedUnit
+from deploy.simulation.news import FleetModel, FleetNews, TellNews, longest_placed
+from deploy.simulation.units import SimulatedUnit
+from placement.solvers.base import Solver
+from placement.solvers.search import SearchSolver
+from profiler.specs import ModelSpec
+from router.view import FleetView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTimes:
+    """What a load takes: weights at `bytes_per_s` (a fast local disk), and `fixed_s` whatever the model."""
+
+    bytes_per_s: float = 2e9
+    fixed_s: float = 0.5
+
+    def of(self, spec: ModelSpec) -> float:
+        return self.fixed_s + spec.weight_bytes / self.bytes_per_s
+
+
+class ControlledFleet:
+    """The product's control loop: heartbeats in, leases out."""
+
+    moves_models = True
+
+    def __init__(self, loop: ControlLoop, units: Mapping[str, LeasedUnit]) -> None:
+        self._loop = loop
+        self._units = units
+        anywhere = {
+            m: max(u.longest_tokens(m) for u in units.values() if m in u.loadable)
+            for m in {m for unit in units.values() for m in unit.loadable}
+        }
+        self._longest_tokens = anywhere | longest_placed(list(units.values()))
+
+    def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView:
+        for gateway in gateways:
+            self._loop.hear_demand(gateway.desk.demand_report(now_s), now_s)
+        for unit in self._units.values():
+            unit.obey(self._loop.heartbeat(unit.heartbeat(), now_s))
+        view = self._loop.fleet_view(now_s)
+        assert view is not None, "all units have been heard"
+        return view
+
+    def longest_tokens(self, model: str) -> int | None:
+        return self._longest_tokens.get(model)
+
+    def has(self, unit_id: str, model: str) -> bool:
+        return self._units[unit_id].is_ready(model)
+
+    def decisions(self, now_s: float) -> tuple[Decision, ...]:
+        return self._loop.status(now_s).decisions
+
+
+def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str) -> TellNews:
+    """By the rules of the file's `placement` section. Its units must be LeasedUnits."""
+
+    def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> FleetNews:
+        leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
+        assert len(leased) == len(units), "only leased units follow a control loop"
+        loop = ControlLoop(stream_token="", first_version=1, started_s=0.0)
+        loop.set_catalog(
+            Catalog(models=_catalog_models(fleet, planned), policy=policy),
+            expected_units=Counter(u.identity.pool for u in units),
+            solver=_solver(fleet.placement.solver),
+            rules=rules_of(fleet.placement),
+        )
+        return ControlledFleet(loop, leased)
+
+    return tell
+
+
+def _catalog_models(fleet: FleetFile, planned: PlannedFleet) -> tuple[CatalogModel, ...]:
+    specs = {m.model: m.spec for m in planned.models}
+    return tuple(
+        CatalogModel(settings=m, dtype=m.dtype or fleet.engine.dtype, created_s=0, spec=specs[m.id])
+        for m in fleet.models
+    )
+
+
+def _solver(name: str) -> Solver:
+    """As the product's, but a search that is not cut short: the same plans on any machine."""
+    return SearchSolver() if name == "search" else SOLVERS[name]()

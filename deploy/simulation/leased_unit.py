@@ -1,0 +1,221 @@
+"""A unit whose models the control loop changes while it runs: what `serving.lease_follower` does, in virtual time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from deploy.simulation.agenda import Agenda
+from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
+from deploy.simulation.units import UnitIdentity
+from pdmux_actor.kv.capacity import longest_sequence_tokens
+from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.events import AttachModel, RemoveModel, SetPolicy, SetQuotas
+
+DRAIN_TIMEOUT_S = 30.0
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadableModel:
+    """`load_s`: from the order to the first request that the unit takes."""
+
+    info: ModelInfo
+    load_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    info: ModelInfo
+    quota_blocks: int
+    phase: ModelPhase = ModelPhase.LOADING
+    open_requests: int = 0
+    drain: int = 0  # counts its drains
+    is_leaving: bool = False
+
+
+class LeasedUnit:
+    """Loads are done one at a time and wait for models that leave; a model leaves when its requests have ended, at the
+    latest after `DRAIN_TIMEOUT_S`: those that are left then end with an error and go on elsewhere.
+    """
+
+    def __init__(
+        self,
+        identity: UnitIdentity,
+        design: EngineDesign,
+        loadable: Mapping[str, LoadableModel],
+        agenda: Agenda,
+        on_tokens: OnTokens,
+    ) -> None:
+        """It starts with the models of its design."""
+        self.identity = identity
+        self.design = design
+        self.is_stale = True
+        self.loadable = loadable
+        self._agenda = agenda
+        self._on_tokens = on_tokens
+        self._engine = SimulatedEngine(design, agenda, self._pass_on)
+        self._held = {
+            m.info.model: _Held(info=m.info, phase=ModelPhase.READY, quota_blocks=m.quota_blocks) for m in design.models
+        }
+        self._model_of: dict[str, str] = {}
+        self._wanted = {m.info.model: m.quota_blocks for m in design.models}
+        self._policy = design.policy
+        self._version = 0
+        self._loading: str | None = None
+        self._load: LoadReport | None = None
+
+    # ---- requests ----
+
+    def submit(self, request: GenerateRequest) -> bool:
+        if not self.is_ready(request.model):
+            return False
+        self.is_stale = True
+        self._held[request.model].open_requests += 1
+        self._model_of[request.request_id] = request.model
+        self._engine.submit(request)
+        return True
+
+    def is_ready(self, model: str) -> bool:
+        held = self._held.get(model)
+        return held is not None and held.phase is ModelPhase.READY
+
+    def longest_tokens(self, model: str) -> int:
+        """With the whole pool for its quota."""
+        return longest_sequence_tokens(self.loadable[model].info, self.design.total_blocks)
+
+    def load_report(self) -> LoadReport:
+        return self._engine.load_report()
+
+    def _pass_on(self, events: Sequence[TokenEvent]) -> None:
+        self.is_stale = True
+        for event in events:
+            if event.finish is not None:
+                held = self._held[self._model_of.pop(event.request_id)]
+                held.open_requests -= 1
+                if held.phase is ModelPhase.DRAINING and not held.open_requests:
+                    self._agenda.at(self._agenda.clock.now_s, self._leaving(held, must_be_empty=True))
+        self._on_tokens(events)
+
+    # ---- leases ----
+
+    def heartbeat(self) -> UnitReport:
+        if self.is_stale or self._load is None:
+            self.is_stale = False
+            self._load = self._engine.load_report()
+        return UnitReport(
+            unit_id=self.identity.unit_id,
+            node=self.identity.node,
+            pool=self.identity.pool,
+            num_gpus=self.identity.num_gpus,
+            endpoint=self.identity.unit_id,
+            memory_bytes=self.identity.memory_bytes,
+            block_bytes=self.design.block_bytes,
+            total_blocks=self.design.total_blocks,
+            lease_version=self._version,
+            models=tuple(_status(held) for held in self._held.values()),
+            load=self._load,
+            device=self.design.device.name,
+        )
+
+    def obey(self, lease: Lease) -> None:
+        """Applies a lease that is newer than the last."""
+        if lease.version <= self._version:
+            return
+        self._version = lease.version
+        self._wanted = {a.model: a.quota_blocks for a in lease.models}
+        if lease.policy != self._policy:
+            self._policy = lease.policy
+            self._engine.tell(SetPolicy(lease.policy))
+        self._set_quotas()
+        for model, held in tuple(self._held.items()):
+            if model in self._wanted:
+                if held.phase is ModelPhase.DRAINING and not held.is_leaving:
+                    held.phase = ModelPhase.READY
+            elif held.phase is ModelPhase.READY:
+                self._drain(held)
+            elif held.phase is ModelPhase.LOADING and model != self._loading:
+                del self._held[model]
+        self._note_wanted()
+        self._load_next()
+
+    def _set_quotas(self) -> None:
+        changed = {
+            model: quota
+            for model, quota in self._wanted.items()
+            if model in self._held
+            and self._held[model].phase is not ModelPhase.LOADING
+            and self._held[model].quota_blocks != quota
+        }
+        for model, quota in changed.items():
+            self._held[model].quota_blocks = quota
+        if changed:
+            self.is_stale = True
+            self._engine.tell(SetQuotas(changed))
+
+    def _load_next(self) -> None:
+        phases = [held.phase for held in self._held.values()]
+        if self._loading is not None or ModelPhase.DRAINING in phases:
+            return
+        self._loading = next((m for m, held in self._held.items() if held.phase is ModelPhase.LOADING), None)
+        if self._loading is not None:
+            held = self._held[self._loading]
+            self._agenda.at(self._agenda.clock.now_s + self.loadable[self._loading].load_s, lambda: self._loaded(held))
+
+    def _loaded(self, held: _Held) -> None:
+        self._loading = None
+        self.is_stale = True
+        quota_blocks = self._wanted.get(held.info.model)
+        if quota_blocks is None:  # its lease has ended meanwhile
+            del self._held[held.info.model]
+        else:
+            held.phase, held.quota_blocks = ModelPhase.READY, quota_blocks
+            self._engine.tell(AttachModel(held.info, quota_blocks))
+        self._load_next()
+
+    def _drain(self, held: _Held) -> None:
+        held.phase = ModelPhase.DRAINING
+        held.drain += 1
+        if not held.open_requests:
+            self._leave(held)
+        else:
+            at_last_s = self._agenda.clock.now_s + DRAIN_TIMEOUT_S
+            self._agenda.at(at_last_s, self._leaving(held, must_be_empty=False))
+
+    def _leaving(self, held: _Held, *, must_be_empty: bool) -> Callable[[], None]:
+        """Not for another drain than the one now begun: a lease may want the model back, and drain it again."""
+        drain = held.drain
+
+        def leave() -> None:
+            is_due = held.phase is ModelPhase.DRAINING and held.drain == drain and not held.is_leaving
+            if is_due and not (must_be_empty and held.open_requests):
+                self._leave(held)
+
+        return leave
+
+    def _leave(self, held: _Held) -> None:
+        """From here on it goes, even if a lease wants it back: it is loaded again then."""
+        held.is_leaving = True
+        self._engine.tell(RemoveModel(held.info.model))
+        self._forget(held)
+
+    def _forget(self, held: _Held) -> None:
+        """Once nothing of it is on the lanes."""
+        if self._engine.holds(held.info.model):
+            self._agenda.at(self._agenda.clock.now_s + _POLL_S, lambda: self._forget(held))
+            return
+        del self._held[held.info.model]
+        self.is_stale = True
+        self._note_wanted()
+        self._load_next()
+
+    def _note_wanted(self) -> None:
+        for model in self._wanted:
+            if model not in self._held:
+                self._held[model] = _Held(info=self.loadable[model].info, quota_blocks=self._wanted[model])
+
+
+def _status(held: _Held) -> ModelStatus:
+    is_loaded = held.phase is not ModelPhase.LOADING
+    longest = longest_sequence_tokens(held.info, held.quota_blocks) if is_loaded else None
+    return ModelStatus(model=held.info.model, phase=held.phase, max_model_len=longest)

@@ -1,0 +1,133 @@
+"""The product's control loop over a simulated fleet: models move while requests come, in virtual time."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.settings import FleetFile, parse_fleet_file
+from deploy.simulation.control import LoadTimes
+from deploy.simulation.deployments import Deployment, deploy_fleet
+from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.runs import RunOptions, run_fleet
+from deploy.simulation.streams import RequestStream
+from router.limits import GatewayLimits
+from traces.outcome import Ending, RequestOutcome
+from traces.record import TraceRecord
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FLEET = """
+name: shifting
+models:
+  - id: a
+    source: ./models/llama-3.1-8b
+    max_model_len: 8192
+    slo: {ttft_s: 1.0, tbt_s: 0.2}
+    demand: {rate_per_s: 12.0, prompt_tokens: 1500, output_tokens: 8}
+    replicas: {min: 1, max: 3}
+  - id: b
+    source: ./models/llama-3.1-8b
+    max_model_len: 8192
+    slo: {ttft_s: 1.0, tbt_s: 0.2}
+    demand: {rate_per_s: 0.5, prompt_tokens: 1500, output_tokens: 8}
+    replicas: {min: MIN, max: 3, idle_after_s: 5}
+pools:
+  - {name: p, device: simulated, gpu_type: A40, gpus_per_node: 3, kv_memory: 8GiB, device_memory: 30GiB}
+placement: {solver: search, replan: REPLAN, replan_every_s: 5, min_residency_s: RESIDENCY, max_moves_per_min: 30}
+"""
+MUX = Deployment(name="mux", policy="mux")
+
+
+def fleet(*, replan: str = "auto", least: int = 1, residency_s: float = 5.0) -> FleetFile:
+    """A unit has room for one model beside its pool."""
+    text = FLEET.replace("REPLAN", replan).replace("MIN", str(least)).replace("RESIDENCY", str(residency_s))
+    return parse_fleet_file(text, name="shifting.yaml", base=EXAMPLES)
+
+
+def stream(*records: TraceRecord) -> RequestStream:
+    ordered = sorted(records, key=lambda r: r.arrival_s)
+    return RequestStream(
+        name="t", records=lambda: iter(ordered), block_tokens=None, count=len(ordered), span_s=ordered[-1].arrival_s
+    )
+
+
+def every(period_s: float, model: str, *, start_s: float, end_s: float, output_tokens: int = 8) -> list[TraceRecord]:
+    count = int((end_s - start_s) / period_s)
+    return [
+        TraceRecord(arrival_s=start_s + i * period_s, input_tokens=1500, output_tokens=output_tokens, model=model)
+        for i in range(count)
+    ]
+
+
+def run(
+    file: FleetFile, requests: RequestStream, loads: LoadTimes | None = None
+) -> tuple[FleetOutcome, list[RequestOutcome]]:
+    outcomes: list[RequestOutcome] = []
+    deployed = deploy_fleet(file, MUX, loads=loads or LoadTimes())
+    options = RunOptions(limits=GatewayLimits(hold_s=60.0), gateways=2)
+    return run_fleet(deployed, requests, options, on_outcome=outcomes.append), outcomes
+
+
+def moves(outcome: FleetOutcome) -> list[str]:
+    return [move for decision in reversed(outcome.decisions) for move in decision.moves]
+
+
+def flip() -> RequestStream:
+    before = [*every(1 / 5, "a", start_s=0, end_s=15), *every(2.0, "b", start_s=0.3, end_s=15)]
+    after = [*every(1 / 5, "b", start_s=15, end_s=50), *every(2.0, "a", start_s=15.3, end_s=50)]
+    return stream(*before, *after)
+
+
+def test_control_loop__popularity_flips__replicas_follow_and_nothing_is_lost() -> None:
+    fixed, _ = run(fleet(replan="off"), flip())
+    led, outcomes = run(fleet(), flip())
+
+    assert moves(fixed) == []
+    assert any(m.startswith("load b") for m in moves(led))
+    assert all(o.ending is Ending.FINISHED for o in outcomes)
+    assert all(o.output_tokens == o.requested_tokens for o in outcomes)
+    assert led.models["b"].attained > 1.5 * fixed.models["b"].attained
+
+
+def test_control_loop__same_requests__same_moves_and_figures() -> None:
+    (once, outcomes), (again, same) = run(fleet(), flip()), run(fleet(), flip())
+
+    assert moves(once) == moves(again) != []
+    assert outcomes == same
+
+
+def test_control_loop__model_asleep_is_asked_for__its_request_waits_as_long_as_the_load_takes() -> None:
+    sleepy = fleet(least=0)
+    requests = stream(
+        *every(1.0, "a", start_s=0, end_s=60),
+        TraceRecord(arrival_s=30.2, input_tokens=100, output_tokens=4, model="b"),
+    )
+    loads = LoadTimes(bytes_per_s=1e12, fixed_s=7.0)
+
+    led, outcomes = run(sleepy, requests, loads)
+
+    (woken,) = [o for o in outcomes if o.model == "b"]
+    assert any(m.startswith("drain b") for m in moves(led)), "nobody asked for it at first"
+    assert woken.ending is Ending.FINISHED
+    assert woken.ttft_s is not None
+    assert 7.0 < woken.ttft_s < 9.0
+
+
+def test_control_loop__unit_lets_a_model_go_under_a_long_answer__it_goes_on_elsewhere_with_all_its_tokens() -> None:
+    """The answer outlives the time that a unit gives to what is left of a model."""
+    long = [TraceRecord(arrival_s=1.0 + 0.1 * i, input_tokens=200, output_tokens=1500, model="a") for i in range(6)]
+    requests = stream(*long, *every(1 / 6, "b", start_s=5, end_s=80))
+
+    led, outcomes = run(fleet(), requests)
+
+    taken = [o for o in outcomes if o.model == "a"]
+    assert any(m.startswith("drain a") for m in moves(led))
+    assert [o.ending for o in taken] == [Ending.FINISHED] * 6
+    assert [o.output_tokens for o in taken] == [1500] * 6
+    assert max(max(o.gaps_s) for o in taken) > 0.2, "it was computed again somewhere"
+
+
+@pytest.mark.parametrize("replan", ["shadow", "scratch"])
+def test_control_loop__baselines__every_request_is_answered_once(replan: str) -> None:
+    _, outcomes = run(fleet(replan=replan), flip())
+
+    assert sorted(o.index for o in outcomes) == list(range(flip().count))
