@@ -16,6 +16,7 @@ _RECOVER_S = 120.0
 _ENGINE = "pdmux_actor.serving.process"
 _GATEWAY = "ServeReplica:gateway:Gateway"
 _CONTROLLER = "ServeReplica:gateway:Controller"
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,11 @@ def processes(fleet: FleetProcess, title: str) -> list[psutil.Process]:
 async def kill_engine(fleet: FleetProcess) -> None:
     """As the kernel does when memory runs out."""
     processes(fleet, _ENGINE)[0].kill()
+
+
+async def exhaust_memory(fleet: FleetProcess) -> None:
+    """The engine gets no more memory from the system: whatever asks for some next raises MemoryError."""
+    processes(fleet, _ENGINE)[0].rlimit(psutil.RLIMIT_AS, (_PAGE_BYTES, _PAGE_BYTES))
 
 
 async def kill_actor(fleet: FleetProcess) -> None:
@@ -81,6 +87,7 @@ async def _freeze(process: psutil.Process, span_s: float) -> None:
 
 FAULTS = (
     Fault(name="engine killed", strike=kill_engine, takes_units=True),
+    Fault(name="unit out of memory", strike=exhaust_memory, takes_units=True),
     Fault(name="actor killed", strike=kill_actor, takes_units=True),
     Fault(name="controller killed", strike=kill_controller),
     Fault(name="telemetry cut", strike=cut_telemetry),
@@ -90,9 +97,9 @@ FAULTS = (
 )
 
 
-async def until_well(fleet: FleetProcess, *, first_unwell: bool = False) -> float:
-    """How long it took until every model had its two replicas ready on units that report; with `first_unwell`, after
-    that was seen not to be so.
+async def until_well(fleet: FleetProcess, *, units: int = 3, first_unwell: bool = False) -> float:
+    """How long it took until every model had its two replicas ready on so many units that report; with `first_unwell`,
+    after that was seen not to be so.
     """
     began_s = time.monotonic()
     state: object = None
@@ -101,7 +108,7 @@ async def until_well(fleet: FleetProcess, *, first_unwell: bool = False) -> floa
             try:
                 response = await http.get(f"{fleet.url}/fleet")
                 state = response.json()
-                is_well = response.status_code == 200 and _is_well(state)
+                is_well = response.status_code == 200 and _is_well(state, units)
                 if is_well and not first_unwell:
                     return time.monotonic() - began_s
                 first_unwell &= is_well
@@ -111,13 +118,13 @@ async def until_well(fleet: FleetProcess, *, first_unwell: bool = False) -> floa
     raise AssertionError(f"not well after {_RECOVER_S:g} s: {state}\n{fleet.output}")
 
 
-def _is_well(state: object) -> bool:
+def _is_well(state: object, units: int) -> bool:
     assert isinstance(state, dict)
     if any(u["silent_s"] > 1.5 or u["report"]["is_leaving"] for u in state["units"]):
         return False
     fresh = [u["report"] for u in state["units"]]
     ready = [s["model"] for r in fresh for s in r["models"] if s["phase"] == "ready"]
-    return len(fresh) == 3 and all(ready.count(m) == 2 for m in MODELS)
+    return len(fresh) == units and all(ready.count(m) == 2 for m in MODELS)
 
 
 async def until_balanced(fleet: FleetProcess) -> None:

@@ -13,7 +13,24 @@ _BRIEFLY = {"min": 0, "max": 1, "idle_after_s": 20}
 SLEEPER: dict[str, object] = {"id": "sleeper", "source": "./alpha", "replicas": _BRIEFLY}
 
 
-def fleet_of(folder: Path, *, port: int, extra: tuple[dict[str, object], ...] = ()) -> Path:
+_POOL = {"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": 3, "kv_memory": "8GiB"}
+# For its three models on a unit: 480 tokens each, while a client's request takes 120.
+_SMALL_POOL = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 2, "kv_memory": "90MiB"}
+
+
+def fleet_on_two_nodes(folder: Path, *, port: int) -> Path:
+    """Two units on nodes with the label place=stays, two on others, and little KV memory."""
+    pools = tuple({"name": place, "node_labels": {"place": place}, **_SMALL_POOL} for place in ("stays", "goes"))
+    return fleet_of(folder, port=port, pools=pools)
+
+
+def fleet_of(
+    folder: Path,
+    *,
+    port: int,
+    extra: tuple[dict[str, object], ...] = (),
+    pools: tuple[dict[str, object], ...] = (_POOL,),
+) -> Path:
     for model in MODELS:
         if not (folder / model).exists():
             write_checkpoint(folder / model, _LAYERS)
@@ -24,7 +41,7 @@ def fleet_of(folder: Path, *, port: int, extra: tuple[dict[str, object], ...] = 
     fleet = {
         "name": "chaos",
         "models": [*models, SLEEPER, *extra],
-        "pools": [{"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": 3, "kv_memory": "8GiB"}],
+        "pools": list(pools),
         "gateway": {"port": port, "replicas": 2, "hold_s": 90},
     }
     file = folder / "fleet.json"

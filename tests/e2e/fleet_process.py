@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -38,8 +38,9 @@ def _running_by_any_gateway(exposition: str) -> float | None:
 class FleetProcess:
     """`muxfleet up FILE` under a session of its own. `stop` is Ctrl-C."""
 
-    def __init__(self, fleet_file: Path) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    def __init__(self, fleet_file: Path, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: RAY_ADDRESS, for a cluster that is already there."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | dict(environment or {})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "deploy.cli", "up", str(fleet_file), "--wait", str(START_S)],
             cwd=Path(__file__).parents[2],

@@ -1,0 +1,85 @@
+"""A Ray cluster of several raylets on this machine, each of which can be lost as a node is."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_BIN = Path(sys.executable).parent
+_OBJECT_STORE_BYTES = 100_000_000
+
+
+class RayNode:
+    """`ray start --block` and all that runs on it."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [_BIN / "ray", "start", "--block", f"--object-store-memory={_OBJECT_STORE_BYTES}", *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self._process.pid)
+        except psutil.NoSuchProcess:
+            return []
+        return [root, *root.children(recursive=True)]
+
+    def kill(self) -> None:
+        """At once and without a word, as when the power goes."""
+        processes = self.processes()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):  # its parent's death has taken it along
+                process.kill()
+        psutil.wait_procs(processes, timeout=10)
+        self._process.wait(10)
+
+
+class RayNodes:
+    """A head, and workers that come and go. `ports`: six in a row that are free."""
+
+    def __init__(self, folder: Path, *, ports: int) -> None:
+        gcs, dashboard, agent, metrics, client = (str(ports + i) for i in range(5))
+        self._worker_proxy = ports + 5
+        self._address = f"127.0.0.1:{gcs}"
+        self._clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        }
+        self.environment = self._clean | {"RAY_ADDRESS": self._address}
+        arguments = [
+            "--head",
+            f"--port={gcs}",
+            "--include-dashboard=false",
+            f"--dashboard-port={dashboard}",
+            f"--dashboard-agent-listen-port={agent}",
+            f"--metrics-export-port={metrics}",
+            f"--ray-client-server-port={client}",
+            f"--temp-dir={folder}",
+            "--num-cpus=16",
+            "--labels=place=stays",
+        ]
+        self._nodes = [RayNode(arguments, self._clean)]
+
+    def add(self) -> RayNode:
+        """A node with the label place=goes. On one machine its HTTP proxy needs a port of its own."""
+        environment = self._clean | {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self._worker_proxy)}
+        node = RayNode([f"--address={self._address}", "--num-cpus=1", "--labels=place=goes"], environment)
+        self._nodes.append(node)
+        return node
+
+    def processes(self) -> list[psutil.Process]:
+        return [process for node in self._nodes for process in node.processes()]
+
+    def stop(self) -> None:
+        for node in reversed(self._nodes):
+            node.kill()
