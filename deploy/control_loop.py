@@ -15,7 +15,7 @@ from deploy.control.planning import (
     Solution,
     quotas_shifted,
     same_places,
-    served_share,
+    share_in_time,
     solve,
 )
 from deploy.control.popularity import Popularity
@@ -51,7 +51,7 @@ class ControlLoop:
         started_s: float,
         timing: ControlTiming | None = None,
         rules: ControlRules | None = None,
-        appraise: Appraise = served_share,
+        appraise: Appraise = share_in_time,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s
@@ -253,7 +253,7 @@ class ControlLoop:
             self._adopt_plan(solution, "there is room for a model that had none", now_s)
             return
         now, then = self._appraise(needs, self._goal), self._appraise(needs, solution.plan)
-        verdict = f"{why}: {then:.1%} of it served instead of {now:.1%}"
+        verdict = f"{why}: {then:.1%} of it in time instead of {now:.1%}"
         if self._rules.replan == "shadow":
             self._history.note(now_s, "shadow", verdict)
         elif self._rules.replan == "auto" and then - now < self._rules.min_gain:

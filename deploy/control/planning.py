@@ -10,6 +10,7 @@ from placement.memory import bytes_for_models, resident_bytes
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel, Solver
 
+_HORIZON_S = 60.0
 _QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each other's blocks
 
 
@@ -58,7 +59,7 @@ class Solution:
 
 
 Appraise = Callable[[Needs, Plan], float]
-"""The share of demand that a plan serves, from 0 to 1."""
+"""The share of demand that a plan serves in time, from 0 to 1."""
 
 
 def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
@@ -73,9 +74,26 @@ def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
     return Solution(plan=plan, put_to_sleep=tuple(gone))
 
 
-def served_share(needs: Needs, plan: Plan) -> float:
-    """By the throughput estimate, within SLOs; on units of unknown speed a model with a replica counts as served."""
-    return estimate(needs.units, needs.models, plan, Estimator()).served_share
+def share_in_time(needs: Needs, plan: Plan) -> float:
+    """Of the demand of the next minute, by the throughput estimate; on units of unknown speed a model with a replica
+    counts as served.
+
+    Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
+    t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
+    """
+    found = estimate(needs.units, needs.models, plan, Estimator()).models
+    targets_s = {m.model: m.slo.ttft_s for m in needs.models}
+    asked_per_s = sum(m.rate_per_s for m in found)
+    if asked_per_s <= 0:
+        return 1.0
+    return sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found) / asked_per_s
+
+
+def _in_time(served_share: float, ttft_s: float) -> float:
+    """Share of a minute."""
+    if served_share >= 1.0:
+        return 1.0
+    return min(1.0, ttft_s * served_share / (1.0 - served_share) / _HORIZON_S)
 
 
 def same_places(one: Plan, other: Plan) -> bool:

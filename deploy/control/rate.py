@@ -1,7 +1,7 @@
 """How often something happens, learnt from counts: an exponential average that starts afresh when the rate jumps."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _LEAST_RATE_PER_S = 0.02  # what silence is compared with: a few requests after hours of nothing are news
 
@@ -21,8 +21,10 @@ class RateEstimate:
     """Page's CUSUM test for a Poisson rate (Page 1954), both ways, beside the average.
 
     For a count c where the average expects m, evidence for a rate of f*m grows by c*ln(f) - m*(f-1), for one of m/f by
-    m*(1-1/f) - c*ln(f), and neither falls below 0. Where evidence is enough, the change is taken to have begun when it
-    last was 0, and the rate to be the mean since.
+    m*(1-1/f) - c*ln(f), and neither falls below 0. Where evidence is enough, the change is taken to have begun where,
+    since it last was 0, that is most likely: at the start k with the largest likelihood ratio of the mean r_k of the
+    c_k since then against the rate r before, c_k*ln(r_k/r) - (r_k - r)*s_k over the time s_k (Lorden 1971). The rate is
+    taken to be r_k: what came by chance before the change would dilute it.
     """
 
     def __init__(self, prior_per_s: float, tuning: RateTuning) -> None:
@@ -40,8 +42,8 @@ class RateEstimate:
         self._down.add(expected * (1 - 1 / factor) - count * log_factor, count, span_s)
         for excursion in (self._up, self._down):
             if excursion.evidence >= self._tuning.evidence:
-                self.per_s = excursion.count / excursion.span_s
-                self._known_for_s = excursion.span_s
+                changed = excursion.since_change(max(self.per_s, _LEAST_RATE_PER_S))
+                self.per_s, self._known_for_s = changed.count / changed.span_s, changed.span_s
                 self._up, self._down = _Excursion(), _Excursion()
                 return True
         self._known_for_s = min(self._tuning.memory_s, self._known_for_s + span_s)
@@ -49,16 +51,35 @@ class RateEstimate:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class _Bin:
+    count: int
+    span_s: float
+
+
 @dataclass(slots=True)
 class _Excursion:
     evidence: float = 0.0
-    count: int = 0
-    span_s: float = 0.0
+    bins: list[_Bin] = field(default_factory=list)  # few: evidence grows, or falls to 0
 
     def add(self, evidence: float, count: int, span_s: float) -> None:
         self.evidence += evidence
         if self.evidence <= 0:
-            self.evidence, self.count, self.span_s = 0.0, 0, 0.0
+            self.evidence = 0.0
+            self.bins.clear()
         else:
-            self.count += count
-            self.span_s += span_s
+            self.bins.append(_Bin(count, span_s))
+
+    def since_change(self, before_per_s: float) -> _Bin:
+        """All bins from the most likely change on, as one."""
+        since = [
+            _Bin(sum(b.count for b in self.bins[start:]), sum(b.span_s for b in self.bins[start:]))
+            for start in range(len(self.bins))
+        ]
+        return max(since, key=lambda b: _log_likelihood_ratio(b, before_per_s))
+
+
+def _log_likelihood_ratio(counted: _Bin, before_per_s: float) -> float:
+    expected = before_per_s * counted.span_s
+    surprise = counted.count * math.log(counted.count / expected) if counted.count else 0.0
+    return surprise - counted.count + expected

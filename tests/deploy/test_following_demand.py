@@ -66,7 +66,7 @@ def test_flip__closed_loop__gives_replicas_to_who_is_asked_for_and_never_drops_a
     assert unserved == 0
     first_grown = next(i for i, units in enumerate(homes) if len(units) > 1)
     assert first_grown * 0.5 <= 60.0, "seconds until the first new replica serves"
-    assert len([d for d in made.decided("plan") if "served instead of" in d]) <= 6, "it settles"
+    assert len([d for d in made.decided("plan") if "in time instead of" in d]) <= 6, "it settles"
 
 
 def test_flip__not_followed__stays_as_it_was() -> None:

@@ -115,3 +115,15 @@ def test_popularity__requests_that_wait__count_as_asked_for_now() -> None:
     popularity.hear(report("g", asked("a", 7, waiting=1)), 42.0)
 
     assert popularity.last_asked_s("a") == 42.0
+
+
+def test_rate__leaps_after_a_stray_request__is_that_after_the_change_not_the_mean_with_the_time_before() -> None:
+    """The stray one lets evidence begin early."""
+    estimate = RateEstimate(0.1, RateTuning())
+    quiet = [estimate.add(1, 5.0)]
+
+    jumps = [estimate.add(10, 5.0), estimate.add(10, 5.0)]
+
+    assert quiet == [False]
+    assert jumps == [False, True]
+    assert estimate.per_s == pytest.approx(2.0)

@@ -1,0 +1,67 @@
+"""What a plan is worth to the control loop: who is asked for more than its units can do is late soon."""
+
+from dataclasses import replace
+
+import pytest
+from fleet_model import BLOCK_BYTES, catalog_model
+from test_following_demand import GIB, LLAMA_7B
+
+from deploy.control.planning import Needs, share_in_time
+from placement.demand import ModelDemand
+from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
+from profiler.devices import DEVICES
+
+BLOCKS = 8 * GIB // BLOCK_BYTES
+PLAN = Plan(
+    units=tuple(
+        UnitPlan(unit_id=u, models=(ModelPlacement(model=m, quota_blocks=BLOCKS),)) for u, m in (("u", "a"), ("v", "b"))
+    )
+)
+
+
+def needs(rate_per_s: float) -> Needs:
+    """`a` is asked for so often, `b` once a second; each has an A40 of its own."""
+    units = tuple(
+        UnitCapacity(
+            unit_id=u,
+            num_gpus=1,
+            memory_bytes=48 * GIB,
+            block_bytes=BLOCK_BYTES,
+            total_blocks=BLOCKS,
+            pool="p",
+            node="n",
+            device=DEVICES["A40"],
+        )
+        for u in "uv"
+    )
+    models = []
+    for model, rate in (("a", rate_per_s), ("b", 1.0)):
+        demand = ModelDemand(model=model, rate_per_s=rate, prompt_tokens=1400, output_tokens=16)
+        placed = catalog_model(model, spec=LLAMA_7B).placement(demand)
+        assert placed is not None
+        models.append(replace(placed, slo=replace(placed.slo, ttft_s=4.0, tbt_s=0.5)))
+    return Needs(units=units, models=tuple(models))
+
+
+def test_share_in_time__units_can_do_what_they_are_asked__is_all() -> None:
+    assert share_in_time(needs(1.0), PLAN) == 1.0
+
+
+def test_share_in_time__one_model_asked_for_a_quarter_too_much__counts_it_as_late_not_as_mostly_served() -> None:
+    most = next(r / 20 for r in range(20, 400) if share_in_time(needs(r / 20), PLAN) < 1.0)
+
+    assert share_in_time(needs(1.25 * most), PLAN) < 0.7
+
+
+def test_share_in_time__overload_grows__falls() -> None:
+    values = [share_in_time(needs(rate), PLAN) for rate in (5.0, 8.0, 16.0, 32.0)]
+
+    assert values == sorted(values, reverse=True)
+    assert values[-1] == pytest.approx(1.0 / 33.0, abs=0.1), "what remains is b"
+
+
+def test_share_in_time__nobody_asks__is_all() -> None:
+    idle = needs(0.0)
+    asleep = replace(idle, models=tuple(replace(m, demand=replace(m.demand, rate_per_s=0.0)) for m in idle.models))
+
+    assert share_in_time(asleep, PLAN) == 1.0
