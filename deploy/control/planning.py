@@ -1,5 +1,6 @@
 """What the fleet should hold: a solver's answer, and whether it is worth moving for."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -82,7 +83,7 @@ def share_in_time(needs: Needs, plan: Plan) -> float:
     t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
     """
     found = estimate(needs.units, needs.models, plan, Estimator()).models
-    targets_s = {m.model: m.slo.ttft_s for m in needs.models}
+    targets_s = {m.model: math.inf if m.slo is None else m.slo.ttft_s for m in needs.models}
     asked_per_s = sum(m.rate_per_s for m in found)
     if asked_per_s <= 0:
         return 1.0
@@ -91,8 +92,8 @@ def share_in_time(needs: Needs, plan: Plan) -> float:
 
 def _in_time(served_share: float, ttft_s: float) -> float:
     """Share of a minute."""
-    if served_share >= 1.0:
-        return 1.0
+    if served_share >= 1.0 or math.isinf(ttft_s):
+        return served_share
     return min(1.0, ttft_s * served_share / (1.0 - served_share) / _HORIZON_S)
 
 
