@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,7 @@ def rows_of(setting: Setting, clock: str, variant: str, run: Run) -> Iterator[di
                 "loads": run.moves("load"),
                 "drains": run.moves("drain"),
                 "send_lag_p99_s": total.send_lag_s.p99,
+                "errors": dict(Counter(o.error for o in run.outcomes if o.error is not None).most_common(10)),
                 "decisions": [
                     {"time_s": round(at_s, 1), "kind": d.kind, "reason": d.reason, "moves": list(d.moves)}
                     for at_s, d in run.decisions

@@ -18,7 +18,7 @@ from router.fanout import interleave
 from router.front_desk import FrontDesk
 from router.generation import Generation
 from router.limits import GatewayLimits
-from router.live_view import LiveView
+from router.live_view import ContextLengths, LiveView
 from router.metrics import GatewayMetrics
 from router.openai.chat import ChatCompletionRequest
 from router.openai.chat_reply import ChatReply
@@ -179,10 +179,11 @@ class Gateway:
     ) -> Answer:
         prompt_tokens = receipt.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._check_length(prompts, param)
-        max_model_len = self.view.max_model_len(card.model)
-        if max_model_len is None:
-            max_model_len = await self._until_known(card, caller, prompt_tokens)
-        generations = self._generations(card, request, prompts, param, max_model_len, receipt)
+        longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
+        context = self.view.context(card.model)
+        if context is None or context.is_short_for_now(longest):
+            context = await self._until_taken(card, caller, prompt_tokens, longest)
+        generations = self._generations(card, request, prompts, param, context, receipt)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return Answer(
             interleave([self._runner.run(generation, caller, receipt) for generation in generations]),
@@ -206,7 +207,7 @@ class Gateway:
         request: GenerationParameters,
         prompts: Sequence[Prompt],
         param: str,
-        max_model_len: int,
+        context: ContextLengths,
         receipt: Receipt,
     ) -> list[Generation]:
         generations: list[Generation] = []
@@ -216,7 +217,7 @@ class Gateway:
             max_tokens = completion_tokens(
                 prompt_tokens=len(prompt.token_ids),
                 asked=request.asked_max_tokens,
-                max_model_len=max_model_len,
+                context=context,
                 param=param,
             )
             for _ in range(request.num_choices):
@@ -234,8 +235,9 @@ class Gateway:
                 )
         return generations
 
-    async def _until_known(self, card: ModelCard, caller: Caller, prompt_tokens: int) -> int:
-        """The model's context length, which its first ready unit tells. Whoever waits here counts as demand.
+    async def _until_taken(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:
+        """The model's context length, which its first ready unit tells, once it is enough again for the longest
+        sequence, if it was so lately. Whoever waits here counts as demand and is in nobody's way.
 
         Raises:
             ModelUnavailable: no unit was ready in time.
@@ -244,7 +246,7 @@ class Gateway:
         started_s = self._clock()
         patience_s = self.limits.hold_s if caller.ttft_s is None else caller.ttft_s
         with self.desk.holding(card.model, started_s):
-            while (max_model_len := self.view.max_model_len(card.model)) is None:
+            while (context := self.view.context(card.model)) is None or context.is_short_for_now(longest):
                 self.card(card.model)
                 left_s = patience_s - (self._clock() - started_s)
                 if left_s <= 0:
@@ -256,7 +258,7 @@ class Gateway:
                         retry_after_s=self.desk.gave_up(card.model, prompt_tokens, now_s),
                     )
                 await self.view.changed(left_s)
-        return max_model_len
+        return context
 
     def _is_loading(self, model: str) -> bool:
         return ModelPhase.LOADING in self.view.phases(model)

@@ -2,11 +2,27 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pdmux_actor.lease import ModelPhase
 from router.view import FleetView, ModelCard
 
+_MOVE_S = 60.0  # models that come and go lower the quotas of their neighbours for about so long
 _NOTHING = FleetView(models=(), units=(), stream_token="")
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLengths:
+    """Tokens of the longest sequence that any unit takes: `now`, or, where it was more, in the last minute. What a
+    quota that was lowered for a move does not admit waits for a while, and is not refused for good.
+    """
+
+    now: int
+    lately: int
+    lately_s: float
+
+    def is_short_for_now(self, tokens: int) -> bool:
+        return self.now < tokens <= self.lately
 
 
 class LiveView:
@@ -15,7 +31,7 @@ class LiveView:
     def __init__(self) -> None:
         self._view = _NOTHING
         self._cards: Mapping[str, ModelCard] = {}
-        self._max_model_lens: dict[str, int] = {}
+        self._max_model_lens: dict[str, ContextLengths] = {}
         self._changed = asyncio.Event()
         self.updated_s: float | None = None
 
@@ -32,7 +48,7 @@ class LiveView:
             for status in unit.report.models:
                 if status.phase is ModelPhase.READY and status.max_model_len is not None:
                     ready[status.model] = max(ready.get(status.model, 0), status.max_model_len)
-        self._max_model_lens = {**known, **ready}
+        self._max_model_lens = known | {m: _offered(known.get(m), tokens, now_s) for m, tokens in ready.items()}
         self.updated_s = now_s
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -40,9 +56,13 @@ class LiveView:
     def card(self, model: str) -> ModelCard | None:
         return self._cards.get(model)
 
-    def max_model_len(self, model: str) -> int | None:
-        """The longest context that a unit offered for the model; None before the first unit was ready."""
+    def context(self, model: str) -> ContextLengths | None:
+        """None before the first unit was ready."""
         return self._max_model_lens.get(model)
+
+    def max_model_len(self, model: str) -> int | None:
+        known = self.context(model)
+        return None if known is None else known.lately
 
     def phases(self, model: str) -> frozenset[ModelPhase]:
         return frozenset(
@@ -56,3 +76,9 @@ class LiveView:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+
+def _offered(before: ContextLengths | None, tokens: int, now_s: float) -> ContextLengths:
+    if before is None or tokens >= before.lately or now_s - before.lately_s > _MOVE_S:
+        return ContextLengths(tokens, tokens, now_s)
+    return ContextLengths(tokens, before.lately, before.lately_s)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from router.errors import ContextLengthExceeded, InvalidRequest
+from router.live_view import ContextLengths
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.tokenization import PromptEncoder, Tokenizers
@@ -55,15 +56,17 @@ async def completion_prompts(
     return prompts
 
 
-def completion_tokens(*, prompt_tokens: int, asked: int | None, max_model_len: int, param: str) -> int:
-    """What `max_tokens` means for this prompt.
+def completion_tokens(*, prompt_tokens: int, asked: int | None, context: ContextLengths, param: str) -> int:
+    """What `max_tokens` means for this prompt; without it, all that units take now.
 
     Raises:
         ContextLengthExceeded: the prompt, or the prompt and what was asked for, do not fit the model.
     """
-    room = max_model_len - prompt_tokens
+    room = context.lately - prompt_tokens
     if room < (asked or 1):
         raise ContextLengthExceeded(
-            max_model_len=max_model_len, prompt_tokens=prompt_tokens, max_tokens=asked, param=param
+            max_model_len=context.lately, prompt_tokens=prompt_tokens, max_tokens=asked, param=param
         )
-    return room if asked is None else asked
+    if asked is not None:
+        return asked
+    return context.now - prompt_tokens if context.now > prompt_tokens else room

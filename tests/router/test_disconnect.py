@@ -6,8 +6,11 @@ import json
 import httpx
 import pytest
 from fake_unit import FakeUnit, eventually
+from fleet_values import fleet
+from fleet_values import unit as fleet_unit
 
 from router.limits import GatewayLimits
+from router.live_view import LiveView
 
 MODEL = "demo/bytes"
 
@@ -94,3 +97,41 @@ async def test_slow_stream__keep_alive_comments__come_between(serve) -> None:
     assert reply.text.endswith("data: [DONE]\n\n")
     assert reply.headers["x-accel-buffering"] == "no"
     assert reply.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_long_request__quota_is_low_for_a_move__waits_for_it_to_rise_while_short_ones_pass(serve) -> None:
+    unit = FakeUnit()
+    served = await serve(unit, limits=GatewayLimits(hold_s=20))
+    unit.max_model_len = 32
+    served.show(unit)
+    prompt = {"model": MODEL, "prompt": "x" * 100}
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        long = asyncio.create_task(http.post("/v1/completions", json=prompt | {"max_tokens": 4}))
+        await eventually(lambda: any(m.held for m in served.gateway.demand_report().models))
+        short = await http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 4})
+        unlimited = await http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        waited = not long.done()
+        unit.max_model_len = 4096
+        served.show(unit)
+        answered = await long
+        never = await http.post("/v1/completions", json=prompt | {"max_tokens": 5000})
+
+    assert waited
+    assert (short.status_code, answered.status_code, never.status_code) == (200, 200, 400)
+    assert unlimited.json()["usage"]["completion_tokens"] <= 31, "as much as fits now"
+
+
+def test_context_length__lower_for_more_than_a_minute__is_what_it_is() -> None:
+    view = LiveView()
+
+    def told(tokens: int, now_s: float) -> tuple[int, int]:
+        view.update(fleet(fleet_unit("u", max_model_len=tokens)), now_s)
+        context = view.context("m")
+        assert context is not None
+        return context.now, context.lately
+
+    assert told(4096, 0.0) == (4096, 4096)
+    assert told(32, 1.0) == (32, 4096)
+    assert told(64, 59.0) == (64, 4096)
+    assert told(64, 61.0) == (64, 64)
+    assert told(128, 62.0) == (128, 128)
