@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deploy.settings import Dtype, ModelSection, PlacementSection
+from deploy.setting_types import Dtype
+from deploy.settings import ModelSection, PlacementSection
 
 UNITS_APP = "units"
 GATEWAY_APP = "gateway"

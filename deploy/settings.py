@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of
-from deploy.replan_mode import WrittenReplan
+from deploy.setting_types import Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, WrittenReplan
 from deploy.sglang_problems import sglang_problems
 from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
@@ -21,21 +21,6 @@ from profiler.guard_file import read_guard_grid
 from profiler.profile_file import read_profile
 
 MAX_FILE_BYTES = 1024 * 1024
-
-ModelId = Annotated[
-    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$")
-]
-"""Chosen so that an id is usable as it stands in a URL path, a metric label and a file name."""
-
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$")]
-LabelKey = Annotated[
-    str, StringConstraints(max_length=317, pattern=r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")
-]
-LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-PolicyName = Literal[
-    "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
-]
 
 
 class Section(BaseModel):

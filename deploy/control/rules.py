@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from deploy.replan_mode import Replan
+from deploy.setting_types import Replan
 from deploy.settings import PlacementSection
 
 

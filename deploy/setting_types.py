@@ -1,0 +1,24 @@
+"""What single values of a fleet file may be."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, StringConstraints
+
+ModelId = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$")
+]
+"""Chosen so that an id is usable as it stands in a URL path, a metric label and a file name."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$")]
+LabelKey = Annotated[
+    str, StringConstraints(max_length=317, pattern=r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+PolicyName = Literal[
+    "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
+]
+
+Replan = Literal["auto", "shadow", "off", "scratch"]
+WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value is False else value)]
+"""YAML makes false of a bare off."""
