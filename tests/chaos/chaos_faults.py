@@ -17,6 +17,7 @@ _ENGINE = "pdmux_actor.serving.process"
 _GATEWAY = "ServeReplica:gateway:Gateway"
 _CONTROLLER = "ServeReplica:gateway:Controller"
 _PAGE_BYTES = 4096
+_LONG_PROMPTS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,20 @@ async def kill_engine(fleet: FleetProcess) -> None:
 
 
 async def exhaust_memory(fleet: FleetProcess) -> None:
-    """The engine gets no more memory from the system: whatever asks for some next raises MemoryError."""
+    """An engine gets no more memory from the system, and then long prompts: what asks for some raises MemoryError. The
+    prompts are answered all the same.
+    """
     processes(fleet, _ENGINE)[0].rlimit(psutil.RLIMIT_AS, (_PAGE_BYTES, _PAGE_BYTES))
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=_RECOVER_S, trust_env=False) as http:
+        answers = await asyncio.gather(*(_ask_long(http, number) for number in range(_LONG_PROMPTS)))
+    assert [a.status_code for a in answers] == [200] * _LONG_PROMPTS, [a.text for a in answers]
+
+
+async def _ask_long(http: httpx.AsyncClient, number: int) -> httpx.Response:
+    prompt = [number, *range(30, 60)] * 256
+    return await http.post(
+        "/v1/completions", json={"model": MODELS[number % len(MODELS)], "prompt": prompt, "max_tokens": 1}
+    )
 
 
 async def kill_actor(fleet: FleetProcess) -> None:
