@@ -1,4 +1,4 @@
-"""What launches take in service beyond their solo times: learned from one run of an engine, to simulate another.
+"""What launches take in service beyond their solo times: learned from runs of an engine, to simulate another.
 
 A launch that serves shares its cores with the threads that plan and deliver, and its batch is never quite one that was
 timed alone. The ratio of the two varies from launch to launch; a simulation draws it from those that were seen of the
@@ -37,7 +37,7 @@ class ServedSteps:
 
     @classmethod
     def of(cls, activity: LaneActivity) -> "ServedSteps":
-        """Of a run whose spans were modelled."""
+        """Of runs whose spans were modelled."""
         alone: dict[tuple[str, int | None], list[float]] = defaultdict(list)
         beside: dict[str, list[float]] = defaultdict(list)
         for span, company in zip(activity.spans, activity.companies(), strict=True):

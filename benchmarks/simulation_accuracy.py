@@ -7,8 +7,8 @@ tables of the same source and, beside it, with the roofline: Llama-3.1-8B on one
 them (data and expert parallel; the file does not say so, its source's meta.json does).
 No constant is fitted to the runs.
 `cpu`: one model of about 100 M parameters on this machine. Step times are measured first, then requests are sent to the
-real engine, and the same requests are simulated; for three policies, one after the other. A warm-up run with requests
-of its own shows what launches take in service beyond their solo times (served_steps.py).
+real engine, and the same requests are simulated; for three policies, one after the other. Runs before and after, with
+requests of their own, show what launches take in service beyond their solo times (served_steps.py).
 """
 
 import argparse
@@ -22,6 +22,7 @@ import pandas as pd
 from bench_models import DEFAULT_CACHE, llama_checkpoint
 from engine_run import EngineSession, RunOutcome, TimedRequest
 from expert_parallel import ExpertParallelLatency, spec_of_rank
+from lane_activity import LaneActivity
 from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
 from rich.console import Console
@@ -176,20 +177,22 @@ def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:
     settings = SchedulerSettings(chunk_budget_tokens=token_budget(modelled, 8, workload.mean_context_tokens, slo.tbt_s))
     # Half of what the cores bear: queues form, and do not grow without end.
     work_s = modelled.prefill_s(256) / 256 * workload.mean_new_tokens + workload.mean_output_tokens * step_s / 8
-    warm_up, requests = (
+    warm_up, requests, cool_down = (
         make_requests(
             workload, model="llama", rate_per_s=0.5 / work_s, count=n, seed=seed, salt=seed, slo_of=lambda tokens: slo
         )
-        for n, seed in ((count // 4, 2), (count, 1))
+        for n, seed in ((count // 4, 2), (count, 1), (count // 4, 3))
     )
     rows: list[dict[str, object]] = []
     for policy in ("mux", "chunked_prefill", "prefill_first"):
         real = EngineSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps.latency)
         try:
-            served = ServedSteps.of(real.run(warm_up).lanes)
+            before = real.run(warm_up)
             measured = real.run(requests)
+            after = real.run(cool_down)  # a machine's speed drifts within minutes
         finally:
             real.close()
+        served = ServedSteps.of(LaneActivity([*before.lanes.spans, *after.lanes.spans]))
         simulated = _virtual(checkpoint, policy, settings, steps, served, (warm_up, requests))
         of_policy = _errors(f"CPU engine, {policy}", "steps measured in this run", _times(measured), _times(simulated))
         facts = {

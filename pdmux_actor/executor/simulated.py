@@ -103,7 +103,7 @@ class _Work:
 
 # To plan a step, launch its graph and read what was sampled: "less than 0.5 ms" (MuxWise §3.2.2, DuetServe §4.3).
 GPU_HOST_S = 0.5e-3
-_MADE_UP_TOKENS = tuple(SampledToken(token_id=token_id) for token_id in range(128))
+_MADE_UP_TOKENS = tuple((SampledToken(token_id=token_id),) for token_id in range(128))
 
 
 class SimulatedExecutor:
@@ -137,6 +137,7 @@ class SimulatedExecutor:
         self._lanes: dict[Lane, _Work] = {}
         self._partition = Repartition(prefill_sms=0, decode_sms=device.num_sms)
         self._updated_s = clock.now()
+        self._next_end_s: float | None = None  # until a launch starts or ends
 
     def now(self) -> float:
         return self._clock.now()
@@ -180,12 +181,15 @@ class SimulatedExecutor:
             case PrefillSlice() | DecodeStep() | MixedStep():
                 self._progress(self.now())
                 assert lane_of(launch) not in self._lanes
+                self._next_end_s = None
                 self._lanes[lane_of(launch)] = _Work(launch, self.now(), self._host_s + self._solo_s(launch))
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
         next_end_s = self.next_end_s()
-        ends = [t for t in (next_end_s, deadline_s) if t is not None]
-        reached = self._clock.advance_to(min(ends, default=None))
+        until_s = (
+            next_end_s if deadline_s is None else deadline_s if next_end_s is None else min(next_end_s, deadline_s)
+        )
+        reached = self._clock.advance_to(until_s)
         now_s = self.now()
         self._progress(now_s)
         if not reached and (next_end_s is None or now_s < next_end_s):
@@ -200,8 +204,12 @@ class SimulatedExecutor:
 
     def next_end_s(self) -> float | None:
         """When the first of the launches on the lanes ends if nothing else is submitted; None when both are idle."""
-        ends = [self._updated_s + max(0.0, work.remaining_s) / self._rate(lane) for lane, work in self._lanes.items()]
-        return min(ends, default=None)
+        if not self._lanes:
+            return None
+        if self._next_end_s is None:
+            rest_s = [max(0.0, work.remaining_s) / self._rate(lane) for lane, work in self._lanes.items()]
+            self._next_end_s = self._updated_s + min(rest_s)
+        return self._next_end_s
 
     @property
     def in_flight(self) -> int:
@@ -214,15 +222,17 @@ class SimulatedExecutor:
 
     def _progress(self, now_s: float) -> None:
         elapsed_s = now_s - self._updated_s
-        for lane, work in self._lanes.items():
-            work.remaining_s -= elapsed_s * self._rate(lane)
-        self._updated_s = now_s
+        if elapsed_s > 0:
+            for lane, work in self._lanes.items():
+                work.remaining_s -= elapsed_s * self._rate(lane)
+            self._updated_s = now_s
 
     def _is_done(self, lane: Lane) -> bool:
         return self._lanes[lane].remaining_s <= 1e-9  # seconds; what rounding leaves
 
     def _complete(self, lane: Lane, now_s: float) -> Completion:
         work = self._lanes.pop(lane)
+        self._next_end_s = None
         info = self._infos[work.launch.model]
         steps = work.launch.steps if isinstance(work.launch, DecodeStep) else 1
         vocab_size = info.spec.vocab_size
@@ -253,5 +263,7 @@ def _made_up_tokens(sequence: TokenSequence, steps: int, vocab_size: int) -> tup
     """Each depends on the prompt's first token and the output position only: the same whatever the policy."""
     printable = min(vocab_size, len(_MADE_UP_TOKENS))
     first, choices = min(33, printable - 1), max(1, printable - 33)
-    start = 31 * sequence.token_ids[0] + 17 * sequence.num_output_tokens
-    return tuple([_MADE_UP_TOKENS[(start + 17 * step) % choices + first] for step in range(steps)])
+    start = 31 * sequence.token_ids[0] + 17 * (len(sequence.token_ids) - sequence.num_prompt_tokens)
+    if steps == 1:
+        return _MADE_UP_TOKENS[start % choices + first]
+    return tuple([_MADE_UP_TOKENS[(start + 17 * step) % choices + first][0] for step in range(steps)])

@@ -46,11 +46,16 @@ def lane_shares(decisions: Iterable[Decision], start_s: float, end_s: float) -> 
         lane = decision.lane
         if lane is None:
             continue
-        began_s = decision.now_s if decision.started_s is None else decision.started_s
-        ended_s = end_s if decision.finished_s is None else decision.finished_s
-        busy_s[lane] += max(0.0, min(ended_s, end_s) - max(began_s, start_s))
-        if decision.ready_s is not None:
-            bubble_s[lane] += max(0.0, min(began_s, end_s) - max(decision.ready_s, start_s))
+        started_s, finished_s, ready_s = decision.started_s, decision.finished_s, decision.ready_s
+        began_s = decision.now_s if started_s is None else started_s
+        ended_s = end_s if finished_s is None or finished_s > end_s else finished_s
+        lasted_s = ended_s - (began_s if began_s > start_s else start_s)
+        if lasted_s > 0:
+            busy_s[lane] += lasted_s
+        if ready_s is not None:
+            idled_s = (began_s if began_s < end_s else end_s) - (ready_s if ready_s > start_s else start_s)
+            if idled_s > 0:
+                bubble_s[lane] += idled_s
     return {lane: LaneShare(busy_s[lane] / window_s, bubble_s[lane] / window_s) for lane in Lane}
 
 

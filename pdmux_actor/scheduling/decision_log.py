@@ -1,9 +1,10 @@
 """The last decisions of a scheduler: what was launched, what was expected of it, what it took."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
+from types import MappingProxyType
 
 import msgspec
 
@@ -28,6 +29,15 @@ class DecisionKind(StrEnum):
     MIXED = "mixed"
     DROP = "drop"
     PARTITION = "partition"
+
+
+_LANES: Mapping[str, Lane] = MappingProxyType(
+    {
+        DecisionKind.PREFILL: Lane.PREFILL,
+        DecisionKind.DECODE: Lane.DECODE,
+        DecisionKind.MIXED: Lane.DECODE,
+    }
+)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -64,13 +74,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     @property
     def lane(self) -> Lane | None:
         """None for what runs on no lane."""
-        match self.kind:
-            case DecisionKind.PREFILL:
-                return Lane.PREFILL
-            case DecisionKind.DECODE | DecisionKind.MIXED:
-                return Lane.DECODE
-            case DecisionKind.DROP | DecisionKind.PARTITION:
-                return None
+        return _LANES.get(self.kind)
 
     @property
     def prompt_tokens(self) -> int:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pdmux_actor.scheduling.launch import NUM_LANES, ComputeLaunch, Lane, PrefillSlice, Repartition, lane_of
 from profiler.latency import ChunkShape
 
 
-@dataclass(frozen=True, slots=True)
-class LaneState:
+class LaneState(msgspec.Struct, frozen=True, gc=False):
     """`sms` is the share of the launch in flight and `ends_s` when it is expected to end; 0 when the lane is idle."""
 
     busy: bool
