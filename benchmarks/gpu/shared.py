@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
 from engine_run import EngineSession, TimedRequest
 from gpu.charts import draw_bars, draw_report
 from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
@@ -139,7 +140,8 @@ def measure_all(
             }
         )
         del session, executor
-        gc.collect()  # the engine's cycles hold the KV pool
+        gc.collect()  # the engine's cycles hold the KV pool; the next one needs its memory
+        torch.cuda.empty_cache()  # and that of streams that are gone
 
 
 def _requests_at(

@@ -9,8 +9,8 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,8 +47,12 @@ class LaneDevice(Protocol):
     device: torch.device
     streams: PartitionStreams
 
-    def enqueue(self, stream: Any, work: partial[Read]) -> tuple[Read, Event]:
-        """Runs `work` with `stream` current; the event is done when the stream is."""
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        """Makes `stream` current."""
+        ...
+
+    def record(self, stream: Any) -> Event:
+        """Is done when what `stream` holds now is."""
         ...
 
     def settle(self) -> None:
@@ -67,12 +71,13 @@ class CudaLanes:
         self.device = device
         self.streams = streams
 
-    def enqueue(self, stream: Any, work: partial[Read]) -> tuple[Read, Event]:
-        with torch.cuda.stream(stream):
-            read = work()
-            event = torch.cuda.Event()
-            event.record(stream)
-        return read, event
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any) -> Event:
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
 
     def settle(self) -> None:
         torch.cuda.default_stream(self.device).synchronize()
@@ -233,8 +238,10 @@ class TorchCudaExecutor:
         stream = self._lanes.streams.stream(lane, sms)
         started_s = self.now()
         try:
-            with torch.inference_mode():
-                read, event = self._lanes.enqueue(stream, partial(self._runners[lane].enqueue, launch, sms, stream))
+            with torch.inference_mode(), self._lanes.on(stream):
+                enqueue = self._runners[lane].prepare(launch, sms, stream)
+                started_s = self.now()
+                read, event = enqueue(), self._lanes.record(stream)
         except torch.AcceleratorError:
             raise  # the device is lost, and with it this process
         except Exception as error:

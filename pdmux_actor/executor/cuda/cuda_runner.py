@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, bucket_of
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step, bucket_of
 from pdmux_actor.executor.cuda.decode_kernels import decode_splits
 from pdmux_actor.executor.cuda.device_attention import BatchAttention, DeviceKv
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch, stage_batch
@@ -30,6 +31,9 @@ from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, MixedStep, 
 
 Read = Callable[[], Produced]
 """Called when the launch is over: reads what was copied to the host."""
+
+Enqueue = Callable[[], Read]
+"""Enqueues a launch that is prepared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +75,18 @@ class CudaRunner:
         self._stage = HostStage(device)
         self._prefills: dict[int, _PrefillState] = {}
 
-    def enqueue(self, launch: ComputeLaunch, sms: int, stream: Any) -> Read:
-        """On `stream`, which the caller has made current and which has `sms` SMs."""
+    def prepare(self, launch: ComputeLaunch, sms: int, stream: Any) -> Enqueue:
+        """For `stream`, which the caller has made current and keeps so, and which has `sms` SMs.
+
+        A decode step of a new shape is captured here: that takes several steps' time once, and is no part of the step.
+        """
         match launch:
             case PrefillSlice():
-                return self._prefill(launch)
+                return partial(self._prefill, launch)
             case DecodeStep():
-                return self._decode(launch, sms, stream)
+                return self._prepare_decode(launch, sms, stream)
             case MixedStep():
-                return self._mixed(launch, sms)
+                return partial(self._mixed, launch, sms)
 
     def drop_prefill(self, batch_id: int) -> None:
         self._prefills.pop(batch_id, None)
@@ -128,12 +135,12 @@ class CudaRunner:
         )
         return _sample_batch(model, batch, hidden)
 
-    def _decode(self, launch: DecodeStep, sms: int, stream: Any) -> Read:
+    def _prepare_decode(self, launch: DecodeStep, sms: int, stream: Any) -> Enqueue:
         model = self._models[launch.model]
         bucket = model.bucket(len(launch.sequences))
         rows = bucket.sampling(launch.sequences, launch.steps)
         if not rows.is_plain:
-            return self._decode_with_reports(launch, model, bucket, rows, sms)
+            return partial(self._decode_with_reports, launch, model, bucket, rows, sms)
         key = GraphKey(
             model=launch.model, bucket=bucket_of(len(launch.sequences)), decode_sms=sms, sampling=rows.kind.value
         )
@@ -144,10 +151,14 @@ class CudaRunner:
         if self._graphs.captures(key):  # once per shape, outside the hot path
             bucket.load_padding(self._stage)
             stream.synchronize()
-        replay = self._graphs.replay(key, step, stream)
+        return partial(self._decode, launch, model, bucket, rows, self._graphs.replay(key, step, stream))
+
+    def _decode(
+        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, step: Step
+    ) -> Read:
         bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
         for _ in range(launch.steps):
-            replay()
+            step()
         sampled = _to_host(bucket.sampled[: launch.steps])
         num_sequences = len(launch.sequences)
         return lambda: _produced(

@@ -29,6 +29,16 @@ DEFAULT_TILING = DecodeTiling()
 
 
 @triton.jit
+def _blocks_of(
+    tokens, last, first_row_ptr, table_ptr, column, TOKENS_PER_ROW: tl.constexpr, BLOCKS_PER_ROW: tl.constexpr
+):
+    """The physical block of each token before `last`."""
+    valid = tokens < last
+    row = tl.load(first_row_ptr + tokens // TOKENS_PER_ROW, mask=valid, other=0).to(tl.int64)
+    return tl.load(table_ptr + row * BLOCKS_PER_ROW + column, mask=valid, other=0)
+
+
+@triton.jit
 def _keep_split(partial_ptr, lse_ptr, slot, slot_mask, lanes, highest, total, weighted, HEAD_DIM: tl.constexpr):
     """Of each slot, the attended values and the logarithm of their weights' sum."""
     has_tokens = total > 0.0
@@ -81,21 +91,23 @@ def _split_kernel(
     highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     weighted = tl.zeros([GROUP_PADDED, HEAD_DIM_PADDED], tl.float32)
+    in_tile, column = tl.arange(0, TILE), first_column + head
+    block = _blocks_of(first + in_tile, last, first_row_ptr, table_ptr, column, TOKENS_PER_ROW, BLOCKS_PER_ROW)
     for start in range(first, last, TILE):
-        tokens = start + tl.arange(0, TILE)
+        tokens = start + in_tile
         valid = tokens < last
-        row = tl.load(first_row_ptr + tokens // TOKENS_PER_ROW, mask=valid, other=0).to(tl.int64)
-        block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + head, mask=valid, other=0).to(tl.int64)
-        offsets = block * block_elements + (tokens % TOKENS_PER_ROW) * 2 * HEAD_DIM
+        offsets = block.to(tl.int64) * block_elements + (tokens % TOKENS_PER_ROW) * 2 * HEAD_DIM
         # What is masked is not read: other models' bytes, NaN patterns as likely as not, lie beside it.
         read_mask = valid[:, None] & lane_mask[None, :]
         key = tl.load(pool_ptr + offsets[:, None] + lanes[None, :], mask=read_mask, other=0.0)
+        value = tl.load(pool_ptr + offsets[:, None] + HEAD_DIM + lanes[None, :], mask=read_mask, other=0.0)
+        # Where the next tile lies, while this one is on its way.
+        block = _blocks_of(tokens + TILE, last, first_row_ptr, table_ptr, column, TOKENS_PER_ROW, BLOCKS_PER_ROW)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
         scores = tl.where(valid[None, :], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         rescale = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
-        value = tl.load(pool_ptr + offsets[:, None] + HEAD_DIM + lanes[None, :], mask=read_mask, other=0.0)
         weighted = weighted * rescale[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         total = total * rescale + tl.sum(weights, axis=1)
         highest = new_highest

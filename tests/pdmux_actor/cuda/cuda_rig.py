@@ -1,12 +1,11 @@
 """The CUDA executor on the CPU: Triton's interpreter computes, a stream is nothing, a captured step is run again."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 import torch
 from cpu_rig import NAN_BYTE, CpuRig
 
-from pdmux_actor.executor.cuda.cuda_runner import Read
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, Step
 from pdmux_actor.executor.torch_cuda import Event, TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
@@ -50,9 +49,12 @@ class CpuLanes:
         self.streams = NoStreams()
         self.used: list[NoStream] = []
 
-    def enqueue(self, stream: NoStream, work: partial[Read]) -> tuple[Read, Event]:
+    def on(self, stream: NoStream) -> AbstractContextManager[object]:
         self.used.append(stream)
-        return work(), Done()
+        return nullcontext()
+
+    def record(self, stream: NoStream) -> Event:
+        return Done()
 
     def settle(self) -> None:
         pass

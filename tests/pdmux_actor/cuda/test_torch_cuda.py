@@ -14,7 +14,7 @@ from cuda_rig import NUM_SMS, NoStream, RerunCapture, make_cuda_rig
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError
 from pdmux_actor.executor.base import Executor
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step
 from pdmux_actor.executor.torch_cuda import open_cuda_executor
 from pdmux_actor.messages import LoadReport
 from pdmux_actor.scheduling.launch import DecodeStep, Lane
@@ -71,6 +71,25 @@ def test_decode__capture_fails__runs_launch_by_launch_and_is_not_tried_again(
 
     assert produced[0] == produced[1]
     assert "cannot be captured" in caplog.text
+
+
+def test_decode__first_of_its_shape__the_capture_is_no_part_of_its_time(tiny_checkpoints: Mapping[str, Path]) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+    sequence = rig.sequence("llama", make_prompt(4), NEW_TOKENS)
+    rig.prefill([sequence])
+    over_s: list[float] = []
+
+    class TimedCapture(RerunCapture):
+        def __call__(self, step: Step, stream: NoStream) -> tuple[Step, int]:
+            captured = super().__call__(step, stream)
+            over_s.append(rig.executor.now())
+            return captured
+
+    rig.executor._graphs._capture = TimedCapture(graph_bytes=1)
+    rig.executor.submit(DecodeStep(model="llama", sequences=(sequence,)))
+
+    assert rig.wait().started_s >= over_s[0]
 
 
 def test_replay__model_forgotten__its_memory_can_be_used_again() -> None:
