@@ -59,5 +59,5 @@ class HalvableGpu:
             block_bytes=self._block_bytes,
             lanes=CudaLanes(device, streams),
             device=spec,
-            graphs=DecodeGraphs(CudaGraphCapture(), int(GRAPH_MEMORY_SHARE * spec.memory_bytes / 2)),
+            graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), int(GRAPH_MEMORY_SHARE * spec.memory_bytes / 2)),
         )

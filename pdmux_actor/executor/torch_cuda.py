@@ -302,5 +302,5 @@ def open_cuda_executor(
         default_dtype=default_dtype,
         lanes=lanes,
         device=spec,
-        graphs=DecodeGraphs(CudaGraphCapture(), int(GRAPH_MEMORY_SHARE * spec.memory_bytes)),
+        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), int(GRAPH_MEMORY_SHARE * spec.memory_bytes)),
     )

@@ -122,11 +122,10 @@ class CudaGraphCapture:
     in flight would be waited for, and the next one would allocate anew.
     """
 
-    def __init__(self) -> None:
-        import torch
-
-        self._cuda = torch.cuda
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, cuda: Any) -> None:
+        """`cuda` is torch.cuda, or whatever answers like it."""
+        self._cuda = cuda
+        self._pool = cuda.graph_pool_handle()
 
     def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
         with self._cuda.stream(stream):

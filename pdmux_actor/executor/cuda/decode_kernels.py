@@ -22,7 +22,7 @@ class DecodeTiling:
 
     tile_tokens: int = 64
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 2
 
 
 DEFAULT_TILING = DecodeTiling()
