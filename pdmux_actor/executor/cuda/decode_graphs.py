@@ -152,4 +152,5 @@ class CudaGraphCapture:
     def _driver_bytes(self) -> int:
         """What the device lost to others than torch's allocator: a graph's nodes are among it."""
         free_bytes, total_bytes = self._cuda.mem_get_info()
-        return total_bytes - free_bytes - self._cuda.memory_reserved()
+        lost_bytes: int = total_bytes - free_bytes - self._cuda.memory_reserved()
+        return lost_bytes
