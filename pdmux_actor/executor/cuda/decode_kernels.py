@@ -29,13 +29,11 @@ DEFAULT_TILING = DecodeTiling()
 
 
 @triton.jit
-def _blocks_of(
-    tokens, last, first_row_ptr, table_ptr, column, TOKENS_PER_ROW: tl.constexpr, BLOCKS_PER_ROW: tl.constexpr
-):
-    """The physical block of each token before `last`."""
+def _blocks_of(tokens, last, first_row_ptr, column_ptr, TOKENS_PER_ROW: tl.constexpr, BLOCKS_PER_ROW: tl.constexpr):
+    """The physical block of each token before `last`. It is asked for a tile ahead, while the tile before is read."""
     valid = tokens < last
     row = tl.load(first_row_ptr + tokens // TOKENS_PER_ROW, mask=valid, other=0).to(tl.int64)
-    return tl.load(table_ptr + row * BLOCKS_PER_ROW + column, mask=valid, other=0)
+    return tl.load(column_ptr + row * BLOCKS_PER_ROW, mask=valid, other=0)
 
 
 @triton.jit
@@ -83,28 +81,26 @@ def _split_kernel(
     first = split * split_tokens
     last = tl.minimum(first + split_tokens, context_tokens)
 
-    group, lanes = tl.arange(0, GROUP_PADDED), tl.arange(0, HEAD_DIM_PADDED)
-    lane_mask = lanes < HEAD_DIM
+    group, lanes, in_tile = tl.arange(0, GROUP_PADDED), tl.arange(0, HEAD_DIM_PADDED), tl.arange(0, TILE)
     query_heads = head * GROUP + group
     query_offsets = sequence * query_token_stride + query_heads[:, None] * query_head_stride + lanes[None, :]
-    query = tl.load(query_ptr + query_offsets, mask=(group < GROUP)[:, None] & lane_mask[None, :], other=0.0)
+    query = tl.load(query_ptr + query_offsets, mask=(group < GROUP)[:, None] & (lanes < HEAD_DIM)[None, :], other=0.0)
     highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     weighted = tl.zeros([GROUP_PADDED, HEAD_DIM_PADDED], tl.float32)
-    in_tile, column = tl.arange(0, TILE), first_column + head
-    block = _blocks_of(first + in_tile, last, first_row_ptr, table_ptr, column, TOKENS_PER_ROW, BLOCKS_PER_ROW)
+    column_ptr = table_ptr + first_column + head
+    block = _blocks_of(first + in_tile, last, first_row_ptr, column_ptr, TOKENS_PER_ROW, BLOCKS_PER_ROW)
     for start in range(first, last, TILE):
         tokens = start + in_tile
         valid = tokens < last
         offsets = block.to(tl.int64) * block_elements + (tokens % TOKENS_PER_ROW) * 2 * HEAD_DIM
         # What is masked is not read: other models' bytes, NaN patterns as likely as not, lie beside it.
-        read_mask = valid[:, None] & lane_mask[None, :]
+        read_mask = valid[:, None] & (lanes < HEAD_DIM)[None, :]
         key = tl.load(pool_ptr + offsets[:, None] + lanes[None, :], mask=read_mask, other=0.0)
         value = tl.load(pool_ptr + offsets[:, None] + HEAD_DIM + lanes[None, :], mask=read_mask, other=0.0)
-        # Where the next tile lies, while this one is on its way.
-        block = _blocks_of(tokens + TILE, last, first_row_ptr, table_ptr, column, TOKENS_PER_ROW, BLOCKS_PER_ROW)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
-        scores = tl.where(valid[None, :], scores, float("-inf"))
+        block = _blocks_of(tokens + TILE, last, first_row_ptr, column_ptr, TOKENS_PER_ROW, BLOCKS_PER_ROW)
+        products = tl.dot(query, tl.trans(key), input_precision="ieee")
+        scores = tl.where(valid[None, :], products * scale_log2, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         rescale = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
