@@ -3,19 +3,22 @@
     python engine_scenario.py stock|plugin FOLDER CHECKPOINT
     python engine_scenario.py stock-divisions|plugin-divisions FOLDER CHECKPOINT
 
-SGLang's multiplexing loop is the real one. Writes what it saw to FOLDER/seen.json after every step, and with the plugin
+SGLang's multiplexing loop is the real one, on the clock of standins/stage.py; where a step is about the midst of a
+prefill, the prefill stands still there. Writes what it saw to FOLDER/seen.json after every step, and with the plugin
 FOLDER/config.json and FOLDER/records.msgpack.
 """
 
 import asyncio
+import contextlib
 import json
+import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import sglang
+import stage
 import yaml
 from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
 
@@ -30,8 +33,9 @@ PARTITIONS = ((112, 20), (72, 60), (16, 116))
 # So slow that predictions are of the order of what this machine does, and a long prompt is many slices.
 DEVICE = replace(H200, peak_flops_per_s=2e10, memory_bandwidth_bytes_per_s=2e10)
 LONG, SHORT = 3000, 40
-LOOSE_S, TIGHT_S = 30.0, 1e-6
+LOOSE_S, TIGHT_S, NEVER_S = 30.0, 1e-6, 1e9
 PATIENCE_S = 120.0
+IN_MID_PREFILL = 4  # of the layers
 
 
 def prompt(length, salt):
@@ -105,14 +109,14 @@ class Scenario:
             hello = await asyncio.wait_for(self.line.hello(), PATIENCE_S)
             self.note(missing_hooks=list(hello.missing), groups=[list(group) for group in hello.groups])
 
-    async def generate(self, rid, length, tokens, *, salt=0, tbt_s=LOOSE_S, ttft_s=LOOSE_S, out=None):
+    async def generate(self, rid, length, tokens, *, salt=0, tbt_s=LOOSE_S, due_s=NEVER_S, out=None):
         """(tokens, finish type)"""
         out = [] if out is None else out
         params = {
             "temperature": 0,
             "max_new_tokens": tokens,
             "ignore_eos": True,
-            "custom_params": {SLO_KEY: [time.monotonic(), ttft_s, tbt_s]},
+            "custom_params": {SLO_KEY: [0.0, due_s, tbt_s]},
         }
         stream = await self.engine.async_generate(
             input_ids=prompt(length, salt), sampling_params=params, stream=True, rid=rid
@@ -125,11 +129,20 @@ class Scenario:
                 out += chunk["output_ids"]
         return out, finish
 
-    async def until(self, condition):
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline_s, "not within the time"
-            await asyncio.sleep(0.01)
+    def start_generating(self, *args, **what):
+        return asyncio.create_task(self.generate(*args, **what))
+
+    async def start_held(self, rid, *args, **what):
+        """(task, time on the scheduler's clock): its prefill stands still until the scheduler is told something."""
+        stage.hold(self.folder, rid, IN_MID_PREFILL)
+        task = self.start_generating(rid, *args, **what)
+        await self.until(lambda: stage.held_at_s(self.folder, rid) is not None)
+        return task, stage.held_at_s(self.folder, rid)
+
+    async def until(self, condition, patience_s=PATIENCE_S):
+        async with asyncio.timeout(patience_s):
+            while not condition():  # noqa: ASYNC110  # of another process
+                await asyncio.sleep(0.01)
 
     # ---- steps ----
 
@@ -138,40 +151,50 @@ class Scenario:
         tasks = []
         for i, length in enumerate((SHORT, 900, 300, LONG, 60, 1500, 20, 700)):
             tbt_s = TIGHT_S if i >= 4 else LOOSE_S
-            tasks.append(asyncio.create_task(self.generate(f"mixed-{i}", length, 24, salt=i, tbt_s=tbt_s)))
+            tasks.append(self.start_generating(f"mixed-{i}", length, 24, salt=i, tbt_s=tbt_s))
             await asyncio.sleep(0.15)
         results = await asyncio.gather(*tasks)
         self.note(mixed=[tokens for tokens, _ in results], finishes=[finish for _, finish in results])
+
+    async def targets(self):
+        """A long prompt comes while one decodes that has a loose target, then one that has a tight one."""
+        for name, tbt_s in (("loose", LOOSE_S), ("tight", TIGHT_S)):
+            out = []
+            decoding = self.start_generating(name, SHORT, 3000, salt=40, tbt_s=tbt_s, out=out)
+            await self.until(lambda out=out: len(out) > 3)
+            await self.generate(f"beside-{name}", LONG, 2, salt=41)
+            self.engine.tokenizer_manager.abort_request(rid=name)
+            await decoding
 
     async def preemption(self):
         """A short prompt that cannot wait comes behind a long one that can; predictions know both by then."""
         for i in range(6):
             await self.generate(f"warm-{i}", SHORT, 2, salt=30 + i)
-        long = asyncio.create_task(self.generate("patient", LONG, 4, salt=21, ttft_s=1000.0))
-        await asyncio.sleep(0.7)
-        short = asyncio.create_task(self.generate("urgent", SHORT, 4, salt=22, ttft_s=1.5))
-        order = []
-        long.add_done_callback(lambda _: order.append("long"))
-        short.add_done_callback(lambda _: order.append("short"))
+        patient, urgent = [], []
+        long, now_s = await self.start_held("patient", LONG, 4, salt=21, out=patient)
+        # On the stage's clock the rest of the long one takes two seconds, the short one hardly any time.
+        short = self.start_generating("urgent", SHORT, 4, salt=22, due_s=now_s + 1.0, out=urgent)
+        await self.until(lambda: patient or urgent)
+        self.note(first_to_speak="patient" if patient else "urgent")
         results = await asyncio.gather(long, short)
-        self.note(preemption=[tokens for tokens, _ in results], preemption_order=order)
+        self.note(preemption=[tokens for tokens, _ in results])
 
     async def abort_in_prefill(self):
-        task = asyncio.create_task(self.generate("aborted", LONG, 24, salt=9))
-        await asyncio.sleep(0.7)
+        task, _ = await self.start_held("aborted", LONG, 24, salt=9)
         self.engine.tokenizer_manager.abort_request(rid="aborted")
         tokens, finish = await task
         self.note(aborted_tokens=len(tokens), aborted_finish=finish)
 
     async def pause(self):
         out = []
-        task = asyncio.create_task(self.generate("paused", SHORT, 2000, salt=11, out=out))
+        task = self.start_generating("paused", SHORT, 3000, salt=11, out=out)
         await self.until(lambda: len(out) > 20)
         manager = self.engine.tokenizer_manager
         await manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # for tokens that were on their way
         before = len(out)
-        await asyncio.sleep(1.0)
+        with contextlib.suppress(TimeoutError):
+            await self.until(lambda: len(out) > before, patience_s=1.0 if self.plugged else PATIENCE_S)
         during = len(out) - before
         await manager.continue_generation(ContinueGenerationReqInput())
         await self.until(lambda: len(out) > before + during + 20)
@@ -180,16 +203,16 @@ class Scenario:
         self.note(tokens_while_paused=during)
 
     async def flush_in_prefill(self):
-        task = asyncio.create_task(self.generate("flushed", LONG, 8, salt=13))
-        await asyncio.sleep(0.7)
+        task, _ = await self.start_held("flushed", LONG, 8, salt=13)
         answer = await self.engine.tokenizer_manager.flush_cache()
         self.note(flush_success=answer.success)
         tokens, finish = await asyncio.wait_for(task, PATIENCE_S)
         self.note(flushed_tokens=len(tokens), flushed_finish=finish)
 
     async def divisions(self):
-        first = asyncio.create_task(self.generate("first", SHORT, 200, salt=1))
-        await asyncio.sleep(0.5)
+        out = []
+        first = self.start_generating("first", SHORT, 3000, salt=1, out=out)
+        await self.until(lambda: len(out) > 3)
         await asyncio.wait_for(self.generate("second", 500, 4, salt=2), PATIENCE_S)
         self.engine.tokenizer_manager.abort_request(rid="first")
         await asyncio.wait_for(first, PATIENCE_S)
@@ -202,6 +225,8 @@ class Scenario:
             await self.divisions()
         else:
             await self.mixed_load()
+            if self.plugged:
+                await self.targets()
             await self.preemption()
             await self.abort_in_prefill()
             await self.pause()
@@ -216,4 +241,5 @@ class Scenario:
 
 if __name__ == "__main__":
     variant, folder, checkpoint = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    os.environ[stage.FOLDER] = str(folder)
     asyncio.run(Scenario(variant, folder, checkpoint).run(variant))

@@ -11,6 +11,8 @@ from typing import Any
 
 from pdmux_actor.backends.sglang.link import (
     DecisionsTold,
+    FromPlugin,
+    LaunchTook,
     PluginLoad,
     RecordsTold,
     SchedulerLink,
@@ -20,11 +22,13 @@ from pdmux_actor.backends.sglang.link import (
 )
 from pdmux_actor.backends.sglang.seat import DispatchSeat
 from pdmux_actor.backends.sglang.snapshot import Directive
+from profiler.probe import LaunchShape
 
 _PAUSED_POLL_S = 0.001
 SEAT = "_muxfleet_seat"  # of the scheduler, as attributes
 REPORTER = "_muxfleet_reporter"
 QUOTA_RPC = "muxfleet_use_quota"
+TIME_RPC = "muxfleet_time_launch"
 _HELD: object = object()  # the result of a decode step that did not run
 
 Original = Callable[..., Any]
@@ -51,7 +55,7 @@ class Reporter:
                     self._seat.dispatch.set_policy(policy)
                 case TellDecisions(call=call, last=last):
                     told = tuple(self._seat.dispatch.log)[-last:] if last else ()
-                    self._link.send(DecisionsTold(call, time.monotonic(), told))
+                    self._link.send(DecisionsTold(call, self._seat.clock.now_s(), told))
                 case TellRecords(call=call):
                     self._link.send(RecordsTold(call, tuple(self._seat.records)))
         now_s = time.monotonic()
@@ -59,12 +63,15 @@ class Reporter:
             self._next_report_s = now_s + self._seat.config.report_period_s
             self._link.send(self._load())
 
+    def tell(self, message: FromPlugin) -> None:
+        self._link.send(message)
+
     def _load(self) -> PluginLoad:
         seat, scheduler = self._seat, self._scheduler
         used_tokens, cached_tokens = seat.view.token_counts()
         batches = [scheduler.running_batch, getattr(scheduler, "split_prefill_batch", None), *seat.put_aside()]
         prefill_sms, decode_sms = seat.dispatch.partition
-        figures = seat.dispatch.figures(time.monotonic())
+        figures = seat.dispatch.figures(seat.clock.now_s())
         return PluginLoad(
             running=sum(len(batch.reqs) for batch in batches if batch is not None),
             waiting=len(scheduler.waiting_queue),
@@ -226,6 +233,22 @@ def use_quota(scheduler: Any, tokens: int) -> None:
     seat_of(scheduler).quota_tokens = tokens
 
 
+def time_launch(scheduler: Any, call: int, launch: dict[str, int], beside: dict[str, int] | None) -> None:
+    """An RPC as well: every rank runs the launch, rank 0 tells its time."""
+    from pdmux_actor.backends.sglang.launch_timer import LaunchTimer
+
+    if seat_of(scheduler).has_work():
+        raise RuntimeError("the engine has requests")
+    timer = LaunchTimer(scheduler)
+    if beside is None:
+        seconds = timer.time_s(LaunchShape(**launch))
+    else:
+        seconds = timer.time_beside_s(LaunchShape(**launch), LaunchShape(**beside))
+    reporter = getattr(scheduler, REPORTER, None)
+    if reporter is not None:
+        reporter.tell(LaunchTook(call, seconds))
+
+
 # ---- decode ----
 
 
@@ -331,3 +354,4 @@ AROUND: Mapping[str, Original] = MappingProxyType(
     }
 )
 REPLACE: Mapping[str, Original] = MappingProxyType({f"{_MIXIN}.adjust_stream_groups": adjust_stream_groups})
+RPCS: Mapping[str, Callable[..., None]] = MappingProxyType({QUOTA_RPC: use_quota, TIME_RPC: time_launch})

@@ -1,5 +1,6 @@
 """How long launches take on SGLang's streams."""
 
+import time
 from collections import deque
 from typing import Any
 
@@ -16,6 +17,11 @@ class LaunchClock:
     @property
     def slices_on_lane(self) -> int:
         return len(self._slices)
+
+    @staticmethod
+    def now_s() -> float:
+        """The machine's monotonic clock: requests tell on it when they arrived."""
+        return time.monotonic()
 
     @staticmethod
     def mark() -> Any:

@@ -45,13 +45,16 @@ def _start_scheduler(original: Any, scheduler: Any, server_args: Any, *args: Any
 def _install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from pdmux_actor.backends.sglang.hooks import AROUND, QUOTA_RPC, REPLACE, use_quota
+    from pdmux_actor.backends.sglang.hooks import AROUND, REPLACE, RPCS
 
-    for target, hook in AROUND.items():
-        HookRegistry.register(target, hook, HookType.AROUND)
-    for target, hook in REPLACE.items():
-        HookRegistry.register(target, hook, HookType.REPLACE)
-    setattr(pkgutil.resolve_name(_SCHEDULER), QUOTA_RPC, use_quota)
+    for hooks, kind in ((REPLACE, HookType.REPLACE), (AROUND, HookType.AROUND)):
+        for target, hook in hooks.items():
+            # Where another plugin has a hook already, SGLang would leave ours out without a word: it goes around that.
+            HookRegistry._hooks.pop(target, None)  # SGLang has no public way
+            HookRegistry._patched.discard(target)
+            HookRegistry.register(target, hook, kind)
+    for name, method in RPCS.items():
+        setattr(pkgutil.resolve_name(_SCHEDULER), name, method)
     HookRegistry.apply_hooks()  # logs what fails and goes on: `_missing` finds it
 
 
@@ -72,10 +75,15 @@ def _missing(scheduler: Any) -> tuple[str, ...]:
     from pdmux_actor.backends.sglang.hooks import AROUND, REPLACE
 
     missing = []
-    for target in (*AROUND, *REPLACE):
+    for target, hook in (*AROUND.items(), *REPLACE.items()):
         owner, name = target.rsplit(".", 1)
         patched = getattr(pkgutil.resolve_name(owner), name, None)
-        is_wrapped = getattr(patched, "__wrapped__", None) is not None
-        if not is_wrapped or getattr(type(scheduler), name, None) is not patched:
+        if getattr(type(scheduler), name, None) is not patched or not _is_outermost(hook, patched):
             missing.append(target)
     return tuple(missing)
+
+
+def _is_outermost(hook: Any, patched: Any) -> bool:
+    """SGLang's wrapper of a hook holds it in its closure."""
+    cells = getattr(patched, "__closure__", None) or ()
+    return any(cell.cell_contents is hook for cell in cells)

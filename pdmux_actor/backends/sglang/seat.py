@@ -1,6 +1,5 @@
 """Our seat in SGLang's scheduler process: decides between two iterations of its loop, and holds what was put aside."""
 
-import time
 from collections import deque
 from typing import Any
 
@@ -57,7 +56,7 @@ class DispatchSeat:
         running = self.view.running()
         if not running and self.clock.slices_on_lane > 1:
             self.clock.wait_for_oldest_slice()  # nothing else paces the loop: it would launch the whole prefill ahead
-        batch, now_s = self.batch, time.monotonic()
+        batch, now_s = self.batch, self.clock.now_s()
         suspended = self.suspended if self.suspended is not batch else None
         used_tokens, _ = self.view.token_counts()
         free_tokens = int(scheduler.max_total_num_tokens) - used_tokens
