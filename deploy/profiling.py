@@ -3,16 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 from deploy.errors import OptionNotUsable, OutputNotWritable
-from deploy.settings import FleetFile, PoolSection
-from pdmux_actor.executor.base import Executor
-from pdmux_actor.executor.probe import ExecutorProbe
-from pdmux_actor.serving.commands import EngineSettings
-from pdmux_actor.serving.executors import build_executor
+from deploy.profiled_engines import EngineToProfile, ModelToProfile, open_engine
+from deploy.settings import Backend, FleetFile, PoolSection
 from profiler.machine import machine_facts
 from profiler.measuring import measure
 from profiler.probe import Probe
@@ -21,29 +17,7 @@ from profiler.profile_file import read_profile, write_profile
 from profiler.specs import DeviceSpec
 from profiler.sweep import plan_sweep
 
-_ENGINE = "native"
 _SAVE_PERIOD_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelToProfile:
-    name: str
-    source: str
-    revision: str | None = None
-    dtype: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineToProfile:
-    """An engine as a pool of the fleet file would start it. `cores` are for CPUs."""
-
-    models: tuple[ModelToProfile, ...]
-    kv_pool_bytes: int
-    block_bytes: int
-    cores: int | None
-    max_batch_tokens: int
-    max_sequences: int
-    device: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +30,24 @@ class Progress:
     too_long: int
 
 
-def engine_of_fleet(fleet: FleetFile, pool_name: str | None) -> EngineToProfile:
-    """Raises OptionNotUsable: no such pool, or none that this machine could be a node of."""
-    pool = _pool(fleet, pool_name)
+def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: Backend | None) -> EngineToProfile:
+    """Of that pool, else of the first with that backend. Raises OptionNotUsable: there is none."""
+    pool = _pool(fleet, pool_name, backend)
     engine = fleet.engine
     return EngineToProfile(
         models=tuple(
             ModelToProfile(name=m.id, source=m.source, revision=m.revision, dtype=m.dtype or engine.dtype)
             for m in fleet.models
         ),
-        kv_pool_bytes=pool.kv_memory,
-        block_bytes=engine.block_bytes,
+        kv_pool_bytes=int(pool.kv_memory),
+        block_bytes=int(engine.block_bytes),
         cores=pool.cores,
         max_batch_tokens=engine.max_batch_tokens,
         max_sequences=engine.max_running_sequences,
         device="cuda" if pool.device == "cuda" else "cpu",
+        num_gpus=pool.mesh_gpus,
+        gpu_type=pool.gpu_type,
+        sglang=pool.sglang.options() if fleet.backend(pool) == "sglang" else None,
     )
 
 
@@ -80,45 +57,26 @@ def profile_engine(
     """Goes on where `out` ends, and saves every few seconds. The models share the time evenly.
 
     Raises:
-        ModelLoadError: a checkpoint cannot be served.
+        ModelLoadError, EngineStartFailed: a checkpoint cannot be served.
+        LaunchFailed: what was to be measured failed.
         ProfileUnusable, OptionNotUsable: `out` exists and is no profile, or one of another machine.
         OutputNotWritable: `out` cannot be written.
         DeviceUnavailable: no GPU is here.
     """
     before = read_profile(out) if out.exists() else None
-    executor = _open_executor(engine)
+    opened = open_engine(engine)
     try:
-        profile = _begin(before, executor.device, out)
+        profile = _begin(before, engine, opened.device, out)
         started_s = time.perf_counter()
         for index, model in enumerate(engine.models):
             left_s = budget_s - (time.perf_counter() - started_s)
             share_s = max(0.0, left_s / (len(engine.models) - index))
-            probe = ExecutorProbe(
-                executor,
-                model=model.name,
-                source=model.source,
-                revision=model.revision,
-                dtype=model.dtype,
-                max_batch_tokens=engine.max_batch_tokens,
-                max_sequences=engine.max_sequences,
-            )
+            probe = opened.probe(model)
             profile = _profile_model(profile, model.name, probe, out, share_s, on_progress)
             probe.close()
     finally:
-        executor.close()
+        opened.close()
     return profile
-
-
-def _open_executor(engine: EngineToProfile) -> Executor:
-    return build_executor(
-        EngineSettings(
-            kind="torch_cuda" if engine.device == "cuda" else "torch_cpu",
-            kv_pool_bytes=engine.kv_pool_bytes,
-            block_bytes=engine.block_bytes,
-            num_cores=engine.cores,
-        ),
-        None,
-    )
 
 
 def _profile_model(
@@ -149,15 +107,17 @@ def _profile_model(
     return current()
 
 
-def _begin(before: Profile | None, device: DeviceSpec, out: Path) -> Profile:
+def _begin(before: Profile | None, engine: EngineToProfile, device: DeviceSpec, out: Path) -> Profile:
     facts = {**machine_facts(), "torch": version("torch")}
+    if engine.sglang is not None:
+        facts["sglang"] = _sglang_version()
     if before is None:
-        return Profile(engine=_ENGINE, device=device, num_gpus=1, machine=facts, models={})
-    here = (_ENGINE, facts["processor"], device.num_sms)
-    there = (before.engine, before.machine.get("processor"), before.device.num_sms)
+        return Profile(engine=engine.name, device=device, num_gpus=engine.num_gpus, machine=facts, models={})
+    here = (engine.name, facts["processor"], device.num_sms, engine.num_gpus)
+    there = (before.engine, before.machine.get("processor"), before.device.num_sms, before.num_gpus)
     if here != there:
-        was = f"{there[0]} on {there[2]} SMs or cores of {there[1]}"
-        remedy = f"was measured with {was}, this is {here[0]} on {here[2]} of {here[1]}; name another file"
+        was, now = (f"{name} on {count} x {sms} SMs or cores of {chip}" for name, chip, sms, count in (there, here))
+        remedy = f"was measured with {was}, this is {now}; name another file"
         raise OptionNotUsable(option="--out", value=out, remedy=remedy)
     return before
 
@@ -173,16 +133,25 @@ def _save(profile: Profile, out: Path) -> None:
         raise OutputNotWritable(path=str(out), reason=error.strerror or str(error)) from error
 
 
-def _pool(fleet: FleetFile, name: str | None) -> PoolSection:
-    real = [pool for pool in fleet.pools if pool.device != "simulated" and fleet.backend(pool) == "native"]
+def _sglang_version() -> str:
+    try:
+        return version("sglang")
+    except PackageNotFoundError as error:
+        remedy = "SGLang is not installed; pip install 'muxfleet[sglang]'"
+        raise OptionNotUsable(option="--backend", value="sglang", remedy=remedy) from error
+
+
+def _pool(fleet: FleetFile, name: str | None, backend: Backend | None) -> PoolSection:
+    real = [p for p in fleet.pools if p.device != "simulated" and backend in (None, fleet.backend(p))]
     names = ", ".join(pool.name for pool in real) or "none"
+    kind = "cpu and cuda pools" if backend is None else f"cpu and cuda pools with backend {backend}"
     if name is not None:
         chosen = [pool for pool in real if pool.name == name]
         if not chosen:
-            remedy = f"muxfleet's own engine on cpu and cuda pools can be measured; the fleet file has {names}"
+            remedy = f"{kind} can be measured; the fleet file has {names}"
             raise OptionNotUsable(option="--pool", value=name, remedy=remedy)
         return chosen[0]
     if not real:
-        remedy = "none of its pools runs muxfleet's own engine on a cpu or a GPU; use --checkpoint"
+        remedy = f"only {kind} can be measured, and it has none; name another file, or use --checkpoint"
         raise OptionNotUsable(option="FLEET", value=fleet.name, remedy=remedy)
     return real[0]

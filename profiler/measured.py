@@ -58,17 +58,32 @@ class SumOfTimes:
 def fit_partitions(
     rows: Sequence[Measurement], fit_phase: Callable[[str, Sequence[Measurement]], StepTimes]
 ) -> dict[int, PhaseTimes]:
-    """`fit_phase` by phase and its solo launches. Partitions without prefills or without decodes are left out."""
+    """`fit_phase` by phase and its solo launches. A partition with launches of one phase only has the other from the
+    partitions around it, and is left out where there are none.
+    """
+    shares = measured_shares(rows)
+    prefills, decodes = (
+        {sms: fit_phase(phase, launches) for sms in shares if (launches := solo(rows, sms, phase))}
+        for phase in ("prefill", "decode")
+    )
     fitted = {}
-    for sms in measured_shares(rows):
-        prefills, decodes, fused = (solo(rows, sms, phase) for phase in ("prefill", "decode", "mixed"))
-        if prefills and decodes:
-            prefill, decode = fit_phase("prefill", prefills), fit_phase("decode", decodes)
+    for sms in shares:
+        prefill, decode, fused = _on_share(prefills, sms), _on_share(decodes, sms), solo(rows, sms, "mixed")
+        if prefill is not None and decode is not None:
             # With too few fused steps to learn from, they are taken for both parts one after the other.
             both = SumOfTimes(((1.0, prefill), (1.0, decode)))
             mixed = fit_phase("mixed", fused) if len(fused) >= _MIN_FUSED_STEPS else both
             fitted[sms] = PhaseTimes(prefill=prefill, decode=decode, mixed=mixed)
     return fitted
+
+
+def _on_share(measured: Mapping[int, StepTimes], sms: int) -> StepTimes | None:
+    """`measured` is by SMs, rising. None: not measured, nor between two that are."""
+    if sms in measured:
+        return measured[sms]
+    if not measured or not min(measured) < sms < max(measured):
+        return None
+    return SumOfTimes(tuple((weight, measured[share]) for share, weight in _bracket(tuple(measured), sms)))
 
 
 class MeasuredLatency:

@@ -45,13 +45,27 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLimits:
-    """`shares` are the SM counts that a lane can have, rising; the last is the whole device."""
+    """`shares` are the SM counts that a lane can have, rising; the last is the whole device. `decode_shares` are the
+    decode lane's where they are others. `fuses`: prompts may be fused into decode steps.
+    """
 
     shares: tuple[int, ...]
     max_sequence_tokens: int
     max_batch_tokens: int
     max_sequences: int
     max_kv_tokens: int
+    decode_shares: tuple[int, ...] | None = None
+    fuses: bool = True
+
+    @property
+    def shares_of_decode(self) -> tuple[int, ...]:
+        return self.shares if self.decode_shares is None else self.decode_shares
+
+    def allow(self, launch: LaunchShape) -> bool:
+        if launch.phase == "mixed" and not self.fuses:
+            return False
+        prefills = not launch.prompts or launch.sms in self.shares
+        return prefills and (not launch.sequences or launch.sms in self.shares_of_decode)
 
 
 class Probe(Protocol):

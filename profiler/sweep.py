@@ -40,7 +40,8 @@ def plan_sweep(limits: ProbeLimits) -> list[PlannedLaunch]:
 
     Grids are geometric. Held-out launches are drawn log-uniformly from the same ranges, off the grid.
     """
-    by_share = [list(_one_share(limits, share)) for share in reversed(limits.shares)]
+    shares = sorted({*limits.shares, *limits.shares_of_decode}, reverse=True)
+    by_share = [list(_one_share(limits, share)) for share in shares]
     pairs = list(_side_by_side(limits))
     planned = []
     for index, row in enumerate(itertools.zip_longest(*by_share)):
@@ -146,7 +147,7 @@ def _held_out(limits: ProbeLimits, sms: int) -> Iterator[LaunchShape]:
 def _side_by_side(limits: ProbeLimits) -> Iterator[PlannedLaunch]:
     """Decode steps beside a prefill on the rest of the device: what the contention guard's grid is made of."""
     whole = limits.shares[-1]
-    for sms, new_tokens in itertools.product(limits.shares[:-1], (256, 1024)):
+    for sms, new_tokens in itertools.product(limits.shares_of_decode[:-1], (256, 1024)):
         beside = LaunchShape(sms=whole - sms, prompts=1, new_tokens=min(new_tokens, limits.max_batch_tokens))
         for sequences, depth in itertools.product((1, 8, 32), (64, 1024)):
             launch = LaunchShape(sms=sms, sequences=sequences, depth=depth)
@@ -157,7 +158,8 @@ def _side_by_side(limits: ProbeLimits) -> Iterator[PlannedLaunch]:
 def _fits(launch: LaunchShape, limits: ProbeLimits) -> bool:
     longest = max(launch.new_tokens + launch.context_tokens, launch.depth + 1)
     # Half of the memory, since another launch may have to find room beside it.
-    return longest <= limits.max_sequence_tokens and launch.kv_tokens <= limits.max_kv_tokens // 2
+    has_room = longest <= limits.max_sequence_tokens and launch.kv_tokens <= limits.max_kv_tokens // 2
+    return has_room and limits.allow(launch)
 
 
 def _powers(first: int, last: int, *, factor: int = 2) -> Iterator[int]:

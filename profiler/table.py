@@ -31,7 +31,7 @@ class TableLatency(MeasuredLatency):
     def fit(
         cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: VectorLatencyModel
     ) -> "TableLatency":
-        """Of the launches that ran alone; partitions without any prefill or decode are left out."""
+        """Of the launches that ran alone; partitions: see fit_partitions."""
         return cls({spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}, beyond=beyond)
 
 

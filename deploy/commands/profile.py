@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from deploy.settings import check_sources, read_fleet_file, resolve_source
 from profiler.profile import PHASES, HeldOutError, Profile
 
 if TYPE_CHECKING:
-    from deploy.profiling import EngineToProfile
+    from deploy.profiled_engines import EngineToProfile
 
 _MIB = 1024**2
 
@@ -34,6 +34,9 @@ def profile(
     ),
     budget: Annotated[float, typer.Option(metavar="S", help="Seconds to measure for, all models.", min=1.0)] = 150.0,
     pool: Annotated[str | None, typer.Option(help="A pool of the fleet file.")] = None,
+    backend: Annotated[
+        Literal["native", "sglang"] | None, typer.Option(help="The first pool of the fleet file with that backend.")
+    ] = None,
     cores: Annotated[int | None, typer.Option(help="With --checkpoint. Default: all.", min=1)] = None,
     dtype: Annotated[str | None, typer.Option(help="With --checkpoint. Default: its own.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the errors as JSON.")] = None,
@@ -45,9 +48,11 @@ def profile(
     (pools[].profile), where policies and simulations use the latency model with the smallest error.
 
     Example: muxfleet profile examples/demo.yaml --out demo-profile.parquet
+
+    For SGLang: muxfleet profile fleet.yaml --backend sglang --out sglang-profile.parquet
     """
     draw = None if plot is None else _plotter(plot)
-    engine = _engine(file, checkpoint, pool=pool, cores=cores, dtype=dtype)
+    engine = _engine(file, checkpoint, pool=pool, backend=backend, cores=cores, dtype=dtype)
     console = terminal()
     measured = _measure(console, engine, out, budget)
     errors = measured.held_out_errors()
@@ -71,9 +76,16 @@ def _plotter(plot: Path) -> Callable[[Profile, Path], None]:
 
 
 def _engine(
-    file: Path | None, checkpoint: str | None, *, pool: str | None, cores: int | None, dtype: str | None
+    file: Path | None,
+    checkpoint: str | None,
+    *,
+    pool: str | None,
+    backend: Literal["native", "sglang"] | None,
+    cores: int | None,
+    dtype: str | None,
 ) -> "EngineToProfile":
-    from deploy.profiling import EngineToProfile, ModelToProfile, engine_of_fleet  # brings torch
+    from deploy.profiled_engines import EngineToProfile, ModelToProfile  # brings torch
+    from deploy.profiling import engine_of_fleet
 
     if (file is None) == (checkpoint is None):
         raise OptionNotUsable(option="--checkpoint", value=checkpoint, remedy="name a fleet file, or a checkpoint")
@@ -83,8 +95,11 @@ def _engine(
             raise OptionNotUsable(option="--cores/--dtype", value=cores or dtype, remedy=remedy)
         fleet = read_fleet_file(file)
         check_sources(fleet)
-        return engine_of_fleet(fleet, pool)
+        return engine_of_fleet(fleet, pool, backend)
     assert checkpoint is not None
+    if backend == "sglang":
+        remedy = "SGLang is started as a pool says (gpu_type, mesh_gpus, sglang); name a fleet file, not a checkpoint"
+        raise OptionNotUsable(option="--backend", value=backend, remedy=remedy)
     source = resolve_source(checkpoint, Path.cwd())
     return EngineToProfile(
         models=(ModelToProfile(name=Path(source).name, source=source, dtype=dtype),),

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from pdmux_actor.backends.base import EngineCapacity
-from pdmux_actor.errors import EngineDied, EngineStartFailed, ModelLoadError
+from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
@@ -22,6 +22,8 @@ from pdmux_actor.serving.commands import (
     Command,
     DecisionsRead,
     EngineSettings,
+    LaunchNotTimed,
+    LaunchTimed,
     Load,
     LoadModel,
     ModelFailed,
@@ -35,9 +37,11 @@ from pdmux_actor.serving.commands import (
     Shutdown,
     Started,
     Submit,
+    TimeLaunch,
     Tokens,
     encode,
 )
+from profiler.probe import LaunchShape
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +52,8 @@ _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 
-_Call = LoadModel | RemoveModel | ChangeQuotas | ReadDecisions
-_Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead
+_Call = LoadModel | RemoveModel | ChangeQuotas | ReadDecisions | TimeLaunch
+_Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead | LaunchTimed | LaunchNotTimed
 
 
 class NativeEngine:
@@ -111,6 +115,7 @@ class NativeEngine:
             block_bytes=started.block_bytes,
             total_blocks=started.total_blocks,
             max_models=started.max_models,
+            constrains=started.constrains,
         )
 
     async def add_model(self, assignment: ModelAssignment) -> int:
@@ -161,6 +166,14 @@ class NativeEngine:
         answer = await self._call(ReadDecisions(call=next(self._call_ids), last=last))
         assert isinstance(answer, DecisionsRead)
         return answer.excerpt
+
+    async def time_launch(self, model: str, launch: LaunchShape, beside: LaunchShape | None) -> float:
+        """Of an engine that runs SGLang and has no request. Raises LaunchFailed."""
+        answer = await self._call(TimeLaunch(next(self._call_ids), launch, beside))
+        if isinstance(answer, LaunchNotTimed):
+            raise LaunchFailed(model=model, reason=answer.reason)
+        assert isinstance(answer, LaunchTimed)
+        return answer.seconds
 
     def is_alive(self) -> bool:
         return self._process is not None and self._death is None and not self._stopping
@@ -213,7 +226,15 @@ class NativeEngine:
             case Started():
                 assert self._started is not None
                 self._started.set_result(notice)
-            case ModelLoaded() | ModelFailed() | ModelRemoved() | QuotasChanged() | DecisionsRead():
+            case (
+                ModelLoaded()
+                | ModelFailed()
+                | ModelRemoved()
+                | QuotasChanged()
+                | DecisionsRead()
+                | LaunchTimed()
+                | LaunchNotTimed()
+            ):
                 answer = self._calls.get(notice.call)
                 if answer is not None and not answer.done():  # its caller may have been cancelled
                     answer.set_result(notice)

@@ -11,6 +11,7 @@ from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.frames import FrameSplitter
+from profiler.probe import LaunchShape
 
 _LENGTH = struct.Struct(">I")
 
@@ -86,6 +87,14 @@ class ReadDecisions(msgspec.Struct, frozen=True, tag="read_decisions"):
     last: int
 
 
+class TimeLaunch(msgspec.Struct, frozen=True, tag="time_launch"):
+    """For an engine that serves nobody, of a kind that runs SGLang. Answered by LaunchTimed or LaunchNotTimed."""
+
+    call: int
+    launch: LaunchShape
+    beside: LaunchShape | None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
@@ -98,6 +107,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     block_bytes: int
     total_blocks: int
     max_models: int | None = None
+    constrains: bool = False
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):
@@ -125,6 +135,16 @@ class DecisionsRead(msgspec.Struct, frozen=True, tag="decisions_read"):
     excerpt: LogExcerpt
 
 
+class LaunchTimed(msgspec.Struct, frozen=True, tag="launch_timed"):
+    call: int
+    seconds: float
+
+
+class LaunchNotTimed(msgspec.Struct, frozen=True, tag="launch_not_timed"):
+    call: int
+    reason: str
+
+
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     """All that one engine step produced."""
 
@@ -135,8 +155,29 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     report: LoadReport
 
 
-Command = LoadModel | RemoveModel | Submit | AbortRequest | ChangeQuotas | ChangePolicy | ReadDecisions | Shutdown
-Notice = Started | ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead | Tokens | Load
+Command = (
+    LoadModel
+    | RemoveModel
+    | Submit
+    | AbortRequest
+    | ChangeQuotas
+    | ChangePolicy
+    | ReadDecisions
+    | TimeLaunch
+    | Shutdown
+)
+Notice = (
+    Started
+    | ModelLoaded
+    | ModelFailed
+    | ModelRemoved
+    | QuotasChanged
+    | DecisionsRead
+    | LaunchTimed
+    | LaunchNotTimed
+    | Tokens
+    | Load
+)
 
 
 def encode(message: Command | Notice) -> bytes:

@@ -84,7 +84,7 @@ def test_profile__in_two_goes__second_adds_to_the_first(run: Run, fleet: Path, t
         (["{fleet}", "--checkpoint", "x"], "name a fleet file, or a checkpoint"),
         (
             ["{fleet}", "--pool", "there"],
-            "--pool there: muxfleet's own engine on cpu and cuda pools can be measured; the fleet file has here",
+            "--pool there: cpu and cuda pools can be measured; the fleet file has here",
         ),
         (["{fleet}", "--dtype", "float32"], "the fleet file says that"),
         (["{fleet}", "--out", "{fleet}"], "not a readable parquet file"),

@@ -56,6 +56,23 @@ def test_measured__partition_beyond_all__scales_the_nearest_as_the_roofline_does
     assert latency.is_outside(SMALL, work, (), 128)
 
 
+@pytest.mark.parametrize("kind", [FittedLatency, TableLatency])
+def test_measured__lanes_with_shares_of_their_own__each_phase_has_what_lies_between(
+    kind: type[FittedLatency] | type[TableLatency],
+) -> None:
+    rows = [
+        row
+        for row in measured(eq_1_and_2, 32, 48, 64)
+        if row.launch.phase != "mixed" and not (row.launch.sms == 48 and row.launch.phase == "prefill")
+    ]
+    latency = kind.fit({SMALL: rows}, beyond=BEYOND)
+    prefill, decode = LaunchShape(sms=48, prompts=1, new_tokens=1024), LaunchShape(sms=48, sequences=4, depth=64)
+
+    assert latency.prefill_s(SMALL, prefill.chunks, 48) == pytest.approx(eq_1_and_2(prefill), rel=1e-6)
+    assert latency.decode_s(SMALL, decode.contexts, 48) == pytest.approx(eq_1_and_2(decode), rel=1e-6)
+    assert not latency.is_outside(SMALL, (), decode.contexts, 48)
+
+
 @both
 def test_measured__model_never_measured__is_answered_by_the_roofline(latency: MeasuredLatency) -> None:
     other = replace(SMALL, num_layers=8)

@@ -52,7 +52,7 @@ def plan_launch(
         ModelLoadError: the checkpoint cannot be served, or the options do not go together.
     """
     checkpoint = resolve_checkpoint(model.model, model.source, model.revision)
-    spec = _spec(model, checkpoint, settings.dtype)
+    spec = spec_of(model.model, checkpoint, model.dtype or settings.dtype)
     options = settings.sglang
     unmultiplexed = why_not_multiplexed(options, spec, settings.kind, device)
     if options.multiplexing == "on" and unmultiplexed is not None:
@@ -95,11 +95,12 @@ def why_not_multiplexed(options: SglangOptions, spec: ModelSpec, kind: str, devi
     return None
 
 
-def _spec(model: LoadModel, checkpoint: Path, dtype: str | None) -> ModelSpec:
+def spec_of(model: str, checkpoint: Path, dtype: str | None) -> ModelSpec:
+    """Raises ModelLoadError."""
     try:
-        return ModelSpec.from_config(read_json(model.model, checkpoint, "config.json"), model.dtype or dtype)
+        return ModelSpec.from_config(read_json(model, checkpoint, "config.json"), dtype)
     except UnsupportedModel as error:
-        raise ModelLoadError(model=model.model, reason=str(error), remedy="see the list of architectures") from error
+        raise ModelLoadError(model=model, reason=str(error), remedy="see the list of architectures") from error
 
 
 def _arguments(
@@ -127,6 +128,8 @@ def _arguments(
     }
     if device == "cpu":
         arguments |= _NO_GPU
+    elif settings.sglang.sleep:
+        arguments |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     if config.multiplexes:
         arguments |= {
             "enable_pdmux": True,

@@ -54,6 +54,13 @@ class RecordsTold(msgspec.Struct, frozen=True, tag="records"):
     records: tuple[DecisionRecord, ...]
 
 
+class LaunchTook(msgspec.Struct, frozen=True, tag="launch_took"):
+    """The answer to the RPC that times a launch (hooks.py)."""
+
+    call: int
+    seconds: float
+
+
 class TellDecisions(msgspec.Struct, frozen=True, tag="tell_decisions"):
     call: int
     last: int
@@ -69,7 +76,7 @@ class UsePolicy(msgspec.Struct, frozen=True, tag="policy"):
     policy: str
 
 
-FromPlugin = PluginHello | PluginLoad | DecisionsTold | RecordsTold
+FromPlugin = PluginHello | PluginLoad | DecisionsTold | RecordsTold | LaunchTook
 ToPlugin = TellDecisions | TellRecords | UsePolicy
 
 

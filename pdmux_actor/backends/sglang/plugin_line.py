@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pdmux_actor.backends.sglang.link import (
     DecisionsTold,
+    LaunchTook,
     PluginHello,
     PluginLoad,
     PluginReader,
@@ -18,6 +19,8 @@ from pdmux_actor.backends.sglang.link import (
 )
 
 _READ_BYTES = 256 * 1024
+
+_Answer = DecisionsTold | RecordsTold | LaunchTook
 
 
 class PluginLine:
@@ -31,7 +34,7 @@ class PluginLine:
         self._hung_up = asyncio.Event()
         self._hung_up.set()
         self._hello: asyncio.Future[PluginHello] | None = None
-        self._calls: dict[int, asyncio.Future[DecisionsTold | RecordsTold]] = {}
+        self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._call_ids = itertools.count()
 
     async def listen(self) -> None:
@@ -51,17 +54,21 @@ class PluginLine:
             self._writer.write(encode(message))
 
     async def decisions(self, last: int) -> DecisionsTold:
-        call = next(self._call_ids)
-        told = await self._ask(call, TellDecisions(call, last))
+        told = await self._answer(lambda call: self._ask(TellDecisions(call, last)))
         assert isinstance(told, DecisionsTold)
         return told
 
     async def records(self) -> RecordsTold:
         """Everything that PluginConfig.records has kept."""
-        call = next(self._call_ids)
-        told = await self._ask(call, TellRecords(call))
+        told = await self._answer(lambda call: self._ask(TellRecords(call)))
         assert isinstance(told, RecordsTold)
         return told
+
+    async def launch_s(self, ask: Callable[[int], Awaitable[None]]) -> float:
+        """`ask` has the plugin time a launch and answer under that number."""
+        told = await self._answer(ask)
+        assert isinstance(told, LaunchTook)
+        return told.seconds
 
     async def close(self) -> None:
         if self._writer is not None:
@@ -70,11 +77,15 @@ class PluginLine:
         if self._server is not None:
             self._server.close()
 
-    async def _ask(self, call: int, question: TellDecisions | TellRecords) -> DecisionsTold | RecordsTold:
-        answer: asyncio.Future[DecisionsTold | RecordsTold] = asyncio.get_running_loop().create_future()
-        self._calls[call] = answer
+    async def _ask(self, question: TellDecisions | TellRecords) -> None:
         self.send(question)
+
+    async def _answer(self, ask: Callable[[int], Awaitable[None]]) -> _Answer:
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        call = next(self._call_ids)
+        self._calls[call] = answer
         try:
+            await ask(call)
             return await answer
         finally:
             del self._calls[call]
@@ -99,7 +110,7 @@ class PluginLine:
                             self._hello.set_result(message)
                     case PluginLoad():
                         self._on_load(message)
-                    case DecisionsTold() | RecordsTold():
+                    case DecisionsTold() | RecordsTold() | LaunchTook():
                         answer = self._calls.get(message.call)
                         if answer is not None and not answer.done():
                             answer.set_result(message)
