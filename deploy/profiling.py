@@ -8,7 +8,8 @@ from pathlib import Path
 
 from deploy.errors import OptionNotUsable, OutputNotWritable
 from deploy.profiled_engines import EngineToProfile, ModelToProfile, open_engine
-from deploy.settings import Backend, FleetFile, PoolSection
+from deploy.setting_types import Backend
+from deploy.settings import FleetFile, PoolSection
 from profiler.machine import machine_facts
 from profiler.measuring import measure
 from profiler.probe import Probe

@@ -14,6 +14,7 @@ LabelKey = Annotated[
     str, StringConstraints(max_length=317, pattern=r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")
 ]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$")]
+Backend = Literal["native", "sglang"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PolicyName = Literal[
     "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"

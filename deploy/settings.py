@@ -11,7 +11,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of
-from deploy.setting_types import Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, WrittenReplan
+from deploy.setting_types import Backend, Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, WrittenReplan
 from deploy.sglang_problems import sglang_problems
 from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
@@ -83,9 +83,13 @@ class SglangSection(Section):
     """Decode shares of the partitions that are created at start, ascending. Default: six, over the whole range."""
     args: Mapping[str, str | bool | int | float] = Field(default_factory=dict)
     """Further arguments of SGLang's server, for example {attention_backend: fa3}."""
+    sleep: bool = False
+    """On cuda: a unit whose model leaves keeps its weights in host memory until another comes: a quick return."""
 
     def options(self) -> SglangOptions:
-        return SglangOptions(multiplexing=self.multiplexing, decode_sms=self.decode_sms, args=dict(self.args))
+        return SglangOptions(
+            multiplexing=self.multiplexing, decode_sms=self.decode_sms, args=dict(self.args), sleep=self.sleep
+        )
 
 
 class PoolSection(Section):
@@ -94,7 +98,7 @@ class PoolSection(Section):
     name: Name = "default"
     device: Literal["cpu", "cuda", "simulated"] = "cpu"
     """cuda: NVIDIA GPUs of sm_80 or newer."""
-    backend: Literal["native", "sglang"] | None = None
+    backend: Backend | None = None
     """Default: engine.backend. An SGLang unit serves one model."""
     sglang: SglangSection = SglangSection()
     gpu_type: str | None = None
@@ -120,7 +124,7 @@ class PoolSection(Section):
 
 
 class EngineSection(Section):
-    backend: Literal["native", "sglang"] = "native"
+    backend: Backend = "native"
     """native: muxfleet's own engine, several models per unit. sglang: SGLang with muxfleet's dispatcher."""
     policy: PolicyName = "mux"
     block_bytes: ByteSize = ByteSize(16 * 1024)
@@ -177,7 +181,7 @@ class FleetFile(Section):
     placement: PlacementSection = PlacementSection()
     gateway: GatewaySection = GatewaySection()
 
-    def backend(self, pool: PoolSection) -> Literal["native", "sglang"]:
+    def backend(self, pool: PoolSection) -> Backend:
         return pool.backend or self.engine.backend
 
     def pool(self, name: str) -> PoolSection:

@@ -22,6 +22,9 @@ def sglang_problems(
     if device == "cuda" and gpu_type is None:
         remedy = "required for SGLang on cuda, to know its SMs; for example H200"
         yield Problem(path=(*path, "gpu_type"), value=None, remedy=remedy)
+    if options.sleep and device != "cuda":
+        remedy = "SGLang gives back memory of GPUs only; remove it, or set device: cuda"
+        yield Problem(path=(*path, "sglang", "sleep"), value=True, remedy=remedy)
     if options.multiplexing == "auto" and device != "cuda":
         options = replace(options, multiplexing="off")
     for problem in option_problems(options, _device(gpu_type), policy):

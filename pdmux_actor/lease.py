@@ -52,7 +52,7 @@ class ModelStatus:
 class UnitReport:
     """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
     `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
-    `max_models` None: its engine serves as many as fit.
+    `max_models` None: its engine serves as many as fit. `constrains`: it can make outputs follow a JSON schema.
     """
 
     unit_id: str
@@ -70,3 +70,4 @@ class UnitReport:
     failure: str | None = None
     device: str = ""
     max_models: int | None = None
+    constrains: bool = False

@@ -19,6 +19,7 @@ class SamplingParams:
     """`temperature == 0` is greedy. `top_k == 0` means all tokens.
 
     `logprobs` is how many alternatives to report per token; 0 reports the chosen token only, None nothing.
+    `json_schema` is the JSON text of a schema that the output must follow, where the engine can see to that.
     The draw for output token i depends on (seed, i) only: batching, preemption and migration do not change it.
     """
 
@@ -30,6 +31,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     tokens: tuple[SampledToken, ...] = ()
     finish: FinishReason | None = None
     error: str | None = None  # with FinishReason.ERROR: what happened and the remedy
+    param: str | None = None  # with `error`: the parameter of OpenAI's API that the engine cannot take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ class Ask:
 
     From `deadline_s` on it is not worth serving: it waits for its turn, or for a unit, until then. `prefix` holds names
     of the prompt's prefixes, shortest first (PrefixIndex), `conversation` what the client calls its conversation.
+    `constrained`: its output follows a schema, which not every engine can see to.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class Ask:
     priority: Priority = Priority.NORMAL
     prefix: tuple[bytes, ...] = ()
     conversation: str = ""
+    constrained: bool = False
 
     @property
     def needed_tokens(self) -> int:

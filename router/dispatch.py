@@ -10,7 +10,14 @@ from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import FinishReason, GenerateRequest
 from pdmux_actor.serving.frames import Delta, TokenLogprob
-from router.errors import ContextLengthExceeded, GenerationFailed, ModelNotFound, ModelUnavailable, UnitsLost
+from router.errors import (
+    ContextLengthExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    UnitsLost,
+)
 from router.front_desk import FrontDesk
 from router.generation import Generation, Output
 from router.limits import GatewayLimits
@@ -182,8 +189,10 @@ def _continuation(generation: Generation, progress: _Progress, attempt: int) -> 
     )
 
 
-def _failure(model: str, unit: UnitChoice, delta: Delta) -> UnitLost | GenerationFailed:
+def _failure(model: str, unit: UnitChoice, delta: Delta) -> UnitLost | GenerationFailed | InvalidRequest:
     # An abort that nobody asked for: the unit let go of the model.
     if delta.retryable or delta.finish is FinishReason.ABORT:
         return UnitLost(endpoint=unit.endpoint, reason=delta.error or "the unit gave the request back")
+    if delta.param is not None:
+        return InvalidRequest(f"Invalid {delta.param!r}: {delta.error}", param=delta.param, code="invalid_value")
     return GenerationFailed(model=model, reason=delta.error or "no reason given")

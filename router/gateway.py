@@ -13,7 +13,14 @@ from router.answer import Answer
 from router.caller import ANYBODY, Caller
 from router.demand_report import DemandReport
 from router.dispatch import Dispatcher
-from router.errors import GatewayNotReady, InvalidRequest, ModelNotFound, ModelUnavailable, Overloaded
+from router.errors import (
+    GatewayNotReady,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    Overloaded,
+    UnsupportedParameter,
+)
 from router.fanout import interleave
 from router.front_desk import FrontDesk
 from router.generation import Generation
@@ -183,6 +190,7 @@ class Gateway:
         context = self.view.context(card.model)
         if context is None or context.is_short_for_now(longest):
             context = await self._until_taken(card, caller, prompt_tokens, longest)
+        self._check_format(card, request)
         generations = self._generations(card, request, prompts, param, context, receipt)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return Answer(
@@ -200,6 +208,14 @@ class Gateway:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         if longest > limit:
             raise InvalidRequest(f"The prompt has {longest} tokens; this gateway takes {limit}.", param=param)
+
+    def _check_format(self, card: ModelCard, request: GenerationParameters) -> None:
+        if request.json_schema is not None and not self.view.constrains(card.model):
+            message = (
+                f"No unit that serves {card.model!r} can make its output follow a format; "
+                "leave response_format out, or serve the model on a pool with backend: sglang."
+            )
+            raise UnsupportedParameter(message, param="response_format")
 
     @staticmethod
     def _generations(

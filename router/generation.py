@@ -37,6 +37,7 @@ class Generation:
             priority=caller.priority,
             prefix=prefix_names(self.model, self.prompt_token_ids),
             conversation=caller.conversation,
+            constrained=self.sampling.json_schema is not None,
         )
 
 

@@ -64,6 +64,12 @@ class LiveView:
         known = self.context(model)
         return None if known is None else known.lately
 
+    def constrains(self, model: str) -> bool:
+        """Whether a unit with the model can make its output follow a schema. While none has it: one may come."""
+        reports = [unit.report for unit in self._view.units]
+        holders = [r for r in reports if any(status.model == model for status in r.models)]
+        return not holders or any(r.constrains for r in holders)
+
     def phases(self, model: str) -> frozenset[ModelPhase]:
         return frozenset(
             status.phase for unit in self._view.units for status in unit.report.models if status.model == model

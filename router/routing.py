@@ -76,6 +76,8 @@ def choose_unit(
     if candidates is None:
         return None
     usable = candidates.max_model_len >= ask.needed_tokens
+    if ask.constrained:
+        usable &= candidates.constrains
     for unit_id in hints.avoid:
         if (position := candidates.position.get(unit_id)) is not None:
             usable[position] = False

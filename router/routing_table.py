@@ -22,7 +22,7 @@ class Candidates:
     """Units that have one model ready. Arrays have one entry per unit; `unit` holds rows of the table.
 
     A prefill of n tokens takes `base_s + n * per_token_s`; nan where no unit has told yet. `crowded` units have used up
-    the model's quota.
+    the model's quota, those that `constrains` can make outputs follow a schema.
     """
 
     unit: Ints
@@ -31,6 +31,7 @@ class Candidates:
     base_s: Floats
     per_token_s: Floats
     crowded: npt.NDArray[np.bool_]
+    constrains: npt.NDArray[np.bool_]
 
     @property
     def has_prediction(self) -> bool:
@@ -82,6 +83,7 @@ class _Ready:
     unit_id: str
     max_model_len: int
     load: ModelLoad | None
+    constrains: bool
 
 
 def _candidates(units: Iterable[UnitView]) -> Mapping[str, Candidates]:
@@ -91,7 +93,7 @@ def _candidates(units: Iterable[UnitView]) -> Mapping[str, Candidates]:
         loads = {} if report.load is None else {m.model: m for m in report.load.models}
         for status in report.models:
             if status.phase is ModelPhase.READY and status.max_model_len is not None:
-                entry = _Ready(row, report.unit_id, status.max_model_len, loads.get(status.model))
+                entry = _Ready(row, report.unit_id, status.max_model_len, loads.get(status.model), report.constrains)
                 ready.setdefault(status.model, []).append(entry)
     return {model: _columns(entries) for model, entries in ready.items()}
 
@@ -112,6 +114,7 @@ def _columns(entries: list[_Ready]) -> Candidates:
         base_s=base_s,
         per_token_s=slope_s,
         crowded=np.array([x is not None and x.used_blocks >= x.quota_blocks > 0 for x in loads], dtype=np.bool_),
+        constrains=np.array([e.constrains for e in entries], dtype=np.bool_),
     )
 
 

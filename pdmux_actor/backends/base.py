@@ -11,13 +11,14 @@ from pdmux_actor.scheduling.decision_log import LogExcerpt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapacity:
-    """`max_models` None: as many as fit."""
+    """`max_models` None: as many as fit. `constrains`: outputs can be made to follow a JSON schema."""
 
     device: str
     memory_bytes: int
     block_bytes: int
     total_blocks: int
     max_models: int | None = None
+    constrains: bool = False
 
 
 class Engine(Protocol):

@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from pdmux_actor.inbox import Inbox
+from pdmux_actor.messages import FinishReason, TokenEvent
 from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
 from pdmux_actor.scheduling.events import Abort, Arrival, SetPolicy, SetQuotas, Stop
 from pdmux_actor.scheduling.events import ReadDecisions as ReadSchedulerDecisions
@@ -22,12 +23,15 @@ from pdmux_actor.serving.commands import (
     Command,
     CommandReader,
     DecisionsRead,
+    LaunchNotTimed,
     LoadModel,
     QuotasChanged,
     ReadDecisions,
     RemoveModel,
     Shutdown,
     Submit,
+    TimeLaunch,
+    Tokens,
 )
 from pdmux_actor.serving.model_shelf import ModelShelf
 from pdmux_actor.serving.notice_sender import NoticeSender
@@ -67,6 +71,8 @@ class CommandIntake:
 
     def _take(self, command: Command) -> None:
         match command:
+            case Submit(request=request) if request.sampling.json_schema is not None:
+                self._refuse_schema(request.request_id)  # nobody routes it here; not to be ignored in silence
             case Submit(request=request):
                 self._inbox.put(Arrival(request))
             case AbortRequest(request_id=request_id):
@@ -83,8 +89,15 @@ class CommandIntake:
             case ReadDecisions(call=call, last=last):
                 last = max(0, min(last, MAX_DECISIONS))
                 self._inbox.put(ReadSchedulerDecisions(last, partial(self._tell_decisions, call)))
+            case TimeLaunch(call=call):
+                self._sender.send(LaunchNotTimed(call, "this engine does not run SGLang"))
             case Shutdown():
                 self._inbox.put(Stop())
+
+    def _refuse_schema(self, request_id: str) -> None:
+        error = "this engine does not constrain outputs; serve the model on a pool with backend: sglang"
+        event = TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error=error, param="response_format")
+        self._sender.send(Tokens((event,)))
 
     def _tell_decisions(self, call: int, now_s: float, decisions: Sequence[Decision]) -> None:
         told = tuple([_with_few_ids(decision) for decision in decisions])

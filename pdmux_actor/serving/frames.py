@@ -75,7 +75,8 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     another unit may not share (the model left this unit, the engine died). `held_back` counts the newest tokens of the
     stream that `text` does not reflect yet: a gateway that continues elsewhere resends the tokens before them. So the
     text shown so far always ends at the end of a token: one that may be shown only in part is held back whole, and a
-    unit that starts from `output_token_ids` shows only what comes after them.
+    unit that starts from `output_token_ids` shows only what comes after them. `param` names the parameter that the
+    engine cannot take as it is: the client's fault.
     """
 
     stream: int
@@ -87,6 +88,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     error: str | None = None
     held_back: int = 0
     retryable: bool = False
+    param: str | None = None
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

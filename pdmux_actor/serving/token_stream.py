@@ -58,7 +58,7 @@ class TokenStream:
         if stopped:
             self._end(FinishReason.STOP)
         elif event.finish is not None:
-            self._end(event.finish, event.error, retryable)
+            self._end(event.finish, event.error, event.param, retryable=retryable)
         elif self._credit > 0:
             self._credit -= 1
             self._flush()
@@ -90,8 +90,12 @@ class TokenStream:
     def _logprobs(self, tokens: tuple[SampledToken, ...]) -> list[TokenLogprob]:
         return [self._vocabulary.logprob(token) for token in tokens]
 
-    def _end(self, finish: FinishReason, error: str | None = None, retryable: bool = False) -> None:
-        self._pending = msgspec.structs.replace(self._pending, finish=finish, error=error, retryable=retryable)
+    def _end(
+        self, finish: FinishReason, error: str | None = None, param: str | None = None, *, retryable: bool = False
+    ) -> None:
+        self._pending = msgspec.structs.replace(
+            self._pending, finish=finish, error=error, param=param, retryable=retryable
+        )
         self._flush()
         self.finished = True
 

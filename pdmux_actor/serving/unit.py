@@ -98,6 +98,7 @@ class Unit:
             block_bytes=self._capacity.block_bytes,
             total_blocks=self._capacity.total_blocks,
             max_models=self._capacity.max_models,
+            constrains=self._capacity.constrains,
             lease_version=self._follower.lease_version,
             models=self._model_statuses(),
             load=self._engine.load_report(),

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdmux_actor.messages import SamplingParams
@@ -33,7 +34,6 @@ UNIMPLEMENTED = frozenset(
         "presence_penalty",
         "reasoning_effort",
         "repetition_penalty",
-        "response_format",
         "stop_token_ids",
         "suffix",
         "tool_choice",
@@ -50,6 +50,25 @@ class RequestPart(BaseModel):
 
 class TextFormat(RequestPart):
     type: Literal["text"]
+
+
+class JsonObjectFormat(RequestPart):
+    type: Literal["json_object"]
+
+
+class NamedSchema(RequestPart):
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None  # always is
+
+
+class JsonSchemaFormat(RequestPart):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class StreamOptions(RequestPart):
@@ -71,6 +90,7 @@ class GenerationParameters(RequestPart):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
 
     # Accepted and without effect here.
     user: str | None = None
@@ -89,7 +109,6 @@ class GenerationParameters(RequestPart):
     min_p: Zero | None = None
     logit_bias: EmptyObject | None = None
     stop_token_ids: Empty | None = None
-    response_format: TextFormat | None = None
 
     @property
     def num_choices(self) -> int:
@@ -114,6 +133,16 @@ class GenerationParameters(RequestPart):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def json_schema(self) -> str | None:
+        """JSON text. Of any object for `json_object`, as OpenAI has it."""
+        match self.response_format:
+            case JsonSchemaFormat(json_schema=named):
+                return msgspec.json.encode(named.json_schema).decode()
+            case JsonObjectFormat():
+                return '{"type":"object"}'
+        return None
+
+    @property
     def asked_max_tokens(self) -> int | None:
         return self.max_tokens
 
@@ -135,6 +164,7 @@ class GenerationParameters(RequestPart):
             min_tokens=min(self.min_tokens or 0, max_tokens),
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.asked_logprobs,
+            json_schema=self.json_schema,
         )
 
 

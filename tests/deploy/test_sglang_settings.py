@@ -64,6 +64,11 @@ def test_backend__per_pool__overrides_the_fleets():
             "engine: {policy: duetserve}\npools: [{device: cuda, gpu_type: H200, backend: sglang}]",
             ("pools[0].sglang.multiplexing", "duetserve", "mux or muxwise"),
         ),
+        ("pools: [{backend: sglang, sglang: {sleep: true}}]", ("pools[0].sglang.sleep", "memory of GPUs only")),
+        (
+            "pools: [{device: cuda, gpu_type: H200, backend: sglang, sglang: {args: {enable_memory_saver: true}}}]",
+            ("pools[0].sglang.args.enable_memory_saver", "set pools[].sglang.sleep"),
+        ),
         (
             "pools: [{backend: sglang, sglang: {multiplexing: 'off', decode_sms: [36]}}]",
             ("pools[0].sglang.decode_sms", "remove it"),

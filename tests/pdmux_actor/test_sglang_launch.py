@@ -11,6 +11,7 @@ from pdmux_actor.backends.sglang.launch import plan_launch
 from pdmux_actor.backends.sglang.options import SglangOptions, partitions_of
 from pdmux_actor.backends.sglang.plugin_config import read_config
 from pdmux_actor.backends.sglang.requests import finish_of, generate_arguments, token_event
+from pdmux_actor.backends.sglang.view import DONE_KEY
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, SamplingParams, Slo
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
@@ -164,3 +165,23 @@ def test_token_event__abort__repeats_no_token():
     aborted = {"type": "abort", "message": "Aborted", "status_code": None}
 
     assert token_event(REQUEST, chunk([9], [(-1.0, 9, None)], aborted), 1).tokens == ()
+
+
+def test_schema__asked_for__goes_to_sglang_and_its_refusal_comes_back():
+    constrained = replace(REQUEST, sampling=replace(REQUEST.sampling, json_schema='{"type":"object"}'))
+    invalid = {"type": "abort", "message": "Failed to compile json grammar: no", "status_code": 400}
+    full = {"type": "abort", "message": "no room", "status_code": 503}
+
+    params = generate_arguments(constrained, "id", 100)["sampling_params"]
+    assert params["json_schema"] == '{"type":"object"}'
+    assert params["custom_params"][DONE_KEY] == 2
+    assert token_event(constrained, chunk([], [], invalid), 0).param == "response_format"
+    assert token_event(constrained, chunk([], [], full), 0).param is None
+    assert "json_schema" not in generate_arguments(REQUEST, "id", 100)["sampling_params"]
+
+
+@pytest.mark.parametrize(("kind", "saves"), [("sglang_cuda", True), ("sglang_cpu", False)])
+def test_launch__sleep__saves_memory_where_there_is_some_to_give_back(checkpoint, tmp_path, kind, saves):
+    arguments = launch(checkpoint, tmp_path, options=SglangOptions(sleep=True), kind=kind).arguments
+
+    assert ("enable_memory_saver" in arguments, "enable_weights_cpu_backup" in arguments) == (saves, saves)

@@ -70,7 +70,7 @@ def speech_tokens(request: GenerateRequest) -> list[int]:
 @dataclass(eq=False)
 class FakeUnit:
     """After `fuse[0]` tokens of a request it drops every connection and takes that entry off; units may share a fuse.
-    `fail` ends a request at once.
+    `fail` ends a request at once. It `constrains` outputs in name only.
     """
 
     unit_id: str = "unit-a"
@@ -80,6 +80,7 @@ class FakeUnit:
     tokens_per_delta: int = 1
     fuse: list[int] = field(default_factory=list)
     mute: bool = False
+    constrains: bool = False
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
     requests: list[GenerateRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -117,6 +118,7 @@ class FakeUnit:
             block_bytes=1,
             total_blocks=1,
             lease_version=1,
+            constrains=self.constrains,
             models=tuple(
                 ModelStatus(
                     model=m, phase=phase, max_model_len=self.max_model_len if phase is ModelPhase.READY else None

@@ -34,6 +34,7 @@ def unit(
     max_model_len: int = 100_000,
     total_blocks: int = 1000,
     reports_load: bool = True,
+    constrains: bool = False,
 ) -> UnitView:
     loads = loads or (model_load(),)
     load = LoadReport(
@@ -54,6 +55,7 @@ def unit(
         block_bytes=1,
         total_blocks=total_blocks,
         lease_version=1,
+        constrains=constrains,
         models=tuple(ModelStatus(model=m.model, phase=phase, max_model_len=max_model_len) for m in loads),
         load=load if reports_load else None,
     )

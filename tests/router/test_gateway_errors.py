@@ -79,6 +79,13 @@ async def test_body__not_an_object__400(http, body) -> None:
         ({"presence_penalty": 0.5}, "unsupported_parameter", "presence_penalty"),
         ({"logit_bias": {"5": 1}}, "unsupported_parameter", "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "poem"}}, "invalid_value", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": "any"}}},
+            "invalid_type",
+            "response_format.json_schema.schema",
+        ),
         ({"tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
         ({"moon_phase": "full"}, "unknown_parameter", "moon_phase"),
     ],

@@ -80,6 +80,12 @@ def test_choose__context_too_short_or_avoided__is_left_out() -> None:
     assert chosen(unit("a"), avoid={"a"}) is None
 
 
+def test_choose__constrained__only_where_outputs_follow_a_schema() -> None:
+    constrained = ask(constrained=True)
+    assert chosen(unit("a"), unit("b", model_load(running=9), constrains=True), request=constrained) == "b"
+    assert chosen(unit("a"), request=constrained) is None
+
+
 def test_choose__one_report_is_stale__taken_only_when_the_others_would_miss_the_target() -> None:
     silent = unit("a", age_s=60)
     tight = ask(slo=Slo(ttft_s=0.5, tbt_s=0.1))

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 
+import msgspec
 import pytest
 
 from pdmux_actor.backends.native import NativeEngine
@@ -44,13 +46,17 @@ class Client:
                     assert event.request_id not in self.ends, "a request ends once"
                     self.ends[event.request_id] = event
 
-    def submit(self, request_id, prompt_tokens=30, **sampling):
+    @staticmethod
+    def prompt(tokens=30):
+        return tuple((7 * i) % 600 + 5 for i in range(tokens))
+
+    def submit(self, request_id, prompt_tokens=30, model="m", **sampling):
         sampling = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **sampling}
         self.engine.submit(
             GenerateRequest(
                 request_id=request_id,
-                model="m",
-                prompt_token_ids=tuple((7 * i) % 600 + 5 for i in range(prompt_tokens)),
+                model=model,
+                prompt_token_ids=self.prompt(prompt_tokens),
                 sampling=SamplingParams(**sampling),
                 slo=SLO,
             )
@@ -117,7 +123,7 @@ async def test_engine__whole_life__serves_aborts_limits_and_lets_go(small_checkp
             GenerateRequest(
                 request_id="moved here",
                 model="m",
-                prompt_token_ids=tuple((7 * i) % 600 + 5 for i in range(30)),
+                prompt_token_ids=client.prompt(),
                 output_token_ids=half,
                 sampling=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
                 slo=SLO,
@@ -152,6 +158,105 @@ async def test_engine__whole_life__serves_aborts_limits_and_lets_go(small_checkp
         assert "not on this unit" in (await client.end_of("after")).error
         assert await engine.add_model(assignment(small_checkpoint)) == 4096
         assert engine.is_alive()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"yes": {"type": "boolean"}, "kind": {"enum": ["red", "green"]}},
+    "required": ["yes", "kind"],
+    "additionalProperties": False,
+}
+
+
+async def test_schema__also_where_another_unit_began__output_follows_it(
+    small_checkpoint, sglang_environment, monkeypatch
+):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(small_checkpoint / "tokenizer.json"))
+    async with engine_of(SETTINGS, sglang_environment, monkeypatch) as (engine, client):
+        await engine.add_model(assignment(small_checkpoint))
+
+        def text(request_id):
+            return tokenizer.decode([token.token_id for token in client.tokens[request_id]])
+
+        client.submit("beside", max_tokens=3000)  # a schema that is compiled must not wait until nothing decodes
+        await client.until(lambda: len(client.tokens.get("beside", ())) > 3)
+        constrained = {"max_tokens": 200, "ignore_eos": False, "json_schema": json.dumps(SCHEMA)}
+        for i in range(3):
+            client.submit(f"json-{i}", temperature=1.0, seed=i, **constrained)
+        ends = [await client.end_of(f"json-{i}") for i in range(3)]
+        assert [end.finish for end in ends] == [FinishReason.STOP] * 3
+        for i in range(3):
+            assert set(json.loads(text(f"json-{i}"))) == {"yes", "kind"}
+        assert "beside" not in client.ends
+        engine.abort("beside")
+
+        client.submit("whole", **constrained)
+        await client.end_of("whole")
+        tokens = [token.token_id for token in client.tokens["whole"]]
+        for cut in (1, len(tokens) // 2):
+            engine.submit(
+                GenerateRequest(
+                    request_id=f"from-{cut}",
+                    model="m",
+                    prompt_token_ids=client.prompt(),
+                    output_token_ids=tuple(tokens[:cut]),
+                    sampling=SamplingParams(temperature=0.0, **constrained),
+                    slo=SLO,
+                )
+            )
+            await client.end_of(f"from-{cut}")
+            rest = [token.token_id for token in client.tokens[f"from-{cut}"]]
+            assert tokens[:cut] + rest == tokens
+
+        client.submit("nonsense", max_tokens=20, json_schema='{"type": "poem"}')
+        refused = await client.end_of("nonsense")
+        assert (refused.finish, refused.param) == (FinishReason.ERROR, "response_format")
+        client.submit("after", max_tokens=4)
+        assert (await client.end_of("after")).finish is FinishReason.LENGTH
+
+
+async def test_model__leaves_and_comes_back__is_woken_unless_it_is_another(
+    small_checkpoint, sglang_environment, monkeypatch, tmp_path
+):
+    """On a CPU no memory is given back, but all that happens around it does."""
+    import psutil
+
+    settings = msgspec.structs.replace(SETTINGS, sglang=msgspec.structs.replace(SETTINGS.sglang, sleep=True))
+    async with engine_of(settings, sglang_environment, monkeypatch) as (engine, client):
+
+        def children():
+            return {child.pid for child in psutil.Process(engine.pid).children(recursive=True)}
+
+        def said(request_id):
+            return [token.token_id for token in client.tokens[request_id]]
+
+        await engine.add_model(assignment(small_checkpoint))
+        client.submit("before")
+        await client.end_of("before")
+        started = children()
+
+        client.submit("cut off", max_tokens=3000)
+        await client.until(lambda: len(client.tokens.get("cut off", ())) > 3)
+        await engine.remove_model("m")
+        assert "has left this unit" in (await client.end_of("cut off")).error
+        client.submit("asleep")
+        assert "not on this unit" in (await client.end_of("asleep")).error
+
+        max_len = await engine.add_model(assignment(small_checkpoint, quota_blocks=QUOTA_BLOCKS // 2))
+        client.submit("after")
+        assert (await client.end_of("after")).finish is FinishReason.LENGTH
+        assert said("after") == said("before")
+        assert children() == started
+        await client.until(lambda: engine.load_report().models[0].quota_blocks == QUOTA_BLOCKS // 2)
+        assert max_len <= 4096
+
+        await engine.remove_model("m")
+        await engine.add_model(assignment(small_checkpoint, model="other"))
+        assert not children() & started
+        client.submit("of another", model="other")
+        assert (await client.end_of("of another")).finish is FinishReason.LENGTH
 
 
 async def test_plugin__kept_away_by_sglangs_own_switch__model_is_refused(

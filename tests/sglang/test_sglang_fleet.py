@@ -1,5 +1,6 @@
 """One fleet with a native unit and an SGLang unit behind one gateway, and what OpenAI's SDK asks of both."""
 
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,19 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 MODELS = ("one", "two")
 """The same checkpoint twice: one on either unit."""
+
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "answer",
+        "schema": {
+            "type": "object",
+            "properties": {"yes": {"type": "boolean"}, "kind": {"enum": ["red", "green"]}},
+            "required": ["yes", "kind"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 def free_port():
@@ -101,6 +115,80 @@ def test_completions__either_engine__logprobs_stop_n_and_usage(client, model):
 
     several = client.completions.create(model=model, prompt="Hello there", max_tokens=6, temperature=0.9, n=3)
     assert [choice.index for choice in several.choices] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_seed__either_engine__same_draws_for_the_same_seed(client, model):
+    def drawn(seed, **options):
+        reply = client.completions.create(
+            model=model, prompt="Hello there", max_tokens=16, temperature=1.0, seed=seed, **options
+        )
+        return [choice.text for choice in reply.choices]
+
+    first = drawn(7)
+    assert drawn(7) == first
+    assert drawn(7, n=2)[0] == first[0]
+    assert drawn(8) != first
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_chat__either_engine__logprobs_stop_n_and_usage_in_a_stream(client, model):
+    messages = [{"role": "user", "content": "Hello there"}]
+    plain = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=12, temperature=0, logprobs=True, top_logprobs=2
+    )
+    text = plain.choices[0].message.content
+    assert len(plain.choices[0].logprobs.content) == 12
+    assert all(len(token.top_logprobs) == 2 for token in plain.choices[0].logprobs.content)
+
+    chunks = list(
+        client.chat.completions.create(
+            model=model,
+            messages=messages,
+            max_tokens=12,
+            temperature=0,
+            n=2,
+            stop=text[4:6],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    for index in range(2):
+        mine = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
+        assert "".join(choice.delta.content or "" for choice in mine) == text[: text.index(text[4:6])]
+        assert mine[-1].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens > 0
+
+
+def test_schema__sglang__output_follows_it_whole_streamed_and_many_at_once(client):
+    def ask(i):
+        options = {"model": "two", "messages": [{"role": "user", "content": f"Number {i}"}], "max_tokens": 200}
+        options |= {"response_format": FORMAT, "temperature": 1.0, "seed": i}
+        if i % 2:
+            return client.chat.completions.create(**options).choices[0].message.content
+        chunks = client.chat.completions.create(**options, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    with ThreadPoolExecutor(6) as threads:
+        replies = [json.loads(text) for text in threads.map(ask, range(6))]
+    assert all(set(reply) == {"yes", "kind"} and reply["kind"] in ("red", "green") for reply in replies)
+
+
+def test_schema__native__is_refused_with_the_remedy(client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="one", messages=[{"role": "user", "content": "Hello"}], response_format=FORMAT
+        )
+    assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_parameter")
+
+
+def test_schema__not_understood__is_the_clients_fault(client):
+    nonsense = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "poem"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="two", messages=[{"role": "user", "content": "Hello"}], response_format=nonsense
+        )
+    assert refused.value.param == "response_format"
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -20,6 +20,7 @@ from pdmux_actor.backends.sglang.link import (
     TellRecords,
     UsePolicy,
 )
+from pdmux_actor.backends.sglang.sampling_hooks import from_schedule_batch, grammar_is_ready
 from pdmux_actor.backends.sglang.seat import DispatchSeat
 from pdmux_actor.backends.sglang.snapshot import Directive
 from profiler.probe import LaunchShape
@@ -123,9 +124,11 @@ def ingest_requests(original: Original, scheduler: Any, *args: Any, **kwargs: An
 def _decide(scheduler: Any) -> None:
     """Rank 0 for all: decisions from each rank's own clock would part, and the ranks' collectives with them."""
     seat = seat_of(scheduler)
+    if scheduler.grammar_manager.has_waiting_grammars():  # SGLang looks only when it starts a prefill
+        for req in scheduler.grammar_manager.get_ready_grammar_requests():
+            scheduler._add_request_to_queue(req)
     if not seat.has_work():  # the same on all ranks
-        starts = scheduler.grammar_manager.has_waiting_grammars()
-        seat.directive = Directive(group=0, layers=int(scheduler.model_config.num_hidden_layers), start=starts)
+        seat.directive = Directive(group=0, layers=int(scheduler.model_config.num_hidden_layers))
         return
     seat.order_waiting()
     if scheduler.tp_size == 1:
@@ -336,6 +339,8 @@ def on_idle(original: Original, scheduler: Any) -> None:
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_GRAMMARS = "sglang.srt.constrained.grammar_manager.GrammarManager"
 _MIXIN = "sglang.srt.multiplex.multiplexing_mixin.SchedulerMultiplexMixin"
 
 AROUND: Mapping[str, Original] = MappingProxyType(
@@ -348,6 +353,8 @@ AROUND: Mapping[str, Original] = MappingProxyType(
         f"{_SCHEDULER}._collect_inflight_batches": collect_inflight_batches,
         f"{_SCHEDULER}.is_fully_idle": is_fully_idle,
         f"{_SCHEDULER}.on_idle": on_idle,
+        f"{_SAMPLING}.from_schedule_batch": from_schedule_batch,
+        f"{_GRAMMARS}._apply_request_reasoning_config": grammar_is_ready,
         f"{_MIXIN}.init_pdmux": init_pdmux,
         f"{_MIXIN}.update_split_prefill_batch": update_split_prefill_batch,
         f"{_MIXIN}.event_loop_pdmux": event_loop,

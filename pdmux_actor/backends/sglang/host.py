@@ -9,12 +9,15 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from pdmux_actor.backends.sglang.hooks import QUOTA_RPC
+import msgspec
+
+from pdmux_actor.backends.sglang.hooks import QUOTA_RPC, TIME_RPC
 from pdmux_actor.backends.sglang.launch import Launch, plan_launch
 from pdmux_actor.backends.sglang.link import DecisionsTold, PluginHello, PluginLoad, UsePolicy
 from pdmux_actor.backends.sglang.load import load_report
 from pdmux_actor.backends.sglang.options import FUSING_POLICIES
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
+from pdmux_actor.backends.sglang.slumber import IdleWatch, Sleeper, checkpoint_files, put_to_sleep, wake
 from pdmux_actor.backends.sglang.streams import RequestStreams
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.scheduling.decision_log import LogExcerpt
@@ -26,6 +29,8 @@ from pdmux_actor.serving.commands import (
     Command,
     DecisionsRead,
     EngineSettings,
+    LaunchNotTimed,
+    LaunchTimed,
     Load,
     LoadModel,
     ModelFailed,
@@ -35,6 +40,7 @@ from pdmux_actor.serving.commands import (
     ReadDecisions,
     RemoveModel,
     Submit,
+    TimeLaunch,
 )
 from pdmux_actor.serving.notice_sender import NoticeSender
 from profiler.specs import DeviceSpec
@@ -58,7 +64,10 @@ class SglangHost:
         self._engine: Any = None
         self._launch: Launch | None = None
         self._quota_blocks = 0
-        self._telling_quota = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        self._watch = IdleWatch()
+        self._asleep: Sleeper | None = None
+        self._command: LoadModel | None = None
         self._streams = RequestStreams(sender)
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = itertools.count()
@@ -87,6 +96,8 @@ class SglangHost:
                 self._set_policy(policy)
             case ReadDecisions(call=call, last=last):
                 self._spawn(self._tell_decisions(call, last))
+            case TimeLaunch():
+                self._spawn(self._time_launch(command))
             case _:
                 raise AssertionError(f"{type(command).__name__} is for the process")
 
@@ -94,13 +105,29 @@ class SglangHost:
 
     async def _load(self, command: LoadModel) -> None:
         try:
-            launch = await self._start(command)
+            async with self._changing:
+                launch = await self._wake(command) or await self._start(command)
         except ModelLoadError as error:
             self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
             return
-        self._launch, self._quota_blocks = launch, command.quota_blocks
+        self._launch, self._command, self._quota_blocks = launch, command, command.quota_blocks
         self._streams.open(self._engine, launch, command.quota_blocks)
         self._sender.send(ModelLoaded(command.call, launch.max_len(command.quota_blocks)))
+
+    async def _wake(self, command: LoadModel) -> Launch | None:
+        """None: what sleeps here, if anything does, is not the model asked for. It is gone then."""
+        sleeper, self._asleep = self._asleep, None
+        if sleeper is None:
+            return None
+        if not sleeper.is_asked_for(command):
+            self._stop_engine()
+            return None
+        await wake(self._engine)
+        self._line.send(UsePolicy(self._policy))
+        tokens = sleeper.launch.quota_tokens(command.quota_blocks)
+        await asyncio.to_thread(self._engine.collective_rpc, QUOTA_RPC, tokens=tokens)
+        logger.info("SGLang serves %s again, after a sleep", command.model)
+        return sleeper.launch
 
     async def _start(self, command: LoadModel) -> Launch:
         if self._launch is not None:
@@ -147,11 +174,16 @@ class SglangHost:
         logger.info("SGLang serves %s, plugin active, %d KV tokens, %s", model, hello.total_tokens, how)
 
     async def _remove(self, command: RemoveModel) -> None:
-        async with self._telling_quota:  # its RPC would wait for ever for an engine that is gone
-            if self._launch is not None and self._launch.info.model == command.model:
+        async with self._changing:  # an RPC would wait for ever for an engine that is gone
+            launch, loaded = self._launch, self._command
+            if launch is not None and loaded is not None and loaded.model == command.model:
                 self._streams.close(f"model {command.model!r} has left this unit")
                 self._launch = None
-                self._stop_engine()
+                files = checkpoint_files(launch)
+                if self._settings.sglang.sleep and await put_to_sleep(self._engine, self._watch):
+                    self._asleep = Sleeper(command=loaded, launch=launch, files=files)
+                else:
+                    self._stop_engine()
         self._sender.send(ModelRemoved(command.call))
 
     def _stop_engine(self) -> None:
@@ -171,7 +203,7 @@ class SglangHost:
 
     async def _tell_quota(self) -> None:
         """One at a time, the newest last; SGLang's RPC blocks."""
-        async with self._telling_quota:
+        async with self._changing:
             if self._launch is not None:
                 tokens = self._launch.quota_tokens(self._quota_blocks)
                 await asyncio.to_thread(self._engine.collective_rpc, QUOTA_RPC, tokens=tokens)
@@ -196,7 +228,22 @@ class SglangHost:
             DecisionsRead(call, LogExcerpt(now_s=told.now_s, unix_s=time.time(), decisions=told.decisions))
         )
 
+    async def _time_launch(self, command: TimeLaunch) -> None:
+        launch, beside = msgspec.to_builtins((command.launch, command.beside))
+
+        async def ask(call: int) -> None:
+            await asyncio.to_thread(self._engine.collective_rpc, TIME_RPC, call=call, launch=launch, beside=beside)
+
+        assert self._launch is not None, "a launch of no model"
+        try:
+            seconds = await self._line.launch_s(ask)
+        except AssertionError as error:  # how SGLang says that an RPC failed
+            self._sender.send(LaunchNotTimed(command.call, str(error)))
+        else:
+            self._sender.send(LaunchTimed(command.call, seconds))
+
     def _on_load(self, load: PluginLoad) -> None:
+        self._watch.note(load)
         if self._launch is not None:
             total_blocks = self._settings.kv_pool_bytes // self._settings.block_bytes
             report = load_report(load, self._launch, self._quota_blocks, total_blocks, self._streams.counts)

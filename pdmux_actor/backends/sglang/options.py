@@ -51,6 +51,8 @@ OWN_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "enable_pdmux": "set pools[].sglang.multiplexing",
         "pdmux_config_path": "set pools[].sglang.decode_sms",
         "sm_group_num": "set pools[].sglang.decode_sms",
+        "enable_memory_saver": "set pools[].sglang.sleep",
+        "enable_weights_cpu_backup": "set pools[].sglang.sleep",
         "stream_interval": "every token is handed over when it is there; remove it",
         "incremental_streaming_output": "always on; remove it",
         "skip_tokenizer_init": "always off; remove it",
@@ -74,12 +76,14 @@ _DEFAULT_PARTITIONS = 6
 
 class SglangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`multiplexing` "auto" is on for CUDA and a model that SGLang can slice. `decode_sms` are the decode shares of the
-    partitions to be created at start; None chooses them. `args` are further arguments of SGLang's server.
+    partitions to be created at start; None chooses them. `args` are further arguments of SGLang's server. `sleep`: an
+    engine whose model leaves keeps its process, and its weights in host memory, for the model's return.
     """
 
     multiplexing: Literal["auto", "on", "off"] = "auto"
     decode_sms: tuple[int, ...] | None = None
     args: dict[str, Scalar] = {}
+    sleep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,13 +77,15 @@ def _missing(scheduler: Any) -> tuple[str, ...]:
     missing = []
     for target, hook in (*AROUND.items(), *REPLACE.items()):
         owner, name = target.rsplit(".", 1)
-        patched = getattr(pkgutil.resolve_name(owner), name, None)
-        if getattr(type(scheduler), name, None) is not patched or not _is_outermost(hook, patched):
+        holder = pkgutil.resolve_name(owner)
+        patched = getattr(holder, name, None)
+        is_overridden = isinstance(scheduler, holder) and getattr(type(scheduler), name, None) is not patched
+        if is_overridden or not _is_outermost(hook, patched):
             missing.append(target)
     return tuple(missing)
 
 
 def _is_outermost(hook: Any, patched: Any) -> bool:
     """SGLang's wrapper of a hook holds it in its closure."""
-    cells = getattr(patched, "__closure__", None) or ()
+    cells = getattr(getattr(patched, "__func__", patched), "__closure__", None) or ()
     return any(cell.cell_contents is hook for cell in cells)

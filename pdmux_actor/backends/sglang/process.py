@@ -51,6 +51,7 @@ async def _serve(connection: socket.socket, settings: EngineSettings, folder: Pa
             block_bytes=settings.block_bytes,
             total_blocks=settings.kv_pool_bytes // settings.block_bytes,
             max_models=1,
+            constrains=settings.sglang.args.get("grammar_backend") != "none",
         )
     )
     commands = CommandReader()

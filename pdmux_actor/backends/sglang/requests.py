@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdmux_actor.backends.sglang.view import SLO_KEY
+from pdmux_actor.backends.sglang.view import DONE_KEY, SLO_KEY
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
 
 
@@ -22,8 +22,10 @@ def generate_arguments(request: GenerateRequest, request_id: str, max_len: int) 
         "top_k": sampling.top_k or -1,
         "ignore_eos": sampling.ignore_eos,
         "sampling_seed": sampling.seed,
-        "custom_params": {SLO_KEY: [time.monotonic(), request.slo.ttft_s, request.slo.tbt_s]},
+        "custom_params": {SLO_KEY: [time.monotonic(), request.slo.ttft_s, request.slo.tbt_s], DONE_KEY: done},
     }
+    if sampling.json_schema is not None:
+        params["json_schema"] = sampling.json_schema
     arguments: dict[str, Any] = {
         "input_ids": [*request.prompt_token_ids, *request.output_token_ids],
         "sampling_params": params,
@@ -40,7 +42,9 @@ def token_event(request: GenerateRequest, chunk: Mapping[str, Any], seen_logprob
     meta = chunk["meta_info"]
     finish, error = finish_of(meta.get("finish_reason"))
     if finish in (FinishReason.ABORT, FinishReason.ERROR):
-        return TokenEvent(request_id=request.request_id, finish=finish, error=error)  # repeats its last token there
+        is_about_schema = request.sampling.json_schema is not None and error is not None and "grammar" in error.lower()
+        param = "response_format" if is_about_schema else None
+        return TokenEvent(request_id=request.request_id, finish=finish, error=error, param=param)  # repeats a token
     token_ids: Sequence[int] = chunk["output_ids"]
     if request.sampling.logprobs is None:
         tokens = tuple([SampledToken(token_id) for token_id in token_ids])

@@ -8,6 +8,7 @@ from pdmux_actor.backends.sglang.snapshot import SeenBatch, SeenSequence
 
 MAX_WAITING_SEEN = 64
 SLO_KEY = "muxfleet"  # in a request's custom_params: (arrival_s, ttft_s, tbt_s), on the monotonic clock of the machine
+DONE_KEY = "muxfleet_done"  # there too: how many of the prompt's last tokens are output that another unit produced
 _NO_TARGET_S = float("inf")
 _NO_TARGETS = (0.0, _NO_TARGET_S, _NO_TARGET_S)
 

@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from pdmux_actor.backends.native import NativeEngine
-from pdmux_actor.errors import EngineDied, EngineStartFailed, ModelLoadError
+from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.commands import EngineSettings
+from profiler.probe import LaunchShape
 
 
 @asynccontextmanager
@@ -84,6 +85,20 @@ async def test_native_engine__all_commands__every_request_ends_once(
         assert finishes["aborted"].finish is FinishReason.ABORT
 
         await until(lambda: quotas_of(engine) == {"a": 500, "b": 1000})
+
+
+async def test_native_engine__what_only_sglang_does__is_refused(engine_settings, make_assignment, make_request):
+    async with running(engine_settings) as (engine, capacity):
+        await engine.add_model(make_assignment("tiny"))
+        engine.submit(make_request("json", sampling={"json_schema": "{}"}))
+        engine.submit(make_request("plain"))
+        tokens, finishes = await answers_of(engine, ["json", "plain"])
+
+        assert not capacity.constrains
+        assert (finishes["json"].finish, finishes["json"].param) == (FinishReason.ERROR, "response_format")
+        assert tokens == {"json": 0, "plain": 5}
+        with pytest.raises(LaunchFailed, match="does not run SGLang"):
+            await engine.time_launch("tiny", LaunchShape(sms=1, prompts=1, new_tokens=8), None)
 
 
 async def test_native_engine__model_removed_under_load__requests_fail_and_it_can_return(
@@ -187,6 +202,7 @@ import asyncio, sys
 import msgspec
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.serving.commands import EngineSettings
+from profiler.probe import LaunchShape
 
 async def own():
     engine = NativeEngine(msgspec.json.decode(sys.argv[1], type=EngineSettings))

@@ -1,4 +1,4 @@
-"""Stands in for SGLang's CUDA kernels on a machine without a GPU: SGLang imports names of them, and calls none there.
+"""Stands in for SGLang's kernels on a machine without a GPU: SGLang imports names of them, and calls one of them there.
 
 `spatial` divides a GPU that is not there; its streams do everything at once.
 """
@@ -7,7 +7,9 @@ import sys
 
 import torch
 
-from sgl_kernel import spatial
+from sgl_kernel import hashing, spatial
+
+OPERATORS = hashing.declare()
 
 if not torch.cuda.is_available():
     torch.cuda.Stream = spatial.Stream
