@@ -36,12 +36,15 @@ class Sleeper:
             its.dtype,
             its.max_model_len,
         )
-        return same and self.files == checkpoint_files(self.launch)
+        return same and bool(self.files) and self.files == checkpoint_files(self.launch)
 
 
 def checkpoint_files(launch: Launch) -> frozenset[tuple[str, int]]:
-    folder = Path(launch.arguments["model_path"])
-    return frozenset((file.name, file.stat().st_mtime_ns) for file in folder.iterdir())
+    """Names and times; nothing when they are gone."""
+    try:
+        return frozenset((f.name, f.stat().st_mtime_ns) for f in Path(launch.arguments["model_path"]).iterdir())
+    except OSError:
+        return frozenset()
 
 
 class IdleWatch:
