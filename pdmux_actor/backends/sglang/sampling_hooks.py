@@ -19,9 +19,13 @@ def grammar_is_ready(original: Original, manager: Any, req: Any) -> None:
 
     original(manager, req)
     done = (req.sampling_params.custom_params or {}).get(DONE_KEY, 0)
-    if done and not isinstance(req.grammar, InvalidGrammarObject):
+    if not done or isinstance(req.grammar, InvalidGrammarObject):
+        return
+    try:
         for token_id in req.origin_input_ids[-done:]:
             req.grammar.accept_token(token_id)
+    except (KeyError, RuntimeError, ValueError) as error:  # xgrammar, llguidance and outlines each have theirs
+        req.set_finish_with_abort(f"The output so far does not follow the grammar: {error}")
 
 
 def from_schedule_batch(original: Original, cls: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
