@@ -37,7 +37,7 @@ class DispatchSeat:
     @property
     def batch(self) -> Any:
         """The prefill batch under way, the loop's or ours."""
-        return self._scheduler.split_prefill_batch or self.held or self.suspended
+        return getattr(self._scheduler, "split_prefill_batch", None) or self.held or self.suspended
 
     def put_aside(self) -> list[Any]:
         return [batch for batch in (self.held, self.suspended) if batch is not None]
