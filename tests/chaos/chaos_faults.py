@@ -45,10 +45,12 @@ async def exhaust_memory(fleet: FleetProcess) -> None:
     """An engine gets no more memory from the system, and then long prompts: what asks for some raises MemoryError. The
     prompts are answered all the same.
     """
-    processes(fleet, _ENGINE)[0].rlimit(psutil.RLIMIT_AS, (_PAGE_BYTES, _PAGE_BYTES))
+    engine = processes(fleet, _ENGINE)[0]
+    engine.rlimit(psutil.RLIMIT_AS, (_PAGE_BYTES, _PAGE_BYTES))
     async with httpx.AsyncClient(base_url=fleet.url, timeout=_RECOVER_S, trust_env=False) as http:
         answers = await asyncio.gather(*(_ask_long(http, number) for number in range(_LONG_PROMPTS)))
     assert [a.status_code for a in answers] == [200] * _LONG_PROMPTS, [a.text for a in answers]
+    assert not engine.is_running(), "it had memory enough"
 
 
 async def _ask_long(http: httpx.AsyncClient, number: int) -> httpx.Response:
@@ -100,7 +102,7 @@ async def _freeze(process: psutil.Process, span_s: float) -> None:
 
 FAULTS = (
     Fault(name="engine killed", strike=kill_engine, takes_units=True),
-    Fault(name="unit out of memory", strike=exhaust_memory, takes_units=True),
+    Fault(name="unit out of memory", strike=exhaust_memory),
     Fault(name="actor killed", strike=kill_actor, takes_units=True),
     Fault(name="controller killed", strike=kill_controller),
     Fault(name="telemetry cut", strike=cut_telemetry),
