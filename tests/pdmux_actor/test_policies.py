@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from engine_rig import PLAIN, VirtualEngine, make_request
+from engine_rig import PLAIN, LinearLatency, VirtualEngine, make_request
 
 from pdmux_actor.scheduling.events import Arrival
 from pdmux_actor.scheduling.learned_scales import LearnedScales
@@ -149,6 +149,27 @@ def test_mux__nothing_waits__looks_ahead_within_the_target():
 
     assert "decode a x2" in launches(engine)  # 2 x 4.1 ms fit half of 20 ms, 3 do not
     assert len(engine.tokens_of("r")) == 60
+
+
+class SharedOutLatency(LinearLatency):
+    """Decode on fewer SMs takes longer."""
+
+    def decode_s(self, spec, context_tokens, sms):
+        return 0.008 / sms + 0.0001 * len(context_tokens)
+
+
+def test_mux__sequence_joins_while_a_slow_step_runs__looks_no_further_ahead_than_its_target():
+    events = [(0.0, Arrival(make_request("r0", max_tokens=100, tbt_s=0.012)))]
+    for i in range(1, 6):
+        request = make_request(f"r{i}", prompt_tokens=20, max_tokens=20, first=i + 1, tbt_s=0.012)
+        events.append((0.0307 * i, Arrival(request)))
+    engine = VirtualEngine(events, quota_blocks=600, num_sms=4, latency=SharedOutLatency()).run()
+
+    assert any(line.startswith("decode a x") for line in launches(engine))
+    times = list(zip(engine.event_times_s, engine.token_events, strict=True))
+    for i in range(6):
+        of_request = [t for t, e in times if e.request_id == f"r{i}" and e.tokens]
+        assert max(b - a for a, b in itertools.pairwise(of_request)) <= 0.012
 
 
 def test_adbs__two_models__prefills_in_turn_and_decodes_beside():

@@ -19,6 +19,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 
 # Look-ahead hands over its tokens together, so the gap before them is that of all its steps.
 _LOOK_AHEAD_SHARE_OF_TARGET = 0.5
+_LATE_SHARE = 0.9  # of what is left of a target, lest a prediction that is a little short costs it
 _SLOWER_AT_MOST = 0.05  # decode alone, for leaving SMs to a prompt that may come
 _TRY_SHARE_OF_TARGET = 0.7  # a step on a share that has not been tried may take longer than modelled
 
@@ -50,7 +51,10 @@ class Mux:
             bearable_s=_TRY_SHARE_OF_TARGET * tightest_s,
         )
         waiting = any(q.waiting for q in state.queues.values())
-        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle.seconds(sms), tightest_s)
+        # A sequence that joined while a step ran has waited already.
+        left_s = min(q.tightest_tbt_s - q.wait_s(now_s) for q in decoding)
+        bearable_s = min(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s, _LATE_SHARE * left_s)
+        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle.seconds(sms), bearable_s)
         return self._lanes.decode(state, decoding, sms, now_s, steps=steps)
 
     def _fused(self, state: UnitState, prefilling: str, now_s: float) -> Mixed | None:
@@ -72,8 +76,7 @@ def _known_shares(state: UnitState, decoding: Sequence[ModelQueue]) -> Set[int]:
     return first
 
 
-def _look_ahead_steps(settings: SchedulerSettings, cycle_s: float, tightest_s: float) -> int:
+def _look_ahead_steps(settings: SchedulerSettings, cycle_s: float, bearable_s: float) -> int:
     if cycle_s <= 0:
         return 1
-    bearable = int(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s / cycle_s)
-    return max(1, min(settings.max_look_ahead_steps, bearable))
+    return max(1, min(settings.max_look_ahead_steps, int(bearable_s / cycle_s)))
