@@ -5,25 +5,31 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from placement.insertion import Insertion, InsertionRules
-from placement.merit import key_of, serves_all
 from placement.packing import Packing
 
 _NO_LOAD = 1e-9
-_SACRIFICED_LOADS = (0.15, 0.3, 0.5, 0.7)  # parts of the fleet's work
+_SACRIFICED_LOADS = (0.1, 0.3, 0.5, 0.2)  # parts of the fleet's work
 
 
-def builds(
-    empty: Callable[[], Packing], rules: InsertionRules, openings: Sequence[tuple[int, int]] = ()
+def largest_first(empty: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]] = ()) -> Packing:
+    """Model after model, by the part of a unit that their load takes."""
+    return _in_turn(empty, rules, openings, empty.instance.orders()[0])
+
+
+def other_builds(
+    empty: Callable[[], Packing],
+    rules: InsertionRules,
+    openings: Sequence[tuple[int, int]] = (),
+    *,
+    chooses: bool,
 ) -> Iterator[Packing]:
-    """Model after model, the largest first; where that does not serve all, ways that choose what to serve."""
-    largest_first, *others = empty().instance.orders()
-    packing = _in_turn(empty(), rules, openings, largest_first)
-    yield packing
-    if packing.instance.costs and not serves_all(key_of(packing)):
+    """`chooses`: not all can be served, so some of the ways are those that choose what to serve."""
+    instance = empty().instance
+    if instance.costs and chooses:
         for part in _SACRIFICED_LOADS:
             yield _dear_requests_together(empty(), rules, openings, part)
         yield _cheap_requests_first(empty(), rules, openings)
-    for order in others:
+    for order in instance.orders()[1:]:
         yield _in_turn(empty(), rules, openings, order)
 
 

@@ -4,12 +4,12 @@ Builds plans by insertion under several rules, keeps the best, and improves it b
 off a few units, put them back in another order, keep what is no worse. It can be stopped at any time.
 """
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from placement.builds import builds
+from placement.builds import largest_first, other_builds
 from placement.headroom import add_headroom
+from placement.improvement import Openings, improve
 from placement.insertion import Insertion, InsertionRules
 from placement.instance import Estimator, Instance, make_instance
 from placement.layout import carve, plan_of_packing
@@ -23,8 +23,6 @@ _NO_LOAD = 1e-9
 _RULE = "the search ended before it was used; give it more time"
 _ROOMY_MARGIN = 1.15
 _OPENING_COSTS = (0.3, 1.0)
-_TOLERANCE = 0.01  # of the demand
-_MOST_BALANCED, _BALANCING_ROUNDS = 8, 3
 _MESH_BIASES = (0.0, -0.5, -1.0)
 
 
@@ -48,13 +46,8 @@ class SearchSolver:
         spread = InsertionRules(spread=True)
         if current is not None and any(current.models_of(u.unit_id) for u in ordered):
             return self._from_running(_running(instance, ordered, current), dict(enumerate(ordered)))
-        best: Packing | None = None
-        for margin in self._margins():
-            for is_spread in (True, False):
-                if best is None or not serves_all(key_of(best)):
-                    rule = InsertionRules(spread=is_spread, margin=margin)
-                    best = _better(best, builds(lambda: Packing.of_units(instance, ordered), rule), self.is_time_up)
-        assert best is not None, "the first rule always builds"
+        rules = [InsertionRules(spread=s, margin=m) for m in self._margins() for s in (True, False)]
+        best = self._built(lambda: Packing.of_units(instance, ordered), [rules])
         self._improve(best, [spread, InsertionRules(margin=self.least_margin)])
         add_headroom(best)
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
@@ -80,55 +73,61 @@ class SearchSolver:
         shapes = openings_of(pools)
         instance = make_instance([unit for _, unit in shapes], models, self.estimator)
         openings = instance.openings(shapes)
-        best: Packing | None = None
-        rules = [
-            InsertionRules(margin=margin, opening_cost=cost, mesh_bias=bias)
+        by_bias = [
+            [
+                InsertionRules(margin=margin, opening_cost=cost, mesh_bias=bias)
+                for cost in _OPENING_COSTS
+                for margin in self._margins()
+            ]
             for bias in _MESH_BIASES
-            for cost in _OPENING_COSTS
-            for margin in self._margins()
         ]
-        for rule in rules:
-            if best is None or rule.margin == self.least_margin or serves_all(key_of(best)):
-                best = _better(best, builds(lambda: Packing.of_nodes(instance, pools), rule, openings), self.is_time_up)
-        assert best is not None, "the first rule always builds"
+        best = self._built(lambda: Packing.of_nodes(instance, pools), by_bias, openings)
+        rules = [rule for group in by_bias for rule in group]
         self._improve(best, rules, openings)
         return carve(best, pools, rule=_RULE)
+
+    def _built(
+        self, empty: Callable[[], Packing], groups: Sequence[Sequence[InsertionRules]], openings: Openings = ()
+    ) -> Packing:
+        """The best of every rule's first build and of the best rule's other builds. Later groups favour larger meshes:
+        that saves GPUs where all are served, and is not tried where they are not. Where units are given, what serves
+        all ends it: using fewer of them is no gain.
+        """
+        best: tuple[Key, Packing, InsertionRules] | None = None
+        for group in groups:
+            if best is not None and not serves_all(best[0]):
+                break
+            for rule in group:
+                if best is not None and (self.is_time_up() or (not openings and serves_all(best[0]))):
+                    return best[1]
+                packing = largest_first(empty(), rule, openings)
+                if best is None or key_of(packing) < best[0]:
+                    best = key_of(packing), packing, rule
+        assert best is not None, "there is a rule"
+        for packing in other_builds(empty, best[2], openings, chooses=not serves_all(best[0])):
+            if key_of(packing) < best[0]:
+                best = key_of(packing), packing, best[2]
+            if self.is_time_up() or (not openings and serves_all(best[0])):
+                break
+        return best[1]
 
     def _improve(
         self,
         packing: Packing,
         rules: Sequence[InsertionRules],
-        openings: Sequence[tuple[int, int]] = (),
+        openings: Openings = (),
         *,
         running: Pairs | None = None,
     ) -> None:
-        """In place."""
-        draw = random.Random(self.seed)
-        rounds = self.rounds if self.rounds is not None else 400 + 10 * len(packing.instance.models)
-        now = best = key_of(packing, running)
-        kept, idle = packing.snapshot(), 0
-        patience = max(150, 600 - 5 * len(packing.instance.models))  # rounds are cheap where there is little to try
-        for number in range(rounds if packing.instance.costs else 0):
-            if idle >= patience or self.is_time_up() or (not openings and serves_all(best)):
-                break
-            packing.begin()
-            rule = replace(draw.choice(list(rules)), few_replicas=draw.random() < 0.4)
-            _ruin_and_recreate(packing, draw, rule, openings)
-            key = key_of(packing, running)
-            idle += 1
-            if key <= now or _is_near(key, best, _TOLERANCE * (1 - number / rounds)):
-                packing.commit()
-                now = key
-            else:
-                packing.roll_back()
-            if now < best:
-                best, kept, idle = now, packing.snapshot(), 0
-        packing.restore(kept)
-
-
-def _is_near(key: Key, best: Key, tolerance: float) -> bool:
-    """Record-to-record travel: a little worse than the best so far is accepted, ever less of it."""
-    return key[0] <= best[0] and key[1] <= best[1] + tolerance and best[1] > 0
+        improve(
+            packing,
+            rules,
+            openings,
+            running=running,
+            seed=self.seed,
+            rounds=self.rounds,
+            is_time_up=self.is_time_up,
+        )
 
 
 def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -> Packing:
@@ -173,63 +172,3 @@ def _relieve(packing: Packing, rules: InsertionRules) -> None:
             packing.commit()
         else:
             packing.roll_back()
-
-
-def _better(best: Packing | None, builds: Iterator[Packing], is_time_up: Callable[[], bool]) -> Packing:
-    for packing in builds:
-        if best is None or key_of(packing) < key_of(best):
-            best = packing
-        if is_time_up():
-            break
-    assert best is not None, "there is always an order to build in"
-    return best
-
-
-def _ruin_and_recreate(
-    packing: Packing, draw: random.Random, rules: InsertionRules, openings: Sequence[tuple[int, int]]
-) -> None:
-    rates = [m.demand.rate_per_s for m in packing.instance.models]
-    lost: dict[int, float] = {}
-    for unit in _ruined(packing, draw):
-        for model in sorted(packing.parts[unit]):
-            lost[model] = lost.get(model, 0.0) + packing.take(unit, model)
-        if packing.nodes[unit] is not None:
-            packing.close(unit)
-    for model, wanted in enumerate(packing.instance.models):
-        if not packing.homes[model] and (rates[model] > 0 or wanted.min_replicas):
-            lost.setdefault(model, rates[model])
-    costs = packing.instance.costs[0]
-    weight = {m: costs.resident_bytes[m] if draw.random() < 0.5 else lost[m] for m in lost}
-    blind = draw.random() < 0.3
-    insertion = Insertion(packing, rules, openings)
-    for model in sorted(lost, key=lambda m: (draw.random() if blind else -weight[m], m)):
-        insertion.insert(model, lost[model])
-    for model in sorted(lost):
-        _balance(packing, model)
-
-
-def _balance(packing: Packing, model: int) -> None:
-    """Shifts load from overloaded homes of a model to its others, as routing will."""
-    homes = sorted(packing.homes[model])
-    if not 1 < len(homes) <= _MOST_BALANCED or all(packing.factor[u] >= 1 for u in homes):
-        return
-    for _ in range(_BALANCING_ROUNDS):
-        rates = {u: packing.parts[u][model] for u in homes}
-        pull = {u: rates[u] * min(3.0, max(0.2, float(packing.factor[u]))) for u in homes}
-        total, pulled = sum(rates.values()), sum(pull.values())
-        if pulled <= 0:
-            return
-        for unit in homes:
-            packing.set_rate(unit, model, total * pull[unit] / pulled)
-
-
-def _ruined(packing: Packing, draw: random.Random) -> list[int]:
-    """A few units: one that is overloaded or little used, and others at random."""
-    units = [u for u in packing.open_units() if packing.parts[u]]
-    if not units:
-        return []
-    overloaded = [u for u in units if packing.factor[u] < 1]
-    idle_first = sorted(units, key=lambda u: (-packing.factor[u], u))[: max(3, len(units) // 4)]
-    first = draw.choice(overloaded if overloaded and draw.random() < 0.6 else idle_first)
-    others = [u for u in units if u != first]
-    return [first, *draw.sample(others, min(len(others), draw.randint(0, 3)))]
