@@ -59,6 +59,7 @@ class CatalogModel:
             rate_per_s=demand.rate_per_s,
             prompt_tokens=demand.prompt_tokens,
             output_tokens=demand.output_tokens,
+            arrival_cv=demand.arrival_cv,
         )
 
     def placement(self, demand: ModelDemand | None = None) -> PlacementModel | None:

@@ -42,6 +42,8 @@ class DemandSection(Section):
     """Mean length of a prompt."""
     output_tokens: PositiveInt = 128
     """Mean length of an answer."""
+    arrival_cv: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Coefficient of variation of the gaps between requests (`muxfleet traces stats`); 1: Poisson, more: bursts."""
 
 
 class ReplicasSection(Section):

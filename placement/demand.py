@@ -1,20 +1,27 @@
 """What is asked of each model."""
 
+import itertools
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from traces.record import TraceRecord
 
+_FEWEST_GAPS = 10  # of which a variation says anything
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDemand:
-    """`prompt_tokens` and `output_tokens` are means over requests."""
+    """`prompt_tokens` and `output_tokens` are means over requests. `arrival_cv`: coefficient of variation of the gaps
+    between requests; 1 is Poisson, bursts are more.
+    """
 
     model: str
     rate_per_s: float
     prompt_tokens: float
     output_tokens: float
+    arrival_cv: float = 1.0
 
     @property
     def tokens_per_request(self) -> float:
@@ -28,7 +35,7 @@ def demand_of_trace(
 
     >>> trace = [TraceRecord(arrival_s=t, input_tokens=100, output_tokens=20 * t) for t in (1, 2, 3)]
     >>> demand_of_trace(trace, duration_s=6, default_model="m")
-    (ModelDemand(model='m', rate_per_s=0.5, prompt_tokens=100.0, output_tokens=40.0),)
+    (ModelDemand(model='m', rate_per_s=0.5, prompt_tokens=100.0, output_tokens=40.0, arrival_cv=1.0),)
     """
     assert duration_s > 0, "a rate needs a duration"
     by_model: defaultdict[str, list[TraceRecord]] = defaultdict(list)
@@ -40,6 +47,15 @@ def demand_of_trace(
             rate_per_s=len(requests) / duration_s,
             prompt_tokens=sum(r.input_tokens for r in requests) / len(requests),
             output_tokens=sum(r.output_tokens for r in requests) / len(requests),
+            arrival_cv=_cv([r.arrival_s for r in requests]),
         )
         for model, requests in sorted(by_model.items())
     )
+
+
+def _cv(arrivals_s: Sequence[float]) -> float:
+    """Poisson's where too few requests tell."""
+    ordered = sorted(arrivals_s)
+    gaps_s = [after - before for before, after in itertools.pairwise(ordered)]
+    mean_s = statistics.fmean(gaps_s) if len(gaps_s) >= _FEWEST_GAPS else 0.0
+    return statistics.stdev(gaps_s) / mean_s if mean_s > 0 else 1.0

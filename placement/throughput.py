@@ -8,9 +8,11 @@ decode steps of alpha_m + beta_m b_m:
     sequences   b_m = x_m o_m T    (Little)
 
 Prefills run one after the other; decode goes on beside them and loses `loss` of its progress (1: none at all goes on).
-One round is a decode step of every model that has sequences; a_m is the chance that m has any. Every limit then is
-linear in a common factor lambda on all x, so the largest lambda has a closed form, and units are evaluated by the
-thousand. Sums over the models of a unit are all that it needs (`Terms`), so adding a model is adding a row.
+One round is a decode step of every model that has sequences; a_m is the chance that m has any. The prefill lane's mean
+wait is Kingman's, with the variation c_m of the gaps between each model's requests: sum x_m p_m^2 c_m^2 / 2(1 - rho)
+(prompts of a model take equally long; the variances of what models bring add up). Every limit then is linear in a
+common factor lambda on all x, so the largest lambda has a closed form, and units are evaluated by the thousand. Sums
+over the models of a unit are all that it needs, so adding a model is adding a row.
 """
 
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ NUM_SUMS = 12
 TBT, BATCH, STEP, SLACK = range(4)  # BATCH: -(output tokens/s), STEP: -(seconds), as minima
 
 LARGEST_FACTOR = 1e6
-_NEVER_S = 1e9
+_LITTLE, _TOO_MUCH = 1e-15, 1e12
 # 99 % of waits of an M/G/1 queue are below ln(100) of its mean wait; 99 % of a normal below 2.33 sigma.
 _TAIL_OF_WAITS = float(np.log(100))
 _TAIL_OF_ROUNDS = 2.33
@@ -47,7 +49,8 @@ class Limit(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KindCosts:
     """Of every model on one kind of unit; arrays over models, `slack_s` [models, ways]. `runs` is False where a model
-    cannot run. `pool_blocks`, `memory_bytes`: what the kind offers.
+    cannot run. `pool_blocks`, `memory_bytes`: what the kind offers. `rates_per_s` is a model's whole demand,
+    `arrival_scv` the squared coefficient of variation of the gaps between its requests.
     """
 
     num_gpus: int
@@ -63,6 +66,8 @@ class KindCosts:
     decode_s_per_sequence: Floats
     blocks_per_sequence: Floats
     output_tokens: Floats
+    rates_per_s: Floats
+    arrival_scv: Floats
     tbt_s: Floats
     slack_s: Floats
     decode_dilation: Floats
@@ -82,6 +87,9 @@ class KindCosts:
         decode = tokens_per_s * self.decode_s_per_sequence[model]
         kv = tokens_per_s * self.blocks_per_sequence[model]
         prefill_s = self.prefill_s[model]
+        # Routing thins a stream: a share s of one with c^2 has 1 + s (c^2 - 1) (Whitt 1983, QNA Eq. 36).
+        share = np.minimum(1.0, rate / np.maximum(self.rates_per_s[model], _LITTLE))
+        scv = 1.0 + share * (self.arrival_scv[model] - 1.0)
         return np.stack(
             (
                 self.resident_bytes[model] + 0.0 * rate,
@@ -90,7 +98,7 @@ class KindCosts:
                 step_s**2 * active * (1 - active),
                 decode,
                 rate * prefill_s,
-                rate * prefill_s**2,
+                rate * prefill_s**2 * scv,
                 kv,
                 kv * step_s * (1 - active),  # while m has sequences, its own step is part of every round
                 decode * step_s * (1 - active),
@@ -120,13 +128,21 @@ class KindCosts:
         """The largest lambda by which the load of units may grow within SLOs; below 1 a unit is overloaded. 0 where a
         model cannot meet its SLO there at any load.
         """
-        return np.asarray(self._factors(sums, minima).max(axis=-1))
+        needs = self._needs(sums, minima)
+        lanes = needs.busy + np.maximum(needs.tbt, np.maximum(needs.kv, needs.batch)[..., None])
+        return _factor_of(np.maximum(lanes, needs.ttft).min(axis=-1))
 
     def limits(self, sums: Floats, minima: Floats) -> tuple[int, dict[Limit, float]]:
         """Of one unit: the way of sharing that admits most, and the factor that each limit alone would admit."""
-        limits = self._limits(sums, minima)
-        way = int(np.min([*limits.values()], axis=0).argmax())
-        return way, {limit: float(factors[way]) for limit, factors in limits.items()}
+        needs = self._needs(sums, minima)
+        of_limits = {
+            Limit.TBT: needs.busy + needs.tbt,
+            Limit.KV: needs.busy + needs.kv,
+            Limit.BATCH: needs.busy + needs.batch,
+            Limit.TTFT: needs.ttft,
+        }
+        way = int(np.max([*of_limits.values()], axis=0).argmin())
+        return way, {limit: float(_factor_of(need[way])) for limit, need in of_limits.items()}
 
     def round_s(self, sums: Floats, minima: Floats, way: int) -> float:
         """The gap between tokens that 99 % of a unit's gaps stay below, while a prefill runs beside; infinite beyond
@@ -139,29 +155,38 @@ class KindCosts:
         grown_s = (sums[ROUND] * sums[DECODE] + sums[DECODE_OWN]) / (1 - busy)
         return float((tail_s + grown_s) * self.decode_dilation[way])
 
-    def _factors(self, sums: Floats, minima: Floats) -> Floats:
-        """[..., ways]"""
-        by_tbt, by_kv, by_batch, by_ttft = self._limits(sums, minima).values()
-        return np.minimum(np.minimum(by_tbt, by_kv), np.minimum(by_batch, by_ttft))
-
-    def _limits(self, sums: Floats, minima: Floats) -> dict[Limit, Floats]:
-        """Each [..., ways]"""
-        column = sums[..., None, :]
-        round_s, decode = column[..., ROUND], column[..., DECODE]
-        busy = self.decode_loss * column[..., PREFILL] + decode
-        tail_s = np.maximum(round_s + _TAIL_OF_ROUNDS * np.sqrt(column[..., ROUND_VARIANCE]), -minima[..., STEP, None])
-        room_s = np.maximum(0.0, minima[..., TBT, None] / self.decode_dilation - tail_s)
-        slack_s = np.maximum(0.0, minima[..., SLACK:])
-        waits_s = _TAIL_OF_WAITS / 2 * column[..., PREFILL_SQUARE] * self.prefill_dilation**2
-        pool, running = self.pool_blocks, self.max_running
-        return {
-            Limit.TBT: _ratio(room_s, round_s * decode + column[..., DECODE_OWN] + room_s * busy),
-            Limit.KV: _ratio(pool, round_s * column[..., KV] + column[..., KV_OWN] + pool * busy),
-            Limit.BATCH: _ratio(running, -minima[..., BATCH, None] * round_s + running * busy),
-            Limit.TTFT: _ratio(slack_s, waits_s + slack_s * column[..., PREFILL] * self.prefill_dilation),
-        }
+    def _needs(self, sums: Floats, minima: Floats) -> "_Needs":
+        round_s, decode = sums[..., ROUND], sums[..., DECODE]
+        tail_s = np.maximum(round_s + _TAIL_OF_ROUNDS * np.sqrt(sums[..., ROUND_VARIANCE]), -minima[..., STEP])
+        room_s = minima[..., TBT, None] / self.decode_dilation - tail_s[..., None]
+        prefill, slack_s = sums[..., PREFILL, None], minima[..., SLACK:]
+        waits_s = (_TAIL_OF_WAITS / 2 * sums[..., PREFILL_SQUARE, None]) * self.prefill_dilation**2
+        return _Needs(
+            busy=self.decode_loss * prefill + decode[..., None],
+            tbt=_part((round_s * decode + sums[..., DECODE_OWN])[..., None], room_s),
+            kv=_part(round_s * sums[..., KV] + sums[..., KV_OWN], self.pool_blocks),
+            batch=-minima[..., BATCH] * round_s / self.max_running,
+            ttft=_part(waits_s, slack_s) + prefill * self.prefill_dilation,
+        )
 
 
-def _ratio(amount: Floats | float, needed: Floats) -> Floats:
-    """Where nothing is needed anything will do, unless there is nothing."""
-    return np.minimum(np.divide(amount, np.maximum(needed, 1e-15)), LARGEST_FACTOR)
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Parts of each limit that a load takes: 1 is all of it. `busy`, `tbt` and `ttft` [..., ways], `kv` and `batch`
+    [...]; `busy` adds to each but `ttft`.
+    """
+
+    busy: Floats
+    tbt: Floats
+    kv: Floats
+    batch: Floats
+    ttft: Floats
+
+
+def _part(needed: Floats, amount: Floats | float) -> Floats:
+    """Where there is nothing, even nothing is too much."""
+    return np.asarray(np.where(np.asarray(amount) > 0, needed / np.maximum(amount, _LITTLE), _TOO_MUCH))
+
+
+def _factor_of(need: Floats) -> Floats:
+    return np.where(need < _TOO_MUCH, 1.0 / np.maximum(need, 1.0 / LARGEST_FACTOR), 0.0)

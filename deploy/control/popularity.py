@@ -21,6 +21,7 @@ class _Asked:
     rate: RateEstimate
     prompt_tokens: float
     output_tokens: float
+    arrival_cv: float
     requests: int = 0
     prompts: int = 0
     outputs: int = 0
@@ -50,7 +51,7 @@ class Popularity:
         for model, prior in known.items():
             if model not in self._models:
                 rate = RateEstimate(prior.rate_per_s, self._tuning)
-                self._models[model] = _Asked(rate, prior.prompt_tokens, prior.output_tokens)
+                self._models[model] = _Asked(rate, prior.prompt_tokens, prior.output_tokens, prior.arrival_cv)
 
     def hear(self, report: DemandReport, now_s: float) -> None:
         """Of a gateway that is heard for the first time only later requests count: it may be older than we are."""
@@ -89,6 +90,7 @@ class Popularity:
             rate_per_s=asked.rate.per_s,
             prompt_tokens=max(1.0, asked.prompt_tokens),
             output_tokens=max(1.0, asked.output_tokens),
+            arrival_cv=asked.arrival_cv,
         )
 
     def last_asked_s(self, model: str) -> float | None:

@@ -33,6 +33,7 @@ def llama(num_layers: int, hidden_size: int, intermediate_size: int, num_heads: 
 
 LLAMA_7B = llama(32, 4096, 11008, 32)
 LLAMA_13B = llama(40, 5120, 13824, 40)
+LLAMA_30B = llama(60, 6656, 17920, 52)
 LLAMA_65B = llama(80, 8192, 22016, 64)
 
 

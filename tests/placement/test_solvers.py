@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_fleets import ESTIMATOR, LLAMA_7B, LLAMA_13B, LLAMA_65B, llm, nodes, power_law
+from llama_fleets import ESTIMATOR, LLAMA_7B, LLAMA_13B, LLAMA_30B, LLAMA_65B, llm, nodes, power_law
 from placement_cases import assert_sound, make_model, make_unit, model_lists, unit_lists
 
 from placement.bound import most_served, most_served_of_nodes
@@ -186,9 +186,10 @@ def test_search__own_plan_as_current__moves_nothing() -> None:
 
 def test_search__one_model_grows__others_stay_where_they_are() -> None:
     units = [make_unit(f"u{i}", device=A100_80G, memory_mib=60_000, total_blocks=1_000_000) for i in range(6)]
-    models = power_law([LLAMA_7B] * 6, alpha=0.9, max_rate_per_s=4)
+    models = [replace(m, max_replicas=1) for m in power_law([LLAMA_7B] * 6, alpha=0.9, max_rate_per_s=4)]
     plan = SEARCH.solve(units, models, None)
-    hotter = [replace(m, demand=replace(m.demand, rate_per_s=20.0)) if m.model == "llm-03" else m for m in models]
+    hot = llm("llm-03", rate_per_s=20.0)
+    hotter = [hot if m.model == hot.model else m for m in models]
 
     after = SEARCH.solve(units, hotter, plan)
 
@@ -211,6 +212,41 @@ def test_search__small_fleet__is_close_to_the_best_there_is(seed: int) -> None:
 
     assert found >= 0.95 * best
     assert best * sum(m.demand.rate_per_s for m in models) <= most_served_of_nodes([pool], models, ESTIMATOR) * 1.000001
+
+
+def test_search__every_mesh_is_too_small_for_its_model__meshes_are_cut_smaller() -> None:
+    """Alone each model would take two GPUs and still be overloaded; on one GPU each, two models are served better."""
+    models = [llm("large", LLAMA_30B, rate_per_s=20), *(llm(m, rate_per_s=20, max_replicas=2) for m in ("a", "b"))]
+    pool = nodes(1, 4, pool_gib=32)
+
+    best = served_share(ExhaustiveSolver(estimator=ESTIMATOR).lay_out([pool], models), models)
+    found = served_share(SearchSolver(estimator=ESTIMATOR).lay_out([pool], models), models)
+
+    assert found >= 0.999 * best
+
+
+def test_search__units_with_room__every_model_is_on_several_of_them() -> None:
+    pool = nodes()
+    units = [pool.unit(0, gpu, 1) for gpu in range(8)]
+    models = [llm(f"m{i}", rate_per_s=1.0, max_replicas=3) for i in range(4)]
+
+    plan = SEARCH.solve(units, models, None)
+
+    assert all(len(plan.units_of(m.model)) == 3 for m in models)
+    assert min(u.headroom for u in estimate(units, models, plan, ESTIMATOR).units) >= 1.5
+
+
+def test_search__surplus_replicas_fill_the_units__a_new_model_still_finds_a_place() -> None:
+    pool = nodes(1, 2)
+    units = [pool.unit(0, gpu, 1) for gpu in range(2)]
+    models = [llm(f"m{i}", rate_per_s=0.2) for i in range(2)]
+    plan = SEARCH.solve(units, models, None)
+    assert all(len(plan.units_of(m.model)) == 2 for m in models)
+    large = llm("new", LLAMA_13B, rate_per_s=0.2)
+
+    after = SearchSolver(estimator=ESTIMATOR).solve(units, [*models, large], plan)
+
+    assert after.unplaced == {}
 
 
 def test_search__time_is_up__still_plans() -> None:
