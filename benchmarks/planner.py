@@ -18,7 +18,7 @@ from pathlib import Path
 
 from planner_flip import WINDOW_S, flip_outcomes
 from planner_release import ReleaseEstimator, ReleaseScorer, release_score
-from planner_simulated import rank_correlation, simulated_plans
+from planner_simulated import SimulatedPlan, rank_correlation, simulated_plans
 from planner_workloads import (
     ALPHAS,
     CHATLMSYS_LOADS,
@@ -140,17 +140,34 @@ def _scaled(num_gpus: int, models: list[PlacementModel], load: str, budget_s: fl
 def simulator(quick: bool, servegen: Path | None) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         duration_s = 60.0 if quick else 120.0
-        plans = []
+        plans: list[SimulatedPlan] = []
         for plan in simulated_plans(Path(folder), duration_s=duration_s, servegen=servegen, quick=quick):
             plans.append(plan)
             yield {"part": "simulator", **asdict(plan)}
-    yield {"part": "simulator", "workload": "all", "plans": len(plans), "rank_correlation": rank_correlation(plans)}
+    yield from _over_all(plans)
 
 
-def flip(quick: bool) -> Iterator[Row]:
-    for seed in range(2 if quick else 5):
-        for outcome in flip_outcomes(32, 24, seed=seed, mean_rate_per_s=3.0):
-            yield {"part": "flip", "seed": seed, "window_s": WINDOW_S, **asdict(outcome)}
+def _over_all(plans: Sequence[SimulatedPlan]) -> Iterator[Row]:
+    for solver in dict.fromkeys(p.solver for p in plans):
+        mine = [p for p in plans if p.solver == solver]
+        requests = sum(p.requests for p in mine)
+        attained = sum(p.simulated_attainment * p.requests for p in mine) / requests
+        yield {
+            "part": "simulator",
+            "workload": "all",
+            "solver": solver,
+            "simulated_attainment": attained,
+            "requests": requests,
+        }
+    correlation = rank_correlation(plans)
+    yield {"part": "simulator", "workload": "all", "plans": len(plans), "rank_correlation": correlation}
+
+
+def flip(quick: bool, seeds: Sequence[int]) -> Iterator[Row]:
+    window_s = 60.0 if quick else WINDOW_S
+    for seed in seeds[:1] if quick else seeds:
+        for outcome in flip_outcomes(32, 24, seed=seed, mean_rate_per_s=3.0, window_s=window_s):
+            yield {"part": "flip", "seed": seed, "window_s": window_s, **asdict(outcome)}
 
 
 def main() -> None:
@@ -159,6 +176,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--servegen", type=Path)
+    parser.add_argument("--seeds", default="0,1,2", help="of part flip")
     parser.add_argument("--largest", type=int, default=4096, help="GPUs of the largest fleet of part scale")
     asked = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
@@ -166,7 +184,7 @@ def main() -> None:
         "optimality": lambda: optimality(asked.quick),
         "scale": lambda: scale(asked.quick, asked.largest),
         "simulator": lambda: simulator(asked.quick, asked.servegen),
-        "flip": lambda: flip(asked.quick),
+        "flip": lambda: flip(asked.quick, [int(seed) for seed in asked.seeds.split(",")]),
     }
     rows: list[Row] = []
     console = Console(width=200)
@@ -176,15 +194,17 @@ def main() -> None:
         console.print(_table(part, found))
     if asked.json is not None:
         asked.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": _machine(), "rows": [*_other_rows(asked.json, asked.only.split(",")), *rows]}
+        report = {"machine": _machine(), "rows": [*_other_rows(asked.json, rows), *rows]}
         asked.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def _other_rows(file: Path, parts: Sequence[str]) -> list[Row]:
-    """Rows of parts that are not measured now stay in the file."""
+def _other_rows(file: Path, measured: Sequence[Row]) -> list[Row]:
+    """Rows of parts and seeds that are not measured now stay in the file."""
     if not file.exists():
         return []
-    return [row for row in json.loads(file.read_text(encoding="utf-8"))["rows"] if row["part"] not in parts]
+    now = {(row["part"], row.get("seed")) for row in measured}
+    rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if (row["part"], row.get("seed")) not in now]
 
 
 def _machine() -> Row:

@@ -1,37 +1,59 @@
-"""Popularity flips: what an incremental plan moves, what a plan from scratch moves, and what is served meanwhile."""
+"""Popularity flips: what an incremental plan moves, what a plan from scratch moves, and what is served meanwhile.
 
-from collections.abc import Mapping, Sequence
+What is served comes from the fleet simulator: the units start with the old plan, requests arrive by the new popularity,
+and the steps from plan to plan take their time (weights at 2 GB/s, drains until the last request has ended).
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner_workloads import a100_nodes, mixed_fleet
 
-from placement.diff import DrainModel, LoadModel, SetQuotas, Step, move_cost, steps_between
+from deploy.simulation.agenda import Agenda
+from deploy.simulation.deployments import model_info
+from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
+from deploy.simulation.fleet_run import FleetModel, FleetOutcome, FleetRun
+from deploy.simulation.hardware import gpu_hardware
+from deploy.simulation.moves import FleetMove
+from deploy.simulation.runs import attainment_of
+from deploy.simulation.streams import demand_stream
+from deploy.simulation.units import MuxedUnit, UnitIdentity
+from pdmux_actor.messages import Slo
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from placement.diff import Step, move_cost, steps_between
 from placement.estimate import estimate
 from placement.instance import Estimator
 from placement.memory import holds_weights
-from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
+from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel
 from placement.solvers.search import SearchSolver
+from profiler.devices import A100_80G
+from router.limits import GatewayLimits
 
 LOAD_BYTES_PER_S = 2e9
-DRAIN_S = 10.0
-WINDOW_S = 600.0
+NOTICED_S = 10.0  # from the flip to the first step of the move
+WINDOW_S = 300.0
+_MAX_RUNNING = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlipOutcome:
-    """Shares are of requests within SLO, by the estimate. `served_in_window`: in the `WINDOW_S` after the flip, with
-    the plan that holds at each moment. `served_if_nothing_moves`: with the old plan and the new popularity.
+    """`plan`: of what follows the flip; "none": nothing moves. `expected_s`: the move by `move_cost`, `move_s` in the
+    simulation (None: it had not ended when the last request had). Shares are of requests within SLO: `estimated_share`
+    with the plan in place, `served_in_window` in the simulation, of those that arrive in the window from the flip on;
+    `rejected` of them found no unit in time.
     """
 
     plan: str
     loads: int
     drains: int
     load_gib: float
-    move_s: float
-    served_if_nothing_moves: float
+    expected_s: float
+    move_s: float | None
+    estimated_share: float
     served_in_window: float
-    served_after: float
+    rejected: int
+    requests: int
 
 
 def flipped(models: Sequence[PlacementModel]) -> list[PlacementModel]:
@@ -41,102 +63,97 @@ def flipped(models: Sequence[PlacementModel]) -> list[PlacementModel]:
     return [replace(m, demand=replace(m.demand, rate_per_s=r)) for m, r in zip(by_rate, rates, strict=True)]
 
 
-def flip_outcomes(num_gpus: int, num_models: int, *, seed: int, mean_rate_per_s: float) -> list[FlipOutcome]:
+def flip_outcomes(
+    num_gpus: int, num_models: int, *, seed: int, mean_rate_per_s: float, window_s: float
+) -> Iterator[FlipOutcome]:
     """Units of two GPUs, which hold every model of the fleet but 65B; those stay out."""
-    estimator = Estimator(max_running_sequences=256)
+    estimator = Estimator(max_running_sequences=_MAX_RUNNING)
     pool = a100_nodes(num_gpus)
     units = [pool.unit(node, first, 2) for node in range(pool.num_nodes) for first in range(0, pool.gpus_per_node, 2)]
     models = [m for m in mixed_fleet(num_models, seed=seed, mean_rate_per_s=mean_rate_per_s) if m.spec.num_layers < 80]
     solver = SearchSolver(estimator=estimator)
     before, later = solver.solve(units, models, None), flipped(models)
-    plans = {"incremental": solver.solve(units, later, before), "from scratch": solver.solve(units, later, None)}
-    return [_outcome(name, units, later, before, plan, estimator) for name, plan in plans.items()]
-
-
-def _outcome(
-    name: str,
-    units: Sequence[UnitCapacity],
-    models: Sequence[PlacementModel],
-    before: Plan,
-    after: Plan,
-    estimator: Estimator,
-) -> FlipOutcome:
-    by_id, by_name = {u.unit_id: u for u in units}, {m.model: m for m in models}
-
-    def fits(unit_id: str, held: frozenset[str]) -> bool:
-        return holds_weights(by_id[unit_id], [by_name[m].spec for m in held])
-
-    steps = steps_between(before, after, fits=fits)
-    cost = move_cost(
-        steps, {m.model: m.spec.weight_bytes for m in models}, load_bytes_per_s=LOAD_BYTES_PER_S, drain_s=DRAIN_S
-    )
-    move_s, during = _replayed(units, models, before, steps, estimator)
-    return FlipOutcome(
-        plan=name,
-        loads=cost.loads,
-        drains=cost.drains,
-        load_gib=cost.load_bytes / 2**30,
-        move_s=move_s,
-        served_if_nothing_moves=estimate(units, models, before, estimator).served_share,
-        served_in_window=during,
-        served_after=estimate(units, models, after, estimator).served_share,
-    )
-
-
-def _replayed(
-    units: Sequence[UnitCapacity],
-    models: Sequence[PlacementModel],
-    before: Plan,
-    steps: Sequence[Step],
-    estimator: Estimator,
-) -> tuple[float, float]:
-    """Seconds and share served when loads follow each other within a unit, units work side by side, and a step waits
-    for all drains before it. A model is served by a unit from the end of its load to the start of its drain.
-    """
-    state = {u.unit_id: {p.model: p.quota_blocks for p in before.models_of(u.unit_id)} for u in units}
-    by_name = {m.model: m for m in models}
-    free_s: dict[str, float] = {u.unit_id: 0.0 for u in units}
-    barrier_s = 0.0
-    changes: list[tuple[float, Step]] = []
-    for step in steps:
-        match step:
-            case LoadModel(unit_id=unit_id, model=model):
-                start_s = max(free_s[unit_id], barrier_s)
-                free_s[unit_id] = start_s + by_name[model].spec.weight_bytes / LOAD_BYTES_PER_S
-                changes.append((free_s[unit_id], step))
-            case DrainModel(unit_id=unit_id):
-                start_s = max(free_s.values())  # only when what replaces it is there
-                changes.append((start_s, step))
-                free_s[unit_id] = barrier_s = start_s + DRAIN_S
-            case SetQuotas():
-                pass
-    moved_s = max((at for at, _ in changes), default=0.0)
-    assert moved_s <= WINDOW_S, moved_s
-    served, now_s = 0.0, 0.0
-    for at_s, step in sorted(changes, key=lambda change: change[0]):
-        served += (at_s - now_s) * _served_share(units, models, state, estimator) if at_s > now_s else 0.0
-        now_s = at_s
-        if isinstance(step, LoadModel):
-            state[step.unit_id][step.model] = step.quota_blocks
-        elif isinstance(step, DrainModel):
-            del state[step.unit_id][step.model]
-    served += (WINDOW_S - now_s) * _served_share(units, models, state, estimator)
-    return moved_s, served / WINDOW_S
-
-
-def _served_share(
-    units: Sequence[UnitCapacity],
-    models: Sequence[PlacementModel],
-    state: Mapping[str, Mapping[str, int]],
-    estimator: Estimator,
-) -> float:
-    return estimate(units, models, _as_plan(state), estimator).served_share
-
-
-def _as_plan(state: Mapping[str, Mapping[str, int]]) -> Plan:
-    return Plan(
-        units=tuple(
-            UnitPlan(unit_id=u, models=tuple(ModelPlacement(model=m, quota_blocks=q) for m, q in held.items()))
-            for u, held in state.items()
+    plans = {
+        "incremental": solver.solve(units, later, before),
+        "from scratch": solver.solve(units, later, None),
+        "none": before,
+    }
+    fleet = _Fleet(units, later, before)
+    for name, plan in plans.items():
+        steps = fleet.steps_to(plan)
+        cost = move_cost(steps, {m.model: m.spec.weight_bytes for m in later}, load_bytes_per_s=LOAD_BYTES_PER_S)
+        outcome, move_s = fleet.simulated(steps, seed=seed, window_s=window_s)
+        yield FlipOutcome(
+            plan=name,
+            loads=cost.loads,
+            drains=cost.drains,
+            load_gib=cost.load_bytes / 2**30,
+            expected_s=cost.seconds,
+            move_s=move_s,
+            estimated_share=estimate(units, later, plan, estimator).served_share,
+            served_in_window=attainment_of(outcome),
+            rejected=outcome.total().rejected,
+            requests=outcome.total().requests,
         )
-    )
+
+
+class _Fleet:
+    """That runs a plan, and is asked for what `models` say."""
+
+    def __init__(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], running: Plan) -> None:
+        self._units = {u.unit_id: u for u in units}
+        self._models = {m.model: m for m in models}
+        self._running = running
+
+    def steps_to(self, plan: Plan) -> tuple[Step, ...]:
+        def fits(unit_id: str, held: frozenset[str]) -> bool:
+            return holds_weights(self._units[unit_id], [self._models[m].spec for m in held])
+
+        return steps_between(self._running, plan, fits=fits)
+
+    def simulated(self, steps: tuple[Step, ...], *, seed: int, window_s: float) -> tuple[FleetOutcome, float | None]:
+        move = FleetMove(
+            start_s=NOTICED_S,
+            steps=steps,
+            infos={
+                (u, m): model_info(model, unit) for u, unit in self._units.items() for m, model in self._models.items()
+            },
+            load_s={m: model.spec.weight_bytes / LOAD_BYTES_PER_S for m, model in self._models.items()},
+        )
+        run = FleetRun(
+            models=[self._fleet_model(m) for m in self._models.values()],
+            build_units=lambda agenda, on_tokens: [self._unit(u, agenda, on_tokens) for u in self._units.values()],
+            stream=demand_stream([m.demand for m in self._models.values()], duration_s=window_s, seed=seed),
+            limits=GatewayLimits(),
+            gateways=1,
+            move=move,
+        )
+        outcome = run.run()
+        assert run.move is not None, "it was given"
+        ended_s = run.move.ended_s
+        return outcome, None if ended_s is None else ended_s - NOTICED_S
+
+    def _fleet_model(self, model: PlacementModel) -> FleetModel:
+        assert model.slo is not None, "models of the benchmark have targets"
+        slo = Slo(ttft_s=model.slo.ttft_s, tbt_s=model.slo.tbt_s)
+        return FleetModel(model=model.model, slo=slo, vocab_size=model.spec.vocab_size)
+
+    def _unit(self, unit: UnitCapacity, agenda: Agenda, on_tokens: OnTokens) -> MuxedUnit:
+        hardware = gpu_hardware(A100_80G, unit.num_gpus)
+        design = EngineDesign(
+            device=hardware.device,
+            latency=hardware.latency,
+            block_bytes=unit.block_bytes,
+            total_blocks=unit.total_blocks,
+            policy="mux",
+            settings=SchedulerSettings(max_running_sequences=_MAX_RUNNING, decision_log_entries=128),
+            models=tuple(
+                PlacedModel(info=model_info(self._models[p.model], unit), quota_blocks=p.quota_blocks)
+                for p in self._running.models_of(unit.unit_id)
+            ),
+            host_s=hardware.host_s,
+        )
+        identity = UnitIdentity(
+            unit_id=unit.unit_id, pool=unit.pool, num_gpus=unit.num_gpus, memory_bytes=unit.memory_bytes
+        )
+        return MuxedUnit(identity, design, agenda, on_tokens)

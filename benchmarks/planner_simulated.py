@@ -13,19 +13,27 @@ from deploy.settings import FleetFile, read_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, attainment_of, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
-from placement.demand import ModelDemand
+from placement.demand import ModelDemand, demand_of_trace
 from router.limits import GatewayLimits
+from traces.record import TraceRecord
 
 SOLVERS = ("search", "spatial", "memory_greedy", "muxserve")
 _MODELS_FOLDER = Path(__file__).resolve().parents[1] / "examples" / "models"
 _SIZES = ("llama-7b", "llama-7b", "llama-13b", "llama-7b", "llama-13b", "llama-7b")
 
 
+_HOUR_S = 3600.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPlan:
+    """`least_headroom`: the smallest of the plan's units, by the estimate."""
+
     workload: str
     solver: str
+    replicas: int
     estimated_share: float
+    least_headroom: float
     simulated_attainment: float
     goodput_per_s: float
     requests: int
@@ -33,26 +41,28 @@ class SimulatedPlan:
 
 def simulated_plans(folder: Path, *, duration_s: float, servegen: Path | None, quick: bool) -> Iterator[SimulatedPlan]:
     """`folder` is where fleet files are written."""
-    rates = (12.0, 24.0) if quick else (6.0, 12.0, 18.0, 24.0, 32.0)
-    for rate_per_s in rates:
+    for rate_per_s in (12.0, 24.0) if quick else (12.0, 24.0, 40.0):
         fleet = _power_law_fleet(folder, rate_per_s)
         stream = demand_stream(_demands(fleet), duration_s=duration_s, seed=1)
         yield from _plans(f"power law, {rate_per_s:g}/s", fleet, stream)
-    if servegen is not None:
-        shares = pd.read_parquet(servegen, columns=["model"])["model"].value_counts(normalize=True).to_dict()
-        for rate_per_s in (3.0,) if quick else (3.0, 5.0, 8.0):
-            stream = (
-                trace_stream(servegen, shares, seed=1, spread_ticks=False)
-                .first(None, duration_s * 60)
-                .at_rate(rate_per_s)
-            )
-            stream = stream.first(None, duration_s)
-            yield from _plans(f"ServeGen day, {rate_per_s:g}/s", _trace_fleet(folder, stream), stream)
+    if servegen is None:
+        return
+    shares = pd.read_parquet(servegen, columns=["model"])["model"].value_counts(normalize=True).to_dict()
+    day = trace_stream(servegen, shares, seed=1, spread_ticks=False)
+    for hour in (0,) if quick else (0, 2, 4, 6, 8, 10):
+        stream = _from(day, hour * _HOUR_S, duration_s * 60).at_rate(4.0).first(None, duration_s)
+        yield from _plans(f"ServeGen, hour {hour}", _trace_fleet(folder, stream), stream)
 
 
 def rank_correlation(plans: Sequence[SimulatedPlan]) -> float:
-    """Spearman's, of estimated share and simulated attainment over all plans."""
-    return float(spearmanr([p.estimated_share for p in plans], [p.simulated_attainment for p in plans]).statistic)
+    """Spearman's, of what the estimate says (the share served, then the headroom) and the simulated attainment."""
+    estimated = sorted({_by_estimate(p) for p in plans})
+    ranks = [estimated.index(_by_estimate(p)) for p in plans]
+    return float(spearmanr(ranks, [p.simulated_attainment for p in plans]).statistic)
+
+
+def _by_estimate(plan: SimulatedPlan) -> tuple[float, float]:
+    return round(plan.estimated_share, 4), plan.least_headroom
 
 
 def _plans(workload: str, fleet: FleetFile, stream: RequestStream) -> Iterator[SimulatedPlan]:
@@ -62,14 +72,28 @@ def _plans(workload: str, fleet: FleetFile, stream: RequestStream) -> Iterator[S
         deployed = deploy_fleet(named, Deployment(name=solver, policy="mux"))
         outcome = run_fleet(deployed, stream, RunOptions(limits=limits, gateways=1))
         attained = attainment_of(outcome)
+        planned = plan_fleet(named).estimate()
         yield SimulatedPlan(
             workload=workload,
             solver=solver,
-            estimated_share=plan_fleet(named).estimate().served_share,
+            replicas=sum(m.replicas for m in planned.models),
+            estimated_share=planned.served_share,
+            least_headroom=min(u.headroom for u in planned.units),
             simulated_attainment=attained,
             goodput_per_s=attained * stream.rate_per_s,
             requests=stream.count,
         )
+
+
+def _from(stream: RequestStream, start_s: float, span_s: float) -> RequestStream:
+    """A part of a stream, from 0 on."""
+
+    def records() -> Iterator[TraceRecord]:
+        within = (r for r in stream.records() if start_s <= r.arrival_s < start_s + span_s)
+        return (replace(r, arrival_s=r.arrival_s - start_s) for r in within)
+
+    times_s = [r.arrival_s for r in records()]
+    return replace(stream, records=records, count=len(times_s), span_s=times_s[-1])
 
 
 def _demands(fleet: FleetFile) -> list[ModelDemand]:
@@ -97,21 +121,8 @@ def _power_law_fleet(folder: Path, rate_per_s: float) -> FleetFile:
 
 
 def _trace_fleet(folder: Path, stream: RequestStream) -> FleetFile:
-    """The models that the trace names, with the rates and lengths that it has of them."""
-    return _fleet(folder, [replace(d, rate_per_s=max(1e-3, d.rate_per_s)) for d in _of_trace(stream)])
-
-
-def _of_trace(stream: RequestStream) -> list[ModelDemand]:
-    counts: dict[str, list[int]] = {}
-    for record in stream.records():
-        counted = counts.setdefault(record.model or "default", [0, 0, 0])
-        counted[0] += 1
-        counted[1] += record.input_tokens
-        counted[2] += record.output_tokens
-    return [
-        ModelDemand(model=model, rate_per_s=n / stream.span_s, prompt_tokens=prompt / n, output_tokens=output / n)
-        for model, (n, prompt, output) in sorted(counts.items())
-    ]
+    """The models that the trace names, with the rates, lengths and bursts that it has of them."""
+    return _fleet(folder, list(demand_of_trace(stream.records(), duration_s=stream.span_s, default_model="default")))
 
 
 def _fleet(folder: Path, demands: Sequence[ModelDemand]) -> FleetFile:
@@ -122,7 +133,7 @@ def _fleet(folder: Path, demands: Sequence[ModelDemand]) -> FleetFile:
             f"    source: {_MODELS_FOLDER / _SIZES[i % len(_SIZES)]}",
             "    slo: {ttft_s: 2.0, tbt_s: 0.1}",
             f"    demand: {{rate_per_s: {demand.rate_per_s}, prompt_tokens: {max(1, round(demand.prompt_tokens))}, "
-            f"output_tokens: {max(1, round(demand.output_tokens))}}}",
+            f"output_tokens: {max(1, round(demand.output_tokens))}, arrival_cv: {demand.arrival_cv:.3f}}}",
             "    replicas: {min: 1, max: 8}",
         ]
     lines += [
