@@ -139,7 +139,7 @@ def _scaled(num_gpus: int, models: list[PlacementModel], load: str, budget_s: fl
 
 def simulator(quick: bool, servegen: Path | None) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        duration_s = 60.0 if quick else 120.0
+        duration_s = 30.0 if quick else 60.0
         plans: list[SimulatedPlan] = []
         for plan in simulated_plans(Path(folder), duration_s=duration_s, servegen=servegen, quick=quick):
             plans.append(plan)

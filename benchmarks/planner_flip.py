@@ -32,7 +32,7 @@ from router.limits import GatewayLimits
 
 LOAD_BYTES_PER_S = 2e9
 NOTICED_S = 10.0  # from the flip to the first step of the move
-WINDOW_S = 300.0
+WINDOW_S = 180.0
 _MAX_RUNNING = 256
 
 

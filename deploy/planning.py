@@ -37,8 +37,8 @@ class PromptSearch:
 
 
 SOLVERS: Mapping[str, type[Solver]] = {
-    "memory_greedy": MemoryGreedySolver,
     "search": PromptSearch,
+    "memory_greedy": MemoryGreedySolver,
     "muxserve": MuxServeSolver,
     "spatial": SpatialSolver,
 }

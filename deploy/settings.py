@@ -140,8 +140,8 @@ class EngineSection(Section):
 
 
 class PlacementSection(Section):
-    solver: Literal["memory_greedy", "search", "muxserve", "spatial"] = "memory_greedy"
-    """memory_greedy looks at memory only. search fits replicas to demand and SLOs, and moves little. muxserve (as
+    solver: Literal["search", "memory_greedy", "muxserve", "spatial"] = "search"
+    """search fits replicas to demand and SLOs, and moves little. memory_greedy looks at memory only. muxserve (as
     published: one replica a model) and spatial (one model a unit) are there to compare with."""
     replan: WrittenReplan = "auto"
     """Whether demand moves models: auto moves, shadow only records what it would do, off does neither; scratch plans as

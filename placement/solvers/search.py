@@ -58,8 +58,11 @@ class SearchSolver:
     def _from_running(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> Plan:
         """More replicas where load asks for them; models move only if that serves `least_gain` more."""
         spread, running = InsertionRules(spread=True), pairs_of(packing)
+        has_idle_units = any(not packing.parts[u] for u in packing.open_units())
         _insert_missing(packing, spread)
         _relieve(packing, spread)
+        if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
+            add_headroom(packing)
         kept = key_of(packing, running)
         kept_plan = plan_of_packing(packing, units, rule=_RULE)
         if serves_all(kept):

@@ -86,7 +86,7 @@ def test_plan__plot__draws_the_fleet(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--solver", "magic"], "--solver magic: use one of memory_greedy, search, muxserve, spatial, exhaustive"),
+        (["--solver", "magic"], "--solver magic: use one of search, memory_greedy, muxserve, spatial, exhaustive"),
         (["--solver", "memory_greedy", "--choose-meshes"], "--solver memory_greedy: it does not choose mesh sizes"),
         (["--what-if", "nodes.tiny=+1"], "--what-if nodes.tiny=+1: the fleet has no pool 'tiny'"),
         (["--what-if", "rate=fast"], "--what-if rate=fast: write nodes"),

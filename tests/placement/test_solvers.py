@@ -236,6 +236,19 @@ def test_search__units_with_room__every_model_is_on_several_of_them() -> None:
     assert min(u.headroom for u in estimate(units, models, plan, ESTIMATOR).units) >= 1.5
 
 
+def test_search__a_unit_joins__it_gets_replicas_and_nothing_moves() -> None:
+    pool = nodes()
+    units = [pool.unit(0, gpu, 1) for gpu in range(3)]
+    models = [llm(f"m{i}", rate_per_s=1.0, max_replicas=4) for i in range(3)]
+    plan = SEARCH.solve(units[:2], models, None)
+
+    after = SEARCH.solve(units, models, plan)
+
+    assert after.models_of(units[2].unit_id)
+    for model in models:
+        assert set(plan.units_of(model.model)) <= set(after.units_of(model.model))
+
+
 def test_search__surplus_replicas_fill_the_units__a_new_model_still_finds_a_place() -> None:
     pool = nodes(1, 2)
     units = [pool.unit(0, gpu, 1) for gpu in range(2)]
