@@ -4,7 +4,7 @@ Builds plans by insertion under several rules, keeps the best, and improves it b
 off a few units, put them back in another order, keep what is no worse. It can be stopped at any time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from placement.builds import largest_first, other_builds
@@ -24,6 +24,7 @@ _RULE = "the search ended before it was used; give it more time"
 _ROOMY_MARGIN = 1.15
 _OPENING_COSTS = (0.3, 1.0)
 _MESH_BIASES = (0.0, -0.5, -1.0)
+_FEW_MODELS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,27 +93,14 @@ class SearchSolver:
     def _built(
         self, empty: Callable[[], Packing], groups: Sequence[Sequence[InsertionRules]], openings: Openings = ()
     ) -> Packing:
-        """The best of every rule's first build and of the best rule's other builds. Later groups favour larger meshes:
-        that saves GPUs where all are served, and is not tried where they are not. Where units are given, what serves
-        all ends it: using fewer of them is no gain.
-        """
-        best: tuple[Key, Packing, InsertionRules] | None = None
-        for group in groups:
-            if best is not None and not serves_all(best[0]):
+        best: _Built | None = None
+        for built in _builds(empty, groups, openings):
+            best = built if best is None or built.key < best.key else best
+            # Where units are given, using fewer of them is no gain.
+            if self.is_time_up() or (not openings and serves_all(best.key)):
                 break
-            for rule in group:
-                if best is not None and (self.is_time_up() or (not openings and serves_all(best[0]))):
-                    return best[1]
-                packing = largest_first(empty(), rule, openings)
-                if best is None or key_of(packing) < best[0]:
-                    best = key_of(packing), packing, rule
         assert best is not None, "there is a rule"
-        for packing in other_builds(empty, best[2], openings, chooses=not serves_all(best[0])):
-            if key_of(packing) < best[0]:
-                best = key_of(packing), packing, best[2]
-            if self.is_time_up() or (not openings and serves_all(best[0])):
-                break
-        return best[1]
+        return best.packing
 
     def _improve(
         self,
@@ -131,6 +119,45 @@ class SearchSolver:
             rounds=self.rounds,
             is_time_up=self.is_time_up,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    key: Key
+    packing: Packing
+    rule: InsertionRules
+
+    @classmethod
+    def of(cls, packing: Packing, rule: InsertionRules) -> "_Built":
+        return cls(key_of(packing), packing, rule)
+
+
+def _builds(
+    empty: Callable[[], Packing], groups: Sequence[Sequence[InsertionRules]], openings: Openings
+) -> Iterator[_Built]:
+    """Of every rule, as long as that pays. Later groups favour larger meshes, which saves GPUs where all are served.
+    In large fleets where not all are, improvement makes more of the time than further builds do.
+    """
+    best: _Built | None = None
+    for group in groups:
+        if best is not None and not serves_all(best.key) and len(best.packing.homes) > _FEW_MODELS:
+            break
+        tightest = min(rule.margin for rule in group)
+        for rule in group:
+            first = _Built.of(largest_first(empty(), rule, openings), rule)
+            yield first
+            best = first if best is None or first.key < best.key else best
+            if rule.margin == tightest and len(first.packing.homes) <= _FEW_MODELS and not serves_all(best.key):
+                yield from _others(empty, rule, openings, chooses=True)
+    assert best is not None, "there is a rule"
+    if len(best.packing.homes) > _FEW_MODELS or serves_all(best.key):
+        yield from _others(empty, best.rule, openings, chooses=not serves_all(best.key))
+
+
+def _others(
+    empty: Callable[[], Packing], rule: InsertionRules, openings: Openings, *, chooses: bool
+) -> Iterator[_Built]:
+    return (_Built.of(p, rule) for p in other_builds(empty, rule, openings, chooses=chooses))
 
 
 def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -> Packing:
