@@ -1,7 +1,7 @@
 """Popularity flips: what an incremental plan moves, what a plan from scratch moves, and what is served meanwhile.
 
 What is served comes from the fleet simulator: the units start with the old plan, requests arrive by the new popularity,
-and the steps from plan to plan take their time (weights at 2 GB/s; a drain lasts until the model's requests have ended).
+and the steps from plan to plan take their time (weights at 2 GB/s; a drain lasts until the model's requests end).
 """
 
 from collections import deque
