@@ -99,6 +99,8 @@ def grow_running(
     Where rows run out, `reclaim` takes back what others borrowed; what of it is in flight is waited for. Beyond the
     model's own rights `preempt` takes the youngest out of `running`: the oldest always gets on, nothing deadlocks.
     """
+    if _grow_together(queue, steps):
+        return list(queue.running)
     ready: list[Sequence] = []
     num_stalled = 0
     running, tokens_per_row = queue.running, queue.info.geometry.tokens_per_row
@@ -120,3 +122,28 @@ def grow_running(
         else:
             preempt(running[-1])
     return ready
+
+
+def _grow_together(queue: ModelQueue, steps: int) -> bool:
+    """One allocation for all running sequences. False, and nothing is taken, beyond the quota or where rows run out:
+    what may be borrowed shrinks with every row that is.
+    """
+    tokens_per_row = queue.info.geometry.tokens_per_row
+    missing = [
+        (sequence, count)
+        for sequence in queue.running
+        if (count := -(-(len(sequence.token_ids) - 1 + steps) // tokens_per_row) - len(sequence.rows)) > 0
+    ]
+    if not missing:
+        return True
+    pool, num_rows = queue.pool, sum([count for _, count in missing])
+    needed_blocks = num_rows * queue.info.geometry.blocks_per_row
+    if pool.used_blocks(queue.model) + needed_blocks > pool.quota_blocks(queue.model):
+        return False
+    rows = pool.allocate_rows(queue.model, num_rows)
+    if rows is None:
+        return False
+    for sequence, count in missing:
+        sequence.rows += rows[:count]
+        del rows[:count]
+    return True

@@ -12,12 +12,14 @@ def append_tokens(
     Returns the tokens appended, and why the sequence ended, if it did. `max_len` is in tokens, prompt included.
     """
     params, token_ids = sequence.request.sampling, sequence.token_ids
-    longest = min(max_len, sequence.num_prompt_tokens + params.max_tokens)
-    for count, token in enumerate(sampled, start=1):
+    before, longest = len(token_ids), sequence.num_prompt_tokens + params.max_tokens
+    if longest > max_len:
+        longest = max_len
+    for token in sampled:
         token_ids.append(token.token_id)
         may_stop = token.token_id in eos_token_ids and not params.ignore_eos
         if may_stop and sequence.num_output_tokens > params.min_tokens:
-            return sampled[:count], FinishReason.STOP
+            return sampled[: len(token_ids) - before], FinishReason.STOP
         if len(token_ids) >= longest:
-            return sampled[:count], FinishReason.LENGTH
+            return sampled[: len(token_ids) - before], FinishReason.LENGTH
     return sampled, None
