@@ -39,7 +39,7 @@ from router.view import FleetView, ModelCard, UnitView
 
 LOAD_BYTES_PER_S = 2e9
 NOTICED_S = 10.0  # from the flip to the first step of the move
-WINDOW_S = 180.0
+WINDOW_S = 120.0
 _MAX_RUNNING = 256
 
 

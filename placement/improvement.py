@@ -88,6 +88,13 @@ def _small_openings(packing: Packing, draw: random.Random, openings: Openings) -
     return [(pool, kind) for pool, kind in openings if costs[kind].num_gpus <= most_gpus]
 
 
+def balance(packing: Packing) -> None:
+    """Shifts loads as routing will."""
+    for _ in range(_BALANCING_ROUNDS):
+        for model in range(len(packing.homes)):
+            _balance(packing, model)
+
+
 def _balance(packing: Packing, model: int) -> None:
     """Shifts load from overloaded homes of a model to its others, as routing will."""
     homes = sorted(packing.homes[model])

@@ -9,22 +9,23 @@ from dataclasses import dataclass, field
 
 from placement.builds import largest_first, other_builds
 from placement.headroom import add_headroom
-from placement.improvement import Openings, improve
-from placement.insertion import Insertion, InsertionRules
+from placement.improvement import Openings, balance, improve
+from placement.insertion import InsertionRules
 from placement.instance import Estimator, Instance, make_instance
 from placement.layout import carve, plan_of_packing
 from placement.merit import Key, Pairs, key_of, pairs_of, serves_all
 from placement.nodes import FleetPlan, NodePool, openings_of
 from placement.packing import Packing
 from placement.plan import Plan, UnitCapacity
+from placement.relief import evict_spare, insert_missing, keep_spare, relieve
 from placement.solvers.base import PlacementModel
 
-_NO_LOAD = 1e-9
 _RULE = "the search ended before it was used; give it more time"
 _ROOMY_MARGIN = 1.15
 _OPENING_COSTS = (0.3, 1.0)
 _MESH_BIASES = (0.0, -0.5, -1.0)
 _FEW_MODELS = 50
+_EVICTIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,12 @@ class SearchSolver:
         """More replicas where load asks for them; models move only if that serves `least_gain` more."""
         spread, running = InsertionRules(spread=True), pairs_of(packing)
         has_idle_units = any(not packing.parts[u] for u in packing.open_units())
-        _insert_missing(packing, spread)
-        _relieve(packing, spread)
+        balance(packing)
+        insert_missing(packing, spread)
+        relieve(packing, spread)
+        for _ in range(_EVICTIONS):
+            evict_spare(packing)
+            balance(packing)
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
             add_headroom(packing)
         kept = key_of(packing, running)
@@ -69,6 +74,7 @@ class SearchSolver:
         if serves_all(kept):
             return kept_plan
         self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)], running=running)
+        keep_spare(packing, running)
         better = key_of(packing, running)
         gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
         return plan_of_packing(packing, units, rule=_RULE) if gains else kept_plan
@@ -173,32 +179,3 @@ def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -
             if costs.runs[model] and bool(costs.holds(packing.sums[unit] + costs.sums(model, part))):
                 packing.put(unit, model, part)
     return packing
-
-
-def _insert_missing(packing: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]] = ()) -> None:
-    """Load that no replica has, and replicas that must be."""
-    insertion = Insertion(packing, rules, openings)
-    for model, wanted in enumerate(packing.instance.models):
-        given = sum(packing.parts[u][model] for u in packing.homes[model])
-        missing = max(0.0, wanted.demand.rate_per_s - given)
-        if missing > _NO_LOAD or len(packing.homes[model]) < wanted.min_replicas:
-            insertion.insert(model, missing)
-
-
-def _relieve(packing: Packing, rules: InsertionRules) -> None:
-    """Shares the load of models on overloaded units with new replicas elsewhere, the hottest first."""
-    insertion = Insertion(packing, rules)
-    overloaded = [u for u in packing.open_units() if packing.factor[u] < 1]
-    parts = [(packing.parts[u][m], u, m) for u in overloaded for m in packing.parts[u]]
-    for rate, unit, model in sorted(parts, key=lambda part: (-part[0], part[1:])):
-        factor = float(packing.factor[unit])
-        if factor >= 1 or len(packing.homes[model]) >= packing.instance.models[model].max_replicas:
-            continue
-        before = key_of(packing)
-        packing.begin()
-        packing.set_rate(unit, model, rate * factor / rules.margin)
-        insertion.insert(model, rate * (1 - factor / rules.margin))
-        if key_of(packing)[:3] < before[:3]:
-            packing.commit()
-        else:
-            packing.roll_back()

@@ -249,6 +249,26 @@ def test_search__a_unit_joins__it_gets_replicas_and_nothing_moves() -> None:
         assert set(plan.units_of(model.model)) <= set(after.units_of(model.model))
 
 
+def test_search__popularity_flips_where_spare_replicas_fill_the_units__they_give_way_and_little_moves() -> None:
+    """Two large models on four units of two GPUs, where spare replicas of small ones take the rest of the memory."""
+    pool = nodes(1, 8, pool_gib=32)
+    units = [pool.unit(0, gpu, 2) for gpu in range(0, 8, 2)]
+    models = [llm("large", LLAMA_30B, rate_per_s=0.5), *(llm(f"s{i}", rate_per_s=4.0) for i in range(4))]
+    models[0] = replace(models[0], max_replicas=1)
+    plan = SEARCH.solve(units, models, None)
+    flipped = [
+        replace(models[0], max_replicas=4, demand=replace(models[0].demand, rate_per_s=14.0)),
+        *(replace(m, demand=replace(m.demand, rate_per_s=0.2)) for m in models[1:]),
+    ]
+    before = estimate(units, flipped, plan, ESTIMATOR).served_share
+
+    after = SearchSolver(estimator=ESTIMATOR).solve(units, flipped, plan)
+
+    assert estimate(units, flipped, after, ESTIMATOR).served_share > max(before + 0.2, 0.95)
+    held = {u.unit_id: {p.model for p in u.models} for u in plan.units}
+    assert {p.model for u in after.units for p in u.models if p.model not in held[u.unit_id]} == {"large"}
+
+
 def test_search__surplus_replicas_fill_the_units__a_new_model_still_finds_a_place() -> None:
     pool = nodes(1, 2)
     units = [pool.unit(0, gpu, 1) for gpu in range(2)]
