@@ -16,7 +16,8 @@ _STOP_S = 90
 
 @contextmanager
 def running_fleet(fleet_file: Path, environment: dict[str, str] | None = None) -> Iterator[str]:
-    """Yields the URL. RuntimeError with the fleet's own words if it does not come up."""
+    """Yields the URL. RuntimeError with the fleet's own words if it does not come up. SIGTERM ends the fleet, too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "deploy.cli", "up", str(fleet_file), "--wait", str(_READY_S)],
@@ -49,3 +50,4 @@ def running_fleet(fleet_file: Path, environment: dict[str, str] | None = None) -
                 process.wait()
         if reader is not None:
             reader.join(10)
+        signal.signal(signal.SIGTERM, before)
