@@ -119,7 +119,8 @@ class SglangHost:
         sleeper, self._asleep = self._asleep, None
         if sleeper is None:
             return None
-        if not sleeper.is_asked_for(command):
+        fuses = sleeper.launch.unmultiplexed is None and self._policy in FUSING_POLICIES  # it was changed meanwhile
+        if fuses or not sleeper.is_asked_for(command):
             self._stop_engine()
             return None
         await wake(self._engine)
