@@ -38,6 +38,7 @@ def sglang_environment():
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(STANDINS), str(ROOT)]),
         "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # SGLang compiles seeded sampling: half a minute of C++ here
         "OMP_NUM_THREADS": "1",  # two processes' threads on two cores wait for each other most of the time
     }
 

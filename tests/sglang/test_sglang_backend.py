@@ -82,7 +82,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def engine_of(settings, environment, monkeypatch):
-    for name in ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS"):
+    for name in ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"):
         monkeypatch.setenv(name, environment[name])
     engine = NativeEngine(settings, start_timeout_s=PATIENCE_S)
     await engine.start()
