@@ -49,6 +49,7 @@ class SglangProbe:
             dtype=dtype,
         )
         self._runner = asyncio.Runner()
+        self._is_closed = False
         self._engine = NativeEngine(_with_room_for_prompts(settings))
         try:
             self._runner.run(self._engine.start())
@@ -66,6 +67,9 @@ class SglangProbe:
 
     def close(self) -> None:
         """Twice does no harm."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._engine.pid is not None:
             self._runner.run(self._engine.stop())
         self._runner.close()
