@@ -60,9 +60,11 @@ class FleetProcess:
 
     def wait_until_serving(self) -> None:
         until_s = time.monotonic() + START_S
-        while not self.url:
-            line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
-            assert line is not None, f"the fleet ended:\n{self.output}"
+        line = ""
+        while not (self.url and line.startswith("curl ")):  # the last line that it prints
+            new_line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
+            assert new_line is not None, f"the fleet ended:\n{self.output}"
+            line = new_line
             if match := re.search(r"serving at (http://\S+)", line):
                 self.url = match.group(1)
         self.processes()
