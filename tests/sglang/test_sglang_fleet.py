@@ -55,6 +55,7 @@ pools:
     kv_memory: 64MiB
     sglang: {{multiplexing: "on", args: {{sampling_backend: pytorch}}}}
 engine: {{policy: muxwise}}
+placement: {{solver: memory_greedy}}  # `two` on SGLang
 gateway: {{port: {port}, replicas: 1, hold_s: 180}}
 """
 
