@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
-from deploy.simulation.units import UnitIdentity
+from deploy.simulation.units import UnitIdentity, heartbeat
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
@@ -103,20 +103,8 @@ class LeasedUnit:
         if self.is_stale or self._load is None:
             self.is_stale = False
             self._load = self._engine.load_report()
-        return UnitReport(
-            unit_id=self.identity.unit_id,
-            node=self.identity.node,
-            pool=self.identity.pool,
-            num_gpus=self.identity.num_gpus,
-            endpoint=self.identity.unit_id,
-            memory_bytes=self.identity.memory_bytes,
-            block_bytes=self.design.block_bytes,
-            total_blocks=self.design.total_blocks,
-            lease_version=self._version,
-            models=tuple(_status(held) for held in self._held.values()),
-            load=self._load,
-            device=self.design.device.name,
-        )
+        models = tuple(_status(held) for held in self._held.values())
+        return heartbeat(self.identity, self.design, lease_version=self._version, models=models, load=self._load)
 
     def obey(self, lease: Lease) -> None:
         """Applies a lease that is newer than the last."""

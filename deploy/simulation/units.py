@@ -122,25 +122,39 @@ def _submission(engine: SimulatedEngine, request: GenerateRequest) -> Callable[[
     return lambda: engine.submit(request)
 
 
+def heartbeat(
+    identity: UnitIdentity,
+    design: EngineDesign,
+    *,
+    lease_version: int,
+    models: tuple[ModelStatus, ...],
+    load: LoadReport | None,
+) -> UnitReport:
+    """What a unit in virtual time tells of itself; its id is its endpoint."""
+    return UnitReport(
+        unit_id=identity.unit_id,
+        node=identity.node,
+        pool=identity.pool,
+        num_gpus=identity.num_gpus,
+        endpoint=identity.unit_id,
+        memory_bytes=identity.memory_bytes,
+        block_bytes=design.block_bytes,
+        total_blocks=design.total_blocks,
+        lease_version=lease_version,
+        models=models,
+        load=load,
+        device=design.device.name,
+    )
+
+
 def report_of(unit: SimulatedUnit) -> UnitReport:
     """The heartbeat that the unit would send now."""
-    return UnitReport(
-        unit_id=unit.identity.unit_id,
-        node=unit.identity.node,
-        pool=unit.identity.pool,
-        num_gpus=unit.identity.num_gpus,
-        endpoint=unit.identity.unit_id,
-        memory_bytes=unit.identity.memory_bytes,
-        block_bytes=unit.design.block_bytes,
-        total_blocks=unit.design.total_blocks,
-        lease_version=1,
-        models=tuple(
-            ModelStatus(
-                model=m.info.model,
-                phase=ModelPhase.READY,
-                max_model_len=longest_sequence_tokens(m.info, m.quota_blocks),
-            )
-            for m in unit.design.models
-        ),
-        load=unit.load_report(),
+    models = tuple(
+        ModelStatus(
+            model=m.info.model,
+            phase=ModelPhase.READY,
+            max_model_len=longest_sequence_tokens(m.info, m.quota_blocks),
+        )
+        for m in unit.design.models
     )
+    return heartbeat(unit.identity, unit.design, lease_version=1, models=models, load=unit.load_report())
