@@ -85,6 +85,7 @@ class FrameConnection(asyncio.Protocol):
         self._next_stream = 0
         self._writable = asyncio.Event()
         self._last_received_s = self._last_sent_s = self._loop.time()
+        self._beat_due_s = self._last_received_s
         self._heartbeat: asyncio.TimerHandle | None = None
         self.lost = False
         self.welcomed: asyncio.Future[str] = self._loop.create_future()
@@ -146,7 +147,7 @@ class FrameConnection(asyncio.Protocol):
         self._writable.set()
         self._last_received_s = self._loop.time()
         self.send(Hello(version=PROTOCOL_VERSION, token=self._token))
-        self._heartbeat = self._loop.call_later(HEARTBEAT_S / 2, self._beat)
+        self._schedule_beat()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(f"the connection broke: {exc}" if exc is not None else "the unit closed the connection")
@@ -185,11 +186,17 @@ class FrameConnection(asyncio.Protocol):
             case Ping():
                 pass
 
+    def _schedule_beat(self) -> None:
+        self._beat_due_s = self._loop.time() + HEARTBEAT_S / 2
+        self._heartbeat = self._loop.call_at(self._beat_due_s, self._beat)
+
     def _beat(self) -> None:
         now_s = self._loop.time()
-        if now_s - self._last_received_s > SILENCE_S:
+        # When this loop itself was held up, the unit's frames may lie unread in the socket: look again next time.
+        punctual = now_s - self._beat_due_s < HEARTBEAT_S / 2
+        if punctual and now_s - self._last_received_s > SILENCE_S:
             self.close(f"silent for {SILENCE_S:.0f} s")
             return
         if now_s - self._last_sent_s >= HEARTBEAT_S:
             self.send(Ping())
-        self._heartbeat = self._loop.call_later(HEARTBEAT_S / 2, self._beat)
+        self._schedule_beat()

@@ -24,7 +24,8 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
 
     # The secret part may itself hold "_": only the first two are separators.
     _, _, key = secret.split("_", 2)
-    assert len(key) > 20 and key not in file.read_text()
+    assert len(key) > 20
+    assert key not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     entry = read_key_file(file).ring().admit(secret)
     assert (entry.name, entry.models, entry.requests_per_minute) == ("team-a", frozenset({"m"}), 7)

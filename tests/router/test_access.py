@@ -32,7 +32,7 @@ def bearer(key: FreshKey) -> dict[str, str]:
 @pytest.fixture
 async def http(serve):
     served = await serve(FakeUnit())
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
         client.gateway = served.gateway
         client.served = served
         yield client

@@ -33,7 +33,7 @@ async def test_stream__unit_dies__goes_on_elsewhere_without_gap_or_repeat(serve,
     shared = list(fuse)
     units = [FakeUnit(unit_id=f"unit-{i}", fuse=shared, tokens_per_delta=tokens_per_delta) for i in range(3)]
     served = await serve(*units, limits=PATIENT)
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         reply = await http.post("/v1/completions", json=ask(stream=True))
 
     chunks = streamed(reply)
@@ -52,7 +52,7 @@ async def test_stream__stop_string_spans_the_cut__still_stops(serve) -> None:
     fuse = [18]
     units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
     served = await serve(*units, limits=PATIENT)
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         reply = await http.post("/v1/completions", json=ask(stop="Küche"))
 
     choice = reply.json()["choices"][0]
@@ -65,7 +65,7 @@ async def test_stream__sampled__continuation_keeps_the_seed(serve) -> None:
     fuse = [10]
     units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
     served = await serve(*units, limits=PATIENT)
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         reply = await http.post("/v1/completions", json=ask(temperature=1.0))
 
     asked = [r for u in units for r in u.requests]
@@ -77,7 +77,7 @@ async def test_stream__sampled__continuation_keeps_the_seed(serve) -> None:
 async def test_only_unit__dies_and_comes_back__request_waits_for_it(serve) -> None:
     unit = FakeUnit(fuse=[10])
     served = await serve(unit, limits=PATIENT)
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         asking = asyncio.create_task(http.post("/v1/completions", json=ask()))
         await eventually(lambda: not unit.fuse)
         served.show()
@@ -94,7 +94,7 @@ async def test_model__leaves_the_unit__retryable_error_moves_on(serve) -> None:
     gone = Delta(stream=0, sequence=0, text="", token_ids=[], finish=FinishReason.ERROR, error="gone", retryable=True)
     units = [FakeUnit(unit_id="a"), FakeUnit(unit_id="b")]
     served = await serve(*units, limits=PATIENT)
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         units[0].fail = units[1].fail = lambda request: gone if request.request_id.endswith(".0") else None
         reply = await http.post("/v1/completions", json=ask())
 
@@ -105,7 +105,7 @@ async def test_model__leaves_the_unit__retryable_error_moves_on(serve) -> None:
 async def test_units__all_die__502_before_and_event_after_the_first_byte(serve) -> None:
     units = [FakeUnit(unit_id=f"unit-{i}", fuse=[i * 5]) for i in range(2)]
     served = await serve(*units, limits=GatewayLimits(max_attempts=1))
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         served.show(units[0])
         early = await http.post("/v1/completions", json=ask(stream=True))
         served.show(units[1])
@@ -123,7 +123,7 @@ async def test_metrics__after_a_continuation__tell_it(serve) -> None:
     fuse = [10]
     units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
     served = await serve(*units, limits=PATIENT)
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         await http.post("/v1/completions", json=ask())
         text = (await http.get("/metrics")).text
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -15,7 +16,8 @@ from router.live_view import LiveView
 MODEL = "demo/bytes"
 
 
-async def send_and_hang_up(url: str, body: dict, *, read_first: bool) -> None:
+async def send_and_hang_up(url: str, body: dict, *, once: Callable[[], object] | None = None) -> None:
+    """Leaves at the first event of the answer, or `once` something is so."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     payload = json.dumps(body).encode()
@@ -24,10 +26,10 @@ async def send_and_hang_up(url: str, body: dict, *, read_first: bool) -> None:
     )
     writer.write(head.encode() + b"\r\n\r\n" + payload)
     await writer.drain()
-    if read_first:
+    if once is None:
         await reader.readuntil(b"data: ")
     else:
-        await asyncio.sleep(0.1)
+        await eventually(once)
     writer.close()
 
 
@@ -38,11 +40,11 @@ async def test_client__leaves_midway__every_choice_is_cancelled(serve, stream: b
     served = await serve(unit)
     body = {"model": MODEL, "prompt": "x", "max_tokens": 2000, "stream": stream, "n": n}
     await served.gateway._tokenizers.of(served.gateway.card(MODEL))
-    await send_and_hang_up(served.url, body, read_first=stream)
+    await send_and_hang_up(served.url, body, once=None if stream else lambda: len(unit.requests) == n)
 
     await eventually(lambda: len(unit.cancelled) == n)
     assert len(unit.requests) == n
-    async with httpx.AsyncClient(base_url=served.url) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         assert 'status="499"} 1.0' in (await http.get("/metrics")).text
 
 
@@ -50,9 +52,8 @@ async def test_client__leaves_a_silent_stream__is_noticed_without_a_token(serve)
     unit = FakeUnit(token_gap_s=600)
     served = await serve(unit)
     await served.gateway._tokenizers.of(served.gateway.card(MODEL))
-    await send_and_hang_up(
-        served.url, {"model": MODEL, "prompt": "x", "max_tokens": 20, "stream": True}, read_first=False
-    )
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 20, "stream": True}
+    await send_and_hang_up(served.url, body, once=lambda: unit.requests)
 
     await eventually(lambda: len(unit.cancelled) == 1)
 
@@ -61,10 +62,11 @@ async def test_client__leaves_while_held__stops_waiting(serve) -> None:
     served = await serve(limits=GatewayLimits(hold_s=600))
     served.show()
     await served.gateway._tokenizers.of(served.gateway.card(MODEL))
-    await send_and_hang_up(served.url, {"model": MODEL, "prompt": "x", "stream": True}, read_first=False)
+    body = {"model": MODEL, "prompt": "x", "stream": True}
+    await send_and_hang_up(served.url, body, once=lambda: any(m.held for m in served.gateway.demand_report().models))
 
     await eventually(lambda: served.gateway.desk.is_idle)
-    async with httpx.AsyncClient(base_url=served.url) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         await eventually(lambda: b'status="499"} 1.0' in served.gateway.metrics.exposition())
         assert (await http.get("/health")).status_code == 200
 
@@ -75,7 +77,7 @@ async def test_held_request__unit_arrives__is_served(serve) -> None:
     served.gateway.view._max_model_lens.clear()
     served.show()
     served.gateway.view._max_model_lens.clear()
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         asking = asyncio.create_task(
             http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 4})
         )
@@ -89,7 +91,7 @@ async def test_held_request__unit_arrives__is_served(serve) -> None:
 async def test_slow_stream__keep_alive_comments__come_between(serve) -> None:
     unit = FakeUnit(token_gap_s=0.3)
     served = await serve(unit, limits=GatewayLimits(keep_alive_s=0.05))
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 3, "stream": True}
         reply = await http.post("/v1/completions", json=body)
 
@@ -105,7 +107,7 @@ async def test_long_request__quota_is_low_for_a_move__waits_for_it_to_rise_while
     unit.max_model_len = 32
     served.show(unit)
     prompt = {"model": MODEL, "prompt": "x" * 100}
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         long = asyncio.create_task(http.post("/v1/completions", json=prompt | {"max_tokens": 4}))
         await eventually(lambda: any(m.held for m in served.gateway.demand_report().models))
         short = await http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 4})

@@ -16,13 +16,13 @@ from router.limits import GatewayLimits
 MODEL = "demo/bytes"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 COMPLETION = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
-LIMITS = GatewayLimits(max_body_bytes=20_000, hold_s=0.2)
+LIMITS = GatewayLimits(max_body_bytes=20_000, hold_s=1.0)
 
 
 @pytest.fixture
 async def http(serve):
     served = await serve(FakeUnit(), limits=LIMITS)
-    async with httpx.AsyncClient(base_url=served.url) as client:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
         client.served = served
         yield client
 
@@ -219,7 +219,7 @@ async def test_model__loading__503_says_so(http) -> None:
 
 async def test_queue__full__429_with_retry_after(serve) -> None:
     served = await serve(FakeUnit(), limits=GatewayLimits(max_queued=0))
-    async with httpx.AsyncClient(base_url=served.url) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         reply = await http.post("/v1/completions", json=COMPLETION)
         metrics = (await http.get("/metrics")).text
 
@@ -265,7 +265,7 @@ async def test_tokenizer__does_not_load__500_without_the_path(http, tmp_path) ->
 async def test_gateway__no_view_yet__503_not_404(serve) -> None:
     served = await serve(limits=LIMITS)
     served.gateway.view.updated_s = None
-    async with httpx.AsyncClient(base_url=served.url) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         reply = await http.post("/v1/completions", json=COMPLETION)
         health = await http.get("/health")
 

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from contextlib import aclosing
 
 import pytest
@@ -116,6 +117,20 @@ async def test_heartbeat__idle_but_alive_unit__keeps_the_connection(unit, client
     await asyncio.sleep(1.0)
     await texts(client, request_of())
 
+    assert unit.connections == 1
+
+
+async def test_heartbeat__own_loop_was_held_up__unit_is_not_called_silent(unit, client, monkeypatch) -> None:
+    monkeypatch.setattr(frame_connection, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(frame_connection, "SILENCE_S", 0.1)
+    unit.token_gap_s = 0.01
+    asking = asyncio.create_task(texts(client, request_of(30)))
+    await eventually(lambda: unit.requests)
+    time.sleep(0.3)  # noqa: ASYNC251 - it is the loop that is to stand still
+    client._connection._heartbeat.cancel()
+    client._connection._beat()  # the timer that is due: uvloop runs it before it reads sockets
+
+    assert len(await asking) > 20
     assert unit.connections == 1
 
 

@@ -47,7 +47,8 @@ async def test_replay__paced_answer__gaps_are_the_pace(server):
     assert outcome.ttft_s >= 0.045
     assert len(outcome.gaps_s) == 3
     assert outcome.end_s - outcome.sent_s == pytest.approx(outcome.ttft_s + sum(outcome.gaps_s))
-    assert sum(outcome.gaps_s) >= 0.1  # lower bounds only: nothing makes a sleep shorter
+    # Lower bounds only: nothing makes a sleep shorter, but what came before it may be read late.
+    assert sum(outcome.gaps_s) >= 0.09
 
 
 async def test_replay__several_tokens_a_chunk_in_odd_pieces__usage_gives_the_count(server):
@@ -99,11 +100,11 @@ async def test_replay__stream_cut__keeps_what_had_arrived(server):
 
 @pytest.mark.parametrize("model", ["hung", "silent"])
 async def test_replay__no_end_in_time__is_lost_after_the_timeout(server, model):
-    outcome = await outcome_of(server, model, timeout_s=0.3)
+    outcome = await outcome_of(server, model, timeout_s=1.5)
 
     assert outcome.ending is Ending.LOST
-    assert outcome.error == "no terminal answer within 0.3 s"
-    assert outcome.end_s - outcome.sent_s >= 0.29
+    assert outcome.error == "no terminal answer within 1.5 s"
+    assert outcome.end_s - outcome.sent_s >= 1.49
     assert (outcome.ttft_s is not None) == (model == "hung")
 
 
@@ -137,7 +138,8 @@ async def test_replay__arrival_times__nothing_leaves_early_and_order_follows_the
     assert [o.index for o in outcomes] == [0, 1, 2]
     assert [o.scheduled_s for o in outcomes] == [0.3, 0.0, 0.15]
     assert all(o.sent_s >= o.scheduled_s - 0.002 for o in outcomes)  # asyncio's clock resolution
-    assert [len(body["prompt"]) for body in server.bodies] == [1, 2, 3]
+    assert outcomes[1].sent_s < outcomes[2].sent_s < outcomes[0].sent_s
+    assert [o.input_tokens for o in outcomes] == [3, 1, 2]
 
 
 async def test_replay__request_body__asks_for_exactly_the_record(server):
@@ -147,14 +149,14 @@ async def test_replay__request_body__asks_for_exactly_the_record(server):
         records, url=server.url, timeout_s=TIMEOUT_S, api_key="secret", vocab_sizes={"ok": 12}, extra_body={"top_k": 5}
     )
 
-    body = server.bodies[0]
+    short, body = sorted(server.bodies, key=lambda body: len(body["prompt"]))
     assert (len(body["prompt"]), body["max_tokens"]) == (40, 2)
     assert set(body["prompt"]) == {10, 11}
     assert (body["ignore_eos"], body["stream"], body["temperature"], body["top_k"]) == (True, True, 0, 5)
     assert body["stream_options"] == {"include_usage": True}
-    assert server.bodies[1]["max_tokens"] == 1
-    assert "authorization: bearer secret" in server.headers[0].lower()
-    assert server.headers[0].startswith("POST /v1/completions ")
+    assert short["max_tokens"] == 1
+    assert all("authorization: bearer secret" in headers.lower() for headers in server.headers)
+    assert all(headers.startswith("POST /v1/completions ") for headers in server.headers)
 
 
 async def test_replay__shared_blocks__prompts_share_their_prefix(server):

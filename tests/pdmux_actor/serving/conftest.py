@@ -111,7 +111,7 @@ async def connect():
 
 @pytest.fixture
 def until():
-    async def wait(condition, timeout_s: float = 20.0) -> None:
+    async def wait(condition, timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - states that set no event
                 await asyncio.sleep(0.005)

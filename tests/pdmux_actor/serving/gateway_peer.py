@@ -26,7 +26,7 @@ class GatewayPeer:
     def send(self, *messages) -> None:
         self.writer.write(b"".join(encode(message) for message in messages))
 
-    async def next(self, timeout_s: float = 10.0):
+    async def next(self, timeout_s: float = 60.0):
         """The next frame that is no Ping; None at end-of-file."""
         async with asyncio.timeout(timeout_s):
             while True:

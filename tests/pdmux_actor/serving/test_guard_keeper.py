@@ -85,7 +85,7 @@ async def test_engine__prompts_beside_decodes__leaves_what_it_learned_in_the_fil
     await engine.start()
     try:
         await engine.add_model(replace(make_assignment("m"), source=str(model), quota_blocks=100_000))
-        engine.submit(request(0, prompt_tokens=64, max_tokens=400))
+        engine.submit(request(0, prompt_tokens=64, max_tokens=100_000))
         produced = ended = 0
         async for events in engine.events():
             produced += sum(len(event.tokens) for event in events)
@@ -93,6 +93,8 @@ async def test_engine__prompts_beside_decodes__leaves_what_it_learned_in_the_fil
             if produced >= 20 and ended == 0:  # what a step takes alone is known now
                 while prompts:
                     engine.submit(request(prompts.pop(), prompt_tokens=6000, max_tokens=2))
+            if ended == 8:
+                engine.abort("r0")
             if ended == 9:
                 break
     finally:
