@@ -1,6 +1,7 @@
 """What distinguishes the policies, seen in the decision log of runs in virtual time."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,31 @@ def test_muxwise__more_sms_than_decode_needs__prefill_has_the_rest():
     log = launches(prefill_beside_decode("muxwise", num_sms=8))
 
     assert "partition prefill 7 decode 1" in log
+
+
+class CrowdedLatency(LinearLatency):
+    """Decode takes a millisecond a sequence, and scales with its SMs."""
+
+    def decode_s(self, spec, context_tokens, sms):
+        return 0.001 * len(context_tokens) * 8 / sms
+
+
+@pytest.mark.parametrize("policy", ["mux", "muxwise"])
+def test_muxwise__batch_grows_while_the_prefill_lane_never_idles__decode_gets_more_sms(policy):
+    events = [
+        (0.02 * i, Arrival(make_request(f"r{i}", prompt_tokens=8 + 7 * (i % 3), max_tokens=400, tbt_s=0.04)))
+        for i in range(20)
+    ]
+    latency = CrowdedLatency(prefill_fixed_s=0.1)
+    engine = VirtualEngine(events, policy=policy, quota_blocks=600, num_sms=8, latency=latency).run()
+    decisions = engine.scheduler.log.decisions()
+
+    last_prefill = max(i for i, d in enumerate(decisions) if d.kind == "prefill")
+    beside = [(d.num_decoding, d.decode_sms) for d in decisions[:last_prefill] if d.kind == "decode" and d.prefill_sms]
+    # At worst 1.3 times as long as alone, which is n * 8 / sms milliseconds: to be within 40.
+    needed = [min(7, math.ceil(1.3 * 8 * batch / 40)) for batch, _ in beside]
+    assert max(needed) >= 4
+    assert [pair for pair, least in zip(beside, needed, strict=True) if pair[1] < least] == []
 
 
 def test_muxwise__without_layer_slicing__whole_prefills():

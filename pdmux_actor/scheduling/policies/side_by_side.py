@@ -91,7 +91,9 @@ class SideBySide:
     ) -> Sequence[Action]:
         busy = state.decode_lane.busy
         decode_sms = state.decode_lane.sms if busy else min(share, state.total_sms - state.prefill_lane.sms)
-        prefill_sms = state.total_sms - decode_sms
+        # A slice that starts beside a decode step leaves what the next step needs: the lanes hardly ever end together,
+        # and decode could otherwise never have more than its first share of a busy spell, however its batch grows.
+        prefill_sms = state.total_sms - max(decode_sms, share if busy else 0)
         if prefill_sms <= 0 or state.prefill_lane.busy:
             return self.decode(state, decoding, decode_sms, now_s)
         decode_s = decode_cycle_s(state, decoding, decode_sms, beside=prefill_shapes(state, prefilling))
