@@ -21,7 +21,6 @@ Amount = TypeVar("Amount", float, Floats)
 DENSE_KERNELS_PER_LAYER = 9
 # In place of two projections and the activation: router, top-k, alignment, two grouped GEMMs, activation, sum.
 MOE_KERNELS_PER_LAYER = 13
-ATTENTION_KNEE_EXPONENT = 2.0
 
 
 def compute_rate(device: DeviceSpec, sms: int) -> float:
@@ -111,8 +110,12 @@ class AttentionCost:
 
     def seconds(self, pairs: Amount, queries: Amount, keys: Amount) -> Amount:
         """Sums over requests: pairs, new tokens, cached plus new tokens."""
-        traffic_s = self.s_per_query * queries + self.s_per_key * keys
-        return smooth_max(self.s_per_pair * pairs, traffic_s, ATTENTION_KNEE_EXPONENT) + self.start_s
+        return self.joined_s(self.s_per_pair * pairs, self.s_per_query * queries + self.s_per_key * keys)
+
+    def joined_s(self, compute_s: Amount, traffic_s: Amount) -> Amount:
+        """`smooth_max` with the knee of attention kernels, 2, written out: it is asked a dozen times per decision."""
+        joined_s: Amount = (compute_s * compute_s + traffic_s * traffic_s) ** 0.5 + self.start_s
+        return joined_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

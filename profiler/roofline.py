@@ -1,15 +1,31 @@
 """DuetServe's attention-aware roofline: latency from shapes and the rates of a device (§4.1 of the paper)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler.latency import ChunkShape, Floats
-from profiler.operator_costs import OperatorCosts, operator_costs
+from profiler.operator_costs import AttentionCost, OperatorCosts, operator_costs
 from profiler.specs import DeviceSpec, ModelSpec
 
 _REMEMBERED = 1 << 16  # pairs of batch size and sampled rows
+
+
+class _DecodeLine(NamedTuple):
+    """Steps of one batch size on one share: only attention depends on the contexts."""
+
+    rest_s: float
+    num_layers: int
+    attention: AttentionCost
+    query_s: float
+
+    def seconds(self, keys: float) -> float:
+        attention = self.attention
+        return self.rest_s + self.num_layers * attention.joined_s(
+            attention.s_per_pair * keys, self.query_s + attention.s_per_key * keys
+        )
 
 
 class _Passes:
@@ -19,24 +35,24 @@ class _Passes:
         self.spec = spec
         self.costs = costs
         self._without_attention_s: dict[tuple[int, int], float] = {}
-        self._last_decode = (0, 0.0, 0.0)
 
-    def decode_s(self, n: int, keys: float) -> float:
-        """The last answer is kept: a step is predicted, planned and simulated one after the other."""
-        last_n, last_keys, last_s = self._last_decode
-        if n != last_n or keys != last_keys:
-            last_s = self.seconds(n, n, keys, keys)
-            self._last_decode = (n, keys, last_s)
-        return last_s
+    def decode_line(self, n: int) -> _DecodeLine:
+        attention = self.costs.attention
+        rest_s, query_s = self._rest_s(n, n), attention.s_per_query * float(n)
+        return _DecodeLine(rest_s, self.costs.num_layers, attention, query_s)
 
     def seconds(self, n: int, sampled_rows: int, pairs: float, keys: float) -> float:
+        rest_s = self._rest_s(n, sampled_rows)
+        return rest_s + self.costs.num_layers * self.costs.attention.seconds(pairs, float(n), keys)
+
+    def _rest_s(self, n: int, sampled_rows: int) -> float:
         counts = (n, sampled_rows)
         rest_s = self._without_attention_s.get(counts)
         if rest_s is None:
             if len(self._without_attention_s) >= _REMEMBERED:
                 self._without_attention_s.clear()
             rest_s = self._without_attention_s[counts] = self.costs.total_s(float(n), 0.0, float(sampled_rows))
-        return rest_s + self.costs.num_layers * self.costs.attention.seconds(pairs, float(n), keys)
+        return rest_s
 
 
 class RooflineLatency:
@@ -51,6 +67,7 @@ class RooflineLatency:
         self._device = device
         self._num_gpus = num_gpus
         self._passes: dict[tuple[int, int], _Passes] = {}
+        self._decode_lines: dict[tuple[int, int, int], _DecodeLine] = {}
 
     def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
         return self.mixed_s(spec, chunks, (), sms)
@@ -59,19 +76,20 @@ class RooflineLatency:
         n = len(context_tokens)
         if n == 0:
             return 0.0
-        passes = self._passes.get((id(spec), sms)) or self._passes_of(spec, sms)
-        return passes.decode_s(n, float(sum(context_tokens) + n))
+        line = self._decode_lines.get((id(spec), sms, n)) or self._decode_line(spec, n, sms)
+        return line.seconds(float(sum(context_tokens) + n))
 
     def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
+        if not chunks:
+            return self.decode_s(spec, context_tokens, sms)
         num_decodes = len(context_tokens)
         n = num_decodes + _new_tokens(chunks)
         if n == 0:
             return 0.0
         passes = self._passes_of(spec, sms)
         attention = passes.costs.attention
-        pairs = keys = float(sum(context_tokens) + num_decodes)
-        if chunks:
-            pairs *= attention.fused_decode_tokens
+        keys = float(sum(context_tokens) + num_decodes)
+        pairs = keys * attention.fused_decode_tokens
         for chunk in chunks:
             pairs += attention.prompt_pairs(float(chunk.new_tokens), float(chunk.context_tokens))
             keys += chunk.new_tokens + chunk.context_tokens
@@ -111,6 +129,12 @@ class RooflineLatency:
         if passes is None:
             passes = self._passes[key] = _Passes(spec, operator_costs(spec, self._device, self._num_gpus, sms))
         return passes
+
+    def _decode_line(self, spec: ModelSpec, n: int, sms: int) -> _DecodeLine:
+        if len(self._decode_lines) >= _REMEMBERED:
+            self._decode_lines.clear()
+        line = self._decode_lines[id(spec), sms, n] = self._passes_of(spec, sms).decode_line(n)
+        return line
 
     def _by_partition(
         self, spec: ModelSpec, seconds: Callable[..., Floats], sms: npt.ArrayLike, *amounts: npt.ArrayLike

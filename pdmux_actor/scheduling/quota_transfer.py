@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pdmux_actor.scheduling.queues import ModelQueue
 
 _NEEDY, _IDLE = 0.9, 0.5  # use of the quota above which a model receives, below which it gives
 _GIVE_SHARE = 0.5  # of what an idle model does not use, per period
 _LEAST_SHARE = 0.05  # of the giver's quota: less is not worth a move
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -32,19 +34,20 @@ class QuotaTransfer:
 
     def update(self, now_s: float, queues: Iterable[ModelQueue]) -> Mapping[str, int]:
         """New quotas in blocks of the models whose quota changes."""
-        present = {queue.model: queue for queue in queues if not queue.removing}
-        for model in [m for m in self._uses if m not in present]:
-            del self._uses[model]
-        for model, queue in present.items():
-            if model not in self._uses:
-                self._uses[model] = _Use(queue.rows_for(queue.max_len) * _row(queue))
-            self._observe(self._uses[model], queue)
+        present = [queue for queue in queues if not queue.removing]
+        for queue in present:
+            use = self._uses.get(queue.model)
+            if use is None:
+                use = self._uses[queue.model] = _Use(queue.rows_for(queue.max_len) * _row(queue))
+            self._observe(use, queue)
+        if len(self._uses) > len(present):
+            self._uses = {queue.model: self._uses[queue.model] for queue in present}
         if self._next_s is None:
             self._next_s = now_s + self._period_s
         if now_s < self._next_s:
-            return {}
+            return _NONE
         self._next_s = now_s + self._period_s
-        quotas = self._transfer(present)
+        quotas = self._transfer({queue.model: queue for queue in present})
         for use in self._uses.values():
             use.peak_blocks, use.was_short = 0, False
         return quotas

@@ -358,8 +358,9 @@ class Scheduler:
         """Moves quota to where it is used, and gives waiting prompts the part of their quota that others borrowed."""
         if self._quota_transfer is not None:
             self._pool.set_quotas(self._quota_transfer.update(now_s, self._queues.values()))
-        self._pool.set_claims({queue.model: queue.claimed_blocks() for queue in self._queues.values()})
-        for queue in self._queues.values():
+        waiting = [queue for queue in self._queues.values() if queue.waiting]
+        self._pool.set_claims({queue.model: queue.claimed_blocks() for queue in waiting})
+        for queue in self._queues.values() if waiting else ():
             if queue.waiting and not queue.removing:
                 self._reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
 
