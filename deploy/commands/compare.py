@@ -78,8 +78,10 @@ def _print_verdict(console: Console, experiment: ExperimentFile, results: list[C
     held = sum(o.holds for o in orderings)
     console.print(f"{held} of {len(orderings)} orderings of systems are as published")
     for ordering in (o for o in orderings if not o.holds):
+        verdict = "a tie here" if ordering.is_tie else "not here"
         console.print(
-            f"  not here: {ordering.case}, {ordering.metric}: {ordering.better} before {ordering.worse}", style="yellow"
+            f"  {verdict}: {ordering.case}, {ordering.metric}: {ordering.better} before {ordering.worse}",
+            style="yellow",
         )
     for result in results:
         for system, unplaced in result.unplaced.items():

@@ -11,12 +11,22 @@ _LEAST_TOKENS = 64
 
 
 def tuned_chunk_budget(
-    latency: LatencyModel, specs: Sequence[ModelSpec], device: DeviceSpec, tbt_s: float, *, host_s: float = 0.0
+    latency: LatencyModel,
+    specs: Sequence[ModelSpec],
+    device: DeviceSpec,
+    tbt_s: float,
+    *,
+    host_s: float = 0.0,
+    prompt_tokens: int = 0,
 ) -> int:
-    """The largest budget whose fused step meets the target for every model of the unit, or else the least there is."""
+    """The largest budget whose fused step meets the target for every model of the unit, or else the least there is.
+
+    `prompt_tokens` is the longest prompt that counts: its last chunk attends to all that came before.
+    """
     contexts = [_CONTEXT_TOKENS] * _BATCH
     for budget in _BUDGETS_TOKENS:
-        chunk = [ChunkShape(budget - _BATCH, 0)]
+        new_tokens = budget - _BATCH
+        chunk = [ChunkShape(new_tokens, max(0, prompt_tokens - new_tokens))]
         if all(host_s + latency.mixed_s(spec, chunk, contexts, device.num_sms) <= tbt_s for spec in specs):
             return budget
     return _LEAST_TOKENS

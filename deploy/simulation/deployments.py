@@ -37,7 +37,7 @@ _UNBOUNDED_TOKENS = 1 << 20
 class Deployment:
     """`solver` None is the fleet file's own; `lays_out`: it chooses the sizes of units, too. `scheduler` are fields of
     the scheduler's settings that differ, `host_s` what the engine's host adds to every launch (default: by the kind of
-    device).
+    device), `longest_prompt_tokens` what the budget of chunked prefill is tuned for.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Deployment:
     disaggregated: bool = False
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     host_s: float | None = None
+    longest_prompt_tokens: int = 0
 
 
 BASELINES: Mapping[str, Deployment] = MappingProxyType(
@@ -142,6 +143,7 @@ def _unit_design(
         hardware.device,
         min((m.slo.tbt_s for m in fleet.models if m.id in held), default=float("inf")),
         host_s=host_s,
+        prompt_tokens=deployment.longest_prompt_tokens,
     )
     settings = SchedulerSettings(
         max_batch_tokens=fleet.engine.max_batch_tokens,

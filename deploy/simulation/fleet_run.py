@@ -103,7 +103,7 @@ class FleetRun:
         self._limits = limits
         self._news = tell_news(models, self._units)
         self._homeless: list[OpenRequest] = []
-        self._waiting = 0
+        self._waiting_since_s: dict[str, float] = {}  # of requests that are not on a unit yet, by id
         self._loads: dict[str, LoadReport | None] = {}
         self._records = enumerate(stream.records())
         self._last_end_s = 0.0
@@ -120,18 +120,20 @@ class FleetRun:
     def expected_requests(self) -> int:
         return self._stream.count
 
-    def overdue_requests(self) -> int:
-        """Requests under way whose first token is later than its target."""
+    def overdue_requests(self, limit_s: float | None = None) -> int:
+        """Requests under way whose first token is later than `limit_s`, or than its own target."""
         now_s = self.agenda.clock.now_s
-        return sum(
-            (request.first_s or now_s) - request.arrival_s > request.request.slo.ttft_s
+        on_units = sum(
+            (request.first_s or now_s) - request.arrival_s > (limit_s or request.request.slo.ttft_s)
             for request in self._open.values()
         )
+        longest_s = limit_s or max(m.slo.ttft_s for m in self._models.values())
+        return on_units + sum(now_s - since_s > longest_s for since_s in self._waiting_since_s.values())
 
     def run(self) -> FleetOutcome:
         self._publish_view()
         self._await_next_arrival()
-        while (self._arrivals_left or self._open or self._waiting) and self.agenda.clock.now_s < self._window_s:
+        while (self._arrivals_left or self._open or self._waiting_since_s) and self.agenda.clock.now_s < self._window_s:
             if not self.agenda.step():
                 break
             if self.agenda.num_done % _PROGRESS_EVENTS == 0:
@@ -171,7 +173,7 @@ class FleetRun:
         assert record.model is not None
         statistics = self.statistics[record.model]
         statistics.requests += 1
-        self._waiting += 1
+        self._waiting_since_s[str(index)] = now_s
         self._ask(index, record, next(self._next_gateway), now_s)
         self._await_next_arrival()
 
@@ -212,13 +214,13 @@ class FleetRun:
 
     def _refuse(self, index: int, record: TraceRecord) -> None:
         assert record.model is not None
-        self._waiting -= 1
+        del self._waiting_since_s[str(index)]
         self.statistics[record.model].rejected += 1
         if self._on_outcome is not None:
             self._on_outcome(rejected(index, record, self.agenda.clock.now_s))
 
     def _enter(self, request: GenerateRequest, arrival_s: float, choice: UnitChoice, stay: Stay) -> None:
-        self._waiting -= 1
+        del self._waiting_since_s[request.request_id]
         opened = OpenRequest(request=request, arrival_s=arrival_s, stay=stay, unit_id=choice.unit_id)
         self._open[request.request_id] = opened
         if not self._of_id[choice.unit_id].submit(request):
@@ -300,7 +302,7 @@ class FleetRun:
         homeless, self._homeless = self._homeless, []
         for opened in homeless:
             self._go_on(opened)
-        is_over = not (self._open or self._waiting)
+        is_over = not (self._open or self._waiting_since_s)
         assert self._arrivals_left or is_over or self._homeless or self.agenda.has_more, (
             "requests are open and no unit works"
         )

@@ -61,6 +61,10 @@ class Durations:
     def share_within(self, target_s: float) -> float | None:
         return float(self._counts[: _bin(target_s) + 1].sum() / self._count) if self._count else None
 
+    def num_beyond(self, limit_s: float) -> int:
+        """Durations that are longer, to the width of a bin."""
+        return int(self._counts[_bin(limit_s) + 1 :].sum())
+
     def cdf(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Durations in seconds and the shares of all that are no longer, at the bins that hold any."""
         filled = np.flatnonzero(self._counts)

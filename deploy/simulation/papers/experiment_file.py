@@ -1,6 +1,7 @@
 """Experiment files: a figure of a paper as fleets, workloads, systems, and what was published."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,10 +46,19 @@ class WorkloadSection(Section):
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
     """A system prompt before every prompt, the same for all."""
     sessions: SessionsSection | None = None
+    seconds: NonNegativeFloat = 0.0
+    """Requests come for at least so long. A queue that grows takes a while to show."""
     requests: PositiveInt = 400
+    """At least so many."""
+    quick_seconds: NonNegativeFloat = 0.0
     quick_requests: PositiveInt = 120
     popularity: Mapping[str, NonNegativeFloat] | None = None
     """Share of the requests, by model. Default: by the fleet's demand."""
+
+    def count(self, rate_per_s: float, *, quick: bool) -> int:
+        """Of the requests of a run."""
+        least, seconds = (self.quick_requests, self.quick_seconds) if quick else (self.requests, self.seconds)
+        return max(least, math.ceil(rate_per_s * seconds))
 
 
 class SystemSection(Section):

@@ -4,14 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+
 from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome, FleetRun
 from deploy.simulation.papers.experiment_file import CaseSection, Metric, NeedSection, PublishedSection, SystemSection
 from deploy.simulation.papers.workloads import workload_stream
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
+from deploy.simulation.streams import RequestStream
 from router.limits import GatewayLimits
 
 _SAME_SHARE = 0.03  # figures closer than this are no ordering
+_LONGEST_PROMPT_PERCENT = 99  # of the prompts, what a chunk budget is tuned for
 _HOPELESS_BACKLOG = 0.5  # share of all requests that wait for their first token too long
 _QUICK_REFINEMENTS, _REFINEMENTS = 2, 5
 
@@ -38,13 +42,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordering:
-    """`better` beats `worse` in the paper."""
+    """`better` beats `worse` in the paper. `is_tie`: here they are within a few percent of each other."""
 
     case: str
     metric: Metric
     better: str
     worse: str
     holds: bool
+    is_tie: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,7 @@ def run_case(case: CaseSection, *, quick: bool, seed: int, on_run: OnRun) -> Cas
     measured: dict[str, Mapping[Metric, float | None]] = {}
     unplaced: dict[str, Mapping[str, str]] = {}
     for system in case.systems:
-        deployed = deploy_fleet(case.fleet, _deployment(case, system))
+        deployed = deploy_fleet(case.fleet, _deployment(case, system, seed))
         unplaced[system.name] = deployed.unplaced
         measured[system.name] = _measure(case, system, deployed, quick=quick, seed=seed, on_run=on_run)
     rows: list[Row] = []
@@ -69,7 +74,10 @@ def run_case(case: CaseSection, *, quick: bool, seed: int, on_run: OnRun) -> Cas
     return CaseResult(rows=tuple(rows), orderings=tuple(orderings), unplaced=unplaced)
 
 
-def _deployment(case: CaseSection, system: SystemSection) -> Deployment:
+def _deployment(case: CaseSection, system: SystemSection, seed: int) -> Deployment:
+    """Chunked prefill is tuned offline to the workload, as the papers do with it."""
+    stream = _stream(case, case.rates_per_s[0], quick=False, seed=seed)
+    prompts = [record.input_tokens for record in stream.records()]
     return Deployment(
         name=system.name,
         policy=system.policy,
@@ -78,20 +86,26 @@ def _deployment(case: CaseSection, system: SystemSection) -> Deployment:
         disaggregated=system.disaggregated,
         scheduler=system.scheduler,
         host_s=case.host_s,
+        longest_prompt_tokens=int(np.percentile(prompts, _LONGEST_PROMPT_PERCENT)),
     )
+
+
+def _stream(case: CaseSection, rate_per_s: float, *, quick: bool, seed: int) -> RequestStream:
+    weights = case.workload.popularity or {m.id: m.demand.rate_per_s for m in case.fleet.models}
+    requests = case.workload.count(rate_per_s, quick=quick)
+    return workload_stream(case.workload, weights, requests=requests, rate_per_s=rate_per_s, seed=seed)
 
 
 def _measure(
     case: CaseSection, system: SystemSection, deployed: DeployedFleet, *, quick: bool, seed: int, on_run: OnRun
 ) -> Mapping[Metric, float | None]:
-    weights = case.workload.popularity or {m.id: m.demand.rate_per_s for m in case.fleet.models}
-    requests = case.workload.quick_requests if quick else case.workload.requests
     options = RunOptions(limits=GatewayLimits(max_queued=1 << 30), gateways=1, window_s=case.window_s)
 
     def run_at(rate_per_s: float) -> FleetOutcome:
         on_run(f"{case.name}: {system.name} at {rate_per_s:.3g} requests/s")
-        stream = workload_stream(case.workload, weights, requests=requests, rate_per_s=rate_per_s, seed=seed)
-        return run_fleet(deployed, stream, options, give_up=_is_swamped if len(case.rates_per_s) > 1 else None)
+        stream = _stream(case, rate_per_s, quick=quick, seed=seed)
+        give_up = _cannot_sustain(case.need, stream) if len(case.rates_per_s) > 1 else None
+        return run_fleet(deployed, stream, options, give_up=give_up)
 
     if len(case.rates_per_s) == 1:
         return _metrics(run_at(case.rates_per_s[0]), goodput_per_s=None)
@@ -118,8 +132,22 @@ def sustains(outcome: FleetOutcome, need: NeedSection) -> bool:
     )
 
 
-def _is_swamped(run: FleetRun) -> bool:
-    return run.overdue_requests() > _HOPELESS_BACKLOG * run.expected_requests
+def _cannot_sustain(need: NeedSection, stream: RequestStream) -> Callable[[FleetRun], bool]:
+    """Once more than a hundredth of the whole run's first tokens or gaps are late, the rest changes nothing."""
+    most_gaps = sum(max(0, record.output_tokens - 1) for record in stream.records())
+
+    def gives_up(run: FleetRun) -> bool:
+        if run.overdue_requests() > _HOPELESS_BACKLOG * run.expected_requests:
+            return True
+        late_first = late_gaps = 0
+        if need.ttft_p99_s is not None:
+            late_first = run.overdue_requests(need.ttft_p99_s)
+            late_first += sum(s.ttft.num_beyond(need.ttft_p99_s) for s in run.statistics.values())
+        if need.tbt_p99_s is not None:
+            late_gaps = sum(s.tbt.num_beyond(need.tbt_p99_s) for s in run.statistics.values())
+        return late_first > 0.01 * run.expected_requests + 1 or late_gaps > 0.01 * most_gaps + 1
+
+    return gives_up
 
 
 def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> Mapping[Metric, float | None]:
@@ -167,12 +195,14 @@ def _orderings(rows: Sequence[Row], published: PublishedSection) -> list[Orderin
             pairs.append((a, b) if (of_a > of_b) != lower_is_better else (b, a))
     simulated = {row.system: row.simulated for row in rows}
 
-    def holds(better: str, worse: str) -> bool:
+    def compared(better: str, worse: str) -> Ordering:
         first, second = simulated[better], simulated[worse]
-        if first is None or second is None:
-            return False
-        return first < second if lower_is_better else first > second
+        holds = is_tie = False
+        if first is not None and second is not None:
+            holds = first < second if lower_is_better else first > second
+            is_tie = abs(first - second) <= _SAME_SHARE * max(first, second)
+        return Ordering(
+            case=rows[0].case, metric=published.metric, better=better, worse=worse, holds=holds, is_tie=is_tie
+        )
 
-    return [
-        Ordering(case=rows[0].case, metric=published.metric, better=a, worse=b, holds=holds(a, b)) for a, b in pairs
-    ]
+    return [compared(a, b) for a, b in pairs]
