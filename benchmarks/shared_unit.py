@@ -1,6 +1,7 @@
 """Two and three models in one unit: which policy and which quotas serve them best.
 
     python benchmarks/shared_unit.py [--quick] [--json FILE] [--plot FILE] [--virtual [--steps FILE]]
+    python benchmarks/shared_unit.py --scenario "2 models 8:1" --rounds 2 [--window-s 20]
 
 Models of about 50 M parameters share cores and KV pool; requests are ShareGPT-shaped (without its longest ones) with
 popularity 8:1 (8:1:1) and 1:1 (1:1:1). The pool holds a few hundred tokens per model and starts divided equally, so
@@ -64,16 +65,12 @@ class Scenario:
     shares: Mapping[str, float]
 
 
-def scenarios(*, quick: bool) -> list[Scenario]:
-    two = [
-        Scenario(name="2 models 8:1", shares={"a": 8, "b": 1}),
-        Scenario(name="2 models 1:1", shares={"a": 1, "b": 1}),
-    ]
-    three = [
-        Scenario(name="3 models 8:1:1", shares={"a": 8, "b": 1, "c": 1}),
-        Scenario(name="3 models 1:1:1", shares={"a": 1, "b": 1, "c": 1}),
-    ]
-    return two[:1] if quick else two + three
+SCENARIOS = (
+    Scenario(name="2 models 8:1", shares={"a": 8, "b": 1}),
+    Scenario(name="2 models 1:1", shares={"a": 1, "b": 1}),
+    Scenario(name="3 models 8:1:1", shares={"a": 8, "b": 1, "c": 1}),
+    Scenario(name="3 models 1:1:1", shares={"a": 1, "b": 1, "c": 1}),
+)
 
 
 def shared_requests(
@@ -221,6 +218,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
     parser.add_argument("--quick", action="store_true", help="two models at 8:1 only, shorter runs")
+    parser.add_argument(
+        "--scenario", action="append", choices=[s.name for s in SCENARIOS], help="may be given several times"
+    )
+    parser.add_argument("--rounds", type=int, choices=range(1, 101), metavar="N", help="of each scenario; default 3")
+    parser.add_argument("--window-s", type=float, metavar="S", help="arrivals of a round; default 20, virtual 60")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw each model's blocks and quota over time")
     parser.add_argument("--virtual", action="store_true", help="virtual time from measured step times")
     parser.add_argument(
@@ -232,12 +234,13 @@ def main() -> None:
         model: llama_checkpoint(args.cache, num_layers=_LAYERS, seed=number) for number, model in enumerate("abc")
     }
     bench = measured_bench(checkpoints, virtual=args.virtual, steps_file=args.steps)
-    effort = {"window_s": 6.0, "rounds": 1} if args.quick else {"window_s": 20.0, "rounds": 3}
-    if args.virtual:
-        effort = {"window_s": 60.0, "rounds": 3}
+    names = args.scenario or [s.name for s in SCENARIOS[: 1 if args.quick else None]]
+    rounds = args.rounds or (1 if args.quick and not args.virtual else 3)
+    window_s = args.window_s or (60.0 if args.virtual else 6.0 if args.quick else 20.0)
     rows: list[dict[str, object]] = []
-    for scenario in track(scenarios(quick=args.quick), console=Console(stderr=True), transient=True):
-        rows += measure(scenario, bench, window_s=effort["window_s"], rounds=int(effort["rounds"]))
+    chosen = [scenario for scenario in SCENARIOS if scenario.name in names]
+    for scenario in track(chosen, console=Console(stderr=True), transient=True):
+        rows += measure(scenario, bench, window_s=window_s, rounds=rounds)
     print_table(rows)
     if args.json:
         write_report(args.json, machine_facts(bench.device, virtual=args.virtual), rows)
