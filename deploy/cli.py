@@ -45,6 +45,7 @@ def build_app() -> typer.Typer:
     from deploy.commands.trace_decisions import trace_decisions
     from deploy.commands.traces import traces
     from deploy.commands.up import up
+    from deploy.commands.verb import Verb
     from deploy.commands.version import options
 
     app = typer.Typer(
@@ -69,7 +70,7 @@ def build_app() -> typer.Typer:
         top,
         trace_decisions,
     ):
-        app.command()(command)
+        app.command(cls=Verb)(command)
     app.callback()(options)
     app.add_typer(traces, name="traces")
     app.add_typer(keys, name="keys")

@@ -28,7 +28,8 @@ LIMITS = MachineLimits(
 
 FLEET_TEXT = """\
 # yaml-language-server: $schema=./fleet.schema.json
-# Three small models that share one CPU unit. `muxfleet demo --write DIR` writes this file and the checkpoints.
+# Three small models that share one CPU unit. `muxfleet demo --write DIR` writes this file and the checkpoints: those of
+# examples/demo.yaml with examples as DIR.
 name: demo
 models:
   - id: demo-llama

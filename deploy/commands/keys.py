@@ -9,6 +9,7 @@ from rich.table import Table
 
 from deploy.commands.json_file import write_json
 from deploy.commands.terminal import terminal
+from deploy.commands.verb import Verb
 from deploy.errors import KeyFileError, OptionNotUsable
 from deploy.key_file import KeyFile, StoredKey, read_key_file, write_key_file
 from router.api_keys import make_key
@@ -21,7 +22,7 @@ keys = typer.Typer(
 )
 
 
-@keys.command()
+@keys.command(cls=Verb)
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is: letters, digits, dots, dashes.")],
     file: KeysFile = _DEFAULT,
@@ -58,7 +59,7 @@ def new(
     typer.echo(fresh.secret)
 
 
-@keys.command(name="list")
+@keys.command(name="list", cls=Verb)
 def list_keys(
     file: KeysFile = _DEFAULT,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as JSON.")] = None,
@@ -84,7 +85,7 @@ def list_keys(
         write_json(json, {"keys": [key.model_dump(mode="json", exclude={"hash"}) for key in stored.keys]})
 
 
-@keys.command()
+@keys.command(cls=Verb)
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `muxfleet keys list` shows it.")],
     file: KeysFile = _DEFAULT,

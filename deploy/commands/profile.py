@@ -48,8 +48,7 @@ def profile(
     (pools[].profile), where policies and simulations use the latency model with the smallest error.
 
     Example: muxfleet profile examples/demo.yaml --out demo-profile.parquet
-
-    For SGLang: muxfleet profile fleet.yaml --backend sglang --out sglang-profile.parquet
+    Example: muxfleet profile fleet.yaml --backend sglang --out sglang-profile.parquet
     """
     draw = None if plot is None else _plotter(plot)
     engine = _engine(file, checkpoint, pool=pool, backend=backend, cores=cores, dtype=dtype)

@@ -9,13 +9,14 @@ from rich.table import Table
 
 from deploy.commands.json_file import write_json
 from deploy.commands.terminal import terminal
+from deploy.commands.verb import Verb
 from traces.readers.entry import read_trace
 from traces.stats import LengthStats, TraceStats, describe, describe_models
 
 traces = typer.Typer(no_args_is_help=True, help="Look into request traces.")
 
 
-@traces.command("stats")
+@traces.command("stats", cls=Verb)
 def stats(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV.")],
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,

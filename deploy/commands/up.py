@@ -19,6 +19,7 @@ def up(
     """Start a fleet here, or on the cluster at RAY_ADDRESS, and serve until Ctrl-C.
 
     Example: muxfleet up examples/demo.yaml
+    (its checkpoints: muxfleet demo --write examples)
     """
     console = terminal()
     fleet = read_fleet_file(file)

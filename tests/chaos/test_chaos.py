@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from byte_checkpoint import write_checkpoint
-from chaos_faults import FAULTS, Fault, until_balanced, until_well
+from chaos_faults import FAULTS, Fault, unit_ids, until_balanced, until_well
 from chaos_fleet_file import fleet_of
 from chaos_load import MODELS, Load, ask_once
 from fleet_process import FleetProcess
@@ -27,8 +27,9 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
     recovered: list[float] = []
 
     async def trouble() -> None:
+        before = await unit_ids(chaos_fleet) if fault.takes_units else frozenset()
         await fault.strike(chaos_fleet)
-        recovered.append(await until_well(chaos_fleet, first_unwell=fault.takes_units))
+        recovered.append(await until_well(chaos_fleet, other_than=before))
 
     run = load.through(trouble)
 

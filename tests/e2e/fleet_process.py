@@ -17,7 +17,7 @@ import psutil
 START_S = 240.0
 STOP_S = 90.0
 RECOVER_S = 180.0
-RUNNING_S = 8.0
+RUNNING_S = 60.0
 
 
 def _heed_ctrl_c() -> None:
@@ -98,7 +98,7 @@ class FleetProcess:
         return self.process(title="ServeReplica:gateway:Controller")
 
     def statuses(self) -> dict[str, str]:
-        entries = httpx.get(f"{self.url}/v1/models", timeout=10, trust_env=False).json()["data"]
+        entries = httpx.get(f"{self.url}/v1/models", timeout=30, trust_env=False).json()["data"]
         return {e["id"]: e["status"] for e in entries}
 
     def wait_until_replaced(self, old: psutil.Process, find: Callable[[], psutil.Process]) -> None:
@@ -113,12 +113,18 @@ class FleetProcess:
             time.sleep(0.2)
         self._fail(f"{old} was not replaced in {RECOVER_S:g} s")
 
+    def answers(self) -> float:
+        """How many generations have finished, at all gateways."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
+        found = re.findall(r"^muxfleet_answers_total(?:\{.*\})? ([0-9.e+]+)$", text, flags=re.MULTILINE)
+        return sum(map(float, found))
+
     def wait_for_running(self, count: int) -> None:
         """Until the units report so many running sequences."""
         until_s = time.monotonic() + RUNNING_S
         running = None
         while time.monotonic() < until_s:
-            text = httpx.get(f"{self.url}/metrics", timeout=10, trust_env=False).text
+            text = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
             running = _running_by_any_gateway(text)
             if running == count:
                 return

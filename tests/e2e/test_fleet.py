@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 from clients import MODELS, chat, client_of, endings, streamed_chat
 from fleet_process import FleetProcess
@@ -22,6 +23,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 LONG = 400
+_RESTART_S = 0.5  # no engine starts faster
+_KILLS = 3  # on a busy machine all tokens may have been on their way when the client was seen to have 20
 
 
 @pytest.fixture(scope="module")
@@ -148,23 +151,26 @@ def test_unit_killed__while_streaming__stream_goes_on_with_the_same_tokens(
     fleet: FleetProcess, client: openai.OpenAI, victim: str
 ) -> None:
     expected = chat(client, MODELS[1], max_tokens=LONG)
-    engine = fleet.engine()
-    target = engine if victim == "engine" else fleet.actor()
-    arrivals_s: list[float] = []
+    longest_gap_s = 0.0
+    for _ in range(_KILLS):
+        engine = fleet.engine()
+        target = engine if victim == "engine" else fleet.actor()
+        arrivals_s: list[float] = []
 
-    def kill_once(chunks: int) -> None:
-        arrivals_s.append(time.monotonic())
-        if chunks == 20:
-            target.kill()
+        def kill_once(chunks: int, target: psutil.Process = target, arrivals_s: list[float] = arrivals_s) -> None:
+            arrivals_s.append(time.monotonic())
+            if chunks == 20:
+                target.kill()
 
-    text = streamed_chat(client, MODELS[1], max_tokens=LONG, on_chunk=kill_once)
-    fleet.wait_until_replaced(engine, fleet.engine)
+        text = streamed_chat(client, MODELS[1], max_tokens=LONG, on_chunk=kill_once)
+        fleet.wait_until_replaced(engine, fleet.engine)
+        assert text == expected
+        assert not engine.is_running()
+        longest_gap_s = max(b - a for a, b in pairwise(arrivals_s))
+        if longest_gap_s > _RESTART_S:
+            break
 
-    assert text == expected
-    assert not engine.is_running()
-    assert max(b - a for a, b in pairwise(arrivals_s)) > 0.5, (
-        "an engine does not start faster: it ended before the kill"
-    )
+    assert longest_gap_s > _RESTART_S, f"the stream ended before the kill, {_KILLS} times"
     for model in MODELS:
         assert chat(client, model, max_tokens=8)
 

@@ -52,6 +52,7 @@ def test_haproxy__client_leaves_before_the_first_byte__sequence_is_freed(haproxy
     url = httpx.URL(haproxy_fleet.url)
     body = json.dumps({"model": MODELS[2], "prompt": "x", "max_tokens": 3000, "ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    finished = haproxy_fleet.answers()
     with socket.create_connection((url.host, url.port or 80)) as connection:
         connection.sendall(f"{head}\r\n\r\n".encode())
         time.sleep(0.1)
@@ -59,6 +60,7 @@ def test_haproxy__client_leaves_before_the_first_byte__sequence_is_freed(haproxy
         haproxy_fleet.wait_for_running(1)
 
     haproxy_fleet.wait_for_running(0)
+    assert haproxy_fleet.answers() == finished, "it ran to its end"
 
 
 def test_haproxy__engine_killed_while_streaming__stream_goes_on(haproxy_fleet: FleetProcess) -> None:

@@ -206,6 +206,8 @@ def test_disconnect__either_engine__frees_the_sequence(fleet, client, model):
     )
     next(iter(stream))
     fleet.wait_for_running(1)
+    finished = fleet.answers()
     stream.close()
 
     fleet.wait_for_running(0)
+    assert fleet.answers() == finished, "it ran to its end"

@@ -1,0 +1,127 @@
+"""What the documents and the helps show, as a reader meets it: commands that parse, links that lead somewhere."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from deploy.cli import build_app
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts))
+PROGRAM = typer.main.get_command(build_app())
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Typer's commands have classes of its own."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name in inner:
+        yield from verbs(inner[name], (*path, name))
+
+
+VERBS = dict(verbs(PROGRAM))
+
+
+def parse(line: str) -> tuple[tuple[str, ...], Any]:
+    """What the words after `muxfleet` mean to the program. Raises as it would."""
+    words = shlex.split(re.split(r"\s(?:>|&&|\||&)\s?", line, maxsplit=1)[0], comments=True)
+    path = next((p for p in VERBS if tuple(words[1 : 1 + len(p)]) == p), None)
+    assert path is not None, f"there is no verb in {line!r}"
+    return path, VERBS[path].make_context(" ".join(path), words[1 + len(path) :])
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_help__every_verb__shows_an_example_in_one_line_that_parses(path: tuple[str, ...]) -> None:
+    command = VERBS[path]
+    text = command.get_help(command.context_class(command, info_name=" ".join(path), terminal_width=80))
+
+    found = re.findall(r"^ *Example: (muxfleet .*)$", text, re.MULTILINE)
+    assert found, "no example"
+    for example in found:
+        assert parse(example)[0] == path
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Lines of code blocks."""
+    found = []
+    for file in DOCUMENTS:
+        fenced = False
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.lstrip().startswith("```"):
+                fenced = not fenced
+            elif fenced and re.match(r"\s*muxfleet ", line):
+                found.append((name_of(file), line.strip()))
+    return found
+
+
+@pytest.mark.parametrize(("file", "line"), shown_commands())
+def test_document__command_it_shows__parses(file: str, line: str) -> None:
+    parse(line.replace("[URL]", "URL"))
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
+def test_document__verbs_and_options_in_its_text__are_there(file: Path) -> None:
+    unknown = []
+    for code in re.findall(r"`muxfleet ([a-z][^`\n]*)`", file.read_text(encoding="utf-8")):
+        words = code.split()
+        path = next((p for p in VERBS if tuple(words[: len(p)]) == p), (words[0],))
+        options = {o for parameter in getattr(VERBS.get(path), "params", ()) for o in parameter.opts}
+        groups = {p[0] for p in VERBS}
+        unknown += [code] if words[0] not in groups else [o for o in words if o.startswith("--") and o not in options]
+    assert not unknown
+
+
+def test_documents__scripts_they_name__exist_and_know_the_options() -> None:
+    missing = []
+    for file in DOCUMENTS:
+        text = file.read_text(encoding="utf-8")
+        for script, options in re.findall(r"python ((?:benchmarks|scripts)/\S+\.py)([^`\n#]*)", text):
+            source = ROOT / script
+            if not source.exists():
+                missing.append(f"{name_of(file)}: {script}")
+                continue
+            known = "\n".join(p.read_text(encoding="utf-8") for p in {source, *source.parent.glob("*.py")})
+            missing += [
+                f"{name_of(file)}: {script} {o}" for o in re.findall(r"--[a-z-]+", options) if f'"{o}"' not in known
+            ]
+    assert not missing
+
+
+def anchors(file: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head)) for head in heads]
+    return {head.strip().lower().replace(" ", "-") for head in plain}
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
+def test_document__its_links__lead_somewhere(file: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (file.parent / path).resolve() if path else file
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            dead.append(target)
+    assert not dead
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
+def test_document__files_of_the_project_it_names__exist(file: Path) -> None:
+    pattern = (
+        r"`((?:traces|profiler|placement|pdmux_actor|router|deploy|helm|benchmarks|examples|docs|tests)/[\w./-]+)`"
+    )
+    named = re.findall(pattern, file.read_text(encoding="utf-8"))
+
+    assert not [n for n in named if not list(ROOT.glob(n.rstrip("/"))) and not list(ROOT.glob(n + ".py"))]
