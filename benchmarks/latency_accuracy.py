@@ -243,8 +243,15 @@ def attention_s(costs: OperatorCosts, batches: BatchFeatures[Floats]) -> Floats:
     pairs = batches.prompts * costs.attention.prompt_pairs(length, batches.prefill_context)
     keys = batches.prompts * (length + batches.prefill_context)
     decode_keys = batches.decode_tokens + batches.decode_sequences
-    rows = np.where(batches.prompts > 0, costs.attention.fused_decode_tokens, 1.0)
-    return costs.attention.seconds(pairs + rows * decode_keys, batches.tokens, keys + decode_keys)
+    cost, queries, all_keys = costs.attention, batches.tokens, keys + decode_keys
+    longest = np.maximum(
+        length + batches.prefill_context, batches.decode_tokens / np.maximum(batches.decode_sequences, 1)
+    )
+    with_prompts_s = cost.with_prompts_s(
+        pairs + cost.fused_decode_tokens * decode_keys, queries, all_keys,
+        longest_keys=longest, decodes=batches.decode_sequences,
+    )  # fmt: skip
+    return np.where(batches.prompts > 0, with_prompts_s, cost.seconds(decode_keys, queries, all_keys))
 
 
 def refit(device: DeviceSpec, groups: Sequence[LinearRows]) -> DeviceSpec:

@@ -1,4 +1,7 @@
-"""Devices as data: data-sheet figures, what kernels were measured to reach of them, and where both come from."""
+"""Devices as data: data-sheet figures, what kernels were measured to reach of them, and where both come from.
+
+Batches of prompts and decodes were measured on the RTX cards only; `fused_decode_tokens` of the others is like theirs.
+"""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -19,14 +22,21 @@ A100_80G = DeviceSpec(
     memory_bytes=80 * _GIB,
     launch_overhead_s=5.8e-6,
     partition_granularity_sms=4,
+    bandwidth_saturation_share=0.15,
+    compute_scaling_exponent=0.75,
     knee_exponent=2.4,
     gemm_tile_tokens=128,
+    attention_compute_share=0.55,
+    attention_bandwidth_share=1.0,
+    attention_masked_share=1.4,
+    fused_decode_tokens=70,
     attention_start_s=11e-6,
     link_bandwidth_bytes_per_s=165 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
-    source="NVIDIA A100 data sheet (SXM, 312 TFLOP/s dense bf16, 2039 GB/s); reached: fit of Vidur's A100 GEMM profile"
-    "; all-reduce: bandwidth of NCCL on a DGX A100 (Vidur), start as on H100",
+    source="NVIDIA A100 data sheet (SXM, 312 TFLOP/s dense bf16, 2039 GB/s); reached: fits of Vidur's A100 profiles of "
+    "GEMMs and attention (FlashAttention of early 2024, which skips no masked pairs); share of SMs: MuxServe's A100 "
+    "profile under MPS; all-reduce: bandwidth of NCCL on a DGX A100 (Vidur), start as on H100",
 )
 
 H100 = DeviceSpec(
@@ -41,6 +51,7 @@ H100 = DeviceSpec(
     gemm_tile_tokens=128,
     attention_compute_share=0.84,
     attention_padding_tokens=590,
+    fused_decode_tokens=70,
     attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=350 * _GIGA,
     link_latency_s=0.8e-6,
@@ -61,6 +72,7 @@ H200 = DeviceSpec(
     gemm_tile_tokens=128,
     attention_compute_share=0.84,
     attention_padding_tokens=590,
+    fused_decode_tokens=70,
     attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=310 * _GIGA,
     link_latency_s=0.8e-6,
@@ -82,6 +94,7 @@ B200 = DeviceSpec(
     gemm_tile_tokens=128,
     attention_compute_share=0.84,
     attention_padding_tokens=590,
+    fused_decode_tokens=70,
     attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=630 * _GIGA,
     link_latency_s=0.8e-6,
@@ -101,6 +114,7 @@ L40S = DeviceSpec(
     partition_granularity_sms=4,
     knee_exponent=2.3,
     gemm_tile_tokens=128,
+    fused_decode_tokens=70,
     attention_start_s=9e-6,
     link_bandwidth_bytes_per_s=20 * _GIGA,
     link_latency_s=0.8e-6,
@@ -120,6 +134,7 @@ A40 = DeviceSpec(
     partition_granularity_sms=4,
     knee_exponent=2.3,
     gemm_tile_tokens=128,
+    fused_decode_tokens=70,
     attention_start_s=11e-6,
     link_bandwidth_bytes_per_s=40 * _GIGA,
     link_latency_s=0.8e-6,
@@ -139,10 +154,12 @@ RTX_PRO_6000 = DeviceSpec(
     partition_granularity_sms=8,
     knee_exponent=2.1,
     gemm_tile_tokens=128,
-    attention_compute_share=0.74,
-    attention_bandwidth_share=0.9,
-    attention_padding_tokens=290,
-    fused_decode_tokens=80,
+    attention_compute_share=0.69,
+    attention_bandwidth_share=0.96,
+    attention_padding_tokens=120,
+    fused_decode_tokens=73,
+    fused_sequence_s=6.7e-9,
+    attention_longest_key_s=21e-9,
     attention_start_s=6e-6,
     link_bandwidth_bytes_per_s=25 * _GIGA,
     link_latency_s=2e-6,
@@ -161,10 +178,12 @@ RTX_4090 = DeviceSpec(
     partition_granularity_sms=4,
     knee_exponent=5.0,
     gemm_tile_tokens=128,
-    attention_compute_share=0.79,
-    attention_bandwidth_share=0.9,
-    attention_padding_tokens=165,
-    fused_decode_tokens=65,
+    attention_compute_share=0.93,
+    attention_bandwidth_share=0.91,
+    attention_padding_tokens=200,
+    fused_decode_tokens=76,
+    fused_sequence_s=20e-9,
+    attention_longest_key_s=32e-9,
     attention_start_s=4e-6,
     link_bandwidth_bytes_per_s=12 * _GIGA,
     link_latency_s=2e-6,

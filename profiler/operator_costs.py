@@ -47,6 +47,11 @@ def smooth_max(a: Amount, b: Amount, p: float) -> Amount:
     return largest
 
 
+def _largest(a: Amount, b: Amount) -> Amount:
+    largest: Amount = np.maximum(a, b)
+    return float(largest) if isinstance(a, float) else largest
+
+
 def whole_tiles(n: Amount, tile_tokens: int) -> Amount:
     """Rows that a GEMM computes for `n`: kernels for few tokens have tiles of fewer rows, the next power of two.
 
@@ -102,19 +107,34 @@ class AttentionCost:
     s_per_key: float
     start_s: float
     padding_tokens: float
+    masked_share: float
     fused_decode_tokens: float
+    s_per_fused_sequence: float
+    s_per_longest_key: float
 
     def prompt_pairs(self, q: Amount, c: Amount) -> Amount:
         """Pairs of a query and a key that it sees, and those that a prompt's kernel computes in vain beside them."""
-        return q * c + q * (q + 1) / 2 + self.padding_tokens * (q + c) * (q > 1)
+        masked = self.masked_share * q * (q - 1) / 2
+        return q * c + q * (q + 1) / 2 + masked + self.padding_tokens * (q + c) * (q > 1)
 
     def seconds(self, pairs: Amount, queries: Amount, keys: Amount) -> Amount:
-        """Sums over requests: pairs, new tokens, cached plus new tokens."""
-        return self.joined_s(self.s_per_pair * pairs, self.s_per_query * queries + self.s_per_key * keys)
+        """Sums over requests: pairs, new tokens, cached plus new tokens. Of prompts alone or decodes alone."""
+        work_s = self.work_s(self.s_per_pair * pairs, self.s_per_query * queries + self.s_per_key * keys)
+        return work_s + self.start_s
 
-    def joined_s(self, compute_s: Amount, traffic_s: Amount) -> Amount:
+    def with_prompts_s(
+        self, pairs: Amount, queries: Amount, keys: Amount, *, longest_keys: Amount, decodes: Amount
+    ) -> Amount:
+        """The same of a batch that has prompts, among which `decodes` sequences decode. One block of threads goes
+        through all keys of a request's tile, so that the batch takes no less than its longest request does.
+        """
+        work_s = self.work_s(self.s_per_pair * pairs, self.s_per_query * queries + self.s_per_key * keys)
+        work_s = work_s + self.s_per_fused_sequence * decodes
+        return _largest(work_s, self.s_per_longest_key * longest_keys) + self.start_s
+
+    def work_s(self, compute_s: Amount, traffic_s: Amount) -> Amount:
         """`smooth_max` with the knee of attention kernels, 2, written out: it is asked a dozen times per decision."""
-        joined_s: Amount = (compute_s * compute_s + traffic_s * traffic_s) ** 0.5 + self.start_s
+        joined_s: Amount = (compute_s * compute_s + traffic_s * traffic_s) ** 0.5
         return joined_s
 
 
@@ -204,7 +224,13 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
             s_per_key=2 * kv_dim * s / (bytes_per_s * device.attention_bandwidth_share),
             start_s=device.attention_start_s,
             padding_tokens=device.attention_padding_tokens,
+            masked_share=device.attention_masked_share,
             fused_decode_tokens=device.fused_decode_tokens,
+            s_per_fused_sequence=device.fused_sequence_s
+            * (q_dim // spec.head_dim)
+            * device.peak_flops_per_s
+            / flops_per_s,
+            s_per_longest_key=device.attention_longest_key_s,
         ),
         elementwise_s_per_token=elementwise_bytes / bytes_per_s,
         overhead_s=kernels * device.launch_overhead_s,

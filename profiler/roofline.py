@@ -23,9 +23,8 @@ class _DecodeLine(NamedTuple):
 
     def seconds(self, keys: float) -> float:
         attention = self.attention
-        return self.rest_s + self.num_layers * attention.joined_s(
-            attention.s_per_pair * keys, self.query_s + attention.s_per_key * keys
-        )
+        work_s = attention.work_s(attention.s_per_pair * keys, self.query_s + attention.s_per_key * keys)
+        return self.rest_s + self.num_layers * (work_s + attention.start_s)
 
 
 class _Passes:
@@ -38,14 +37,10 @@ class _Passes:
 
     def decode_line(self, n: int) -> _DecodeLine:
         attention = self.costs.attention
-        rest_s, query_s = self._rest_s(n, n), attention.s_per_query * float(n)
+        rest_s, query_s = self.rest_s(n, n), attention.s_per_query * float(n)
         return _DecodeLine(rest_s, self.costs.num_layers, attention, query_s)
 
-    def seconds(self, n: int, sampled_rows: int, pairs: float, keys: float) -> float:
-        rest_s = self._rest_s(n, sampled_rows)
-        return rest_s + self.costs.num_layers * self.costs.attention.seconds(pairs, float(n), keys)
-
-    def _rest_s(self, n: int, sampled_rows: int) -> float:
+    def rest_s(self, n: int, sampled_rows: int) -> float:
         counts = (n, sampled_rows)
         rest_s = self._without_attention_s.get(counts)
         if rest_s is None:
@@ -89,11 +84,15 @@ class RooflineLatency:
         passes = self._passes_of(spec, sms)
         attention = passes.costs.attention
         keys = float(sum(context_tokens) + num_decodes)
-        pairs = keys * attention.fused_decode_tokens
+        pairs, longest = keys * attention.fused_decode_tokens, float(max(context_tokens, default=0))
         for chunk in chunks:
             pairs += attention.prompt_pairs(float(chunk.new_tokens), float(chunk.context_tokens))
-            keys += chunk.new_tokens + chunk.context_tokens
-        return passes.seconds(n, len(chunks) + num_decodes, pairs, keys)
+            known = chunk.new_tokens + chunk.context_tokens
+            keys += known
+            if known > longest:
+                longest = float(known)
+        attention_s = attention.with_prompts_s(pairs, float(n), keys, longest_keys=longest, decodes=float(num_decodes))
+        return passes.rest_s(n, len(chunks) + num_decodes) + passes.costs.num_layers * attention_s
 
     def prefills_s(
         self,
@@ -104,7 +103,10 @@ class RooflineLatency:
         sms: npt.ArrayLike,
     ) -> Floats:
         def seconds(costs: OperatorCosts, k: Floats, q: Floats, c: Floats) -> Floats:
-            attention_s = costs.attention.seconds(k * costs.attention.prompt_pairs(q, c), k * q, k * (q + c))
+            pairs = k * costs.attention.prompt_pairs(q, c)
+            attention_s = costs.attention.with_prompts_s(
+                pairs, k * q, k * (q + c), longest_keys=q + c, decodes=np.zeros_like(pairs)
+            )
             return np.where(k * q > 0, costs.total_s(k * q, attention_s, k), 0.0)
 
         return self._by_partition(spec, seconds, sms, num_prompts, new_tokens, context_tokens)

@@ -190,8 +190,10 @@ class DeviceSpec:
     `gemm_tile_tokens` how many tokens it computes at least when there are that many (operator_costs.whole_tiles).
     Attention reaches `attention_compute_share` and `attention_bandwidth_share` of the rates, and takes
     `attention_start_s` beyond its launch. For a prompt it computes `attention_padding_tokens` more rows of queries than
-    there are (tiles and waves that are not full), and for a sequence that decodes in one batch with prompts
-    `fused_decode_tokens`, since its one query takes a tile of the prompts' kernel.
+    there are (tiles and waves that are not full), `attention_masked_share` of the pairs of a query and a later key (0:
+    it skips them all). A sequence that decodes in one batch with prompts takes the work of `fused_decode_tokens`, since
+    its one query takes a tile of the prompts' kernel, and `fused_sequence_s` a head for blocks that find nothing to do.
+    With prompts, a batch takes at least `attention_longest_key_s` per key of its longest request.
 
     A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
     `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links.
@@ -212,7 +214,10 @@ class DeviceSpec:
     attention_bandwidth_share: float = 0.95
     attention_start_s: float = 0.0
     attention_padding_tokens: float = 0.0
+    attention_masked_share: float = 0.0
     fused_decode_tokens: float = 1.0
+    fused_sequence_s: float = 0.0
+    attention_longest_key_s: float = 0.0
     link_bandwidth_bytes_per_s: float = 0.0
     link_latency_s: float = 0.0
     all_reduce_start_s: float = 0.0

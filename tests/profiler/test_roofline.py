@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.devices import A100_80G, DEVICES, H100, H200, laptop_cpu
+from profiler.devices import A100_80G, DEVICES, H100, H200, RTX_PRO_6000, laptop_cpu
 from profiler.latency import ChunkShape
 from profiler.operator_costs import bandwidth, compute_rate
 from profiler.roofline import RooflineLatency
@@ -70,12 +70,36 @@ def test_roofline__decode_sum_without_a_loop__equals_the_sum_over_requests(
     device: DeviceSpec, context_tokens: list[int], data: st.DataObject
 ) -> None:
     sms = data.draw(st.integers(1, device.num_sms))
-    latency = RooflineLatency(device)
+    latency = RooflineLatency(replace(device, attention_longest_key_s=0.0))  # with prompts only
     as_chunks = [ChunkShape(new_tokens=1, context_tokens=c) for c in context_tokens]
 
     assert latency.decode_s(LLAMA_3_8B, context_tokens, sms) == pytest.approx(
         latency.prefill_s(LLAMA_3_8B, as_chunks, sms), rel=1e-9
     )
+
+
+def test_roofline__kernel_that_skips_no_masked_pairs__takes_twice_the_attention_of_a_prompt_without_context() -> None:
+    def attention_s(masked_share: float, chunk: ChunkShape) -> float:
+        device = replace(A100_80G, attention_masked_share=masked_share, peak_flops_per_s=1e12)  # compute-bound
+        without = RooflineLatency(replace(device, attention_compute_share=1e9))
+        return RooflineLatency(device).prefill_s(LLAMA_3_8B, [chunk], 108) - without.prefill_s(LLAMA_3_8B, [chunk], 108)
+
+    alone, chunked = ChunkShape(8192), ChunkShape(64, 8128)
+
+    assert attention_s(1.0, alone) == pytest.approx(2 * attention_s(0.0, alone), rel=0.01)
+    assert attention_s(1.0, chunked) == pytest.approx(attention_s(0.0, chunked), rel=0.01)
+
+
+def test_roofline__one_deep_sequence_beside_a_prompt__sets_the_pace_of_the_batch() -> None:
+    """Of as many keys in all: spread over many sequences they are read side by side."""
+    latency = RooflineLatency(replace(RTX_PRO_6000, attention_longest_key_s=1e-6))
+    chunk = [ChunkShape(16)]
+
+    deep_s = latency.mixed_s(LLAMA_3_8B, chunk, [16_000, *[1] * 15], 188)
+    even_s = latency.mixed_s(LLAMA_3_8B, chunk, [1001] * 16, 188)
+
+    assert deep_s == pytest.approx(even_s + LLAMA_3_8B.num_layers * 15e-3, rel=0.05)
+    assert latency.decode_s(LLAMA_3_8B, [16_000, *[1] * 15], 188) < even_s
 
 
 def test_roofline__empty_batch__takes_no_time() -> None:
