@@ -15,7 +15,7 @@ from deploy.simulation.control import LoadTimes, led_by_control_loop
 from deploy.simulation.decode_only import DecodeOnlyLatency
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
 from deploy.simulation.fleet_run import BuildUnits
-from deploy.simulation.hardware import gpu_hardware, hardware_of
+from deploy.simulation.hardware import UnitHardware, gpu_hardware, hardware_of
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.news import FixedPlan, FleetModel, TellNews
 from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
@@ -90,7 +90,11 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes |
         planned = plan_fleet(fleet)
     slos = {m.id: Slo(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in fleet.models}
     models = tuple(FleetModel(model=m.model, slo=slos[m.model], vocab_size=m.spec.vocab_size) for m in planned.models)
-    designs = [_unit_design(fleet, deployment, planned, capacity) for capacity in planned.units]
+    hardware = {(u.pool, u.num_gpus): _hardware(fleet.pool(u.pool), u.num_gpus) for u in planned.units}
+    designs = [
+        _unit_design(fleet, deployment, planned, capacity, hardware[capacity.pool, capacity.num_gpus])
+        for capacity in planned.units
+    ]
     return DeployedFleet(
         deployment=deployment,
         models=models,
@@ -106,7 +110,7 @@ def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
     """Half of a unit's GPUs for each phase, or pairs of units that have one each. Weights are held twice."""
     engine_gpus = max(1, pool.mesh_gpus // 2)
     changes: dict[str, object] = {"mesh_gpus": engine_gpus, "gpus_per_node": max(1, pool.gpus_per_node // 2)}
-    units = [u for u in planned.units if _pool_of(u) == pool.name]
+    units = [u for u in planned.units if u.pool == pool.name]
     if pool.mesh_gpus > 1 and units:
         specs = {m.model: m.spec for m in planned.models}
         beside_kv = max(
@@ -119,17 +123,21 @@ def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
     return pool.model_copy(update=changes)
 
 
-def _pool_of(unit: UnitCapacity) -> str:
-    return unit.pool
+def _hardware(pool: PoolSection, num_gpus: int) -> UnitHardware:
+    """Of all units of that size: they share what the latency model remembers."""
+    hardware = hardware_of(pool)
+    if pool.gpu_type is not None:  # the solver may have chosen another size of units than the file's
+        return gpu_hardware(hardware.device, num_gpus)
+    return hardware
 
 
 def _unit_design(
-    fleet: FleetFile, deployment: Deployment, planned: PlannedFleet, capacity: UnitCapacity
+    fleet: FleetFile,
+    deployment: Deployment,
+    planned: PlannedFleet,
+    capacity: UnitCapacity,
+    hardware: UnitHardware,
 ) -> tuple[UnitIdentity, EngineDesign]:
-    pool = fleet.pool(_pool_of(capacity))
-    hardware = hardware_of(pool)
-    if pool.gpu_type is not None:  # the solver may have chosen another size of units than the file's
-        hardware = gpu_hardware(hardware.device, capacity.num_gpus)
     host_s = hardware.host_s if deployment.host_s is None else deployment.host_s
     models = {m.model: m for m in planned.models}
     placed = tuple(
@@ -163,7 +171,7 @@ def _unit_design(
     )
     identity = UnitIdentity(
         unit_id=capacity.unit_id,
-        pool=pool.name,
+        pool=capacity.pool,
         num_gpus=capacity.num_gpus * (2 if deployment.disaggregated else 1),
         memory_bytes=capacity.memory_bytes,
         node=capacity.node,

@@ -103,6 +103,7 @@ class _Work:
 
 # To plan a step, launch its graph and read what was sampled: "less than 0.5 ms" (MuxWise §3.2.2, DuetServe §4.3).
 GPU_HOST_S = 0.5e-3
+_LANES = tuple(Lane)
 _MADE_UP_TOKENS = tuple((SampledToken(token_id=token_id),) for token_id in range(128))
 
 
@@ -194,7 +195,7 @@ class SimulatedExecutor:
         self._progress(now_s)
         if not reached and (next_end_s is None or now_s < next_end_s):
             return ()
-        return [self._complete(lane, now_s) for lane in Lane if lane in self._lanes and self._is_done(lane)]
+        return [self._complete(lane, now_s) for lane in _LANES if lane in self._lanes and self._is_done(lane)]
 
     def wake(self) -> None:
         self._clock.wake()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import Sequence
@@ -44,6 +45,7 @@ class PrefillSlice:
     them. The slice that ends at the model's last layer samples one token for each chunk that `samples`.
     """
 
+    lane: ClassVar[Lane] = Lane.PREFILL
     batch_id: int
     model: str
     chunks: tuple[Chunk, ...]
@@ -62,6 +64,7 @@ class DropPrefill:
 class DecodeStep:
     """`steps` tokens for each sequence, on the decode lane. KV rows for all steps are allocated beforehand."""
 
+    lane: ClassVar[Lane] = Lane.DECODE
     model: str
     sequences: tuple[Sequence, ...]
     steps: int = 1
@@ -71,6 +74,7 @@ class DecodeStep:
 class MixedStep:
     """All layers over prefill chunks and one decode step of `sequences`, fused, on the decode lane."""
 
+    lane: ClassVar[Lane] = Lane.DECODE
     model: str
     chunks: tuple[Chunk, ...]
     sequences: tuple[Sequence, ...]
@@ -105,7 +109,7 @@ class Completion:
 
 
 def lane_of(launch: ComputeLaunch) -> Lane:
-    return Lane.PREFILL if isinstance(launch, PrefillSlice) else Lane.DECODE
+    return launch.lane
 
 
 def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[Sequence, ...]:

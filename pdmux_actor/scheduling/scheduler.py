@@ -137,11 +137,14 @@ class Scheduler:
             if isinstance(launch, DropPrefill | Repartition):
                 self.log.instruct(now_s, launch)
             else:
-                flight = self._dispatcher.flight.of(launch)
+                flight, predicted_s = self._dispatcher.flight.of(launch), None
+                if len(launches) > 1:  # the other lane may have been given one after this took off
+                    beside = self._dispatcher.flight.all_busy
+                    predicted_s = self._predictor.expected_s(flight, beside_other_lane=beside)
                 self.log.take_off(
                     now_s,
                     launch,
-                    predicted_s=self._predictor.expected_s(flight, beside_other_lane=self._dispatcher.flight.all_busy),
+                    predicted_s=flight.expected_s if predicted_s is None else predicted_s,
                     ready_s=self._readiness.take(lane_of(launch), sms_left=self._device.num_sms - flight.sms),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )
