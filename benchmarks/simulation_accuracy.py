@@ -7,8 +7,9 @@ tables of the same source and, beside it, with the roofline: Llama-3.1-8B on one
 them (data and expert parallel; the file does not say so, its source's meta.json does).
 No constant is fitted to the runs.
 `cpu`: one model of about 100 M parameters on this machine. Step times are measured first, then requests are sent to the
-real engine, and the same requests are simulated; for three policies, one after the other. Runs before and after, with
-requests of their own, show what launches take in service beyond their solo times (served_steps.py).
+real engine in four parts, and the same requests are simulated; for three policies, one after the other. Runs before,
+between and after the parts, with requests of their own, show what launches take in service beyond their solo times
+(served_steps.py).
 """
 
 import argparse
@@ -47,6 +48,8 @@ from profiler.specs import ModelSpec
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ROOT.parent / "shared" / "profiles"
+_POLICIES = ("mux", "chunked_prefill", "prefill_first")
+_PARTS = 4  # of the CPU engine's measured requests, with calibrating ones between them
 BLOCK_BYTES = 8192  # 16 tokens of a head of 128 in bfloat16, as vLLM's blocks
 QWEN3_30B = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -161,8 +164,8 @@ def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel, ra
     return {"TTFT": first - queued, "TPOT": (last - first) / (run.output_tokens.to_numpy() - 1), "E2E": last - queued}
 
 
-def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:
-    layers, count = (6, 60) if quick else (12, 240)
+def cpu_rows(quick: bool, requests: int, cache: Path, policies: Sequence[str]) -> list[dict[str, object]]:
+    layers, count = (6, requests // 4) if quick else (12, requests)
     checkpoint = llama_checkpoint(cache, num_layers=layers)
     solo = SoloSteps(checkpoint)
     try:
@@ -177,41 +180,57 @@ def cpu_rows(quick: bool, cache: Path) -> list[dict[str, object]]:
     settings = SchedulerSettings(chunk_budget_tokens=token_budget(modelled, 8, workload.mean_context_tokens, slo.tbt_s))
     # Half of what the cores bear: queues form, and do not grow without end.
     work_s = modelled.prefill_s(256) / 256 * workload.mean_new_tokens + workload.mean_output_tokens * step_s / 8
-    warm_up, requests, cool_down = (
-        make_requests(
-            workload, model="llama", rate_per_s=0.5 / work_s, count=n, seed=seed, salt=seed, slo_of=lambda tokens: slo
+
+    def part_of(number: int, seed: int) -> list[TimedRequest]:
+        return make_requests(
+            workload,
+            model="llama",
+            rate_per_s=0.5 / work_s,
+            count=number,
+            seed=seed,
+            salt=seed,
+            slo_of=lambda tokens: slo,
         )
-        for n, seed in ((count // 4, 2), (count, 1), (count // 4, 3))
-    )
+
+    measured_parts = [part_of(count // _PARTS, 100 + i) for i in range(_PARTS)]
+    calibrating_parts = [part_of(count // 10, 200 + i) for i in range(_PARTS + 1)]
     rows: list[dict[str, object]] = []
-    for policy in ("mux", "chunked_prefill", "prefill_first"):
+    for policy in policies:
         real = EngineSession(checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps.latency)
         try:
-            before = real.run(warm_up)
-            measured = real.run(requests)
-            after = real.run(cool_down)  # a machine's speed drifts within minutes
+            calibrations, parts = [real.run(calibrating_parts[0])], []
+            for part, calibration in zip(measured_parts, calibrating_parts[1:], strict=True):
+                parts.append(real.run(part))
+                calibrations.append(real.run(calibration))  # a machine's speed drifts within minutes
         finally:
             real.close()
-        served = ServedSteps.of(LaneActivity([*before.lanes.spans, *after.lanes.spans]))
-        simulated = _virtual(checkpoint, policy, settings, steps, served, (warm_up, requests))
-        of_policy = _errors(f"CPU engine, {policy}", "steps measured in this run", _times(measured), _times(simulated))
+        served = ServedSteps.of(_activity(calibrations))
+        simulated = _virtual(checkpoint, policy, settings, steps, served, (calibrating_parts[0], *measured_parts))[1:]
+        of_policy = _errors(f"CPU engine, {policy}", "steps measured in this run", _times(parts), _times(simulated))
         facts = {
             "host_s": served.host_s,
             "prefill_slowdown": served.prefill_slowdown,
             "decode_slowdown": served.decode_slowdown,
-            "other_cores": measured.other_cores,
-            "launches": _launches(measured, simulated, served.host_s),
+            "other_cores": float(np.mean([part.other_cores for part in parts])),
+            "launches": _launches(parts, simulated, served.host_s),
         }
         rows += [row | facts for row in of_policy]
     return rows
 
 
-def _launches(measured: RunOutcome, simulated: RunOutcome, host_s: float) -> dict[str, dict[str, float]]:
+def _activity(outcomes: Sequence[RunOutcome]) -> LaneActivity:
+    return LaneActivity([span for outcome in outcomes for span in outcome.lanes.spans])
+
+
+def _launches(
+    measured: Sequence[RunOutcome], simulated: Sequence[RunOutcome], host_s: float
+) -> dict[str, dict[str, float]]:
     """By kind, of both runs: how many, and how long in the mean, without the host's part."""
     facts: dict[str, dict[str, float]] = {}
-    for name, outcome, host_part_s in (("measured", measured, 0.0), ("simulated", simulated, host_s)):
-        for kind, number in outcome.lanes.counts().items():
-            lengths = [span.length_s for span in outcome.lanes.spans if span.kind == kind]
+    for name, outcomes, host_part_s in (("measured", measured, 0.0), ("simulated", simulated, host_s)):
+        activity = _activity(outcomes)
+        for kind, number in activity.counts().items():
+            lengths = [span.length_s for span in activity.spans if span.kind == kind]
             facts.setdefault(kind, {})[f"{name}_count"] = number
             facts[kind][f"{name}_mean_s"] = float(np.mean(lengths)) - host_part_s
     return facts
@@ -224,21 +243,21 @@ def _virtual(
     steps: MeasuredSteps,
     served: ServedSteps,
     runs: Sequence[Sequence[TimedRequest]],
-) -> RunOutcome:
+) -> list[RunOutcome]:
     session = VirtualSession(
         checkpoints={"llama": checkpoint}, policy=policy, settings=settings, steps=steps, served=served
     )
     try:
-        outcomes = [session.run(requests) for requests in runs]
+        return [session.run(requests) for requests in runs]
     finally:
         session.close()
-    return outcomes[-1]
 
 
-def _times(outcome: RunOutcome) -> Mapping[str, np.ndarray]:
+def _times(outcomes: Sequence[RunOutcome]) -> Mapping[str, np.ndarray]:
+    requests = [request for outcome in outcomes for request in outcome.requests]
     return {
-        "TTFT": np.array([r.ttft_s for r in outcome.requests]),
-        "TBT": np.array([gap for r in outcome.requests for gap in r.gaps_s if gap > 0]),
+        "TTFT": np.array([r.ttft_s for r in requests]),
+        "TBT": np.array([gap for r in requests for gap in r.gaps_s if gap > 0]),
     }
 
 
@@ -263,6 +282,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", choices=("vllm", "cpu"), action="append")
+    parser.add_argument("--policy", choices=_POLICIES, action="append", help="of the CPU part; default: all")
+    parser.add_argument("--requests", type=int, default=240, help="that are measured per policy of the CPU part")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -273,7 +294,7 @@ def main() -> None:
     elif "vllm" in parts:
         rows += vllm_rows()
     if "cpu" in parts:
-        rows += cpu_rows(args.quick, args.cache)
+        rows += cpu_rows(args.quick, args.requests, args.cache, args.policy or _POLICIES)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "latency", "metric", "mean", "error", "p50", "error", "p99", "error"):
         table.add_column(title, justify="left" if title in ("run", "latency", "metric") else "right")
