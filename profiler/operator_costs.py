@@ -217,25 +217,28 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
         if spec.is_moe
         else None,
         classifier=linear(d, -(-spec.vocab_size // num_gpus)),
-        attention=AttentionCost(
-            s_per_pair=attention_flops(1, 0, q_dim // spec.head_dim, spec.head_dim)
-            / (flops_per_s * device.attention_compute_share),
-            s_per_query=2 * q_dim * s / bytes_per_s,
-            s_per_key=2 * kv_dim * s / (bytes_per_s * device.attention_bandwidth_share),
-            start_s=device.attention_start_s,
-            padding_tokens=device.attention_padding_tokens,
-            masked_share=device.attention_masked_share,
-            fused_decode_tokens=device.fused_decode_tokens,
-            s_per_fused_sequence=device.fused_sequence_s
-            * (q_dim // spec.head_dim)
-            * device.peak_flops_per_s
-            / flops_per_s,
-            s_per_longest_key=device.attention_longest_key_s,
-        ),
+        attention=_attention(device, spec, flops_per_s, bytes_per_s, heads=q_dim // spec.head_dim, kv_dim=kv_dim),
         elementwise_s_per_token=elementwise_bytes / bytes_per_s,
         overhead_s=kernels * device.launch_overhead_s,
         all_reduce_start_s=start_s,
         all_reduce_s_per_token=s_per_byte * d * s,
+    )
+
+
+def _attention(
+    device: DeviceSpec, spec: ModelSpec, flops_per_s: float, bytes_per_s: float, *, heads: int, kv_dim: int
+) -> AttentionCost:
+    """Of `heads` query heads and `kv_dim` columns of keys, and as many of values."""
+    return AttentionCost(
+        s_per_pair=attention_flops(1, 0, heads, spec.head_dim) / (flops_per_s * device.attention_compute_share),
+        s_per_query=2 * heads * spec.head_dim * spec.dtype_bytes / bytes_per_s,
+        s_per_key=2 * kv_dim * spec.dtype_bytes / (bytes_per_s * device.attention_bandwidth_share),
+        start_s=device.attention_start_s,
+        padding_tokens=device.attention_padding_tokens,
+        masked_share=device.attention_masked_share,
+        fused_decode_tokens=device.fused_decode_tokens,
+        s_per_fused_sequence=heads * (device.fused_sequence_s * device.peak_flops_per_s / flops_per_s),
+        s_per_longest_key=device.attention_longest_key_s,
     )
 
 
