@@ -28,7 +28,7 @@ def _read_config(model: str, source: str, revision: str | None) -> dict[str, Any
     except OSError as error:
         remedy = f"config.json cannot be read ({error.strerror})"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         remedy = "its config.json is not JSON; fetch the checkpoint again"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     if not isinstance(config, dict):

@@ -31,7 +31,7 @@ def read_plan(path: Path) -> Plan:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
         raise _unusable(path, f"{place}: {first['msg']}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unusable(path, "it is not JSON") from error
     return Plan(
         units=tuple(

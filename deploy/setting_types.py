@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ByteSize, StringConstraints
+from pydantic_core import PydanticCustomError
 
 ModelId = Annotated[
     str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$")
@@ -23,3 +24,13 @@ PolicyName = Literal[
 Replan = Literal["auto", "shadow", "off", "scratch"]
 WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value is False else value)]
 """YAML makes false of a bare off."""
+
+
+def _more_than_nothing(size: ByteSize) -> ByteSize:
+    if size == 0:
+        raise PydanticCustomError("greater_than", "must be greater than 0", {"gt": 0})
+    return size
+
+
+Size = Annotated[ByteSize, AfterValidator(_more_than_nothing)]
+"""A constraint would add a keyword to the JSON schema that is none."""

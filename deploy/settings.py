@@ -11,8 +11,9 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of
-from deploy.setting_types import Backend, Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, WrittenReplan
+from deploy.setting_types import Backend, Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, Size, WrittenReplan
 from deploy.sglang_problems import sglang_problems
+from deploy.source_paths import absolute, resolve_source
 from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
 from profiler.devices import device_named
@@ -21,6 +22,7 @@ from profiler.guard_file import read_guard_grid
 from profiler.profile_file import read_profile
 
 MAX_FILE_BYTES = 1024 * 1024
+MAX_GPUS = 20_000
 
 
 class Section(BaseModel):
@@ -47,9 +49,9 @@ class DemandSection(Section):
 
 
 class ReplicasSection(Section):
-    min: Annotated[int, Field(ge=0)] = 1
+    min: Annotated[int, Field(ge=0, le=10_000)] = 1
     """0: the model is loaded when somebody asks for it and gives up its place when nobody does."""
-    max: PositiveInt = 1
+    max: Annotated[int, Field(ge=1, le=10_000)] = 1
     idle_after_s: PositiveFloat = 300.0
     """With min 0: how long nobody must have asked before the model gives up its place."""
 
@@ -71,8 +73,8 @@ class ModelSection(Section):
 
 
 class NodesSection(Section):
-    min: PositiveInt = 1
-    max: PositiveInt | None = None
+    min: Annotated[int, Field(ge=1, le=10_000)] = 1
+    max: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Default: the same as min."""
 
 
@@ -105,7 +107,7 @@ class PoolSection(Section):
     sglang: SglangSection = SglangSection()
     gpu_type: str | None = None
     """For cuda and simulated: a device the profiler knows, for example H100."""
-    gpus_per_node: PositiveInt = 1
+    gpus_per_node: Annotated[int, Field(ge=1, le=128)] = 1
     mesh_gpus: Literal[1, 2, 4, 8] = 1
     """GPUs of one unit: one tensor-parallel group."""
     nodes: NodesSection = NodesSection()
@@ -114,9 +116,9 @@ class PoolSection(Section):
     With several pools in one cluster, give each its own. One machine (`muxfleet up`) stands for all pools."""
     cores: PositiveInt | None = None
     """For cpu: cores of one unit. Default: all."""
-    kv_memory: ByteSize = ByteSize(256 * 1024 * 1024)
+    kv_memory: Size = ByteSize(256 * 1024 * 1024)
     """Token-block pool of one unit, for example 256MiB."""
-    device_memory: ByteSize | None = None
+    device_memory: Size | None = None
     """Memory for weights and KV of one unit. Default: what the device has."""
     profile: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """What `muxfleet profile` measured on such a node (relative to this file); it must be there on every node."""
@@ -129,7 +131,7 @@ class EngineSection(Section):
     backend: Backend = "native"
     """native: muxfleet's own engine, several models per unit. sglang: SGLang with muxfleet's dispatcher."""
     policy: PolicyName = "mux"
-    block_bytes: ByteSize = ByteSize(16 * 1024)
+    block_bytes: Size = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
     dtype: Dtype | None = None
     """Default: what each checkpoint says. "auto": float32 or bfloat16, whichever the cores compute faster in."""
@@ -159,10 +161,10 @@ class PlacementSection(Section):
 class GatewaySection(Section):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    replicas: PositiveInt = 2
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 2
     proxy: Literal["python", "haproxy"] = "python"
     """haproxy is several times cheaper per token."""
-    max_body_bytes: ByteSize = ByteSize(8 * 1024 * 1024)
+    max_body_bytes: Size = ByteSize(8 * 1024 * 1024)
     max_queued_requests: PositiveInt = 512
     """Requests of one model that may wait in one gateway replica; more are answered 429 with Retry-After."""
     hold_s: PositiveFloat = 30.0
@@ -211,7 +213,8 @@ def read_text(path: Path) -> str:
     """Of a settings file. Raises FleetFileError: it is not there, not readable, too large or not UTF-8."""
     name = str(path)
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         raise FleetFileError([f"{name}: no such file"]) from error
     except OSError as error:
@@ -250,14 +253,7 @@ def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
 
 
 def _resolved(file: str | None, base: Path) -> str | None:
-    return None if file is None else os.path.normpath(base / Path(file).expanduser())
-
-
-def resolve_source(source: str, base: Path) -> str:
-    """A folder is written with ./, ../, ~ or /, or exists beside the fleet file; anything else is a Hugging Face id."""
-    if source.startswith(("./", "../", "/", "~")) or source in (".", "..") or (base / source).is_dir():
-        return os.path.normpath(base / Path(source).expanduser())
-    return source
+    return None if file is None else absolute(file, base)
 
 
 def check_sources(fleet: FleetFile) -> None:
@@ -273,7 +269,7 @@ def check_sources(fleet: FleetFile) -> None:
         if pool.guard is not None:
             read_guard_grid(Path(pool.guard))
     for model in fleet.models:
-        if os.path.isabs(model.source) and not (Path(model.source) / "config.json").is_file():
+        if os.path.isabs(model.source) and not os.path.isfile(Path(model.source) / "config.json"):
             raise SourceNotFound(
                 model=model.id,
                 source=model.source,
@@ -323,6 +319,11 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
     """What a schema cannot say."""
     problems = _repeated([m.id for m in fleet.models], "models", "id")
     problems += _repeated([p.name for p in fleet.pools], "pools", "name")
+    gpus = sum(p.nodes.min * p.gpus_per_node for p in fleet.pools)
+    if gpus > MAX_GPUS:
+        problems.append(
+            Problem(path=("pools",), value=gpus, remedy=f"GPUs in all, {MAX_GPUS} at most; split the fleet")
+        )
     for i, model in enumerate(fleet.models):
         if model.replicas.max < model.replicas.min:
             remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"

@@ -40,7 +40,7 @@ def read_guard_grid(path: Path, device: DeviceSpec | None = None) -> dict[GuardC
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         raise ProfileUnusable(path=str(path), reason=reason, remedy=_REMEDY) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProfileUnusable(path=str(path), reason="is not a contention guard's grid", remedy=_REMEDY) from error
     return grid if device is None or of_device == (device.name, device.num_sms) else {}
 

@@ -54,6 +54,8 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 def read_profile(path: Path) -> Profile:
     """Raises ProfileUnusable."""
+    if os.path.isdir(path):  # pyarrow would read every file in it as one data set
+        raise ProfileUnusable(path=str(path), reason="is a folder", remedy=_REMEDY)
     try:
         table = pq.read_table(path)
     except FileNotFoundError as error:
@@ -64,13 +66,13 @@ def read_profile(path: Path) -> Profile:
     raw = (table.schema.metadata or {}).get(_KEY)
     if raw is None:
         raise ProfileUnusable(path=str(path), reason="is parquet, but not a muxfleet profile", remedy=_REMEDY)
-    head = json.loads(raw)
-    if head.get("version") != _VERSION:
-        reason = f"has format version {head.get('version')}, this release reads {_VERSION}"
-        raise ProfileUnusable(path=str(path), reason=reason, remedy=_REMEDY)
     try:
+        head = json.loads(raw)
+        if head["version"] != _VERSION:
+            reason = f"has format version {head['version']}, this release reads {_VERSION}"
+            raise ProfileUnusable(path=str(path), reason=reason, remedy=_REMEDY)
         return _profile(head, table.to_pylist())
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProfileUnusable(path=str(path), reason=f"is damaged ({error})", remedy=_REMEDY) from error
 
 

@@ -13,7 +13,8 @@ from rich.table import Table
 from deploy.commands.json_file import write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.settings import check_sources, read_fleet_file, resolve_source
+from deploy.settings import check_sources, read_fleet_file
+from deploy.source_paths import resolve_source
 from profiler.profile import PHASES, HeldOutError, Profile
 
 if TYPE_CHECKING:

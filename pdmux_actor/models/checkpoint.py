@@ -60,7 +60,7 @@ def read_json(model: str, folder: Path, name: str) -> Mapping[str, Any]:
         raise ModelLoadError(
             model=model, reason=f"{path} is missing", remedy="point `source` to a complete checkpoint in HF layout"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(
             model=model, reason=f"{path} cannot be read: {error}", remedy="copy or download the file again"
         ) from error

@@ -65,7 +65,7 @@ BAD_FILES = {
         MODEL + "gateway: {port: 70000, replicas: 0}",
         [
             "f.yaml:2: gateway.port = 70000: must be at most 65535",
-            "f.yaml:2: gateway.replicas = 0: must be greater than 0",
+            "f.yaml:2: gateway.replicas = 0: must be at least 1",
         ],
     ),
     "unknown choice": (
@@ -91,6 +91,24 @@ BAD_FILES = {
     "mesh does not divide the node": (
         MODEL + "pools: [{device: simulated, gpus_per_node: 6, mesh_gpus: 4}]",
         ["f.yaml:2: pools[0].mesh_gpus = 4: must divide gpus_per_node (6)"],
+    ),
+    "more than anybody has": (
+        MODEL + "pools: [{device: simulated, nodes: {min: 100000000}, gpus_per_node: 1000}]",
+        [
+            "f.yaml:2: pools[0].gpus_per_node = 1000: must be at most 128",
+            "f.yaml:2: pools[0].nodes.min = 100000000: must be at most 10000",
+        ],
+    ),
+    "more than can be planned": (
+        MODEL + "pools: [{device: simulated, nodes: {min: 5000}, gpus_per_node: 8}]",
+        ["f.yaml:2: pools = 40000: GPUs in all, 20000 at most; split the fleet"],
+    ),
+    "nothing for a size": (
+        MODEL + "engine: {block_bytes: 0}\npools: [{kv_memory: 0GiB}]",
+        [
+            'f.yaml:3: pools[0].kv_memory = "0GiB": must be greater than 0',
+            "f.yaml:2: engine.block_bytes = 0: must be greater than 0",
+        ],
     ),
     "bounds the wrong way round": (
         "models: [{id: a, source: x, replicas: {min: 2, max: 1}}]",
@@ -226,3 +244,18 @@ def test_fleet_file__replan_off_without_quotes__is_off_though_yaml_makes_it_fals
     fleet = parse_fleet_file(MODEL + "placement: {replan: off}\n", name="f.yaml", base=EXAMPLES)
 
     assert fleet.placement.replan == "off"
+
+
+def test_parse_fleet_file__source_that_no_file_system_takes__is_an_id_or_a_path_as_written() -> None:
+    long, nobody = "x" * 300, "~no-such-user/checkpoint"
+
+    fleet = parse_fleet_file(
+        f"models: [{{id: a, source: {long}}}, {{id: b, source: {nobody}}}]", name="f", base=Path("/f")
+    )
+
+    assert [m.source for m in fleet.models] == [long, f"/f/{nobody}"]
+
+
+def test_read_fleet_file__endless_file__is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FleetFileError, match="larger than"):
+        read_fleet_file(Path("/dev/zero"))

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from deploy.cli import build_app
 from deploy.errors import FleetFileError
 from deploy.render import serve_config
-from deploy.settings import FleetFile, parse_fleet_file, resolve_source
+from deploy.settings import FleetFile, parse_fleet_file
+from deploy.source_paths import resolve_source
 
 pytestmark = pytest.mark.k8s
 

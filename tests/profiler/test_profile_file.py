@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -92,12 +93,8 @@ def write_foreign(path: Path) -> None:
     pq.write_table(pa.table({"x": [1]}), path)
 
 
-def write_future(path: Path) -> None:
-    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"muxfleet.profile": '{"version": 99}'}), path)
-
-
-def write_damaged(path: Path) -> None:
-    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"muxfleet.profile": '{"version": 1}'}), path)
+def write_head(path: Path, *, head: str) -> None:
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"muxfleet.profile": head}), path)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +102,12 @@ def write_damaged(path: Path) -> None:
     [
         (lambda path: None, "no such file"),
         (lambda path: path.write_text("{}"), "not a readable parquet file"),
-        (lambda path: path.mkdir(), "not a muxfleet profile"),
+        (lambda path: path.mkdir(), "is a folder"),
         (write_foreign, "not a muxfleet profile"),
-        (write_future, "format version 99"),
-        (write_damaged, "is damaged"),
+        (partial(write_head, head='{"version": 99}'), "format version 99"),
+        (partial(write_head, head='{"version": 1}'), "is damaged"),
+        (partial(write_head, head="half of {"), "is damaged"),
+        (partial(write_head, head="[]"), "is damaged"),
     ],
 )
 def test_read_profile__unusable_file__says_why_and_what_to_do(tmp_path: Path, write, reason: str) -> None:
@@ -160,7 +159,9 @@ def test_guard_file__two_engines__each_keeps_what_the_other_learned(tmp_path: Pa
     assert read_guard_grid(tmp_path / "guard.json", H100) == {CELL: 1.4, CELL.on(64): 1.2}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"cells": [{"decode_sms": 1}]}', '{"cells": 3}', '{"cells": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 100_000, '{"cells": [{"decode_sms": 1}]}', '{"cells": 3}', '{"cells": []}']
+)
 def test_read_guard__unusable_file__is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "guard.json").write_text(text)
 

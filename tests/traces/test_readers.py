@@ -138,6 +138,7 @@ def test_iter_trace__bad_last_row__earlier_rows_are_yielded_first(tmp_path):
         ({"input_length": 3.5}, "input_length"),
         ({"input_length": True}, "input_length"),
         ({"input_length": [1]}, "input_length"),
+        ({"input_length": 10**30}, "input_length"),
         ({"output_length": -1}, "output_length"),
         ({"output_length": None}, "output_length"),
         ({"hash_ids": 7}, "hash_ids"),
@@ -158,7 +159,7 @@ def test_read_trace__bad_mooncake_value__error_names_file_field_row_and_remedy(t
     assert "bad.jsonl, row 2" in str(error)
 
 
-@pytest.mark.parametrize("line", ["{", "[1, 2]", "7", '"text"', "{'timestamp': 1}"])
+@pytest.mark.parametrize("line", ["{", "[1, 2]", "7", '"text"', "{'timestamp': 1}", "[" * 100_000])
 def test_read_trace__mooncake_line_that_is_no_object__is_refused(tmp_path, line):
     path = write_mooncake(tmp_path / "bad.jsonl", mooncake_row(), line)
 
@@ -175,6 +176,7 @@ def test_read_trace__mooncake_line_that_is_no_object__is_refused(tmp_path, line)
         ("2023-11-16 18:17:03.1,five,6", "ContextTokens"),
         ("2023-11-16 18:17:03.1,,6", "ContextTokens"),
         ("2023-11-16 18:17:03.1,0,6", "ContextTokens"),
+        ("2023-11-16 18:17:03.1,99999999999999999999,6", "ContextTokens"),
         ("2023-11-16 18:17:03.1,5,-6", "GeneratedTokens"),
         ("2023-11-16 18:17:03.1,5,6.5", "GeneratedTokens"),
         ("2023-11-16 18:17:03.1,5", "GeneratedTokens"),
@@ -214,6 +216,7 @@ def test_read_trace__azure_not_utf8__is_refused(tmp_path):
         ({"input_tokens": [5, 0]}, "input_tokens"),
         ({"input_tokens": [5, None]}, "input_tokens"),
         ({"input_tokens": [5.0, 5.5]}, "input_tokens"),
+        ({"input_tokens": [5, 2**62]}, "input_tokens"),
         ({"output_tokens": [5, -1]}, "output_tokens"),
         ({"model": ["a", ""]}, "model"),
         ({"model": [None, 3]}, "model"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from traces.errors import BadTraceFile
 
+_MAX_TOKENS = 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -20,8 +22,8 @@ class Cell:
         return BadTraceFile(path=self.path, field=self.field, row=self.row, value=self.value, remedy=remedy)
 
     def tokens(self, *, minimum: int) -> int:
-        """Raises BadTraceFile unless the value is a whole number of at least `minimum`."""
-        remedy = f"give a whole number of tokens, at least {minimum}, or remove the row"
+        """Raises BadTraceFile unless the value is a whole number from `minimum` to what any model may ever read."""
+        remedy = f"give a whole number of tokens from {minimum} to {_MAX_TOKENS}, or remove the row"
         value = self.value
         if isinstance(value, str):
             try:
@@ -32,7 +34,7 @@ class Cell:
             number = int(value)
         else:
             raise self.bad(remedy)
-        if number < minimum:
+        if not minimum <= number <= _MAX_TOKENS:
             raise self.bad(remedy)
         return number
 

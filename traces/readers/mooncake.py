@@ -29,7 +29,7 @@ def iter_records(path: Path) -> Iterator[TraceRecord]:
 def _record(path: Path, row: int, line: bytes) -> TraceRecord:
     try:
         values = json.loads(line)
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError; nested thousands deep
         raise BadTraceFile(
             path=path, field="line", row=row, value=line[:60], remedy="make the line one JSON object"
         ) from error

@@ -101,7 +101,9 @@ def _opened(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        raise TraceUnreadable(path=path, reason=f"broken parquet ({error})", remedy=_REMEDY) from error
+        raise TraceUnreadable(
+            path=path, reason=f"broken parquet ({' '.join(str(error).split())})", remedy=_REMEDY
+        ) from error
 
 
 def _block_tokens(path: Path, metadata: Mapping[str, str]) -> int | None:
@@ -125,7 +127,9 @@ def _batches(path: Path, file: pq.ParquetFile, columns: list[str]) -> Iterator[p
         try:
             batch = next(batches, None)
         except (pa.ArrowException, OSError) as error:
-            raise TraceUnreadable(path=path, reason=f"broken parquet ({error})", remedy=_REMEDY) from error
+            raise TraceUnreadable(
+                path=path, reason=f"broken parquet ({' '.join(str(error).split())})", remedy=_REMEDY
+            ) from error
         if batch is None:
             return
         yield batch
