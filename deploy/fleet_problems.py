@@ -105,3 +105,14 @@ def _section_of(annotation: object) -> type[BaseModel]:
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
+
+
+def repeated(values: list[str], section: str, key: str) -> list[Problem]:
+    first: dict[str, int] = {}
+    problems = []
+    for i, value in enumerate(values):
+        if value in first:
+            remedy = f"also {section}[{first[value]}].{key}; choose another"
+            problems.append(Problem(path=(section, i, key), value=value, remedy=remedy))
+        first.setdefault(value, i)
+    return problems

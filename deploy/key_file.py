@@ -1,17 +1,21 @@
 """The file of API keys: hashes and what each key may do. `muxfleet keys` writes it, gateways read it."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
 
-from deploy.errors import KeyFileError, OutputNotWritable
+from deploy.errors import FleetFileError, KeyFileError, OutputNotWritable
+from deploy.fleet_problems import problems_of
+from deploy.yaml_source import parse_yaml, path_text
 from router.api_keys import HASH_SHAPE, KeyEntry, KeyRing
 from router.ask import Priority
 
+_MAX_BYTES = 8 * 1024 * 1024
 PriorityName = Literal["low", "normal", "high"]
 _PRIORITIES: Mapping[str, Priority] = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
 
@@ -64,16 +68,19 @@ class KeyFile(BaseModel):
 
 def parse_key_file(text: str, *, name: str) -> KeyFile:
     """Raises KeyFileError."""
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        return KeyFile()
     try:
-        data: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise KeyFileError(path=name, reason=f"not YAML: {str(error).splitlines()[0]}") from error
+        source = parse_yaml(text, name)
+    except FleetFileError as error:
+        place, _, reason = error.problems[0].partition(": ")
+        raise KeyFileError(path=place, reason=reason) from error
     try:
-        file = KeyFile.model_validate(data if data is not None else {})
+        file = KeyFile.model_validate_json(json.dumps(source.data, default=str))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]  # an input may hold what is secret
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise KeyFileError(path=name, reason=f"{place}: {first['msg']}") from error
+        first = next(problems_of(error, KeyFile))  # shown without its value, which may be secret
+        reason = f"{path_text(first.path) or 'the file'}: {first.remedy}"
+        raise KeyFileError(path=source.place(first.path), reason=reason) from error
     ids = [key.id for key in file.keys]
     if len(set(ids)) < len(ids):
         raise KeyFileError(path=name, reason="two keys have one id; revoke one of them")
@@ -83,12 +90,19 @@ def parse_key_file(text: str, *, name: str) -> KeyFile:
 def read_key_file(path: Path) -> KeyFile:
     """Raises KeyFileError."""
     try:
-        return parse_key_file(path.read_text(encoding="utf-8"), name=str(path))
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
     except FileNotFoundError as error:
         remedy = "no such file; make one with `muxfleet keys new NAME --file FILE`"
         raise KeyFileError(path=str(path), reason=remedy) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise KeyFileError(path=str(path), reason=f"cannot be read: {error}") from error
+    except OSError as error:
+        raise KeyFileError(path=str(path), reason=f"cannot be read: {error.strerror}") from error
+    if len(raw) > _MAX_BYTES:
+        raise KeyFileError(path=str(path), reason=f"larger than {_MAX_BYTES} bytes; is this a file of keys?")
+    try:
+        return parse_key_file(raw.decode("utf-8-sig"), name=str(path))
+    except UnicodeDecodeError as error:
+        raise KeyFileError(path=str(path), reason=f"not UTF-8 text (byte {error.start})") from error
 
 
 def write_key_file(path: Path, keys: KeyFile) -> None:

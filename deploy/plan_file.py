@@ -7,6 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.errors import OptionNotUsable
+from deploy.fleet_problems import problems_of
+from deploy.yaml_source import path_text
 from placement.plan import ModelPlacement, Plan, UnitPlan
 
 
@@ -21,18 +23,21 @@ class _PlanFile(BaseModel):
     units: list[_Unit]
 
 
-def read_plan(path: Path) -> Plan:
-    """Raises OptionNotUsable."""
+def read_plan(path: Path, *, option: str) -> Plan:
+    """Raises OptionNotUsable: the file that `option` names is not a plan."""
+
+    def unusable(reason: str) -> OptionNotUsable:
+        return OptionNotUsable(option=option, value=path, remedy=f"{reason}; give what muxfleet plan --json wrote")
+
     try:
         units = _PlanFile.model_validate(json.loads(path.read_text(encoding="utf-8"))).units
     except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from error
+        raise unusable(error.strerror or str(error)) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise _unusable(path, f"{place}: {first['msg']}") from error
+        first = next(problems_of(error, _PlanFile))
+        raise unusable(f"{path_text(first.path) or 'the file'}: {first.remedy}") from error
     except (ValueError, RecursionError) as error:
-        raise _unusable(path, "it is not JSON") from error
+        raise unusable("it is not JSON") from error
     return Plan(
         units=tuple(
             UnitPlan(
@@ -42,7 +47,3 @@ def read_plan(path: Path) -> Plan:
             for u in units
         )
     )
-
-
-def _unusable(path: Path, reason: str) -> OptionNotUsable:
-    return OptionNotUsable(option="--current", value=path, remedy=f"{reason}; give what muxfleet plan --json wrote")

@@ -39,6 +39,11 @@ class _Listing(BaseModel):
     data: list[_Entry]
 
 
+def _status(response: httpx.Response) -> str:
+    needs_key = response.status_code in (401, 403)
+    return f"{response.status_code}{'; give a key with --api-key or in MUXFLEET_API_KEY' if needs_key else ''}"
+
+
 def served_models(url: str, *, api_key: str | None = None) -> tuple[ServedModel, ...]:
     """Raises FleetUnreachable: nothing there answers as an OpenAI-compatible endpoint, or it serves no model."""
     base = url.rstrip("/").removesuffix("/v1")
@@ -49,7 +54,7 @@ def served_models(url: str, *, api_key: str | None = None) -> tuple[ServedModel,
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
     except httpx.HTTPStatusError as error:
-        raise FleetUnreachable(address=url, reason=f"/v1/models answers {error.response.status_code}") from error
+        raise FleetUnreachable(address=url, reason=f"/v1/models answers {_status(error.response)}") from error
     except httpx.TransportError as error:
         raise FleetUnreachable(address=url, reason=str(error) or type(error).__name__) from error
     except ValidationError as error:

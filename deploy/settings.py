@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
-from deploy.errors import FleetFileError, SourceNotFound
-from deploy.fleet_problems import Problem, problems_of
+from deploy.errors import FleetFileError, OptionNotUsable, SourceNotFound
+from deploy.fleet_problems import Problem, problems_of, repeated
 from deploy.setting_types import Backend, Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, Size, WrittenReplan
 from deploy.sglang_problems import sglang_problems
 from deploy.source_paths import absolute, resolve_source
@@ -288,10 +288,22 @@ def running_fleets_folder() -> Path:
     return cache_folder() / "fleets"
 
 
-def bearer_headers(api_key: str | None = None) -> Mapping[str, str]:
-    """For requests to a fleet's gateway: the key given, or that of MUXFLEET_API_KEY."""
-    key = api_key or os.environ.get("MUXFLEET_API_KEY")
-    return {"authorization": f"Bearer {key}"} if key else {}
+def api_key(given: str | None = None) -> str | None:
+    """For requests to a fleet's gateway: the key given, or that of MUXFLEET_API_KEY.
+
+    Raises OptionNotUsable: no header can carry it.
+    """
+    key = given or os.environ.get("MUXFLEET_API_KEY") or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        remedy = "a key is printable ASCII on one line, as `muxfleet keys new` prints it"
+        raise OptionNotUsable(option="--api-key, MUXFLEET_API_KEY", value="(not shown)", remedy=remedy)
+    return key
+
+
+def bearer_headers(given: str | None = None) -> Mapping[str, str]:
+    """Of `api_key`."""
+    key = api_key(given)
+    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 def otlp_endpoint() -> str | None:
@@ -317,8 +329,8 @@ def export_environment(variables: Mapping[str, str]) -> None:
 
 def semantic_problems(fleet: FleetFile) -> list[Problem]:
     """What a schema cannot say."""
-    problems = _repeated([m.id for m in fleet.models], "models", "id")
-    problems += _repeated([p.name for p in fleet.pools], "pools", "name")
+    problems = repeated([m.id for m in fleet.models], "models", "id")
+    problems += repeated([p.name for p in fleet.pools], "pools", "name")
     gpus = sum(p.nodes.min * p.gpus_per_node for p in fleet.pools)
     if gpus > MAX_GPUS:
         problems.append(
@@ -380,14 +392,3 @@ def _unknown_device(gpu_type: str) -> str | None:
         near = f"did you mean {error.nearest}?" if error.nearest else f"known: {', '.join(error.known)}"
         return f"unknown device; {near}"
     return None
-
-
-def _repeated(values: list[str], section: str, key: str) -> list[Problem]:
-    first: dict[str, int] = {}
-    problems = []
-    for i, value in enumerate(values):
-        if value in first:
-            remedy = f"also {section}[{first[value]}].{key}; choose another"
-            problems.append(Problem(path=(section, i, key), value=value, remedy=remedy))
-        first.setdefault(value, i)
-    return problems

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from deploy.errors import OptionNotUsable
-from deploy.settings import FleetFile, ModelSection, PoolSection
+from deploy.settings import FleetFile, ModelSection, PoolSection, semantic_problems
+from deploy.yaml_source import path_text
 
 T = TypeVar("T")
 
@@ -26,6 +27,8 @@ def changed_fleet(fleet: FleetFile, changes: str) -> FleetFile:
                 fleet = _with_models(fleet, name, change, amount, subject)
             case _:
                 raise _unusable(change, _SYNTAX)
+        for problem in semantic_problems(fleet):
+            raise _unusable(change, f"{path_text(problem.path)} = {problem.value}: {problem.remedy}")
     return fleet
 
 
@@ -71,15 +74,10 @@ def _applied(amount: str, before: float, change: str) -> float:
         raise _unusable(change, _SYNTAX) from error
     if not math.isfinite(value):
         raise _unusable(change, "give a finite number")
-    match sign:
-        case "+":
-            return before + value
-        case "-":
-            return before - value
-        case "x":
-            return before * value
-        case _:
-            return value
+    after = {"+": before + value, "-": before - value, "x": before * value}.get(sign, value)
+    if not math.isfinite(after):
+        raise _unusable(change, "gives no finite number")
+    return after
 
 
 def _check_name(name: str, known: Sequence[str], change: str, noun: str) -> None:

@@ -48,7 +48,7 @@ def parse_yaml(text: str, name: str) -> YamlSource:
         lines = _Lines(name).of(root)
         return YamlSource(name=name, data=yaml.safe_load(text), lines=lines)
     except RecursionError as error:
-        raise FleetFileError([f"{name}: not a fleet file: nested too deeply"]) from error
+        raise FleetFileError([f"{name}: nested too deeply"]) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
@@ -73,7 +73,7 @@ class _Lines:
         if id(node) in self._open:
             raise self._refuse(node, path, "an alias contains itself; write the value out")
         if len(self._lines) > _MAX_NODES:
-            raise self._refuse(node, path, f"more than {_MAX_NODES} values; split the fleet")
+            raise self._refuse(node, path, f"more than {_MAX_NODES} values; split the file")
         self._lines.setdefault(path, node.start_mark.line + 1)
         self._open.add(id(node))
         if isinstance(node, yaml.MappingNode):

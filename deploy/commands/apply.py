@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file.")],
-    wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1)] = 600.0,
+    wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 600.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Also make changes that restart units or gateways.")

@@ -10,6 +10,7 @@ from deploy.commands.replay_screen import first_errors, replay_with_progress, su
 from deploy.commands.terminal import terminal
 from deploy.errors import OutputNotWritable
 from deploy.served_models import ServedModel, served_models
+from deploy.settings import api_key as known_api_key
 from deploy.workload import fit_lengths, fit_models, fit_rate
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.entry import read_trace
@@ -20,16 +21,22 @@ def bench(
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint.")],
     trace: Annotated[Path, typer.Option(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV.")],
     requests: Annotated[int | None, typer.Option(help="Replay only the first N.", min=1)] = None,
-    rate: Annotated[float | None, typer.Option(help="Mean requests per second.")] = None,
-    rate_scale: Annotated[float, typer.Option(help="Multiply the rate.")] = 1.0,
-    length_scale: Annotated[float, typer.Option(help="Multiply prompt and output lengths.")] = 1.0,
+    rate: Annotated[float | None, typer.Option(help="Mean requests per second.", min=1e-6, max=1e6)] = None,
+    rate_scale: Annotated[float, typer.Option(help="Multiply the rate.", min=1e-6, max=1e6)] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Multiply prompt and output lengths.", min=1e-6, max=1e6)] = 1.0,
     model: Annotated[str | None, typer.Option(help="Send everything to this model.")] = None,
     spread_ticks: Annotated[bool, typer.Option(help="Spread requests inside the ticks of rounded times.")] = False,
-    slo_ttft: Annotated[float | None, typer.Option(help="Target in seconds instead of the fleet's own.")] = None,
-    slo_tbt: Annotated[float | None, typer.Option(help="Target in seconds instead of the fleet's own.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until an unanswered request counts as lost.")] = 300.0,
+    slo_ttft: Annotated[
+        float | None, typer.Option(help="Target in seconds instead of the fleet's own.", min=1e-6, max=1e6)
+    ] = None,
+    slo_tbt: Annotated[
+        float | None, typer.Option(help="Target in seconds instead of the fleet's own.", min=1e-6, max=1e6)
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds until an unanswered request counts as lost.", min=1e-3, max=1e6)
+    ] = 300.0,
     seed: Annotated[int, typer.Option(help="Of prompts and of everything drawn.", min=0)] = 0,
-    api_key: Annotated[str | None, typer.Option(help="Sent as bearer token.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Sent as bearer token. Default: MUXFLEET_API_KEY.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="PARQUET", help="Write one row per request.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
@@ -40,7 +47,8 @@ def bench(
     Example: muxfleet bench http://127.0.0.1:8000 --trace trace.parquet --requests 200 --length-scale 0.1
     """
     console = terminal()
-    models = served_models(url, api_key=api_key)
+    key = known_api_key(api_key)
+    models = served_models(url, api_key=key)
     whole = read_trace(trace, limit=requests, jitter="tick" if spread_ticks else "none", seed=seed)
     timed = fit_rate(whole, rate_per_s=rate, rate_scale=rate_scale, seed=seed)
     named = fit_models(timed.trace, models, only=model, seed=seed)
@@ -48,7 +56,7 @@ def bench(
     console.print(f"{len(whole.records)} requests of {whole.name} in {fitted.trace.span_s:.1f} s")
     for note in (*timed.notes, *named.notes, *fitted.notes):
         console.print(f"  {note}")
-    outcomes = replay_with_progress(console, fitted.trace, url=url, timeout_s=timeout, seed=seed, api_key=api_key)
+    outcomes = replay_with_progress(console, fitted.trace, url=url, timeout_s=timeout, seed=seed, api_key=key)
     used = {r.model for r in fitted.trace.records}
     summary = summarize(outcomes, _targets([m for m in models if m.id in used], ttft_s=slo_ttft, tbt_s=slo_tbt))
     console.print(summary_table(summary))

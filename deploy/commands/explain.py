@@ -46,7 +46,7 @@ def _of_file(file: Path, model: str, plan: Path | None, solver: str | None) -> E
     fleet = with_solver(read_fleet_file(file), solver)
     check_sources(fleet)
     units, models = units_of_fleet(fleet), placement_models(fleet)
-    chosen = plan_fleet(fleet).plan if plan is None else read_plan(plan)
+    chosen = plan_fleet(fleet).plan if plan is None else read_plan(plan, option="--plan")
     return explanations.explain(model, units, models, chosen, estimator_of(fleet))
 
 

@@ -39,7 +39,7 @@ def plan(
         str | None,
         typer.Option(metavar="CHANGES", help="nodes[.POOL]=+1, rate[.MODEL]=x2, replicas[.MODEL]=4; commas."),
     ] = None,
-    time_budget: Annotated[float, typer.Option(metavar="SECONDS", help="For the solver.", min=0.0)] = 30.0,
+    time_budget: Annotated[float, typer.Option(metavar="SECONDS", help="For the solver.", min=0.0, max=1e6)] = 30.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON.")] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the fleet as .png or .svg (needs muxfleet[plots]).")
@@ -52,7 +52,7 @@ def plan(
     console = terminal()
     picture = None if plot is None else _picture(plot)
     fleet = _asked(file, solver, what_if)
-    before = None if current is None else read_plan(current)
+    before = None if current is None else read_plan(current, option="--current")
     if before is not None and choose_meshes:
         raise OptionNotUsable(
             option="--current", value=str(current), remedy="units change with --choose-meshes; drop one"

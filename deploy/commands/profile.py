@@ -33,7 +33,9 @@ def profile(
     out: Annotated[Path, typer.Option(metavar="PARQUET", help="The profile; goes on where it ends.")] = Path(
         "profile.parquet"
     ),
-    budget: Annotated[float, typer.Option(metavar="S", help="Seconds to measure for, all models.", min=1.0)] = 150.0,
+    budget: Annotated[
+        float, typer.Option(metavar="S", help="Seconds to measure for, all models.", min=1.0, max=1e6)
+    ] = 150.0,
     pool: Annotated[str | None, typer.Option(help="A pool of the fleet file.")] = None,
     backend: Annotated[
         Literal["native", "sglang"] | None, typer.Option(help="The first pool of the fleet file with that backend.")

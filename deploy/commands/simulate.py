@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deploy.simulation.plots import FleetPlots
 
 _DEMAND_S = 120.0
+_MAX_GENERATED = 20_000_000
 
 
 def simulate(
@@ -38,10 +39,14 @@ def simulate(
     baseline: Annotated[
         list[str] | None, typer.Option(help=f"Compare with {', '.join(BASELINES)}; repeat for several.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of every pool, instead of the fleet file's.", min=1)] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes of every pool, instead of the fleet file's.", min=1, max=10_000)
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="Only the first N.", min=1)] = None,
-    duration: Annotated[float | None, typer.Option(help="Only what arrives in the first seconds.", min=0.001)] = None,
-    rate: Annotated[float | None, typer.Option(help="Mean requests per second.", min=1e-6)] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Only what arrives in the first seconds.", min=0.001, max=1e9)
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean requests per second.", min=1e-6, max=1e6)] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="rate=A,B,...", help="Find the goodput: try rates, bisect at the first miss.")
     ] = None,
@@ -49,7 +54,9 @@ def simulate(
     control_loop: Annotated[
         bool, typer.Option("--control-loop", help="Models move as the file's `placement` section says.")
     ] = False,
-    load_speed: Annotated[float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001)] = 2.0,
+    load_speed: Annotated[
+        float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001, max=1e6)
+    ] = 2.0,
     seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots (needs muxfleet[plots]).")] = None,
@@ -200,6 +207,10 @@ def _stream(fleet: FleetFile, trace: Path | None, asked: _Asked) -> RequestStrea
     if asked.rate_per_s is not None and expected_per_s > 0:
         demands = [replace(d, rate_per_s=d.rate_per_s * asked.rate_per_s / expected_per_s) for d in demands]
     duration_s = asked.duration_s or _DEMAND_S
+    expected = duration_s * sum(d.rate_per_s for d in demands)
+    if expected > _MAX_GENERATED:
+        remedy = f"that is {expected:.2g} requests, {_MAX_GENERATED:,} at most; shorten it, or ask for a lower rate"
+        raise OptionNotUsable(option="--duration", value=f"{duration_s:g}", remedy=remedy)
     return demand_stream(demands, duration_s=duration_s, seed=asked.seed).first(asked.requests, None)
 
 

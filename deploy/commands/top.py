@@ -18,7 +18,7 @@ from deploy.fleet_status import FleetStatus
 
 def top(
     url: Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.")] = DEFAULT_URL,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1, max=1e6)] = 1.0,
     count: Annotated[int | None, typer.Option(help="Stop after so many looks.", min=1)] = None,
 ) -> None:
     """Watch models, units, partitions, quotas and attainment of a running fleet until Ctrl-C.

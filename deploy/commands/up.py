@@ -13,7 +13,7 @@ from deploy.settings import check_sources, read_fleet_file
 def up(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file.")],
     port: Annotated[int | None, typer.Option(help="Instead of the file's gateway.port.", min=1, max=65535)] = None,
-    wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1)] = 600.0,
+    wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 600.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of Ray and of the units.")] = False,
 ) -> None:
     """Start a fleet here, or on the cluster at RAY_ADDRESS, and serve until Ctrl-C.

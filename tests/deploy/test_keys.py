@@ -1,11 +1,13 @@
 import json
 import stat
+from pathlib import Path
 
 import pytest
 
 from deploy.cli import main
-from deploy.errors import KeyFileError
+from deploy.errors import KeyFileError, OptionNotUsable
 from deploy.key_file import parse_key_file, read_key_file
+from deploy.settings import bearer_headers
 from router.errors import InvalidApiKey
 
 
@@ -46,11 +48,15 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("keys: [", "not YAML"),
-        ("keys: 5", "keys"),
-        ("keys: [{id: x}]", "keys.0"),
-        ("other: 1", "other"),
-        ("keys: [{id: 0123456789ab, name: a, hash: 'mxf_secret'}]", "keys.0.hash"),
+        ("keys: [", "k.yaml:1: not valid YAML"),
+        ("keys: 5", "k.yaml:1: keys: must be a list"),
+        ("keys:\n- {id: x}", "k.yaml:2: keys[0].id: "),
+        ("keys:\n- {id: 123456789012}", "k.yaml:2: keys[0].id: must be a string (put it in quotes)"),
+        ("other: 1", "k.yaml:1: other: unknown key"),
+        ("- a", "k.yaml:1: the file: must be a mapping"),
+        ("keys: []\nkeys: []", "k.yaml:2: keys: the key appears twice"),
+        ("[" * 5000, "k.yaml: nested too deeply"),
+        ("keys: [{id: 0123456789ab, name: a, hash: 'mxf_secret'}]", "k.yaml:1: keys[0].hash: "),
     ],
 )
 def test_key_file__broken__one_line_names_the_place_and_not_the_value(text: str, place: str) -> None:
@@ -60,3 +66,24 @@ def test_key_file__broken__one_line_names_the_place_and_not_the_value(text: str,
     assert place in str(raised.value)
     assert "mxf_secret" not in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_key_file__without_content__has_no_keys(text: str) -> None:
+    assert parse_key_file(text, name="k.yaml").keys == ()
+
+
+@pytest.mark.parametrize(("path", "reason"), [("/dev/zero", "larger than"), ("/", "cannot be read: Is a directory")])
+def test_read_key_file__no_file_of_keys__says_so_and_ends(path: str, reason: str) -> None:
+    with pytest.raises(KeyFileError, match=reason):
+        read_key_file(Path(path))
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_api_key__no_header_can_carry_it__is_refused_unshown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("MUXFLEET_API_KEY", key)
+
+    with pytest.raises(OptionNotUsable, match="MUXFLEET_API_KEY") as refused:
+        bearer_headers()
+
+    assert key not in str(refused.value)

@@ -90,6 +90,8 @@ def test_plan__plot__draws_the_fleet(run, tmp_path: Path) -> None:
         (["--solver", "memory_greedy", "--choose-meshes"], "--solver memory_greedy: it does not choose mesh sizes"),
         (["--what-if", "nodes.tiny=+1"], "--what-if nodes.tiny=+1: the fleet has no pool 'tiny'"),
         (["--what-if", "rate=fast"], "--what-if rate=fast: write nodes"),
+        (["--what-if", "nodes=99999999"], "GPUs in all, 20000 at most"),
+        (["--what-if", "rate=x1e308,rate=x1e308"], "--what-if rate=x1e308: gives no finite number"),
         (["--what-if", "rate.llama-8b=-9"], "would have -1 requests/s"),
         (["--what-if", "nodes=x0"], "would have 0 nodes"),
         (["--current", "missing.json"], "--current missing.json: No such file"),
@@ -104,14 +106,28 @@ def test_plan__unusable_option__is_one_line(run, arguments: list[str], said: str
     assert err.count("\n") == 1
 
 
-def test_plan__current_is_another_file__names_what_is_wrong(run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "option"), [(("plan", EXAMPLE), "--current"), (("explain", EXAMPLE, "m"), "--plan")]
+)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"units": [{"unit": "a"}]}', "units[0].models: required, but missing"),
+        ("[]", "the file: must be a mapping of keys to values"),
+        ('{"units', "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+    ],
+)
+def test_plan_file__is_another_file__names_option_and_what_is_wrong(
+    run, tmp_path: Path, command: tuple[str, ...], option: str, text: str, reason: str
+) -> None:
     file = tmp_path / "other.json"
-    file.write_text('{"units": [{"unit": "a"}]}')
+    file.write_text(text)
 
-    code, _, err = run("plan", EXAMPLE, "--current", file)
+    code, _, err = run(*command, option, file)
 
     assert code == 2
-    assert "units.0.models" in err
+    assert err == f"muxfleet: {option} {file}: {reason}; give what muxfleet plan --json wrote\n"
 
 
 def test_explain__model_of_the_fleet__tells_homes_and_rejected_units(run, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ BAD_FILES = {
         ],
     ),
     "key that is a list": ("{name: x, ? [y] : z}", ["f.yaml:1: a key is a list or a mapping; keys are plain words"]),
-    "bottomless": ("[" * 5000, ["f.yaml: not a fleet file: nested too deeply"]),
+    "bottomless": ("[" * 5000, ["f.yaml: nested too deeply"]),
 }
 
 
