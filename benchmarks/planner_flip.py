@@ -1,46 +1,51 @@
 """Popularity flips: what an incremental plan moves, what a plan from scratch moves, and what is served meanwhile.
 
-What is served comes from the fleet simulator: the units start with the old plan, requests arrive by the new popularity,
-and the steps from plan to plan take their time (weights at 2 GB/s; a drain lasts until the model's requests end).
+What is served comes from the fleet simulator: the units start with the old plan and serve the old popularity for a
+while, then requests come by the new one. The plans are moved to by the control loop's own rules; steps take their time
+(weights at 2 GB/s; a drain lasts until the model's requests end).
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from planner_workloads import a100_nodes, mixed_fleet
 
 from deploy.control.history import Decision
+from deploy.control.rules import ControlRules
+from deploy.control.transition import Transition
 from deploy.simulation.agenda import Agenda
 from deploy.simulation.deployments import model_info
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
-from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.hardware import gpu_hardware
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.news import FleetModel
-from deploy.simulation.runs import attainment_of
-from deploy.simulation.streams import demand_stream
+from deploy.simulation.streams import RequestStream, demand_stream
 from deploy.simulation.units import SimulatedUnit, UnitIdentity
-from pdmux_actor.lease import Lease, ModelAssignment
+from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from placement.diff import DrainModel, LoadModel, SetQuotas, Step, move_cost, steps_between
+from placement.diff import Fits, move_cost, steps_between
 from placement.estimate import estimate
 from placement.instance import Estimator
 from placement.memory import holds_weights
-from placement.plan import Plan, UnitCapacity
+from placement.plan import Plan, UnitCapacity, UnitPlan
 from placement.solvers.base import PlacementModel
 from placement.solvers.search import SearchSolver
 from profiler.devices import A100_80G
 from router.limits import GatewayLimits
 from router.view import FleetView, ModelCard, UnitView
+from traces.outcome import Ending, RequestOutcome
+from traces.record import TraceRecord
+from traces.report import SloTarget, attains
 
 LOAD_BYTES_PER_S = 2e9
+LEAD_IN_S = 20.0  # of the old popularity
 NOTICED_S = 10.0  # from the flip to the first step of the move
-WINDOW_S = 120.0
+WINDOW_S = 150.0
 _MAX_RUNNING = 256
+_NO_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,8 @@ class FlipOutcome:
     """`plan`: of what follows the flip; "none": nothing moves. `expected_s`: the move by `move_cost`, `move_s` in the
     simulation (None: it had not ended when the last request had). Shares are of requests within SLO: `estimated_share`
     with the plan in place, `served_in_window` in the simulation, of those that arrive in the window from the flip on;
-    `rejected` of them found no unit in time.
+    `worst_model` is that of the model that has it worst. `rejected` of the window's requests were refused, `late` ones
+    were served and missed a target.
     """
 
     plan: str
@@ -59,8 +65,18 @@ class FlipOutcome:
     move_s: float | None
     estimated_share: float
     served_in_window: float
+    worst_model: float
     rejected: int
+    late: int
     requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedMove:
+    """`outcomes`: of the requests that arrived from the flip on."""
+
+    outcomes: Sequence[RequestOutcome]
+    move_s: float | None
 
 
 def flipped(models: Sequence[PlacementModel]) -> list[PlacementModel]:
@@ -86,22 +102,54 @@ def flip_outcomes(
         "none": before,
     }
     fleet = _Fleet(units, later, before)
+    stream = _flip_stream(models, later, window_s=window_s, seed=seed)
     for name, plan in plans.items():
-        steps = fleet.steps_to(plan)
+        steps = steps_between(before, plan, fits=fleet.fits)
         cost = move_cost(steps, {m.model: m.spec.weight_bytes for m in later}, load_bytes_per_s=LOAD_BYTES_PER_S)
-        outcome, move_s = fleet.simulated(steps, seed=seed, window_s=window_s)
+        moved = fleet.moved_to(plan, stream)
+        share, worst = _shares(later, moved.outcomes)
         yield FlipOutcome(
             plan=name,
             loads=cost.loads,
             drains=cost.drains,
             load_gib=cost.load_bytes / 2**30,
             expected_s=cost.seconds,
-            move_s=move_s,
+            move_s=moved.move_s,
             estimated_share=estimate(units, later, plan, estimator).served_share,
-            served_in_window=attainment_of(outcome),
-            rejected=outcome.total().rejected,
-            requests=outcome.total().requests,
+            served_in_window=share,
+            worst_model=worst,
+            rejected=sum(o.ending is Ending.REJECTED for o in moved.outcomes),
+            late=round(sum(o.ending is Ending.FINISHED for o in moved.outcomes) - share * len(moved.outcomes)),
+            requests=len(moved.outcomes),
         )
+
+
+def _flip_stream(
+    before: Sequence[PlacementModel], later: Sequence[PlacementModel], *, window_s: float, seed: int
+) -> RequestStream:
+    old = demand_stream([m.demand for m in before], duration_s=LEAD_IN_S, seed=seed)
+    new = demand_stream([m.demand for m in later], duration_s=window_s, seed=seed + 1000)
+
+    def records() -> Iterator[TraceRecord]:
+        yield from old.records()
+        yield from (replace(r, arrival_s=r.arrival_s + LEAD_IN_S) for r in new.records())
+
+    return replace(new, records=records, count=old.count + new.count, span_s=LEAD_IN_S + new.span_s)
+
+
+def _shares(models: Sequence[PlacementModel], outcomes: Sequence[RequestOutcome]) -> tuple[float, float]:
+    """Within SLO, of all requests and of the worst model's."""
+    met: dict[str, list[bool]] = {m.model: [] for m in models}
+    for outcome in outcomes:
+        met[outcome.model].append(attains(outcome, _target(models, outcome.model)))
+    asked = [flags for flags in met.values() if flags]
+    return sum(map(sum, asked)) / sum(map(len, asked)), min(sum(flags) / len(flags) for flags in asked)
+
+
+def _target(models: Sequence[PlacementModel], name: str) -> SloTarget:
+    target = next(m.slo for m in models if m.model == name)
+    assert target is not None, "models of the benchmark have targets"
+    return target
 
 
 class _Fleet:
@@ -112,31 +160,34 @@ class _Fleet:
         self._models = {m.model: m for m in models}
         self._running = running
 
-    def steps_to(self, plan: Plan) -> tuple[Step, ...]:
-        def fits(unit_id: str, held: frozenset[str]) -> bool:
-            return holds_weights(self._units[unit_id], [self._models[m].spec for m in held])
+    def fits(self, unit_id: str, held: frozenset[str]) -> bool:
+        return holds_weights(self._units[unit_id], [self._models[m].spec for m in held])
 
-        return steps_between(self._running, plan, fits=fits)
+    def moved_to(self, plan: Plan, stream: RequestStream) -> SimulatedMove:
+        moves: list[PlannedMove] = []
+        outcomes: list[RequestOutcome] = []
 
-    def simulated(self, steps: Sequence[Step], *, seed: int, window_s: float) -> tuple[FleetOutcome, float | None]:
-        moves: list[SteppedMove] = []
-
-        def tell_news(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> SteppedMove:
+        def tell_news(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> PlannedMove:
             leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
-            moves.append(SteppedMove(steps, self._running, models, leased))
+            moves.append(PlannedMove(self._running, plan, self.fits, models, leased))
             return moves[-1]
 
         run = FleetRun(
             models=[self._fleet_model(m) for m in self._models.values()],
             build_units=lambda agenda, on_tokens: [self._unit(u, agenda, on_tokens) for u in self._units.values()],
-            stream=demand_stream([m.demand for m in self._models.values()], duration_s=window_s, seed=seed),
+            stream=stream,
             limits=GatewayLimits(),
             gateways=1,
             tell_news=tell_news,
+            on_outcome=outcomes.append,
         )
-        outcome = run.run()
+        run.run()
         (move,) = moves
-        return outcome, None if move.ended_s is None else max(0.0, move.ended_s - NOTICED_S)
+        began_s = LEAD_IN_S + NOTICED_S
+        return SimulatedMove(
+            outcomes=[o for o in outcomes if o.scheduled_s >= LEAD_IN_S],
+            move_s=None if move.ended_s is None else move.ended_s - began_s,
+        )
 
     def _fleet_model(self, model: PlacementModel) -> FleetModel:
         assert model.slo is not None, "models of the benchmark have targets"
@@ -169,28 +220,27 @@ class _Fleet:
         return LeasedUnit(identity, design, loadable, agenda, on_tokens)
 
 
-class SteppedMove:
-    """Gives the units of a simulated fleet leases for one step after the other; steps of a kind that follow each other
-    go together. Loads are done when the units are ready, drains when the models are gone.
+class PlannedMove:
+    """Gives the units of a simulated fleet leases towards a plan, by the control loop's own `Transition`: units move
+    side by side. No budget holds moves back, and a replica that has just come may leave.
     """
 
     moves_models = True
 
     def __init__(
-        self, steps: Sequence[Step], running: Plan, models: Sequence[FleetModel], units: Mapping[str, LeasedUnit]
+        self, running: Plan, goal: Plan, fits: Fits, models: Sequence[FleetModel], units: Mapping[str, LeasedUnit]
     ) -> None:
-        self._groups = deque(list(group) for _, group in groupby(steps, key=type))
-        self._under_way: list[Step] = []
+        self._transition = Transition(ControlRules(min_residency_s=0.0, max_moves_per_min=_NO_LIMIT))
+        self._plan, self._goal, self._fits = running, goal, fits
         self._cards = tuple(ModelCard(model=m.model, source="", revision=None, slo=m.slo, created_s=0) for m in models)
         self._slos = {m.model: m.slo for m in models}
         self._units = units
-        self._leased = {u: {p.model: p.quota_blocks for p in running.models_of(u)} for u in units}
         self._version = 0
         self.ended_s: float | None = None
 
     def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView:
-        if now_s >= NOTICED_S:
-            self._go_on(now_s)
+        if now_s >= LEAD_IN_S + NOTICED_S and self.ended_s is None:
+            self._advance(now_s)
         return FleetView(
             models=self._cards,
             units=tuple(UnitView(report=unit.heartbeat(), age_s=0.0) for unit in self._units.values()),
@@ -207,38 +257,35 @@ class SteppedMove:
     def decisions(self, now_s: float) -> tuple[Decision, ...]:
         return ()
 
-    def _go_on(self, now_s: float) -> None:
-        self._under_way = [step for step in self._under_way if not self._is_done(step)]
-        while self._groups and not self._under_way:
-            together = self._groups.popleft()
-            for step in together:
-                self._lease(step)
-            self._under_way = [step for step in together if not self._is_done(step)]
-        if not self._groups and not self._under_way and self.ended_s is None:
+    # ---- transition.FleetState ----
+
+    def phase(self, unit_id: str, model: str) -> ModelPhase | None:
+        return self._phases(unit_id).get(model)
+
+    def total_blocks(self, unit_id: str) -> int:
+        return self._units[unit_id].design.total_blocks
+
+    def lingering(self, unit_id: str) -> frozenset[str]:
+        return frozenset(self._phases(unit_id))
+
+    def _phases(self, unit_id: str) -> Mapping[str, ModelPhase]:
+        return {status.model: status.phase for status in self._units[unit_id].heartbeat().models}
+
+    # ----
+
+    def _advance(self, now_s: float) -> None:
+        progress = self._transition.advance(self._plan, self._goal, self, fits=self._fits, now_s=now_s)
+        before, self._plan = self._plan, progress.plan
+        for unit in self._plan.units:
+            if unit.models != before.models_of(unit.unit_id):
+                self._lease(unit)
+        if progress.is_done:
             self.ended_s = now_s
 
-    def _lease(self, step: Step) -> None:
-        leased = self._leased[step.unit_id]
-        match step:
-            case SetQuotas():
-                leased.update(step.quota_blocks)
-            case LoadModel():
-                leased[step.model] = step.quota_blocks
-            case DrainModel():
-                del leased[step.model]
+    def _lease(self, unit: UnitPlan) -> None:
         self._version += 1
         assignments = tuple(
-            ModelAssignment(model=m, source="", quota_blocks=q, slo=self._slos[m]) for m, q in leased.items()
+            ModelAssignment(model=p.model, source="", quota_blocks=p.quota_blocks, slo=self._slos[p.model])
+            for p in unit.models
         )
-        lease = Lease(version=self._version, models=assignments, policy="mux", stream_token="")
-        self._units[step.unit_id].obey(lease)
-
-    def _is_done(self, step: Step) -> bool:
-        unit = self._units[step.unit_id]
-        match step:
-            case SetQuotas():
-                return True
-            case LoadModel():
-                return unit.is_ready(step.model)
-            case DrainModel():
-                return all(status.model != step.model for status in unit.heartbeat().models)
+        self._units[unit.unit_id].obey(Lease(version=self._version, models=assignments, policy="mux", stream_token=""))

@@ -1,6 +1,8 @@
 """Plans worked out from the fleet file alone: what the control loop starts with, and what an operator asks about."""
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +28,7 @@ from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 
 _PROMPT_S = 2.0
+_ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
 
 
 class PromptSearch:
@@ -59,6 +62,15 @@ class PlannedFleet:
 
     def estimate(self) -> FleetEstimate:
         return estimate(self.units, self.models, self.plan, self.estimator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnoughUnits:
+    """Fewer units that serve as much, by pool, and the smallest headroom of any."""
+
+    of_pools: Mapping[str, int]
+    num_gpus: int
+    headroom: float
 
 
 def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
@@ -97,18 +109,25 @@ def most_served_by(fleet: FleetFile, planned: PlannedFleet, *, choose_meshes: bo
     return most_served(planned.units, planned.models, planned.estimator)
 
 
-def fewest_units(fleet: FleetFile, planned: PlannedFleet, *, is_time_up: IsTimeUp = lambda: False) -> int | None:
-    """How many units of the same sizes would serve as much; None if none fewer were found."""
+def fewest_units(
+    fleet: FleetFile, planned: PlannedFleet, *, is_time_up: IsTimeUp = lambda: False
+) -> EnoughUnits | None:
+    """Units of the same sizes that would serve as much with a quarter more load, too; None if no fewer were found."""
     pools = [
         replace(pool, mesh_sizes=(section.mesh_gpus,))
         for pool, section in zip(node_pools(fleet), fleet.pools, strict=True)
     ]
-    tight = SearchSolver(estimator=planned.estimator, is_time_up=is_time_up).lay_out(pools, planned.models)
+    solver = SearchSolver(estimator=planned.estimator, is_time_up=is_time_up, least_margin=_ROOM_TO_SPARE)
+    tight = solver.lay_out(pools, planned.models)
     found = estimate(tight.units, planned.models, tight.plan, planned.estimator)
     serves_less = found.merit()[:2] < planned.estimate().merit()[:2]
     if serves_less or len(tight.plan.unplaced) > len(planned.plan.unplaced) or len(tight.units) >= len(planned.units):
         return None
-    return len(tight.units)
+    return EnoughUnits(
+        of_pools=Counter(unit.pool for unit in tight.units),
+        num_gpus=sum(unit.num_gpus for unit in tight.units),
+        headroom=min((u.headroom for u in found.units), default=math.inf),
+    )
 
 
 def estimator_of(fleet: FleetFile) -> Estimator:

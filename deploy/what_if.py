@@ -1,7 +1,7 @@
 """Changes to a fleet file in one line: `nodes=+1,rate.assistant=x2`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from deploy.errors import OptionNotUsable
@@ -30,6 +30,18 @@ def changed_fleet(fleet: FleetFile, changes: str) -> FleetFile:
         for problem in semantic_problems(fleet):
             raise _unusable(change, f"{path_text(problem.path)} = {problem.value}: {problem.remedy}")
     return fleet
+
+
+def told_changes(before: FleetFile, after: FleetFile) -> Iterator[str]:
+    """What `changed_fleet` has made of a fleet."""
+    for pool, changed in zip(before.pools, after.pools, strict=True):
+        if pool.nodes.min != changed.nodes.min:
+            yield f"nodes.{pool.name} {pool.nodes.min} -> {changed.nodes.min}"
+    for model, asked in zip(before.models, after.models, strict=True):
+        if model.demand.rate_per_s != asked.demand.rate_per_s:
+            yield f"rate.{model.id} {model.demand.rate_per_s:g} -> {asked.demand.rate_per_s:g}"
+        if model.replicas.max != asked.replicas.max:
+            yield f"replicas.{model.id} {model.replicas.max} -> {asked.replicas.max}"
 
 
 def _with_pools(fleet: FleetFile, name: str, change: str, amount: str) -> FleetFile:

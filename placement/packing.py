@@ -25,6 +25,8 @@ class _Saved:
     parts: dict[int, float]
 
 
+Parts = Mapping[int, float]
+"""Loads by model."""
 Snapshot = Mapping[int, _Saved]
 """Of the open units."""
 
@@ -103,6 +105,27 @@ class Packing:
         self._remember(unit)
         self._set_parts(unit, {**self.parts[unit], model: rate_per_s})
 
+    def factor_of(self, unit: int, parts: Parts) -> float:
+        """The factor that the unit would have with these parts instead; -1: it cannot hold them."""
+        costs = self.costs_of(unit)
+        if not parts:
+            return LARGEST_FACTOR
+        models, rates = _columns(parts)
+        if not costs.runs[models].all():
+            return -1.0
+        sums = costs.sums(models, rates).sum(axis=0)
+        if not bool(costs.holds(sums)):
+            return -1.0
+        return float(costs.factor(sums, costs.minima(models, rates).min(axis=0)))
+
+    def rearrange(self, parts: Mapping[int, Parts]) -> None:
+        """Units get these parts instead of those they have."""
+        for unit in parts:
+            self._remember(unit)
+            self._set_parts(unit, {})
+        for unit, of_unit in parts.items():
+            self._set_parts(unit, dict(of_unit))
+
     def begin(self) -> None:
         """From here on changes can be taken back."""
         assert self._journal is None, "one attempt at a time"
@@ -153,6 +176,17 @@ class Packing:
         minima = np.minimum(self.minima[units, : SLACK + costs.num_ways], costs.minima(model, rate_per_s))
         return units, np.where(costs.holds(sums), costs.factor(sums, minima), -1.0)
 
+    def roomiest(self, model: int, rate_per_s: float, *, above: float = 0.0) -> tuple[float, int] | None:
+        """The unit that would have the largest factor with such a replica, and that factor."""
+        best: tuple[float, int] | None = None
+        for kind in range(len(self.instance.kinds)):
+            units, factors = self.factors_with(model, rate_per_s, kind, above=above)
+            if len(units):
+                here = int(np.argmax(factors))
+                option = (float(factors[here]), -int(units[here]))
+                best = option if best is None else max(best, option)
+        return None if best is None else (best[0], -best[1])
+
     def factor_alone(self, model: int, rate_per_s: float, kind: int) -> float:
         """On an empty unit of the kind; -1: no room."""
         key = (model, rate_per_s, kind)
@@ -202,8 +236,7 @@ class Packing:
         self.gpus_used += costs.num_gpus * (bool(parts) - bool(old))
         self.parts[unit] = parts
         if parts:
-            models = np.fromiter(parts, dtype=np.intp)
-            rates = np.fromiter(parts.values(), dtype=np.float64)
+            models, rates = _columns(parts)
             minima = costs.minima(models, rates).min(axis=0)
             self.sums[unit] = costs.sums(models, rates).sum(axis=0)
             self.minima[unit, : len(minima)] = minima
@@ -225,3 +258,7 @@ class Packing:
         self.factor = np.concatenate((self.factor, np.full(size, LARGEST_FACTOR)))
         self.parts += [{} for _ in range(size)]
         self.nodes += [None] * size
+
+
+def _columns(parts: Parts) -> tuple[npt.NDArray[np.intp], Floats]:
+    return np.fromiter(parts, dtype=np.intp), np.fromiter(parts.values(), dtype=np.float64)

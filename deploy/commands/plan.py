@@ -9,19 +9,21 @@ import typer
 from rich.console import Console
 
 from deploy.commands.json_file import write_json
-from deploy.commands.plan_screen import estimate_table, plan_dict, steps_line, steps_table, verdict
+from deploy.commands.plan_screen import estimate_table, plan_dict, served_line, steps_line, steps_table, verdict
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.plan_file import read_plan
 from deploy.planning import PlannedFleet, fewest_units, lay_out_fleet, most_served_by, plan_fleet, with_solver
 from deploy.settings import FleetFile, check_sources, read_fleet_file
-from deploy.what_if import changed_fleet
+from deploy.what_if import changed_fleet, told_changes
 from placement.diff import MoveCost, Step, move_cost, steps_between
 from placement.memory import holds_weights
 from placement.plan import Plan
 
 if TYPE_CHECKING:
     from deploy import plan_picture
+
+_MOST_CHANGES = 8
 
 
 def plan(
@@ -51,7 +53,8 @@ def plan(
     """
     console = terminal()
     picture = None if plot is None else _picture(plot)
-    fleet = _asked(file, solver, what_if)
+    given = _asked(file, solver)
+    fleet = given if what_if is None else changed_fleet(given, what_if)
     before = None if current is None else read_plan(current, option="--current")
     if before is not None and choose_meshes:
         raise OptionNotUsable(
@@ -60,12 +63,16 @@ def plan(
     deadline_s = time.monotonic() + time_budget
     with console.status(f"planning with {fleet.placement.solver}"):
         planned = _solved(fleet, before, choose_meshes, deadline_s)
+        without = None if what_if is None else _solved(given, before, choose_meshes, deadline_s)
         bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)
         enough = None if choose_meshes else fewest_units(fleet, planned, is_time_up=_ends_at(deadline_s))
     found = planned.estimate()
     console.print(estimate_table(planned, found))
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
         console.print(line, soft_wrap=True)
+    if without is not None:
+        console.print(f"what if: {_told(given, fleet)}", soft_wrap=True)
+        console.print(f"without: {served_line(without, without.estimate())}", soft_wrap=True)
     for model, reason in planned.plan.unplaced.items():
         console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
     steps, cost = _show_steps(console, before, planned)
@@ -78,10 +85,17 @@ def plan(
         raise typer.Exit(1)
 
 
-def _asked(file: Path, solver: str | None, what_if: str | None) -> FleetFile:
+def _asked(file: Path, solver: str | None) -> FleetFile:
     fleet = read_fleet_file(file)
     check_sources(fleet)
-    return with_solver(fleet if what_if is None else changed_fleet(fleet, what_if), solver)
+    return with_solver(fleet, solver)
+
+
+def _told(given: FleetFile, changed: FleetFile) -> str:
+    """In few words, should it be every model of a large fleet."""
+    changes = list(told_changes(given, changed))
+    more = f" and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+    return f"{', '.join(changes[:_MOST_CHANGES]) or 'nothing changes'}{more}"
 
 
 def _solved(fleet: FleetFile, before: Plan | None, choose_meshes: bool, deadline_s: float) -> PlannedFleet:

@@ -5,18 +5,19 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from deploy.planning import PlannedFleet
+from deploy.planning import EnoughUnits, PlannedFleet
 from placement.diff import DrainModel, LoadModel, MoveCost, SetQuotas, Step
 from placement.estimate import FleetEstimate, UnitEstimate
 from placement.plan import ModelPlacement, UnitCapacity
 from placement.solvers.base import PlacementModel
 
 _UNBOUNDED = 1e3  # a headroom beyond this says only that there is hardly any load
+_ALL = 0.9995  # what is shown as 100.0 %
 
 
 def estimate_table(planned: PlannedFleet, found: FleetEstimate) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("unit", "GPUs", "model", "quota", "of the pool", "KV tokens", "weights"):
+    for title in ("unit", "GPUs", "model", "weights", "KV quota", "tokens"):
         table.add_column(title, justify="left" if title in ("unit", "model") else "right")
     for title in ("load", "within SLO", "headroom", "limit", "decode SMs", "TBT p99"):
         table.add_column(title, justify="left" if title == "limit" else "right")
@@ -26,7 +27,7 @@ def estimate_table(planned: PlannedFleet, found: FleetEstimate) -> Table:
         placements = planned.plan.models_of(unit.unit_id)
         head = (unit.unit_id, str(unit.num_gpus))
         if not placements:
-            table.add_row(*head, *("-",) * 11, style="dim")
+            table.add_row(*head, *("-",) * 10, style="dim")
         for placement in placements:
             cells = _quota_cells(unit, placement, models[placement.model])
             tail = _unit_cells(figures) if head[0] else ("",) * 4
@@ -35,17 +36,31 @@ def estimate_table(planned: PlannedFleet, found: FleetEstimate) -> Table:
     return table
 
 
-def verdict(found: FleetEstimate, planned: PlannedFleet, *, bound_per_s: float, enough: int | None) -> Iterator[str]:
+def verdict(
+    found: FleetEstimate, planned: PlannedFleet, *, bound_per_s: float, enough: EnoughUnits | None
+) -> Iterator[str]:
+    yield served_line(planned, found)
     worst = min((m for m in found.models if m.rate_per_s > 0), key=lambda m: m.served_share, default=None)
-    yield (
-        f"serves {found.served_per_s:.2f} of {found.rate_per_s:.2f} requests/s within SLO ({found.served_share:.1%}) "
-        f"on {found.gpus_used} of {planned.num_gpus} GPUs; no plan serves more than {bound_per_s:.2f}"
-    )
-    if worst is not None and worst.served_share < 0.999:
+    if found.served_share < _ALL:
+        yield f"no plan serves more than {bound_per_s:.2f} requests/s within SLO"
+    if worst is not None and worst.served_share < _ALL:
         why = "" if worst.meets_slo else ": no unit of this fleet meets its SLO, however little is asked of it"
         yield f"worst: {worst.model} with {worst.served_share:.1%}{why}"
-    if enough is not None and enough < len(planned.units):
-        yield f"{enough} of {len(planned.units)} units would do for this demand"
+    if enough is not None:
+        units = ", ".join(f"{n} of {pool}" for pool, n in sorted(enough.of_pools.items()))
+        room = f" with headroom {headroom(enough.headroom)}" if enough.headroom < _UNBOUNDED else ""
+        yield f"{enough.num_gpus} GPUs would do for this demand{room}: {units}"
+
+
+def served_line(planned: PlannedFleet, found: FleetEstimate) -> str:
+    fullest = min((u for u in found.units if u.replicas), key=lambda u: u.headroom, default=None)
+    room = ""
+    if fullest is not None and fullest.headroom < _UNBOUNDED:
+        room = f"; least headroom {headroom(fullest.headroom)} ({fullest.limit} on {fullest.unit_id})"
+    return (
+        f"serves {found.served_per_s:.2f} of {found.rate_per_s:.2f} requests/s within SLO ({found.served_share:.1%}) "
+        f"on {found.gpus_used} of {planned.num_gpus} GPUs{room}"
+    )
 
 
 def steps_line(steps: Sequence[Step], cost: MoveCost) -> str:
@@ -121,10 +136,9 @@ def plan_dict(
 def _quota_cells(unit: UnitCapacity, placement: ModelPlacement, model: PlacementModel) -> tuple[str, ...]:
     tokens = placement.quota_blocks * unit.block_bytes // model.spec.kv_bytes_per_token
     return (
-        f"{placement.quota_blocks} blocks",
+        in_gib(model.spec.weight_bytes),
         f"{placement.quota_blocks / unit.total_blocks:.1%}",
         f"{tokens}",
-        f"{model.spec.weight_bytes / 2**20:.1f} MiB",
     )
 
 
@@ -141,6 +155,15 @@ def _unit_cells(figures: UnitEstimate) -> tuple[str, ...]:
         str(figures.decode_sms or "all, in turn"),
         f"{figures.tbt_s * 1000:.0f} ms" if figures.tbt_s < float("inf") else "overloaded",
     )
+
+
+def in_gib(num_bytes: int) -> str:
+    """For people.
+
+    >>> in_gib(16_060_522_496), in_gib(5_000_000)
+    ('15.0 GiB', '4.8 MiB')
+    """
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def headroom(factor: float) -> str:

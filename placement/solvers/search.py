@@ -51,7 +51,7 @@ class SearchSolver:
         rules = [InsertionRules(spread=s, margin=m) for m in self._margins() for s in (True, False)]
         best = self._built(lambda: Packing.of_units(instance, ordered), [rules])
         self._improve(best, [spread, InsertionRules(margin=self.least_margin)])
-        add_headroom(best)
+        add_headroom(best, is_time_up=self.is_time_up)
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
 
     def _margins(self) -> tuple[float, float]:
@@ -68,7 +68,7 @@ class SearchSolver:
             evict_spare(packing)
             balance(packing)
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
-            add_headroom(packing)
+            add_headroom(packing, moves=False, is_time_up=self.is_time_up)
         kept = key_of(packing, running)
         kept_plan = plan_of_packing(packing, units, rule=_RULE)
         if serves_all(kept):

@@ -51,6 +51,34 @@ def test_plan__current_and_more_load__shows_steps_and_what_they_cost(run, tmp_pa
     assert plan["move_cost"]["interrupted"] == []
 
 
+def test_plan__what_if__says_what_changed_and_what_it_was_before(run) -> None:
+    code, out, _ = run("plan", EXAMPLE, "--what-if", "nodes.small=+1,rate.llama-8b=x2")
+
+    lines = out.splitlines()
+    assert code == 0
+    assert "what if: nodes.small 1 -> 2, rate.llama-8b 8 -> 16" in lines
+    assert any(line.startswith("serves 22.00 of 22.00") and "of 12 GPUs; least headroom x" in line for line in lines)
+    assert any(line.startswith("without: serves 14.00 of 14.00") and "of 8 GPUs" in line for line in lines)
+
+
+def test_plan__more_units_than_the_demand_needs__names_those_that_would_do(run) -> None:
+    _, out, _ = run("plan", EXAMPLE)
+
+    said = next(line for line in out.splitlines() if "would do for this demand" in line)
+    room = float(said.split("headroom x")[1].split(":")[0])
+    assert said.startswith("4 GPUs")
+    assert said.endswith(": 1 of large")
+    assert room >= 1.25
+
+
+def test_plan__more_load_than_any_plan_serves__says_how_much_and_no_advice_to_shrink(run) -> None:
+    _, out, _ = run("plan", EXAMPLE, "--what-if", "rate=x40")
+
+    assert "no plan serves more than" in out
+    assert "worst: " in out
+    assert "would do" not in out
+
+
 def test_plan__own_plan_as_current__has_nothing_to_do(run, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     run("plan", EXAMPLE, "--solver", "search", "--json", file)
