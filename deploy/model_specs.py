@@ -37,7 +37,11 @@ def _read_config(model: str, source: str, revision: str | None) -> dict[str, Any
 
 
 def _download_config(model: str, source: str, revision: str | None) -> Path:
+    """What the cache holds is not asked for again: without a network that would take half a minute for every model."""
     try:
+        cached = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
         return Path(huggingface_hub.hf_hub_download(source, "config.json", revision=revision))
     except HFValidationError as error:
         remedy = "neither a folder (write ./name) nor a Hugging Face id (org/name)"

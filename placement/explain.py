@@ -139,9 +139,15 @@ class _Trial:
         elif lost > 1e-6:
             reason = f"{lost:.3g} requests/s fewer would be served within SLO"
         else:
-            there, home = self._packing.factor[self._home], self._units[self._home].unit_id
-            reason = f"serves no more: headroom there would be x{factor:.2f}, on {home} it is x{there:.2f}"
+            reason = self._no_gain(factor)
         return Rejection(unit_id=unit.unit_id, reason=reason, lost_per_s=max(0.0, lost), headroom=factor)
+
+    def _no_gain(self, factor: float) -> str:
+        assert self._home is not None, "it is compared with a home"
+        here, home = float(self._packing.factor[self._home]), self._units[self._home].unit_id
+        if factor <= here:
+            return f"serves no more: headroom there would be x{factor:.2f}, on {home} it is x{here:.2f}"
+        return f"serves no more: headroom there would be x{factor:.2f}, but x{here:.2f} on {home} is enough"
 
     def _no_room(self, number: int) -> str:
         unit = self._units[number]

@@ -1,5 +1,6 @@
 """muxfleet explain"""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from rich.table import Table
 from deploy.commands.json_file import write_json
 from deploy.commands.plan_screen import headroom
 from deploy.commands.terminal import terminal
+from deploy.errors import OptionNotUsable
 from deploy.fleet_report import explanation, fleet_report
 from deploy.plan_file import read_plan
 from deploy.planning import estimator_of, placement_models, plan_fleet, units_of_fleet, with_solver
@@ -18,6 +20,8 @@ from deploy.settings import check_sources, read_fleet_file
 from placement import explain as explanations
 from placement.errors import ModelUnknown
 from placement.explain import Explanation
+from placement.plan import Plan, UnitCapacity
+from placement.solvers.base import PlacementModel
 
 _SHOWN = 12
 
@@ -46,8 +50,19 @@ def _of_file(file: Path, model: str, plan: Path | None, solver: str | None) -> E
     fleet = with_solver(read_fleet_file(file), solver)
     check_sources(fleet)
     units, models = units_of_fleet(fleet), placement_models(fleet)
-    chosen = plan_fleet(fleet).plan if plan is None else read_plan(plan, option="--plan")
+    chosen = plan_fleet(fleet).plan if plan is None else _plan_of(plan, units, models)
     return explanations.explain(model, units, models, chosen, estimator_of(fleet))
+
+
+def _plan_of(file: Path, units: Sequence[UnitCapacity], models: Sequence[PlacementModel]) -> Plan:
+    """Raises OptionNotUsable: it is none, or another fleet's."""
+    plan = read_plan(file, option="--plan")
+    strange = {u.unit_id for u in plan.units} - {u.unit_id for u in units}
+    strange |= {p.model for u in plan.units for p in u.models} - {m.model for m in models}
+    if strange:
+        remedy = f"the fleet has no {min(strange)!r}; give a plan of this fleet"
+        raise OptionNotUsable(option="--plan", value=file, remedy=remedy)
+    return plan
 
 
 def _of_running(url: str, model: str) -> Explanation:

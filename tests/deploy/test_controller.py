@@ -122,6 +122,19 @@ def test_read_model_spec__unusable_config__says_why(
         read_model_spec("m", str(tmp_path), None, None)
 
 
+def test_read_model_spec__in_the_cache__asks_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "models--org--small"
+    snapshot = repository / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+
+    assert read_model_spec("m", "org/small", None, None).num_layers == CONFIG["num_hidden_layers"]
+
+
 def test_read_model_spec__not_an_id__says_so() -> None:
     with pytest.raises(SourceNotFound, match="neither a folder"):
         read_model_spec("m", "a/b/c", None, None)

@@ -172,6 +172,28 @@ def test_explain__model_of_the_fleet__tells_homes_and_rejected_units(run, tmp_pa
     assert all("GiB" in r["reason"] and r["lost_per_s"] is None for r in rejected.values())
 
 
+def test_explain__plan_of_another_fleet__is_refused(run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    run("plan", EXAMPLE, "--json", file)
+
+    code, _, err = run("explain", EXAMPLE.with_name("simulated-32gpu.yaml"), "qwen-8b-a", "--plan", file)
+
+    assert code == 2
+    assert f"--plan {file}: the fleet has no 'llama-70b'; give a plan of this fleet" in err
+
+
+def test_explain__units_with_more_room__says_that_home_has_enough(run, tmp_path: Path) -> None:
+    file = tmp_path / "why.json"
+
+    run("explain", EXAMPLE.with_name("simulated-32gpu.yaml"), "llama-70b-b", "--solver", "muxserve", "--json", file)
+
+    told = json.loads(file.read_text())
+    (home,) = told["homes"]
+    roomier = [r for r in told["rejected"] if r["headroom"] and r["headroom"] > home["unit"]["headroom"] + 1e-9]
+    assert roomier
+    assert all(r["reason"].endswith(f"on {home['unit']['unit_id']} is enough") for r in roomier)
+
+
 def test_explain__unknown_model__offers_the_nearest(run) -> None:
     code, _, err = run("explain", EXAMPLE, "lama-70b")
 
