@@ -128,18 +128,17 @@ class LeasedUnit:
         self._load_next()
 
     def _set_quotas(self) -> None:
-        changed = {
+        """Of all models that stay, changed or not: the engine has moved quota among them since the last lease."""
+        quotas = {
             model: quota
             for model, quota in self._wanted.items()
-            if model in self._held
-            and self._held[model].phase is not ModelPhase.LOADING
-            and self._held[model].quota_blocks != quota
+            if model in self._held and self._held[model].phase is not ModelPhase.LOADING
         }
-        for model, quota in changed.items():
+        for model, quota in quotas.items():
             self._held[model].quota_blocks = quota
-        if changed:
+        if quotas:
             self.is_stale = True
-            self._engine.tell(SetQuotas(changed))
+            self._engine.tell(SetQuotas(quotas))
 
     def _load_next(self) -> None:
         phases = [held.phase for held in self._held.values()]

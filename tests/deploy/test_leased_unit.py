@@ -1,0 +1,96 @@
+"""Units of a simulated fleet that follow leases."""
+
+from deploy.simulation.agenda import Agenda
+from deploy.simulation.deployments import model_info
+from deploy.simulation.engine import EngineDesign, PlacedModel
+from deploy.simulation.hardware import gpu_hardware
+from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
+from deploy.simulation.units import UnitIdentity
+from pdmux_actor.lease import Lease, ModelAssignment
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from placement.demand import ModelDemand
+from placement.plan import UnitCapacity
+from placement.solvers.base import PlacementModel
+from profiler.devices import A100_80G
+from profiler.specs import ModelSpec
+
+BLOCK_BYTES, QUOTA_BLOCKS = 16 * 1024, 100_000
+SLO = Slo(ttft_s=2.0, tbt_s=0.2)
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    vocab_size=32000,
+    max_position_embeddings=2048,
+    tie_word_embeddings=False,
+    dtype="float16",
+)
+
+
+def test_obey__engine_has_moved_quota_since__quotas_are_the_leases() -> None:
+    """Else they could sum to more than the pool."""
+    agenda = Agenda()
+    unit = leased_unit(agenda)
+    for i in range(60):
+        request = GenerateRequest(
+            request_id=str(i),
+            model="hot",
+            prompt_token_ids=tuple(range(300)),
+            sampling=SamplingParams(max_tokens=500, temperature=0.0),
+            slo=SLO,
+        )
+        assert unit.submit(request)
+    while agenda.clock.now_s < 10.0:
+        assert agenda.step()
+    assert quotas(unit)["hot"] > QUOTA_BLOCKS > quotas(unit)["cold"]
+
+    models = tuple(ModelAssignment(model=m, source="", quota_blocks=QUOTA_BLOCKS, slo=SLO) for m in ("hot", "cold"))
+    unit.obey(Lease(version=1, models=models, policy="mux", stream_token=""))
+
+    assert quotas(unit) == {"hot": QUOTA_BLOCKS, "cold": QUOTA_BLOCKS}
+
+
+def quotas(unit: LeasedUnit) -> dict[str, int]:
+    return {m.model: m.quota_blocks for m in unit.load_report().models}
+
+
+def leased_unit(agenda: Agenda) -> LeasedUnit:
+    capacity = UnitCapacity(
+        unit_id="u",
+        num_gpus=1,
+        memory_bytes=A100_80G.memory_bytes,
+        block_bytes=BLOCK_BYTES,
+        total_blocks=2 * QUOTA_BLOCKS,
+        device=A100_80G,
+    )
+    infos = {name: model_info(placement_model(name), capacity) for name in ("hot", "cold")}
+    hardware = gpu_hardware(A100_80G, 1)
+    design = EngineDesign(
+        device=hardware.device,
+        latency=hardware.latency,
+        block_bytes=BLOCK_BYTES,
+        total_blocks=2 * QUOTA_BLOCKS,
+        policy="mux",
+        settings=SchedulerSettings(),
+        models=tuple(PlacedModel(info=info, quota_blocks=QUOTA_BLOCKS) for info in infos.values()),
+        host_s=hardware.host_s,
+    )
+    identity = UnitIdentity(unit_id="u", pool="p", num_gpus=1, memory_bytes=A100_80G.memory_bytes)
+    loadable = {name: LoadableModel(info=info, load_s=1.0) for name, info in infos.items()}
+    return LeasedUnit(identity, design, loadable, agenda, lambda events: None)
+
+
+def placement_model(name: str) -> PlacementModel:
+    return PlacementModel(
+        model=name,
+        spec=SPEC,
+        demand=ModelDemand(model=name, rate_per_s=1.0, prompt_tokens=300, output_tokens=500),
+        min_replicas=1,
+        max_replicas=1,
+        max_model_len=2048,
+    )
