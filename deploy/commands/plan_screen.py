@@ -158,11 +158,6 @@ def _unit_cells(figures: UnitEstimate) -> tuple[str, ...]:
 
 
 def in_gib(num_bytes: int) -> str:
-    """For people.
-
-    >>> in_gib(16_060_522_496), in_gib(5_000_000)
-    ('15.0 GiB', '4.8 MiB')
-    """
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
