@@ -1,6 +1,7 @@
 """A real engine on this machine's cores, driven in-process at the times of a workload."""
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -16,7 +17,7 @@ from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, Slo, TokenEvent
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, Stop
+from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, SetPolicy, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import LatencyModel
 from profiler.roofline import RooflineLatency
@@ -160,11 +161,34 @@ class EngineSession:
             self._inbox.put(AttachModel(info, int(executor.total_blocks * share)))
         for info in held:
             self._inbox.put(AttachModel(info, executor.total_blocks // len(held)))
+        self._num_models = len(checkpoints) + len(held)
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{policy}", daemon=True)
         self._thread.start()
 
-    def run(self, requests: Sequence[TimedRequest], *, give_up: GiveUp = lambda times: False) -> RunOutcome:
-        """Sends the requests at their times and waits for the answers. `give_up` ends a run that cannot succeed."""
+    def wait_until_attached(self) -> None:
+        """Until the engine has all models; on a GPU that may capture decode steps first."""
+        while not self._reports or len(self._reports[-1].models) < self._num_models:
+            if not self._thread.is_alive():
+                raise RuntimeError("the engine thread has died; its traceback is above")
+            time.sleep(0.01)
+
+    def change_policy(self, policy: str) -> None:
+        """Between runs. What was learned and captured stays."""
+        self.policy = policy
+        self._inbox.put(SetPolicy(policy))
+
+    def run(
+        self,
+        requests: Sequence[TimedRequest],
+        *,
+        give_up: GiveUp = lambda times: False,
+        tail_s: float | None = None,
+    ) -> RunOutcome:
+        """Sends the requests at their times and waits for the answers. `give_up` ends a run that cannot succeed.
+
+        With `tail_s` a run ends so long after the last request was due: what is not answered by then counts for the
+        tokens that it has, or not at all if its first token was not due yet.
+        """
         self._executor.start_recording()
         self._reports.clear()
         own, others = psutil.Process(), _busy_cpu_s()
@@ -175,7 +199,8 @@ class EngineSession:
             )
             for timed in requests
         }
-        gave_up = self._drive(requests, times, started_s, give_up)
+        cut_s = math.inf if tail_s is None or not requests else started_s + requests[-1].at_s + tail_s
+        gave_up = self._drive(requests, times, started_s, give_up, cut_s)
         duration_s = time.perf_counter() - started_s
         other_s = _busy_cpu_s() - others - (_cpu_s(own) - own_before_s)
         return RunOutcome(
@@ -192,7 +217,12 @@ class EngineSession:
         self._thread.join()
 
     def _drive(
-        self, requests: Sequence[TimedRequest], times: Mapping[str, RequestTimes], started_s: float, give_up: GiveUp
+        self,
+        requests: Sequence[TimedRequest],
+        times: dict[str, RequestTimes],
+        started_s: float,
+        give_up: GiveUp,
+        cut_s: float,
     ) -> bool:
         coming, unanswered, gave_up = list(reversed(requests)), set(times), False
         last_due_s = started_s + (requests[-1].at_s if requests else 0.0)
@@ -201,6 +231,11 @@ class EngineSession:
             now_s = time.perf_counter()
             while coming and started_s + coming[-1].at_s <= now_s:
                 self._inbox.put(Arrival(coming.pop().request))
+            if now_s >= cut_s and not coming:
+                cut_s = math.inf
+                for request_id in unanswered:
+                    _cut(times, request_id, now_s)
+                    self._inbox.put(Abort(request_id))
             if not gave_up and now_s >= next_check_s:
                 next_check_s = now_s + 0.5
                 gave_up = now_s > last_due_s + _DRAIN_LIMIT_S or give_up(list(times.values()))
@@ -222,11 +257,21 @@ class EngineSession:
             return
         for event in events:
             assert event.error is None, event.error
-            record = times[event.request_id]
-            record.token_times_s += [at_s] * len(event.tokens)
-            if event.finish is not None:
+            record = times.get(event.request_id)
+            if record is not None:  # else it was cut before its first token was due
+                room = record.num_tokens_wanted - len(record.token_times_s)
+                record.token_times_s += [at_s] * min(len(event.tokens), room)
                 record.finish = event.finish
+            if event.finish is not None:
                 unanswered.discard(event.request_id)
+
+
+def _cut(times: dict[str, RequestTimes], request_id: str, now_s: float) -> None:
+    record = times[request_id]
+    if not record.token_times_s and now_s < record.due_s + record.slo.ttft_s:
+        del times[request_id]
+    else:
+        record.num_tokens_wanted = max(1, len(record.token_times_s))
 
 
 def _busy_cpu_s() -> float:

@@ -10,8 +10,10 @@ from pdmux_actor.executor.probe import ExecutorProbe
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.executors import build_executor
+from profiler.partition_rates import PartitionRate
 from profiler.probe import Probe
 from profiler.specs import DeviceSpec
+from profiler.sweep import partition_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,10 @@ class ProfiledEngine(Protocol):
         """Raises ModelLoadError, EngineStartFailed."""
         ...
 
+    def partition_rates(self) -> tuple[PartitionRate, ...]:
+        """Of every share that is measured, where a GPU is partitioned. Before any probe."""
+        ...
+
     def close(self) -> None:
         """Also of the probe that is open."""
         ...
@@ -83,6 +89,14 @@ class _Native:
             max_batch_tokens=self._engine.max_batch_tokens,
             max_sequences=self._engine.max_sequences,
         )
+
+    def partition_rates(self) -> tuple[PartitionRate, ...]:
+        if self._engine.device == "cpu":
+            return ()
+        from pdmux_actor.executor.torch_cuda import TorchCudaExecutor  # needs triton
+
+        assert isinstance(self._executor, TorchCudaExecutor)
+        return self._executor.partition_rates(partition_shares(self.device))
 
     def close(self) -> None:
         self._executor.close()
@@ -119,6 +133,9 @@ class _Sglang:
             dtype=model.dtype,
         )
         return self._probe
+
+    def partition_rates(self) -> tuple[PartitionRate, ...]:
+        return ()
 
     def close(self) -> None:
         if self._probe is not None:

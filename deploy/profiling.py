@@ -7,11 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deploy.errors import OptionNotUsable, OutputNotWritable
-from deploy.profiled_engines import EngineToProfile, ModelToProfile, open_engine
+from deploy.profiled_engines import EngineToProfile, ModelToProfile, ProfiledEngine, open_engine
 from deploy.setting_types import Backend
 from deploy.settings import FleetFile, PoolSection
-from profiler.machine import machine_facts
+from profiler.machine import gpu_facts, machine_facts, source_version
 from profiler.measuring import measure
+from profiler.partition_rates import with_rates
 from profiler.probe import Probe
 from profiler.profile import ModelProfile, Profile
 from profiler.profile_file import read_profile, write_profile
@@ -67,7 +68,7 @@ def profile_engine(
     before = read_profile(out) if out.exists() else None
     opened = open_engine(engine)
     try:
-        profile = _begin(before, engine, opened.device, out)
+        profile = _with_rates(_begin(before, engine, opened.device, out), opened)
         started_s = time.perf_counter()
         for index, model in enumerate(engine.models):
             left_s = budget_s - (time.perf_counter() - started_s)
@@ -109,18 +110,27 @@ def _profile_model(
 
 
 def _begin(before: Profile | None, engine: EngineToProfile, device: DeviceSpec, out: Path) -> Profile:
-    facts = {**machine_facts(), "torch": version("torch")}
+    facts = {**machine_facts(), "torch": version("torch"), "muxfleet": source_version()}
+    if engine.device == "cuda":
+        facts |= gpu_facts()
     if engine.sglang is not None:
         facts["sglang"] = _sglang_version()
     if before is None:
         return Profile(engine=engine.name, device=device, num_gpus=engine.num_gpus, machine=facts, models={})
-    here = (engine.name, facts["processor"], device.num_sms, engine.num_gpus)
-    there = (before.engine, before.machine.get("processor"), before.device.num_sms, before.num_gpus)
+    chip = "gpu" if engine.device == "cuda" else "processor"
+    here = (engine.name, facts.get(chip), device.num_sms, engine.num_gpus)
+    there = (before.engine, before.machine.get(chip), before.device.num_sms, before.num_gpus)
     if here != there:
-        was, now = (f"{name} on {count} x {sms} SMs or cores of {chip}" for name, chip, sms, count in (there, here))
+        was, now = (f"{name} on {count} x {sms} SMs or cores of {on}" for name, on, sms, count in (there, here))
         remedy = f"was measured with {was}, this is {now}; name another file"
         raise OptionNotUsable(option="--out", value=out, remedy=remedy)
     return before
+
+
+def _with_rates(profile: Profile, opened: ProfiledEngine) -> Profile:
+    """A profile that goes on keeps the rates that it has."""
+    rates = profile.partition_rates or opened.partition_rates()
+    return replace(profile, partition_rates=rates, device=with_rates(profile.device, rates)) if rates else profile
 
 
 def _with_model(profile: Profile, name: str, model: ModelProfile) -> Profile:

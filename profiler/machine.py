@@ -3,9 +3,14 @@
 import datetime
 import os
 import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
+
+_PROGRAM_TIMEOUT_S = 10.0
 
 
 def machine_facts() -> dict[str, str]:
@@ -18,6 +23,31 @@ def machine_facts() -> dict[str, str]:
         "system": platform.platform(),
         "python": platform.python_version(),
     }
+
+
+def gpu_facts() -> dict[str, str]:
+    """Of the first GPU, as nvidia-smi says; nothing where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=_PROGRAM_TIMEOUT_S)
+    fields = answer.stdout.partition("\n")[0].split(", ")
+    return dict(zip(("gpu", "driver"), fields, strict=True)) if len(fields) == 2 else {}
+
+
+def source_version() -> str:
+    """The commit of a checkout, with a mark if files were changed since; elsewhere the release."""
+    git, folder = shutil.which("git"), Path(__file__).parent
+    if git is not None and (folder.parent / ".git").exists():
+        query = [git, "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=_PROGRAM_TIMEOUT_S)
+        if answer.returncode == 0:
+            return answer.stdout.strip()
+    try:
+        return version("muxfleet")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def processor_name() -> str:

@@ -9,6 +9,7 @@ from profiler.contention import ContentionGuard, GuardCell
 from profiler.fitted import FittedLatency
 from profiler.latency import VectorLatencyModel
 from profiler.measurement import Measurement
+from profiler.partition_rates import PartitionRate
 from profiler.probe import LaunchShape
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
@@ -25,13 +26,14 @@ class ModelProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """`models` by name; `machine` are facts to read the figures by."""
+    """`models` by name; `machine` are facts to read the figures by. `device` has the rates that were measured."""
 
     engine: str
     device: DeviceSpec
     num_gpus: int
     machine: Mapping[str, str]
     models: Mapping[str, ModelProfile]
+    partition_rates: tuple[PartitionRate, ...] = ()
 
     def latency_models(self, *, with_held_out: bool = True) -> dict[str, VectorLatencyModel]:
         """By name. Models that were not measured are answered by the roofline."""

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from profiler.errors import ProfileUnusable
 from profiler.measurement import Measurement
+from profiler.partition_rates import PartitionRate
 from profiler.probe import LaunchShape
 from profiler.profile import ModelProfile, Profile
 from profiler.specs import DeviceSpec, ModelSpec
@@ -45,6 +46,7 @@ def write_profile(profile: Profile, path: Path) -> None:
         "device": asdict(profile.device),
         "machine": dict(profile.machine),
         "models": {name: asdict(model.spec) for name, model in profile.models.items()},
+        "partition_rates": [asdict(rate) for rate in profile.partition_rates],
     }
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_KEY: json.dumps(head).encode()}))
     unfinished = path.with_name(path.name + ".part")
@@ -89,6 +91,7 @@ def _profile(head: Mapping[str, Any], rows: list[dict[str, Any]]) -> Profile:
             name: ModelProfile(spec=ModelSpec(**spec), measurements=tuple(measurements[name]))
             for name, spec in head["models"].items()
         },
+        partition_rates=tuple(PartitionRate(**rate) for rate in head.get("partition_rates", ())),
     )
 
 

@@ -3,7 +3,8 @@
     python benchmarks/gpu/floors.py [--model llama-3-8b] [--quick] [--json FILE [--resume] [--plot PNG]]
 
 Random weights. Decode and prefill on the whole GPU against their floors, both on the partitions' SMs, decode beside a
-prefill on the remaining SMs, and what a repartition and the captured graphs cost. Floors: bytes that must be read
+prefill on the remaining SMs, and what a repartition and the captured graphs cost ("all_graphs": of every batch bucket
+on every partition). Floors: bytes that must be read
 (weights without the embedding, and the batch's KV) over the measured copy bandwidth; the layers' FLOPs over the
 measured matrix rate.
 """
@@ -17,15 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu.charts import draw_floors, draw_report
-from gpu.kept_rows import KeptRows, add_arguments, check_arguments, gpu_facts
+from gpu.charts import draw_floors
+from gpu.kept_rows import KeptRows
 from gpu.launches import HandMadeLaunches, median_and_spread_s
 from gpu.random_models import SHAPES, random_model
+from gpu.script import make_parser, run_script
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pdmux_actor.errors import DeviceUnavailable
+from pdmux_actor.executor.cuda.decode_graphs import BUCKETS
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.models.triton_operators import TritonOperators
 from profiler.specs import DeviceSpec, ModelSpec
@@ -103,53 +105,56 @@ def measure(launches: HandMadeLaunches, case: Case, sizes: Sizes) -> dict[str, o
     rest = device.num_sms - case.sms
     is_prefill = case.measured == "prefill"
     launches.partition(*((case.sms, rest) if is_prefill else (rest, case.sms)))
-    sequences = launches.sequences(case.batch, case.tokens, room_tokens=8)
-    if is_prefill:
-        timed = [launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=i == 0) for i in range(sizes.repeats)]
-        times_s = [time_s for (time_s,) in timed]
-        floor_s = prefill_floor_s(spec, device, case.tokens) * device.num_sms / case.sms
-    else:
-        steps = AHEAD_STEPS if case.measured == "ahead" else 1
-        launch = launches.decode_launch(sequences, steps)
-        floor_s = decode_floor_s(spec, device, case.batch, case.tokens)
-        if case.measured == "beside":
-            prompts = launches.sequences(1, sizes.prefills[0], room_tokens=8)
-            times_s = launches.time_beside_s(launch, prompts, sizes.repeats)
-            launches.free(prompts)
+    with launches.holding(case.batch, case.tokens) as sequences:
+        if is_prefill:
+            times_s = [
+                launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=int(i == 0))[0]
+                for i in range(sizes.repeats)
+            ]
+            floor_s = prefill_floor_s(spec, device, case.tokens) * device.num_sms / case.sms
         else:
-            times_s = [time_s / steps for time_s in launches.time_s(launch, sizes.repeats)]
-    launches.free(sequences)
+            steps = AHEAD_STEPS if case.measured == "ahead" else 1
+            launch = launches.decode_launch(sequences, steps)
+            floor_s = decode_floor_s(spec, device, case.batch, case.tokens)
+            if case.measured == "beside":
+                with launches.holding(1, sizes.prefills[0]) as prompts:
+                    times_s = launches.time_beside_s(launch, prompts, sizes.repeats)
+            else:
+                times_s = [time_s / steps for time_s in launches.time_s(launch, sizes.repeats)]
     seconds, spread_s = median_and_spread_s(times_s)
-    return {
-        **asdict(case),
-        "seconds": seconds,
-        "spread_s": spread_s,
-        "floor_s": floor_s,
-        "over_floor": seconds / floor_s,
-    }
+    return {"seconds": seconds, "spread_s": spread_s, "floor_s": floor_s, "over_floor": seconds / floor_s}
 
 
 def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str, float]:
     """A decode step whose partition changes before every step, against one that keeps its partition."""
     whole, step = launches.executor.device.num_sms, launches.executor.device.partition_granularity_sms
-    sequences = launches.sequences(2, 32, room_tokens=8)
-    launch = launches.decode_launch(sequences)
     shares = (whole // 2 // step * step, whole // 2 // step * step + step)
-    for share in shares:
-        launches.partition(whole - share, share)
-        launches.time_s(launch, 2)
     kept, changed, submitting = [], [], []
-    for i in range(repeats):
-        kept += launches.time_s(launch, 1, warm_ups=0)
-        started_s = time.perf_counter()
-        launches.partition(whole - shares[i % 2], shares[i % 2])
-        submitting.append(time.perf_counter() - started_s)
-        changed += launches.time_s(launch, 1, warm_ups=0)
-    launches.free(sequences)
+    with launches.holding(2, 32) as sequences:
+        launch = launches.decode_launch(sequences)
+        for share in shares:
+            launches.partition(whole - share, share)
+            launches.time_s(launch, 2)
+        for i in range(repeats):
+            kept += launches.time_s(launch, 1, warm_ups=0)
+            started_s = time.perf_counter()
+            launches.partition(whole - shares[i % 2], shares[i % 2])
+            submitting.append(time.perf_counter() - started_s)
+            changed += launches.time_s(launch, 1, warm_ups=0)
     return {
         "step_s": median_and_spread_s(kept)[0],
         "step_after_repartition_s": median_and_spread_s(changed)[0],
         "repartition_call_s": median_and_spread_s(submitting)[0],
+    }
+
+
+def graph_facts(executor: TorchCudaExecutor) -> dict[str, object]:
+    captured, failed = executor.graph_counts
+    return {
+        "graphs": captured,
+        "graphs_that_failed": failed,
+        "graph_bytes": executor.graph_bytes,
+        "graph_memory_share": executor.graph_bytes / executor.device.memory_bytes,
     }
 
 
@@ -158,21 +163,15 @@ def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *
         shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
     )
     executor.hold(loaded)
+    started_s = time.perf_counter()
     launches = HandMadeLaunches(executor, loaded.info)
+    kept.note({"all_graphs": {**graph_facts(executor), "seconds": time.perf_counter() - started_s}})
     if "repartition" not in kept.facts:
         kept.note({"repartition": measure_repartition_s(launches, sizes.repeats)})
     chosen = list(cases(executor.device, sizes))
     for case in track(chosen, description="steps", console=Console(stderr=True)):
-        if kept.wants(**asdict(case)):
-            kept.add(measure(launches, case, sizes))
-            captured, failed = executor.graph_counts
-            kept.note(
-                {
-                    "graphs": captured,
-                    "graphs_that_failed": failed,
-                    "graph_memory_share": executor.graph_bytes / executor.device.memory_bytes,
-                }
-            )
+        kept.attempt(asdict(case), lambda case=case: measure(launches, case, sizes))
+        kept.note(graph_facts(executor))
 
 
 def print_tables(kept: KeptRows) -> None:
@@ -185,26 +184,23 @@ def print_tables(kept: KeptRows) -> None:
     Console().print(kept.facts)
 
 
+def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
+    executor = open_cuda_executor(
+        kv_pool_bytes=int(options.kv_gib * (1 << 30)),
+        block_bytes=BLOCK_BYTES,
+        captured_batches=() if options.quick else BUCKETS,
+    )
+    kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+    kept.note({"model": options.model})
+    run(executor, options.model, QUICK if options.quick else FULL, kept)
+    executor.close()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="one decode and one prefill per second partition, no memory of all graphs")
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--kv-gib", type=float, default=48.0, help="KV pool")
-    parser.add_argument("--quick", action="store_true", help="one decode and one prefill per second partition")
-    add_arguments(parser)
-    options = parser.parse_args()
-    check_arguments(parser, options)
-    if not options.replot:
-        try:
-            executor = open_cuda_executor(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
-        except DeviceUnavailable as error:
-            sys.exit(str(error))
-        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
-        kept.note({**gpu_facts(executor.device, partitioned_by=executor.partitioning), "model": options.model})
-        run(executor, options.model, QUICK if options.quick else FULL, kept)
-        print_tables(kept)
-        executor.close()
-    if options.plot:
-        draw_report(options.json, options.plot, draw_floors)
+    run_script(parser, ROW_KEY, measure_on_gpu, print_tables, draw_floors)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""Goodput of the dispatch policies on this GPU: same engine, same arrivals, TBT target 50 ms.
+"""Goodput of the dispatch policies on this GPU: one engine, same arrivals, TBT target 50 ms.
 
-    python benchmarks/gpu/goodput.py --workload sharegpt [--policy mux ...] [--json FILE [--resume] [--plot PNG]]
+    python benchmarks/gpu/goodput.py [--workload sharegpt ...] [--policy mux ...] [--json FILE [--resume] [--plot PNG]]
 
-Workloads are those of benchmarks/policies.py at full length (MuxWise Table 1). chunked_prefill is run with several
-token budgets and its best one counts, as if it had been tuned offline. A rate passes when 99 % of the gaps and 95 % of
-the first tokens are in time; a first token is due after --ttft-s plus --ttft-s-per-kilotoken for its prompt. One
-workload takes about nine minutes; the next call goes on with --resume.
+Workloads are those of benchmarks/policies.py at full length (MuxWise Table 1). All policies run in the same engine, one
+after the other: model, captured decode steps and what the scheduler learned of launches stay. chunked_prefill is then
+tried with other token budgets (an engine of its own each) and its best one counts, as if it had been tuned offline. A
+rate passes when 99 % of the gaps and 95 % of the first tokens are in time; a first token is due after --ttft-s plus
+--ttft-s-per-kilotoken for its prompt. What is not answered 4 s after the last arrival counts for the tokens it has.
 """
 
 import argparse
 import gc
+import statistics
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,16 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from engine_run import EngineSession, TimedRequest
-from gpu.charts import draw_bars, draw_report
-from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
+from gpu.charts import draw_bars
+from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import SHAPES, random_model
-from gpu.rate_runs import RatePlan, add_rate_arguments, rate_plan, search_rate
+from gpu.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
+from gpu.script import make_parser, run_script
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from workloads import WORKLOADS, Workload, make_requests
+from workloads import WORKLOADS, make_requests
 
-from pdmux_actor.errors import DeviceUnavailable
+from pdmux_actor.executor.cuda.decode_graphs import BUCKETS as BATCH_BUCKETS
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -38,6 +41,8 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 
 BLOCK_BYTES = 16 * 1024
 BUDGETS = (1024, 512, 2048)
+BEATS = 1.1  # the best rate so far by so much, if another budget is to count
+MORE_RUNS = 2
 MAX_BATCH_TOKENS = 8192
 MAX_SEQUENCES = 256
 DEFAULT_POLICIES = ("mux", "chunked_prefill", "muxwise", "duetserve", "prefill_first")
@@ -54,89 +59,110 @@ FIRST_GUESSES: Mapping[str, tuple[float, int]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    policy: str
-    budget_tokens: int
-
-
-def variants(policies: tuple[str, ...]) -> list[Variant]:
-    return [
-        Variant(policy=policy, budget_tokens=budget)
-        for policy in policies
-        for budget in (BUDGETS if policy == "chunked_prefill" else BUDGETS[:1])
-    ]
-
-
-def open_session(executor: TorchCudaExecutor, shape: str, variant: Variant, *, dtype: str) -> EngineSession:
+def open_session(executor: TorchCudaExecutor, shape: str, policy: str, budget: int, *, dtype: str) -> EngineSession:
     loaded = random_model(
         shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
     )
     executor.hold(loaded)
     settings = SchedulerSettings(
-        chunk_budget_tokens=variant.budget_tokens,
-        max_batch_tokens=MAX_BATCH_TOKENS,
-        max_running_sequences=MAX_SEQUENCES,
+        chunk_budget_tokens=budget, max_batch_tokens=MAX_BATCH_TOKENS, max_running_sequences=MAX_SEQUENCES
     )
-    return EngineSession(
-        checkpoints={}, policy=variant.policy, settings=settings, executor=executor, held=(loaded.info,)
-    )
+    session = EngineSession(checkpoints={}, policy=policy, settings=settings, executor=executor, held=(loaded.info,))
+    session.wait_until_attached()
+    return session
 
 
-def measure(session: EngineSession, plan: RatePlan, workload: Workload, shape: str) -> dict[str, object]:
-    longest_tokens = int(SHAPES[shape]["max_position_embeddings"]) - 64
+class Searches:
+    """Of one engine: its workloads' arrivals, and which of them it is warm for."""
 
-    def requests_at(rate_per_s: float, salt: int) -> list[TimedRequest]:
-        return make_requests(
-            workload,
-            model=shape,
-            rate_per_s=rate_per_s,
-            count=plan.count(rate_per_s),
-            seed=0,
-            salt=salt,
-            slo_of=plan.slo_of,
-            longest_tokens=longest_tokens,
-        )
+    def __init__(self, session: EngineSession, kept: KeptRows, options: argparse.Namespace) -> None:
+        self._session = session
+        self._kept = kept
+        self._options = options
+        self._warm: set[str] = set()
 
-    found = search_rate(session, plan, requests_at, (shape,))
-    failing_per_s = found.failing_per_s or found.goodput_per_s
-    return {
-        "tbt_target": f"{plan.tbt_s} s",
-        "goodput_per_s": found.goodput_per_s,
-        "spread": failing_per_s - found.goodput_per_s,
-        "bracketed": found.bracketed,
-        "runs": found.runs,
-    }
+    def measure(self, workload: str, policy: str) -> dict[str, object]:
+        """Begins near what other policies attained; another budget of a policy ends at once unless it beats the best
+        one so far.
+        """
+        best = [row for row in self._kept.rows if row["workload"] == workload]
+        same_policy = [row["goodput_per_s"] for row in best if row["policy"] == policy]
+        beats_per_s = BEATS * max(same_policy) if same_policy and max(same_policy) > 0 else None
+        plan = self._plan(workload, [row["goodput_per_s"] for row in best if row["goodput_per_s"] > 0])
+        requests_at = self._requests_at(workload, plan)
+        self._session.change_policy(policy)
+        if workload not in self._warm:
+            self._warm.add(workload)
+            warm_up(self._session, plan, requests_at)
+        found = search_rate(self._session, plan, requests_at, (self._options.model,), beats_per_s=beats_per_s)
+        failing_per_s = found.failing_per_s or found.goodput_per_s
+        return {
+            "tbt_target": f"{plan.tbt_s} s",
+            "goodput_per_s": found.goodput_per_s,
+            "spread": failing_per_s - found.goodput_per_s,
+            "bracketed": found.bracketed,
+            "runs": found.runs,
+        }
+
+    def _plan(self, workload: str, attained_per_s: list[float]) -> RatePlan:
+        first_per_s, least_requests = FIRST_GUESSES[workload]
+        plan = rate_plan(self._options, first_per_s=first_per_s, least_requests=least_requests)
+        if attained_per_s:
+            return replace(plan, first_per_s=statistics.median(attained_per_s))
+        return replace(plan, max_runs=plan.max_runs + MORE_RUNS)  # a guess may be far off
+
+    def _requests_at(self, workload: str, plan: RatePlan) -> RequestsAt:
+        shape = self._options.model
+        longest_tokens = int(SHAPES[shape]["max_position_embeddings"]) - 64
+        scaled = replace(WORKLOADS[workload], scale=self._options.scale)
+
+        def requests_at(rate_per_s: float, salt: int) -> list[TimedRequest]:
+            return make_requests(
+                scaled,
+                model=shape,
+                rate_per_s=rate_per_s,
+                count=plan.count(rate_per_s),
+                seed=0,
+                salt=salt,
+                slo_of=plan.slo_of,
+                longest_tokens=longest_tokens,
+            )
+
+        return requests_at
+
+
+def keys_of(workloads: Sequence[str], policies: Sequence[str], budget: int) -> list[Row]:
+    """All policies with the first budget; with the others chunked prefill alone."""
+    chosen = policies if budget == BUDGETS[0] else [policy for policy in policies if policy == "chunked_prefill"]
+    return [
+        {"workload": workload, "policy": policy, "chunk_budget_tokens": budget}
+        for workload in workloads
+        for policy in chosen
+    ]
 
 
 def measure_all(
     kept: KeptRows, options: argparse.Namespace, open_executor: Callable[[], TorchCudaExecutor], *, dtype: str
 ) -> None:
-    chosen, workloads = variants(tuple(options.policy or DEFAULT_POLICIES)), options.workload or ["sharegpt"]
+    workloads, policies = options.workload or ["sharegpt"], options.policy or DEFAULT_POLICIES
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("goodput", total=len(chosen) * len(workloads))
-        for variant in chosen:
-            keys: list[dict[str, Any]] = [
-                {"workload": w, "policy": variant.policy, "chunk_budget_tokens": variant.budget_tokens}
-                for w in workloads
-            ]
-            if not any(kept.wants(**key) for key in keys):
-                continue
-            executor = open_executor()
-            kept.note({**gpu_facts(executor.device, partitioned_by=executor.partitioning), "model": options.model})
-            session = open_session(executor, options.model, variant, dtype=dtype)
-            for key in keys:
-                progress.update(task, description=" ".join(map(str, key.values())))
-                if kept.wants(**key):
-                    first_per_s, least_requests = FIRST_GUESSES[key["workload"]]
-                    plan = rate_plan(options, first_per_s=first_per_s, least_requests=least_requests)
-                    workload = replace(WORKLOADS[key["workload"]], scale=options.scale)
-                    kept.add({**key, **measure(session, plan, workload, options.model)})
-                progress.advance(task)
-            session.close()
-            del session, executor
-            gc.collect()  # the engine's cycles hold the KV pool; the next one needs its memory
-            torch.cuda.empty_cache()  # and that of streams that are gone
+        task = progress.add_task("goodput", total=sum(len(keys_of(workloads, policies, b)) for b in BUDGETS))
+        for budget in BUDGETS:
+            keys = keys_of(workloads, policies, budget)
+            if any(kept.wants(**key) for key in keys):
+                executor = open_executor()
+                kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+                kept.note({"model": options.model})
+                session = open_session(executor, options.model, keys[0]["policy"], budget, dtype=dtype)
+                searches = Searches(session, kept, options)
+                for key in keys:
+                    progress.update(task, description=" ".join(map(str, key.values())))
+                    kept.attempt(key, lambda key=key, of=searches: of.measure(key["workload"], key["policy"]))
+                    progress.advance(task)
+                session.close()
+                del session, searches, executor
+                gc.collect()  # the engine's cycles hold the KV pool; the next one needs its memory
+                torch.cuda.empty_cache()  # and that of streams that are gone
 
 
 def best_rows(rows: list[Row]) -> list[Row]:
@@ -154,44 +180,38 @@ def draw(figure: Any, rows: list[Row]) -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="short runs, fewer of them")
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: sharegpt")
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
     parser.add_argument("--scale", type=float, default=1.0, help="divides all lengths (default: 1)")
     parser.add_argument("--kv-gib", type=float, default=80.0)
     add_rate_arguments(parser, window_s=12.0, max_runs=6)
-    parser.add_argument("--quick", action="store_true", help="short runs, fewer of them")
-    add_arguments(parser)
     return parser
 
 
-def main() -> None:
-    parser = arguments()
-    options = parser.parse_args()
-    check_arguments(parser, options)
+def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     if options.quick:
-        options.window_s, options.max_runs = 6.0, 4
-    if not options.replot:
-        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
+        options.window_s, options.max_runs = 6.0, 3
+
+    def open_executor() -> TorchCudaExecutor:
         kv_pool_bytes = int(options.kv_gib * (1 << 30))
-        try:
-            measure_all(
-                kept,
-                options,
-                lambda: open_cuda_executor(kv_pool_bytes=kv_pool_bytes, block_bytes=BLOCK_BYTES),
-                dtype="bfloat16",
-            )
-        except DeviceUnavailable as error:
-            sys.exit(str(error))
-        table = Table("workload", "policy", "budget", "goodput 1/s", "next that failed")
-        for row in best_rows(kept.rows):
-            failing = row["goodput_per_s"] + row["spread"] if row["bracketed"] else float("nan")
-            numbers = f"{row['goodput_per_s']:.2f}", f"{failing:.2f}"
-            table.add_row(row["workload"], row["policy"], str(row["chunk_budget_tokens"]), *numbers)
-        Console().print(table)
-    if options.plot:
-        draw_report(options.json, options.plot, draw)
+        return open_cuda_executor(kv_pool_bytes=kv_pool_bytes, block_bytes=BLOCK_BYTES, captured_batches=BATCH_BUCKETS)
+
+    measure_all(kept, options, open_executor, dtype="bfloat16")
+
+
+def show(kept: KeptRows) -> None:
+    table = Table("workload", "policy", "budget", "goodput 1/s", "next that failed")
+    for row in best_rows(kept.rows):
+        failing = row["goodput_per_s"] + row["spread"] if row["bracketed"] else float("nan")
+        numbers = f"{row['goodput_per_s']:.2f}", f"{failing:.2f}"
+        table.add_row(row["workload"], row["policy"], str(row["chunk_budget_tokens"]), *numbers)
+    Console().print(table)
+
+
+def main() -> None:
+    run_script(arguments(), ROW_KEY, measure_on_gpu, show, draw)
 
 
 if __name__ == "__main__":

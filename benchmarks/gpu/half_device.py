@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
-from pdmux_actor.errors import DeviceUnavailable, PartitioningUnavailable
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
-from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
+from pdmux_actor.executor.cuda.decode_graphs import BUCKETS, CudaGraphCapture, DecodeGraphs
 from pdmux_actor.executor.cuda.green_contexts import GreenContexts
-from pdmux_actor.executor.torch_cuda import GRAPH_MEMORY_SHARE, CudaLanes, TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.executor.cuda.lane_device import CudaLanes
+from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
+from pdmux_actor.executor.torch_cuda import GRAPH_MEMORY_SHARE, TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.scheduling.launch import Lane
 
 
@@ -40,16 +42,15 @@ class HalvableGpu:
         self._block_bytes = block_bytes
 
     def open(self, half: int | None) -> TorchCudaExecutor:
-        """Raises DeviceUnavailable."""
+        """Raises DeviceUnavailable, and for a half PartitioningUnavailable."""
         if half is None:
-            return open_cuda_executor(kv_pool_bytes=self._kv_pool_bytes, block_bytes=self._block_bytes)
+            return open_cuda_executor(
+                kv_pool_bytes=self._kv_pool_bytes, block_bytes=self._block_bytes, captured_batches=BUCKETS
+            )
         from cuda.bindings import driver
 
         device = open_cuda_device()
-        try:
-            streams = HalfStreams(device, GreenContexts(driver, 0), half)
-        except PartitioningUnavailable as error:
-            raise DeviceUnavailable(reason=str(error), remedy="without green contexts there are no halves") from error
+        streams = HalfStreams(device, GreenContexts(driver, 0), half)
         whole = cuda_device_spec(device, step_sms=streams.step_sms)
         spec = replace(
             whole, num_sms=streams.num_sms, peak_flops_per_s=whole.peak_flops_per_s * streams.num_sms / whole.num_sms
@@ -57,7 +58,17 @@ class HalvableGpu:
         return TorchCudaExecutor(
             kv_pool_bytes=self._kv_pool_bytes // 2,
             block_bytes=self._block_bytes,
-            lanes=CudaLanes(device, streams),
+            lanes=CudaLanes(device, streams, num_sms=whole.num_sms, tells_sms=self._gain_when_told(streams, device)),
             device=spec,
             graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), int(GRAPH_MEMORY_SHARE * spec.memory_bytes / 2)),
+            captured_batches=BUCKETS,
         )
+
+    def _gain_when_told(self, streams: HalfStreams, device: torch.device) -> bool:
+        """As on the whole device: a half must not be slow for want of a word."""
+        kernels = LargeKernels(device, copy_bytes=1)
+        torch.cuda.synchronize(device)
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        stream = streams.stream(Lane.DECODE, streams.num_sms)
+        with torch.cuda.stream(stream):
+            return products_gain_when_told(lambda: kernels.flops_per_s(stream), torch, num_sms - streams.num_sms)

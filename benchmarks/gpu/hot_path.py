@@ -16,22 +16,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu.charts import draw_bars, draw_report
-from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
+from gpu.charts import draw_bars
+from gpu.kept_rows import KeptRows, Row
 from gpu.launches import HandMadeLaunches
 from gpu.random_models import SHAPES, random_model
-from gpu.trace_reading import FORBIDDEN_CALLS, busy_shares, faults, kernel_times_s
+from gpu.script import make_parser, run_script
+from gpu.trace_reading import FORBIDDEN_CALLS, Event, busy_shares, faults, kernel_times_s, within
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.launch import PrefillSlice
 
 BLOCK_BYTES = 16 * 1024
 _TOP_KERNELS = 20
+_SPAN = "hot path"
 
 
 def drive(launches: HandMadeLaunches, *, batch: int, context: int, prompt: int, slices: int, layers: int) -> None:
@@ -71,16 +72,15 @@ def drive(launches: HandMadeLaunches, *, batch: int, context: int, prompt: int, 
     launches.free([*decoding, *prompts])
 
 
-def trace_of(launches: HandMadeLaunches, sizes: dict[str, int], activities: Sequence[ProfilerActivity]) -> list[Any]:
+def trace_of(launches: HandMadeLaunches, sizes: dict[str, int], activities: Sequence[ProfilerActivity]) -> list[Event]:
     """Of a second go: the first one compiles, captures and allocates."""
     drive(launches, **sizes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        with profile(activities=list(activities)) as profiled:
+        with profile(activities=list(activities)) as profiled, record_function(_SPAN):
             drive(launches, **sizes)
         profiled.export_chrome_trace(str(path))
-        events: list[Any] = json.loads(path.read_text())["traceEvents"]
-    return events
+        return within(json.loads(path.read_text())["traceEvents"], _SPAN)
 
 
 def run(
@@ -103,6 +103,7 @@ def run(
     launches.partition(num_sms - decode_sms, decode_sms)
     events = trace_of(launches, sizes, activities)
     found = faults(events)
+    kept.rows.clear()  # a profile is one piece: nothing of it is resumed
     kept.note({"sizes": sizes, "decode_sms": decode_sms, "faults": found, "busy_share_of_streams": busy_shares(events)})
     for name, seconds in list(kernel_times_s(events).items())[:_TOP_KERNELS]:
         kept.add({"kernel": name, "seconds": seconds})
@@ -114,35 +115,30 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
     draw_bars(figure, shortened, group="title", bar="kernel", value="seconds", label="s")
 
 
+def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
+    executor = open_cuda_executor(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
+    kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+    kept.note({"model": options.model})
+    sizes = {"batch": 32, "context": 1024, "prompt": 2048, "slices": 8 if options.quick else 24, "layers": 8}
+    found = run(executor, options.model, sizes, kept)
+    executor.close()
+    for name, times in found.items():
+        kept.failures[name] = f"{times} times: {FORBIDDEN_CALLS.get(name, 'not through pinned memory')}"
+
+
+def show(kept: KeptRows) -> None:
+    table = Table("kernel", "ms")
+    for row in kept.rows:
+        table.add_row(row["kernel"][:90], f"{1e3 * row['seconds']:.2f}")
+    Console().print(table)
+    Console().print({"busy_share_of_streams": kept.facts["busy_share_of_streams"]})
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="fewer slices")
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--kv-gib", type=float, default=16.0, help="KV pool")
-    parser.add_argument("--quick", action="store_true", help="fewer slices")
-    add_arguments(parser)
-    options = parser.parse_args()
-    check_arguments(parser, options)
-    found: dict[str, int] = {}
-    if not options.replot:
-        try:
-            executor = open_cuda_executor(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
-        except DeviceUnavailable as error:
-            sys.exit(str(error))
-        kept = KeptRows(options.json, ("kernel",))
-        kept.note({**gpu_facts(executor.device, partitioned_by=executor.partitioning), "model": options.model})
-        sizes = {"batch": 32, "context": 1024, "prompt": 2048, "slices": 8 if options.quick else 24, "layers": 8}
-        found = run(executor, options.model, sizes, kept)
-        table = Table("kernel", "ms")
-        for row in kept.rows:
-            table.add_row(row["kernel"][:90], f"{1e3 * row['seconds']:.2f}")
-        Console().print(table)
-        Console().print({"busy_share_of_streams": kept.facts["busy_share_of_streams"]})
-        for name, times in found.items():
-            Console().print(f"{times} x {name}: {FORBIDDEN_CALLS.get(name, 'not through pinned memory')}")
-        executor.close()
-    if options.plot:
-        draw_report(options.json, options.plot, draw)
-    sys.exit(1 if found else 0)
+    run_script(parser, ("kernel",), measure_on_gpu, show, draw)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """A benchmark's rows, in its file from the moment each is measured: a run that is killed loses the row it was at."""
 
-import argparse
 import json
-import shutil
-import subprocess
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from machine_facts import machine_facts, write_report
 
+from pdmux_actor.errors import DeviceUnavailable
+from profiler.machine import gpu_facts, source_version
 from profiler.specs import DeviceSpec
+
+_LOG = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
@@ -27,6 +29,7 @@ class KeptRows:
         self._limit_s = limit_s
         self.rows: list[Row] = []
         self.facts: dict[str, Any] = {}
+        self.failures: dict[str, str] = {}  # of this run
         if resume and path is not None and path.exists():
             kept = json.loads(path.read_text())
             self.rows, self.facts = kept["rows"], kept["machine"]
@@ -37,6 +40,23 @@ class KeptRows:
         is_kept = any(all(row[name] == value for name, value in key.items()) for row in self.rows)
         return not is_kept and time.perf_counter() - self._started_s < self._limit_s
 
+    def attempt(self, key: Row, measure: Callable[[], Row]) -> None:
+        """Adds what `measure` gives, if it is wanted. A measurement that fails costs no other its row.
+
+        Raises DeviceUnavailable: there is no GPU to measure anything on.
+        """
+        if not self.wants(**key):
+            return
+        try:
+            self.add({**key, **measure()})
+        except DeviceUnavailable:
+            raise
+        except Exception as error:
+            name = " ".join(map(str, key.values()))
+            _LOG.exception("%s could not be measured", name)
+            self.failures[name] = f"{type(error).__name__}: {error}"[:500]
+            self.note({"failures": self.failures})
+
     def add(self, row: Row) -> None:
         self.rows.append(row)
         self._write()
@@ -45,29 +65,10 @@ class KeptRows:
         self.facts.update(facts)
         self._write()
 
+    def note_gpu(self, device: DeviceSpec, *, partitioned_by: str) -> None:
+        facts = {**machine_facts(device), "gpu": device.name, **gpu_facts(), "muxfleet": source_version()}
+        self.note({**facts, "partitioned_by": partitioned_by})
+
     def _write(self) -> None:
         if self._path is not None:
             write_report(self._path, self.facts, self.rows)
-
-
-def gpu_facts(device: DeviceSpec, *, partitioned_by: str) -> dict[str, object]:
-    driver = None
-    if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    return {**machine_facts(device), "gpu": device.name, "driver": driver, "partitioned_by": partitioned_by}
-
-
-def add_arguments(parser: argparse.ArgumentParser, *, limit_s: float = 540.0) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="written after every row")
-    parser.add_argument("--resume", action="store_true", help="run only what FILE does not hold yet")
-    parser.add_argument("--limit-s", type=float, default=limit_s, help="begin no row later (default: %(default).0f)")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw FILE afterwards")
-    parser.add_argument("--replot", action="store_true", help="measure nothing: draw what FILE holds")
-
-
-def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if (options.plot or options.resume) and options.json is None:
-        parser.error("--plot and --resume need --json FILE: it is what they read")
-    if options.replot and (options.plot is None or not options.json.exists()):
-        parser.error("--replot needs --plot PNG and an existing --json FILE")

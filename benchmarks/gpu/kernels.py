@@ -18,16 +18,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from gpu.charts import draw_bars, draw_report
-from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
+from gpu.charts import draw_bars
+from gpu.kept_rows import KeptRows, Row
+from gpu.script import make_parser, run_script
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, DecodeTiling, decode_attention, decode_splits
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
+from pdmux_actor.executor.cuda.flash_attention import activate_flash_attention
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
 from profiler.specs import DeviceSpec
 
@@ -121,18 +122,22 @@ def measure_all(
 ) -> None:
     for tokens in prefills:
         key: Row = {**dict.fromkeys(ROW_KEY, 1), "kernel": "prefill", "tokens": tokens}
-        if kept.wants(**key):
-            seconds = timed(prefill_work(tokens, heads, device, dtype))
-            flops = 2.0 * heads.query * heads.dim * tokens**2
-            kept.add({**key, "seconds": seconds, "share_of_peak": flops / seconds / spec.peak_flops_per_s})
+        kept.attempt(key, lambda tokens=tokens: _prefill_row(tokens, heads, device, dtype, spec, timed))
     for batch, tokens in track(decodes, description="decode attention", console=Console(stderr=True)):
         wanted = [k for k in decode_keys(batch, tokens, heads, spec.num_sms, tilings) if kept.wants(**k)]
         if not wanted:
             continue
         case = DecodeCase(batch, tokens, heads, device, dtype)
         for key in wanted:
-            if kept.wants(**key):
-                kept.add({**key, **_decode_row(case, key, spec, timed)})
+            kept.attempt(key, lambda key=key, case=case: _decode_row(case, key, spec, timed))
+
+
+def _prefill_row(
+    tokens: int, heads: Heads, device: torch.device, dtype: torch.dtype, spec: DeviceSpec, timed: Timed
+) -> dict[str, object]:
+    seconds = timed(prefill_work(tokens, heads, device, dtype))
+    flops = 2.0 * heads.query * heads.dim * tokens**2
+    return {"seconds": seconds, "share_of_peak": flops / seconds / spec.peak_flops_per_s}
 
 
 def _decode_row(case: DecodeCase, key: Row, spec: DeviceSpec, timed: Timed) -> dict[str, object]:
@@ -184,31 +189,26 @@ def cuda_timed(work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
+def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
+    device = open_cuda_device()
+    flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
+    spec = cuda_device_spec(device, step_sms=16)
+    kept.note_gpu(spec, partitioned_by="not partitioned")
+    kept.note({"prefill_attention": flash})
+    with torch.inference_mode():
+        measure_all(kept, device, spec, cuda_timed, heads=Heads(), decodes=DECODES[:2] if options.quick else DECODES)
+
+
+def show(kept: KeptRows) -> None:
+    table = Table("kernel", "batch", "tokens", "splits", "tile", "warps", "stages", "us", "share of peak")
+    for row in best_rows(kept.rows):
+        micros = "" if row["seconds"] is None else f"{1e6 * row['seconds']:.1f}"
+        table.add_row(*(str(row[name]) for name in ROW_KEY), micros, f"{row['share_of_peak']:.2f}")
+    Console().print(table)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two shapes only")
-    add_arguments(parser, limit_s=300.0)
-    options = parser.parse_args()
-    check_arguments(parser, options)
-    if not options.replot:
-        try:
-            device = open_cuda_device()
-        except DeviceUnavailable as error:
-            sys.exit(str(error))
-        spec = cuda_device_spec(device, step_sms=16)
-        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
-        kept.note(gpu_facts(spec, partitioned_by="not partitioned"))
-        with torch.inference_mode():
-            measure_all(
-                kept, device, spec, cuda_timed, heads=Heads(), decodes=DECODES[:2] if options.quick else DECODES
-            )
-        table = Table("kernel", "batch", "tokens", "splits", "tile", "warps", "stages", "us", "share of peak")
-        for row in best_rows(kept.rows):
-            micros = "" if row["seconds"] is None else f"{1e6 * row['seconds']:.1f}"
-            table.add_row(*(str(row[name]) for name in ROW_KEY), micros, f"{row['share_of_peak']:.2f}")
-        Console().print(table)
-    if options.plot:
-        draw_report(options.json, options.plot, draw)
+    run_script(make_parser(__doc__, quick="two shapes only", limit_s=300.0), ROW_KEY, measure_on_gpu, show, draw)
 
 
 if __name__ == "__main__":

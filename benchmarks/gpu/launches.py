@@ -1,7 +1,9 @@
 """Launches made by hand: sequences with KV rows of their own, and the time of one launch on the device."""
 
 import statistics
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -51,6 +53,16 @@ class HandMadeLaunches:
         for sequence in sequences:
             self._free_rows += sequence.rows
 
+    @contextmanager
+    def holding(self, count: int, context_tokens: int, room_tokens: int = 8) -> Iterator[list[Sequence]]:
+        """Sequences as `sequences` makes them; their rows are free again afterwards, whatever happens."""
+        made = self.sequences(count, context_tokens, room_tokens)
+        try:
+            yield made
+        finally:
+            self.drain()
+            self.free(made)
+
     def partition(self, prefill_sms: int, decode_sms: int) -> None:
         self.executor.submit(Repartition(prefill_sms=prefill_sms, decode_sms=decode_sms))
 
@@ -96,14 +108,13 @@ class HandMadeLaunches:
                 if done.started_s >= prefill_began_s or steps > _TRIES_PER_STEP * repeats:
                     times.append(done.finished_s - done.started_s)
                 self.executor.submit(decode)
-        self._drain()
+        self.drain()
         return times
 
-    def _drain(self) -> None:
-        """Until no launch of `time_beside_s` is left."""
-        left = 2
-        while left:
-            left -= len(self.executor.wait(self.executor.now() + _DEADLINE_S))
+    def drain(self) -> None:
+        """Until no launch is left."""
+        while self.executor.is_busy:
+            self.executor.wait(self.executor.now() + _DEADLINE_S)
 
 
 def median_and_spread_s(times_s: Seq[float]) -> tuple[float, float]:

@@ -23,13 +23,13 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from gpu.charts import draw_questions, draw_report
-from gpu.kept_rows import KeptRows, add_arguments, check_arguments, gpu_facts
+from gpu.charts import draw_questions
+from gpu.kept_rows import KeptRows
+from gpu.script import make_parser, run_script
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams, open_partition_streams
 from pdmux_actor.models.triton_operators import TritonOperators
@@ -263,8 +263,7 @@ def ask(lanes: Lanes, kept: KeptRows, *, stride: int) -> None:
         asked, description="questions", console=Console(stderr=True)
     ):
         key = {"question": question, "lane": lane.value, "sms": sms, "work": work}
-        if kept.wants(**key):
-            kept.add({**key, **answer(sms, stream, other)})
+        kept.attempt(key, lambda answer=answer, sms=sms, ends=(stream, other): answer(sms, *ends))
 
 
 def print_tables(kept: KeptRows) -> None:
@@ -279,33 +278,24 @@ def print_tables(kept: KeptRows) -> None:
     Console().print(kept.facts)
 
 
+def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
+    if options.queues is not None:
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(options.queues)
+    device = open_cuda_device()
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    streams = open_partition_streams(device, num_sms)
+    kept.note_gpu(cuda_device_spec(device, step_sms=streams.step_sms), partitioned_by=streams.kind)
+    kept.note({"hardware_queues": os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]})
+    lanes = Lanes(CudaGpu(device), streams, device, num_sms=num_sms, repeats=5 if options.quick else 15)
+    ask(lanes, kept, stride=3 if options.quick else 1)
+    torch.cuda.synchronize()
+    streams.close()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="every third partition")
+    parser = make_parser(__doc__, quick="every third partition")
     parser.add_argument("--queues", type=int, help="hardware queues (CUDA_DEVICE_MAX_CONNECTIONS; default: muxfleet's)")
-    add_arguments(parser)
-    options = parser.parse_args()
-    check_arguments(parser, options)
-    if not options.replot:
-        if options.queues is not None:
-            os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(options.queues)
-        try:
-            device = open_cuda_device()
-        except DeviceUnavailable as error:
-            sys.exit(str(error))
-        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        streams = open_partition_streams(device, num_sms)
-        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
-        spec = cuda_device_spec(device, step_sms=streams.step_sms)
-        queues = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
-        kept.note({**gpu_facts(spec, partitioned_by=streams.kind), "hardware_queues": queues})
-        lanes = Lanes(CudaGpu(device), streams, device, num_sms=num_sms, repeats=5 if options.quick else 15)
-        ask(lanes, kept, stride=3 if options.quick else 1)
-        print_tables(kept)
-        torch.cuda.synchronize()
-        streams.close()
-    if options.plot:
-        draw_report(options.json, options.plot, draw_questions)
+    run_script(parser, ROW_KEY, measure_on_gpu, print_tables, draw_questions)
 
 
 if __name__ == "__main__":

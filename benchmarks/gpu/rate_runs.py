@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine_run import EngineSession, RunOutcome, TimedRequest
+from engine_run import EngineSession, TimedRequest
 from goodput import Attainment, RateSearch
 
 from pdmux_actor.messages import Slo
@@ -14,8 +14,8 @@ _WARM_UP_SALT = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePlan:
-    """A run lasts `window_s`, or as long as `least_requests` take to arrive. A first token is due after `ttft_s`, and
-    `ttft_s_per_kilotoken` for its prompt.
+    """A run lasts `window_s`, or as long as `least_requests` take to arrive, and `tail_s` more. A first token is due
+    after `ttft_s`, and `ttft_s_per_kilotoken` for its prompt.
     """
 
     first_per_s: float
@@ -25,6 +25,7 @@ class RatePlan:
     tbt_s: float
     ttft_s: float
     ttft_s_per_kilotoken: float
+    tail_s: float = 4.0
 
     def slo_of(self, prompt_tokens: int) -> Slo:
         return Slo(ttft_s=self.ttft_s + self.ttft_s_per_kilotoken * prompt_tokens / 1e3, tbt_s=self.tbt_s)
@@ -53,24 +54,34 @@ def rate_plan(options: argparse.Namespace, *, first_per_s: float, least_requests
     )
 
 
+RequestsAt = Callable[[float, int], list[TimedRequest]]
+
+
+def warm_up(session: EngineSession, plan: RatePlan, requests_at: RequestsAt) -> None:
+    """Captures what is not captured yet, and fills what the scheduler learns."""
+    session.run(requests_at(plan.first_per_s, _WARM_UP_SALT), tail_s=plan.tail_s)
+
+
 def search_rate(
     session: EngineSession,
     plan: RatePlan,
-    requests_at: Callable[[float, int], list[TimedRequest]],
+    requests_at: RequestsAt,
     models: Sequence[str],
+    *,
+    beats_per_s: float | None = None,
 ) -> RateSearch:
     """`requests_at(rate_per_s, salt)`. A rate passes if every model attains its targets: 99 % of the gaps and 95 % of
-    the first tokens in time.
+    the first tokens in time. With `beats_per_s` the search ends at once unless that rate passes.
     """
     attainment = Attainment()
-    session.run(requests_at(plan.first_per_s, _WARM_UP_SALT))  # captures graphs, and fills what the policy learns
-    search = RateSearch(first_per_s=plan.first_per_s, resolution=0.1, max_runs=plan.max_runs)
+    first_per_s = beats_per_s or plan.first_per_s
+    search = RateSearch(first_per_s=first_per_s, resolution=0.1, max_runs=plan.max_runs)
     while not search.done:
         rate_per_s = search.next_rate_per_s()
-        outcome = session.run(requests_at(rate_per_s, search.runs), give_up=attainment.out_of_reach)
-        search.note(rate_per_s, passed=all(attainment.met_by(part) for part in _parts(outcome, models)))
+        requests = requests_at(rate_per_s, search.runs)
+        outcome = session.run(requests, give_up=attainment.out_of_reach, tail_s=plan.tail_s)
+        passed = all(attainment.met_by(outcome.of_model(model)) for model in models)
+        search.note(rate_per_s, passed=passed)
+        if beats_per_s is not None and search.runs == 1 and not passed:
+            break
     return search
-
-
-def _parts(outcome: RunOutcome, models: Sequence[str]) -> list[RunOutcome]:
-    return [outcome.of_model(model) for model in models]

@@ -11,7 +11,7 @@ halves attain together is at most the smaller of their rates. Lanes take turns w
 import argparse
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,16 +21,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from engine_run import EngineSession, TimedRequest
-from gpu.charts import draw_bars, draw_report
-from gpu.kept_rows import KeptRows, Row, add_arguments, check_arguments, gpu_facts
+from gpu.charts import draw_bars
+from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import random_model
-from gpu.rate_runs import RatePlan, add_rate_arguments, rate_plan, search_rate
+from gpu.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
+from gpu.script import make_parser, run_script
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from workloads import WORKLOADS, Workload, make_requests
 
-from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -82,7 +82,11 @@ def open_session(executor: TorchCudaExecutor, system: System, *, dtype: str) -> 
         )
         executor.hold(loaded)
         held.append(loaded.info)
-    return EngineSession(checkpoints={}, policy=system.policy, settings=SETTINGS, executor=executor, held=tuple(held))
+    session = EngineSession(
+        checkpoints={}, policy=system.policy, settings=SETTINGS, executor=executor, held=tuple(held)
+    )
+    session.wait_until_attached()
+    return session
 
 
 def requests_of(
@@ -122,31 +126,34 @@ def measure_all(
 ) -> None:
     workload = replace(WORKLOADS["sharegpt"], scale=scale)
     for system in track(systems(policies, popularity), description="systems", console=Console(stderr=True)):
-        if not kept.wants(system=system.name, policy=system.policy):
-            continue
-        executor = gpu.open(system.half)
-        kept.note(gpu_facts(executor.device, partitioned_by=executor.partitioning))
-        session = open_session(executor, system, dtype=dtype)
-        found = search_rate(session, plan, _requests_at(system.models, popularity, plan, workload), system.models)
-        session.close()
-        kept.add(
-            {
-                "system": system.name,
-                "policy": system.policy,
-                "sms": executor.device.num_sms,
-                "goodput_per_s": found.goodput_per_s,
-                "failing_per_s": found.failing_per_s,
-                "runs": found.runs,
-            }
+        requests_at = _requests_at(system.models, popularity, plan, workload)
+        key = {"system": system.name, "policy": system.policy}
+        kept.attempt(
+            key, lambda system=system, at=requests_at: _measure(kept, gpu.open(system.half), system, plan, at, dtype)
         )
-        del session, executor
         gc.collect()  # the engine's cycles hold the KV pool; the next one needs its memory
         torch.cuda.empty_cache()  # and that of streams that are gone
 
 
+def _measure(
+    kept: KeptRows, executor: TorchCudaExecutor, system: System, plan: RatePlan, requests_at: RequestsAt, dtype: str
+) -> dict[str, object]:
+    kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+    session = open_session(executor, system, dtype=dtype)
+    warm_up(session, plan, requests_at)
+    found = search_rate(session, plan, requests_at, system.models)
+    session.close()
+    return {
+        "sms": executor.device.num_sms,
+        "goodput_per_s": found.goodput_per_s,
+        "failing_per_s": found.failing_per_s,
+        "runs": found.runs,
+    }
+
+
 def _requests_at(
     models: Sequence[str], popularity: Mapping[str, int], plan: RatePlan, workload: Workload
-) -> Callable[[float, int], list[TimedRequest]]:
+) -> RequestsAt:
     return lambda rate_per_s, salt: requests_of(models, popularity, plan, workload, rate_per_s, salt)
 
 
@@ -165,36 +172,32 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
     draw_bars(figure, labelled, group="title", bar="bar", value="goodput_per_s", label="goodput, total 1/s")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="default: mux, adbs")
-    parser.add_argument("--kv-gib", type=float, default=80.0)
-    parser.add_argument("--quick", action="store_true", help="short runs, fewer of them")
-    add_rate_arguments(parser, window_s=12.0, max_runs=6)
-    add_arguments(parser)
-    options = parser.parse_args()
-    check_arguments(parser, options)
+def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
+    from gpu.half_device import HalvableGpu
+
     if options.quick:
         options.window_s, options.max_runs = 6.0, 4
-    if not options.replot:
-        from gpu.half_device import HalvableGpu
+    plan = rate_plan(options, first_per_s=FIRST_PER_S, least_requests=LEAST_REQUESTS)
+    gpu = HalvableGpu(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
+    measure_all(kept, gpu, plan, options.policy or ["mux", "adbs"])
 
-        kept = KeptRows(options.json, ROW_KEY, resume=options.resume, limit_s=options.limit_s)
-        plan = rate_plan(options, first_per_s=FIRST_PER_S, least_requests=LEAST_REQUESTS)
-        try:
-            gpu = HalvableGpu(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
-            measure_all(kept, gpu, plan, options.policy or ["mux", "adbs"])
-        except DeviceUnavailable as error:
-            sys.exit(str(error))
-        table = Table("system", "policy", "SMs", "goodput 1/s", "next that failed")
-        for row in kept.rows:
-            failing = "" if row["failing_per_s"] is None else f"{row['failing_per_s']:.2f}"
-            table.add_row(row["system"], row["policy"], str(row["sms"]), f"{row['goodput_per_s']:.2f}", failing)
-        Console().print(table)
-        for policy, gain in gains(kept.rows).items():
-            Console().print(f"shared with {policy} over two halves: {gain:.2f}")
-    if options.plot:
-        draw_report(options.json, options.plot, draw)
+
+def show(kept: KeptRows) -> None:
+    table = Table("system", "policy", "SMs", "goodput 1/s", "next that failed")
+    for row in kept.rows:
+        failing = "" if row["failing_per_s"] is None else f"{row['failing_per_s']:.2f}"
+        table.add_row(row["system"], row["policy"], str(row["sms"]), f"{row['goodput_per_s']:.2f}", failing)
+    Console().print(table)
+    for policy, gain in gains(kept.rows).items():
+        Console().print(f"shared with {policy} over two halves: {gain:.2f}")
+
+
+def main() -> None:
+    parser = make_parser(__doc__, quick="short runs, fewer of them")
+    parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="default: mux, adbs")
+    parser.add_argument("--kv-gib", type=float, default=80.0)
+    add_rate_arguments(parser, window_s=12.0, max_runs=6)
+    run_script(parser, ROW_KEY, measure_on_gpu, show, draw)
 
 
 if __name__ == "__main__":

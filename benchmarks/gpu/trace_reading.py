@@ -34,6 +34,14 @@ _HOST_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "cpu_op"})
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
+def within(events: Sequence[Event], name: str) -> list[Event]:
+    """What began while the host was in torch.profiler.record_function(name). The profiler itself waits for the device
+    before and after.
+    """
+    span = next(e for e in events if e.get("name") == name and e.get("cat") == "user_annotation")
+    return [e for e in events if e.get("ph") == "X" and span["ts"] <= e["ts"] <= span["ts"] + span["dur"]]
+
+
 def faults(events: Iterable[Event]) -> dict[str, int]:
     """How often the trace holds each call that has no place in the hot path, and copies through pageable memory."""
     found: Counter[str] = Counter()

@@ -14,6 +14,7 @@ from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.operators import DecoderOperators
 from pdmux_actor.models.weights import load_weights
+from placement.memory import resident_bytes
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -49,7 +50,9 @@ def load_decoder(
     if dtype == AUTO_DTYPE:
         config = DecoderConfig.from_config(model, raw_config, fastest_dtype(config.spec))
     geometry = KvGeometry.of(config.spec, block_bytes)
-    _check_fits(model, config, geometry, block_bytes, available_bytes)
+    # On a GPU nothing can be swapped out: what a launch needs beside the weights must be there, too.
+    needed_bytes = config.spec.weight_bytes if device is None else resident_bytes(config.spec)
+    _check_fits(model, config, geometry, block_bytes, needed_bytes, available_bytes)
     info = ModelInfo(
         model=model,
         spec=config.spec,
@@ -62,7 +65,12 @@ def load_decoder(
 
 
 def _check_fits(
-    model: str, config: DecoderConfig, geometry: KvGeometry, block_bytes: int, available_bytes: int
+    model: str,
+    config: DecoderConfig,
+    geometry: KvGeometry,
+    block_bytes: int,
+    needed_bytes: int,
+    available_bytes: int,
 ) -> None:
     spec = config.spec
     if geometry.tokens_per_row == 0:
@@ -72,10 +80,11 @@ def _check_fits(
             reason=f"a token block of {block_bytes} bytes holds no token of head_dim={spec.head_dim}",
             remedy=f"set the engine's block_bytes to at least {needed_bytes}",
         )
-    if spec.weight_bytes > available_bytes:
+    if needed_bytes > available_bytes:
         raise ModelLoadError(
             model=model,
-            reason=f"its weights take {spec.weight_bytes} bytes as {spec.dtype}, {available_bytes} are free",
+            reason=f"its weights as {spec.dtype}{' and workspace' if needed_bytes > spec.weight_bytes else ''} take "
+            f"{needed_bytes} bytes, {available_bytes} are free",
             remedy="use a smaller model or dtype, a smaller KV pool, or place fewer models here",
         )
 

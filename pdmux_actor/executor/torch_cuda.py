@@ -9,85 +9,39 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, Read
 from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.flash_attention import BUILT_IN, activate_flash_attention
+from pdmux_actor.executor.cuda.lane_device import CudaLanes, Event, LaneDevice
+from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams, open_partition_streams
+from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
 from pdmux_actor.executor.cuda.warm_up import warm_up
 from pdmux_actor.executor.loading import LoadedModel, load_decoder
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition, lane_of
+from pdmux_actor.scheduling.partition import decode_shares
+from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
 
 _LOG = logging.getLogger(__name__)
 # Of the device's memory, for captured decode graphs (MuxWise §4.5: 6.2 %).
 GRAPH_MEMORY_SHARE = 0.06
+# cuBLAS keeps 32 MiB for every stream that multiplied, two for each of eight partitions; kernels' code is the rest.
+_LIBRARY_BYTES = 1 << 30
 
 _FASTEST_DTYPE = "bfloat16"  # on every GPU that is new enough for this executor
-
-
-class Event(Protocol):
-    def query(self) -> bool: ...
-
-
-class LaneDevice(Protocol):
-    """What the executor asks of CUDA beside tensors; a test runs it on the CPU."""
-
-    device: torch.device
-    streams: PartitionStreams
-
-    def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Makes `stream` current."""
-        ...
-
-    def record(self, stream: Any) -> Event:
-        """Is done when what `stream` holds now is."""
-        ...
-
-    def settle(self) -> None:
-        """Waits for what was enqueued outside the lanes: their streams do not wait for the default one."""
-        ...
-
-    def free_memory_bytes(self) -> int:
-        """What can be had, torch's own reserves included."""
-        ...
-
-
-class CudaLanes:
-    """Implements LaneDevice on a GPU."""
-
-    def __init__(self, device: torch.device, streams: PartitionStreams) -> None:
-        self.device = device
-        self.streams = streams
-
-    def on(self, stream: Any) -> AbstractContextManager[object]:
-        return torch.cuda.stream(stream)
-
-    def record(self, stream: Any) -> Event:
-        event = torch.cuda.Event()
-        event.record(stream)
-        return event
-
-    def settle(self) -> None:
-        torch.cuda.default_stream(self.device).synchronize()
-
-    def free_memory_bytes(self) -> int:
-        held: dict[str, int] = torch.cuda.memory_stats(self.device)
-        kept = held.get("reserved_bytes.all.current", 0) - held.get("allocated_bytes.all.current", 0)
-        # Parts of blocks whose other parts are in use cannot be given back.
-        free_bytes: int = torch.cuda.mem_get_info(self.device)[0]
-        return free_bytes + kept - held.get("inactive_split_bytes.all.current", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +64,15 @@ class TorchCudaExecutor:
         lanes: LaneDevice,
         device: DeviceSpec,
         graphs: DecodeGraphs,
+        captured_batches: Sequence[int] = (),
     ) -> None:
+        """`captured_batches`: batch sizes whose greedy decode steps are captured on every partition when a model is
+        attached, which takes seconds; others are captured when they first come.
+
+        Raises DeviceUnavailable: the KV pool does not fit.
+        """
         assert block_bytes % 16 == 0, "blocks must be aligned for vector loads of every dtype"
+        _check_pool(kv_pool_bytes, lanes.free_memory_bytes())
         self.device = device
         self.block_bytes = block_bytes
         self.unpartitioned_reason = lanes.streams.unpartitioned_reason
@@ -122,6 +83,7 @@ class TorchCudaExecutor:
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, CudaModel] = {}
         self._graphs = graphs
+        self._captured_batches = sorted(captured_batches, reverse=True)  # what the small ones need, a large one left
         self._runners = {lane: CudaRunner(self._attached, graphs, lanes.device) for lane in Lane}
         self._sms = dict.fromkeys(Lane, device.num_sms)
         self._in_flight: dict[Lane, _InFlight] = {}
@@ -142,8 +104,7 @@ class TorchCudaExecutor:
                 dtype=dtype or self._default_dtype,
                 max_model_len=max_model_len,
                 block_bytes=self.block_bytes,
-                # What graphs keep for intermediate values counts as torch's reserves, but is not for others.
-                available_bytes=self._lanes.free_memory_bytes() - self._graphs.used_bytes,
+                available_bytes=max(0, self._lanes.free_memory_bytes() - self._graphs.budget_bytes),
                 fastest_dtype=lambda spec: _FASTEST_DTYPE,
                 device=self._lanes.device,
                 operators=TritonOperators(),
@@ -175,6 +136,11 @@ class TorchCudaExecutor:
             max_rows=-(-info.max_model_len // info.geometry.tokens_per_row) + 1,
         )
         self._lanes.settle()
+        for sms in [self.device.num_sms, *decode_shares(self.device)] if self._captured_batches else []:
+            stream = self._lanes.streams.stream(Lane.DECODE, sms)
+            with torch.inference_mode(), self._lanes.on(stream, sms):
+                for batch in self._captured_batches:
+                    self._runners[Lane.DECODE].capture(info.model, batch, sms, stream)
 
     def detach_model(self, model: str) -> None:
         self._loaded.pop(model, None)
@@ -213,6 +179,10 @@ class TorchCudaExecutor:
         return self._lanes.streams.kind
 
     @property
+    def is_busy(self) -> bool:
+        return bool(self._in_flight)
+
+    @property
     def graph_bytes(self) -> int:
         """Device memory that captured decode steps hold."""
         return self._graphs.used_bytes
@@ -222,12 +192,20 @@ class TorchCudaExecutor:
         """Decode steps that were captured, and that could not be."""
         return len(self._graphs), self._graphs.num_failed
 
+    def partition_rates(self, shares: Sequence[int]) -> tuple[PartitionRate, ...]:
+        """Of lanes with so many SMs: products on the prefill lane, copies on the decode lane. Nothing else may run."""
+        kernels = LargeKernels(self._lanes.device)
+        self._lanes.settle()
+        return tuple(self._rate(kernels, sms) for sms in shares)
+
     def wake(self) -> None:
         self._woken.set()
 
     def close(self) -> None:
         while self._in_flight:
             self.wait(None)
+        # Whoever frees pinned memory records an event on the streams that read it: it must go while they are there.
+        self._runners.clear()
         self._graphs.clear()
         self._lanes.streams.close()
 
@@ -238,7 +216,7 @@ class TorchCudaExecutor:
         stream = self._lanes.streams.stream(lane, sms)
         started_s = self.now()
         try:
-            with torch.inference_mode(), self._lanes.on(stream):
+            with torch.inference_mode(), self._lanes.on(stream, sms):
                 enqueue = self._runners[lane].prepare(launch, sms, stream)
                 started_s = self.now()
                 read, event = enqueue(), self._lanes.record(stream)
@@ -279,28 +257,68 @@ class TorchCudaExecutor:
             return
         self._woken.wait(None if deadline_s is None else max(0.0, deadline_s - self.now()))
 
+    def _rate(self, kernels: LargeKernels, sms: int) -> PartitionRate:
+        prefill, decode = (self._lanes.streams.stream(lane, sms) for lane in (Lane.PREFILL, Lane.DECODE))
+        with self._lanes.on(prefill, sms):
+            flops_per_s = kernels.flops_per_s(prefill)
+        with self._lanes.on(decode, sms):
+            bandwidth_bytes_per_s = kernels.bandwidth_bytes_per_s(decode)
+        return PartitionRate(sms=sms, flops_per_s=flops_per_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+
     def _repartition(self, shares: Repartition) -> None:
         total = shares.prefill_sms + shares.decode_sms
         assert total <= self.device.num_sms, f"{shares} exceeds the {self.device.num_sms} SMs of the device"
         self._sms = {Lane.PREFILL: shares.prefill_sms, Lane.DECODE: shares.decode_sms}
 
 
+def _check_pool(kv_pool_bytes: int, free_bytes: int) -> None:
+    if kv_pool_bytes > free_bytes:
+        needed, free = (f"{size / (1 << 30):.1f} GiB" for size in (kv_pool_bytes, free_bytes))
+        raise DeviceUnavailable(
+            reason=f"the KV pool takes {needed} and {free} of the GPU's memory are free",
+            remedy="lower the pool's kv_memory so that weights fit beside it, or end what else uses the GPU",
+        )
+
+
+def _products_gain_when_told(device: torch.device, streams: PartitionStreams, num_sms: int) -> bool:
+    """On the largest partition beside the least one."""
+    kernels = LargeKernels(device, copy_bytes=1)
+    torch.cuda.synchronize(device)
+    stream = streams.stream(Lane.PREFILL, num_sms - streams.step_sms)
+    with torch.cuda.stream(stream):
+        return products_gain_when_told(lambda: kernels.flops_per_s(stream), torch, streams.step_sms)
+
+
 def open_cuda_executor(
-    *, kv_pool_bytes: int, block_bytes: int, default_dtype: str | None = None, device_index: int = 0
+    *,
+    kv_pool_bytes: int,
+    block_bytes: int,
+    default_dtype: str | None = None,
+    device_index: int = 0,
+    captured_batches: Sequence[int] = (),
 ) -> TorchCudaExecutor:
-    """Raises:
-    DeviceUnavailable: no GPU, or one that is too old.
+    """Its device's `memory_bytes` are what KV and models may fill.
+
+    Raises:
+        DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
     """
     device = open_cuda_device(device_index)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    lanes = CudaLanes(device, open_partition_streams(device, num_sms))
-    spec = cuda_device_spec(device, step_sms=lanes.streams.step_sms)
-    _LOG.info("%s: %d SMs, partitioned by %s", spec.name, spec.num_sms, lanes.streams.kind)
+    flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
+    streams = open_partition_streams(device, num_sms)
+    gains = streams.unpartitioned_reason is None and _products_gain_when_told(device, streams, num_sms)
+    lanes = CudaLanes(device, streams, num_sms=num_sms, tells_sms=gains or flash != BUILT_IN)
+    spec = cuda_device_spec(device, step_sms=streams.step_sms)
+    _LOG.info("%s: %d SMs, partitioned by %s; prefill by %s", spec.name, spec.num_sms, streams.kind, flash)
+    _LOG.info("matrix products are %s how many SMs their partition has", "told" if gains else "not told")
+    graph_bytes = int(GRAPH_MEMORY_SHARE * spec.memory_bytes)
+    fillable_bytes = min(spec.memory_bytes, lanes.free_memory_bytes()) - graph_bytes - _LIBRARY_BYTES
     return TorchCudaExecutor(
         kv_pool_bytes=kv_pool_bytes,
         block_bytes=block_bytes,
         default_dtype=default_dtype,
         lanes=lanes,
-        device=spec,
-        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), int(GRAPH_MEMORY_SHARE * spec.memory_bytes)),
+        device=replace(spec, memory_bytes=max(0, fillable_bytes)),
+        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), graph_bytes),
+        captured_batches=captured_batches,
     )

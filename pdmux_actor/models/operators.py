@@ -21,6 +21,7 @@ class HeadNorms:
 
 class DecoderOperators(Protocol):
     mlp_tile_tokens: int | None
+    """That go through an MLP at once; None: all."""
 
     def rotate(
         self, query_key: Tensor, rotary: Tensor, norms: HeadNorms | None, num_heads: int, rms_norm_eps: float

@@ -13,6 +13,7 @@ from profiler.devices import A100_80G, H100
 from profiler.errors import ProfileUnusable
 from profiler.guard_file import read_guard_grid, write_guard
 from profiler.measurement import Measurement
+from profiler.partition_rates import PartitionRate
 from profiler.probe import LaunchShape
 from profiler.profile import ModelProfile, Profile
 from profiler.profile_file import read_profile, write_profile
@@ -40,6 +41,7 @@ def make_profile() -> Profile:
         num_gpus=1,
         machine={"processor": "of a test"},
         models={"small": ModelProfile(spec=SMALL, measurements=tuple(rows))},
+        partition_rates=(PartitionRate(sms=32, flops_per_s=2e14, bandwidth_bytes_per_s=2.5e12),),
     )
 
 

@@ -18,6 +18,7 @@ from pdmux_actor.executor.cuda.device_batch import DeviceBatch, stage_batch
 from pdmux_actor.executor.cuda.device_sampler import (
     NOT_FINITE,
     DeviceSample,
+    SamplingKind,
     SamplingRows,
     host_tokens,
     sample_with_reports,
@@ -135,23 +136,29 @@ class CudaRunner:
         )
         return _sample_batch(model, batch, hidden)
 
+    def capture(self, model: str, num_sequences: int, sms: int, stream: Any) -> None:
+        """A greedy decode step ahead of its first use; `sms` and `stream` as in `prepare`."""
+        attached = self._models[model]
+        self._captured(attached, attached.bucket(num_sequences), SamplingKind.GREEDY, sms, stream)
+
     def _prepare_decode(self, launch: DecodeStep, sms: int, stream: Any) -> Enqueue:
         model = self._models[launch.model]
         bucket = model.bucket(len(launch.sequences))
         rows = bucket.sampling(launch.sequences, launch.steps)
         if not rows.is_plain:
             return partial(self._decode_with_reports, launch, model, bucket, rows, sms)
-        key = GraphKey(
-            model=launch.model, bucket=bucket_of(len(launch.sequences)), decode_sms=sms, sampling=rows.kind.value
-        )
+        return partial(self._decode, launch, model, bucket, rows, self._captured(model, bucket, rows.kind, sms, stream))
+
+    def _captured(self, model: CudaModel, bucket: DecodeBucket, kind: SamplingKind, sms: int, stream: Any) -> Step:
+        key = GraphKey(model=model.info.model, bucket=bucket.size, decode_sms=sms, sampling=kind.value)
 
         def step() -> None:
-            bucket.step(rows.kind, sms)
+            bucket.step(kind, sms)
 
         if self._graphs.captures(key):  # once per shape, outside the hot path
             bucket.load_padding(self._stage)
             stream.synchronize()
-        return partial(self._decode, launch, model, bucket, rows, self._graphs.replay(key, step, stream))
+        return self._graphs.replay(key, step, stream)
 
     def _decode(
         self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, step: Step

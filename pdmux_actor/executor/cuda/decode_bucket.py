@@ -31,7 +31,7 @@ class DecodeBucket:
         """`max_rows` is the most rows that a sequence of the model can hold."""
         self._decoder = decoder
         self._kv = kv
-        self._size = size
+        self.size = size
         device = kv.pool.device
         most_begun = size * (MAX_STEPS // kv.tokens_per_row + 1)
         longest = {
@@ -47,7 +47,7 @@ class DecodeBucket:
 
     def sampling(self, sequences: Seq[Sequence], steps: int) -> SamplingRows:
         """Of a launch of `steps` steps, padded to the bucket."""
-        return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self._size)
+        return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size)
 
     def load(
         self,
@@ -59,7 +59,7 @@ class DecodeBucket:
     ) -> None:
         """Sends the inputs of `steps` steps, and the blocks of rows that these begin."""
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
-        rows, row_stride = padded_rows(sequences, self._size)
+        rows, row_stride = padded_rows(sequences, self.size)
         begun = _begun_rows(sequences, steps, self._kv.tokens_per_row)
         if sequences and not self._kv.on_device[rows].all():
             # Rows that no launch has written to: a measurement gives sequences a context that was never computed.
@@ -83,7 +83,7 @@ class DecodeBucket:
 
     def step(self, kind: SamplingKind, decode_sms: int) -> None:
         """One token for each sequence, into `sampled[step counter]`."""
-        hidden = self._forward(decode_splits(self._size, self._kv.kv_heads, decode_sms))
+        hidden = self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms))
         counter = self._inputs["step"]
         uniforms = self._inputs["uniforms"].index_select(0, counter).squeeze(0)
         token_ids = sample_rows(self._decoder.logits(hidden), self._inputs, uniforms, kind)
@@ -95,7 +95,7 @@ class DecodeBucket:
 
     def logits(self, decode_sms: int) -> Tensor:
         """Of one step, for samplings that a captured step cannot do; `advance` goes on from what they gave."""
-        return self._decoder.logits(self._forward(decode_splits(self._size, self._kv.kv_heads, decode_sms)))
+        return self._decoder.logits(self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms)))
 
     def advance(self, token_ids: Tensor) -> None:
         positions = self._inputs["positions"]
@@ -127,7 +127,7 @@ class DecodeBucket:
         self, sequences: Seq[Sequence], row_stride: int, sampling: SamplingRows
     ) -> dict[str, npt.NDArray[np.generic]]:
         """Arrays whose sizes depend on the bucket only: what follows them in the buffer stays in place."""
-        padding = self._size - len(sequences)
+        padding = self.size - len(sequences)
         return {
             "step": np.zeros(1, dtype=np.int32),
             "row_stride": np.array([row_stride], dtype=np.int32),

@@ -40,13 +40,17 @@ class Capture(Protocol):
         """Device memory of all graphs' intermediate values."""
         ...
 
+    def renew(self) -> None:
+        """No graph is left."""
+        ...
+
 
 class DecodeGraphs:
     """`capture` None runs every step launch by launch."""
 
     def __init__(self, capture: Capture | None, budget_bytes: int) -> None:
         self._capture = capture
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._graphs: dict[GraphKey, tuple[Step, int]] = {}
         self._failed: set[GraphKey] = set()
         self._shared_bytes = 0
@@ -68,14 +72,14 @@ class DecodeGraphs:
         """Whether `replay` would capture. The caller's inputs must be padding then: a capture runs the step."""
         if key in self._graphs or key in self._failed or self._capture is None:
             return False
-        if self.used_bytes < self._budget_bytes:
+        if self.used_bytes < self.budget_bytes:
             return True
         if not self._has_warned:
             self._has_warned = True
             _LOG.warning(
                 "%d decode graphs fill their budget of %d bytes; further shapes run launch by launch",
                 len(self._graphs),
-                self._budget_bytes,
+                self.budget_bytes,
             )
         return False
 
@@ -96,12 +100,14 @@ class DecodeGraphs:
         self._graphs = {key: graph for key, graph in self._graphs.items() if key.model != model}
         self._failed = {key for key in self._failed if key.model != model}
         if not self._graphs:
-            self._shared_bytes = 0
+            self.clear()
 
     def clear(self) -> None:
         """A graph belongs to the context of its stream, and must go before it."""
         self._graphs.clear()
         self._shared_bytes = 0
+        if self._capture is not None:
+            self._capture.renew()
 
 
 def bucket_of(num_sequences: int) -> int:
@@ -116,37 +122,47 @@ def bucket_of(num_sequences: int) -> int:
 
 
 class CudaGraphCapture:
-    """Captures with torch's CUDA graphs; all share one memory pool, since one lane replays them one after another.
+    """Captures with torch's CUDA graphs; all share one memory pool, since one lane replays them one after another. In
+    it torch's allocator gives what one graph has left to others of the same stream, that is of the same partition.
 
     torch.cuda.graph would do, but it waits for the whole device and gives the allocator's free memory back: a prefill
     in flight would be waited for, and the next one would allocate anew.
+
+    torch's allocator never takes a pool again whose last graph has gone, nor one in which a capture broke off: both
+    would make every later capture fail.
     """
 
     def __init__(self, cuda: Any) -> None:
         """`cuda` is torch.cuda, or whatever answers like it."""
         self._cuda = cuda
-        self._pool = cuda.graph_pool_handle()
+        self._pools: list[Any] = []  # of graphs that are there; the last one takes the next capture
+
+    def renew(self) -> None:
+        self._pools = []
 
     def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
         with self._cuda.stream(stream):
             step()  # compiles kernels and makes cuBLAS's workspace, neither of which can be captured
         stream.synchronize()
+        if not self._pools:
+            self._pools.append(self._cuda.graph_pool_handle())
         before_bytes = self._driver_bytes()
         graph = self._cuda.CUDAGraph()
         with self._cuda.stream(stream):
             # Another thread may be loading a model, which allocates: this capture is none of its business.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pools[-1], capture_error_mode="thread_local")
             try:
                 step()
+                graph.capture_end()
             except BaseException:
+                self._pools.append(self._cuda.graph_pool_handle())
                 with suppress(RuntimeError):  # ends the stream's capture; why it failed is on its way up
                     graph.capture_end()
                 raise
-            graph.capture_end()
         return graph.replay, max(0, self._driver_bytes() - before_bytes)
 
     def shared_bytes(self) -> int:
-        segments = self._cuda.memory.memory_snapshot(self._pool, include_traces=False)
+        segments = [segment for pool in self._pools for segment in self._cuda.memory.memory_snapshot(pool)]
         return sum(segment["total_size"] for segment in segments)
 
     def _driver_bytes(self) -> int:

@@ -4,7 +4,7 @@ A program handles one sequence, one KV head and one split: the query heads of th
 product (padded to 16, the least that tensor cores take), K and V are read where they lie. A second kernel joins splits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from torch import Tensor
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 32
+_MOST_TILE_BYTES = 64 * 1024  # sm_86, sm_89 and sm_120 have 99 KiB for a program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,14 @@ class DecodeTiling:
     tile_tokens: int = 64
     num_warps: int = 4
     num_stages: int = 2
+
+    def fitted(self, head_bytes: int) -> "DecodeTiling":
+        """With tiles of K and V that the shared memory of any GPU since sm_80 holds. `head_bytes`: of one token's K."""
+        most = _MOST_TILE_BYTES // (2 * head_bytes * self.num_stages)
+        if most >= self.tile_tokens:
+            return self
+        # Twice the warps hold the wider rows of queries and values in registers.
+        return replace(self, tile_tokens=max(_LEAST_ROWS, most), num_warps=2 * self.num_warps)
 
 
 DEFAULT_TILING = DecodeTiling()
@@ -156,7 +165,7 @@ def decode_attention(
     kv_heads: int,
     tokens_per_row: int,
     num_splits: int,
-    tiling: DecodeTiling = DEFAULT_TILING,
+    tiling: DecodeTiling | None = None,
 ) -> Tensor:
     """One query token per sequence, over `context_tokens` (int32 [sequences], the new token included, 0: padding).
 
@@ -167,6 +176,7 @@ def decode_attention(
     num_sequences, num_heads, head_dim = query.shape
     group = num_heads // kv_heads
     padded_dim = triton.next_power_of_2(head_dim)
+    tiling = tiling or DEFAULT_TILING.fitted(padded_dim * pool.itemsize)
     partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(num_sequences, num_heads, num_splits, dtype=torch.float32, device=query.device)
     out = torch.empty(num_sequences, num_heads * head_dim, dtype=query.dtype, device=query.device)

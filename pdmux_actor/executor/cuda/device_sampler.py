@@ -19,6 +19,8 @@ from pdmux_actor.scheduling.sequence import Sequence
 
 NOT_FINITE = -1  # stands for the token of a row whose logits hold NaN or infinity
 _UINT64 = (1 << 64) - 1
+# That are drawn for at once: 256 rows of 128,256 tokens, sorted in float64, would take 3 GB in every captured step.
+_DRAWN_ROWS = 32
 
 
 class SamplingKind(Enum):
@@ -86,14 +88,30 @@ def sample_rows(logits: Tensor, parameters: Mapping[str, Tensor], uniforms: Tens
     """Token ids int32 [rows], NOT_FINITE where the logits are not. logits: float32 [rows, vocab_size]."""
     highest, token_ids = logits.max(dim=-1)
     if kind is not SamplingKind.GREEDY:
-        temperature = parameters["temperature"]
-        scaled = (logits - highest[:, None]).double().div_(temperature[:, None].clamp(min=1e-12))
-        drawn = draw(scaled, uniforms)
-        if kind is SamplingKind.FILTERED:
-            is_filtered = (parameters["top_p"] < 1) | (parameters["top_k"] > 0)
-            drawn = torch.where(is_filtered, _draw_filtered(scaled, parameters, uniforms), drawn)
-        token_ids = torch.where(temperature > 0, drawn, token_ids)
+        tiles = [slice(first, first + _DRAWN_ROWS) for first in range(0, len(logits), _DRAWN_ROWS)]
+        drawn = [
+            _draw(
+                logits[rows],
+                highest[rows],
+                {name: parameters[name][rows] for name in ("temperature", "top_p", "top_k")},
+                uniforms[rows],
+                kind,
+            )
+            for rows in tiles
+        ]
+        token_ids = torch.where(parameters["temperature"] > 0, torch.cat(drawn), token_ids)
     return torch.where(highest.isfinite(), token_ids, NOT_FINITE).to(torch.int32)
+
+
+def _draw(
+    logits: Tensor, highest: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor, kind: SamplingKind
+) -> Tensor:
+    scaled = (logits - highest[:, None]).double().div_(parameters["temperature"][:, None].clamp(min=1e-12))
+    drawn = draw(scaled, uniforms)
+    if kind is SamplingKind.FILTERED:
+        is_filtered = (parameters["top_p"] < 1) | (parameters["top_k"] > 0)
+        drawn = torch.where(is_filtered, _draw_filtered(scaled, parameters, uniforms), drawn)
+    return drawn
 
 
 def sample_with_reports(

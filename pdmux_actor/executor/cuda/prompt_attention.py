@@ -9,6 +9,7 @@ from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.models.attention import chunk_attention
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
+_FLASH_HEAD_STEP, _FLASH_LARGEST_HEAD = 8, 256
 
 
 def varlen_attention(
@@ -19,7 +20,7 @@ def varlen_attention(
     query: [tokens, heads, head_dim]; key, value: [all contexts, kv_heads, head_dim]; *_ends: int32 [chunks + 1],
     cumulative. Returns [tokens, heads * head_dim].
     """
-    if query.is_cuda and query.dtype in _FLASH_DTYPES:
+    if query.is_cuda and has_flash_kernel(query.dtype, query.shape[2]):
         # torch's own flash kernel; causal means aligned at the end, and grouped queries need no repeated keys.
         attended: Tensor = torch.ops.aten._flash_attention_forward(
             query,
@@ -35,6 +36,10 @@ def varlen_attention(
         )[0]
         return attended.flatten(1)
     return _by_chunk(query, key, value, chunks)
+
+
+def has_flash_kernel(dtype: torch.dtype, head_dim: int) -> bool:
+    return dtype in _FLASH_DTYPES and head_dim % _FLASH_HEAD_STEP == 0 and head_dim <= _FLASH_LARGEST_HEAD
 
 
 def _by_chunk(query: Tensor, key: Tensor, value: Tensor, chunks: Sequence[ChunkExtent]) -> Tensor:

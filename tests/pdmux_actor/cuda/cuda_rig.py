@@ -1,5 +1,6 @@
 """The CUDA executor on the CPU: Triton's interpreter computes, a stream is nothing, a captured step is run again."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -7,7 +8,8 @@ import torch
 from cpu_rig import NAN_BYTE, CpuRig
 
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, Step
-from pdmux_actor.executor.torch_cuda import Event, TorchCudaExecutor
+from pdmux_actor.executor.cuda.lane_device import Event
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
 from profiler.devices import H200
 
@@ -49,7 +51,7 @@ class CpuLanes:
         self.streams = NoStreams()
         self.used: list[NoStream] = []
 
-    def on(self, stream: NoStream) -> AbstractContextManager[object]:
+    def on(self, stream: NoStream, sms: int) -> AbstractContextManager[object]:
         self.used.append(stream)
         return nullcontext()
 
@@ -81,9 +83,16 @@ class RerunCapture:
     def shared_bytes(self) -> int:
         return 0
 
+    def renew(self) -> None:
+        pass
+
 
 def make_cuda_rig(
-    *, budget_bytes: int = 1 << 30, graph_bytes: int = 1 << 20, capture_fails: RuntimeError | None = None
+    *,
+    budget_bytes: int = 1 << 30,
+    graph_bytes: int = 1 << 20,
+    capture_fails: RuntimeError | None = None,
+    captured_batches: Sequence[int] = (),
 ) -> CpuRig:
     executor = TorchCudaExecutor(
         kv_pool_bytes=KV_POOL_BYTES,
@@ -91,6 +100,7 @@ def make_cuda_rig(
         lanes=CpuLanes(),
         device=replace(H200, num_sms=NUM_SMS),
         graphs=DecodeGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
+        captured_batches=captured_batches,
     )
     executor._pool.fill_(NAN_BYTE)
     return CpuRig(executor=executor)

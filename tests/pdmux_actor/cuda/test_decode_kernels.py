@@ -6,7 +6,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
-from pdmux_actor.executor.cuda.decode_kernels import decode_attention, decode_splits
+from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, decode_attention, decode_splits
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
 
 KV_HEADS = 2
@@ -124,3 +124,9 @@ def test_store_kv__padding_row__writes_nothing() -> None:
 
 def test_decode_splits__few_sequences__fill_the_partition_twice() -> None:
     assert [decode_splits(n, 8, sms) for n, sms in ((1, 132), (32, 132), (32, 32))] == [32, 2, 1]
+
+
+def test_tiling__wide_heads__takes_fewer_tokens_at_once() -> None:
+    head_bytes = [64 * 2, 128 * 2, 128 * 4, 256 * 2, 256 * 4]
+
+    assert [DEFAULT_TILING.fitted(size).tile_tokens for size in head_bytes] == [64, 64, 32, 32, 16]

@@ -17,28 +17,18 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cuda_rig import NoStream, make_cuda_rig
-from gpu import charts, floors, goodput, hot_path, kernels, launches, questions, shared
+from gpu import charts, floors, goodput, hot_path, kernels, launches, questions, script, shared
 from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES
-from gpu.rate_runs import RatePlan
 from torch.profiler import ProfilerActivity
 
+from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
 from profiler.devices import H200
 from profiler.specs import ModelSpec
 
 LLAMA_8B = ModelSpec.from_config(SHAPES["llama-3-8b"], "bfloat16")
-TINY_SCALE = 100.0  # divides the lengths of ShareGPT
-SLOW = RatePlan(
-    first_per_s=50.0,
-    window_s=0.01,
-    max_runs=1,
-    least_requests=2,
-    tbt_s=60.0,
-    ttft_s=60.0,
-    ttft_s_per_kilotoken=0.0,
-)
 
 
 def tiny_executor() -> TorchCudaExecutor:
@@ -79,6 +69,7 @@ def test_floors__tiny_model__rows_for_every_partition_and_a_picture(
     assert all(row["over_floor"] > 1 and row["seconds"] > 0 for row in written["rows"])
     assert written["machine"]["repartition"]["step_after_repartition_s"] > 0
     assert written["machine"]["graph_memory_share"] > 0
+    assert written["machine"]["all_graphs"]["graphs"] == 0  # none were asked for
     assert written["machine"]["graphs_that_failed"] == 0
     assert picture.stat().st_size > 1000
 
@@ -208,79 +199,55 @@ def test_questions__without_a_gpu__every_row_and_a_picture(tmp_path: Path) -> No
     assert picture.stat().st_size > 1000
 
 
-@pytest.fixture
-def options() -> argparse.Namespace:
-    parsed = goodput.arguments().parse_args(["--model", "tiny", "--policy", "mux", "--max-runs", "1"])
-    parsed.scale, parsed.window_s, parsed.tbt_s, parsed.ttft_s = TINY_SCALE, 0.01, 60.0, 60.0
-    return parsed
+def test_attempt__one_row_that_fails__is_noted_and_costs_no_other(tmp_path: Path) -> None:
+    result = tmp_path / "rows.json"
+    kept = KeptRows(result, ("n",))
+
+    def measure(n: int) -> dict[str, object]:
+        if n == 1:
+            raise RuntimeError("CUDA error: out of memory")
+        return {"seconds": 0.5}
+
+    for n in range(3):
+        kept.attempt({"n": n}, lambda n=n: measure(n))
+
+    written = json.loads(result.read_text())
+    assert [row["n"] for row in written["rows"]] == [0, 2]
+    assert written["machine"]["failures"] == {"1": "RuntimeError: CUDA error: out of memory"}
+    resumed = KeptRows(result, ("n",), resume=True)
+    assert [n for n in range(3) if resumed.wants(n=n)] == [1]
 
 
-def test_goodput__tiny_model__a_row_that_a_second_call_keeps(
-    options: argparse.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_attempt__no_gpu__is_not_a_row_that_failed() -> None:
+    def measure() -> dict[str, object]:
+        raise DeviceUnavailable(reason="no GPU", remedy="find one")
+
+    with pytest.raises(DeviceUnavailable):
+        KeptRows(None, ("n",)).attempt({"n": 1}, measure)
+
+
+def test_run_script__row_failed__the_others_are_kept_and_drawn_and_the_exit_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, picture = tmp_path / "goodput.json", tmp_path / "goodput.png"
-    monkeypatch.setattr(goodput, "FIRST_GUESSES", {"sharegpt": (50.0, 2)})
-    opened = []
+    result, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    monkeypatch.setattr(sys, "argv", ["script", "--json", str(result), "--plot", str(picture)])
+    shown: list[int] = []
 
-    def open_executor() -> TorchCudaExecutor:
-        opened.append(1)
-        return tiny_executor()
+    def measure(options: argparse.Namespace, kept: KeptRows) -> None:
+        kept.attempt({"n": 0}, lambda: {"x": 1 / 0})
+        kept.attempt({"n": 1}, lambda: {"x": 2.0})
 
-    for resume in (False, True):
-        kept = KeptRows(result, goodput.ROW_KEY, resume=resume)
-        goodput.measure_all(kept, options, open_executor, dtype="float32")
-    charts.draw_report(result, picture, goodput.draw)
+    with pytest.raises(SystemExit, match="0: ZeroDivisionError"):
+        script.run_script(
+            script.make_parser("", quick="less"),
+            ("n",),
+            measure,
+            lambda kept: shown.append(len(kept.rows)),
+            lambda figure, rows: figure.subplots().plot([row["x"] for row in rows]),
+        )
 
-    (row,) = json.loads(result.read_text())["rows"]
-    assert (row["workload"], row["policy"], row["goodput_per_s"], row["bracketed"]) == ("sharegpt", "mux", 50.0, False)
-    assert len(opened) == 1
+    assert shown == [1]
     assert picture.stat().st_size > 1000
-
-
-class TinyGpu:
-    """Two halves of nothing."""
-
-    def open(self, half: int | None) -> TorchCudaExecutor:
-        executor = tiny_executor()
-        if half is not None:
-            executor.device = replace(executor.device, num_sms=2)
-            executor._sms = dict.fromkeys(Lane, 2)
-        return executor
-
-
-def test_shared__two_tiny_models__both_systems_and_the_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result, picture = tmp_path / "shared.json", tmp_path / "shared.png"
-    monkeypatch.setitem(_writable_shapes(monkeypatch), "tiny-2", SHAPES["tiny"])
-    kept = KeptRows(result, shared.ROW_KEY)
-
-    shared.measure_all(
-        kept, TinyGpu(), SLOW, ["mux"], popularity={"tiny": 1, "tiny-2": 1}, scale=TINY_SCALE, dtype="float32"
-    )
-    charts.draw_report(result, picture, shared.draw)
-
-    rows = json.loads(result.read_text())["rows"]
-    assert [(row["system"], row["sms"]) for row in rows] == [("shared", 4), ("half: tiny", 2), ("half: tiny-2", 2)]
-    assert shared.gains(rows) == {"mux": 1.0}  # every system bore the only rate that was tried
-    assert picture.stat().st_size > 1000
-
-
-def _writable_shapes(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    from gpu import random_models
-
-    shapes = dict(SHAPES)
-    monkeypatch.setattr(random_models, "SHAPES", shapes)
-    return shapes
-
-
-def test_shared_requests__popularity_1_to_4__counts_and_arrivals_are_those_of_the_halves() -> None:
-    plan = replace(SLOW, least_requests=50)
-    workload = goodput.WORKLOADS["sharegpt"]
-    both = shared.requests_of(("llama-3-8b", "llama-3-1b"), shared.POPULARITY, plan, workload, 10.0, 0)
-    alone = shared.requests_of(("llama-3-1b",), shared.POPULARITY, plan, workload, 10.0, 0)
-
-    assert (len(both), len(alone)) == (50, 40)
-    assert [r for r in both if r.request.model == "llama-3-1b"] == alone
-    assert len(alone) / alone[-1].at_s == pytest.approx(8.0, rel=0.01)
 
 
 def test_hot_path__tiny_model__drives_both_lanes_and_reads_its_trace(tmp_path: Path) -> None:

@@ -6,22 +6,30 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture
+from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs, GraphKey
 
 GRAPH_BYTES = 7
 MODEL_BYTES = 1000
 
 
 class RecordingCuda:
-    """Keeps what was called; a capture takes GRAPH_BYTES of the driver, while another thread allocates MODEL_BYTES."""
+    """Keeps what was called; a capture takes GRAPH_BYTES of the driver, while another thread allocates MODEL_BYTES.
+
+    As torch's allocator it refuses a pool whose graphs have all gone, and one in which a capture did not end.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.free_bytes, self.reserved_bytes = 1 << 20, 100
         self.memory = SimpleNamespace(memory_snapshot=self._snapshot)
+        self.pools: dict[tuple[int, int], int] = {}  # how many graphs are in it
+        self.recording: set[tuple[int, int]] = set()
+        self.ends_broken_captures = True
+        self.handles = 0
 
     def graph_pool_handle(self) -> tuple[int, int]:
-        return (0, 1)
+        self.handles += 1
+        return (0, self.handles)
 
     @contextmanager
     def stream(self, stream: object) -> Iterator[None]:
@@ -29,16 +37,8 @@ class RecordingCuda:
         yield
         self.calls.append("off")
 
-    def CUDAGraph(self) -> object:
-        def begin(*, pool: tuple[int, int], capture_error_mode: str) -> None:
-            self.calls.append(f"begin {pool} {capture_error_mode}")
-
-        def end() -> None:
-            self.calls.append("end")
-            self.free_bytes -= GRAPH_BYTES + MODEL_BYTES
-            self.reserved_bytes += MODEL_BYTES
-
-        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=lambda: self.calls.append("replay"))
+    def CUDAGraph(self) -> "RecordingGraph":
+        return RecordingGraph(self)
 
     def mem_get_info(self) -> tuple[int, int]:
         return self.free_bytes, 1 << 21
@@ -46,8 +46,37 @@ class RecordingCuda:
     def memory_reserved(self) -> int:
         return self.reserved_bytes
 
-    def _snapshot(self, pool: tuple[int, int], *, include_traces: bool) -> list[dict[str, int]]:
-        return [{"total_size": 30}, {"total_size": 12}] if pool == (0, 1) else []
+    def _snapshot(self, pool: tuple[int, int]) -> list[dict[str, int]]:
+        return [{"total_size": 30}, {"total_size": 12}] if pool in self.pools else []
+
+
+class RecordingGraph:
+    def __init__(self, cuda: RecordingCuda) -> None:
+        self.cuda, self.pool = cuda, (0, 0)
+
+    def capture_begin(self, *, pool: tuple[int, int], capture_error_mode: str) -> None:
+        if self.cuda.pools.get(pool) == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        if pool in self.cuda.recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.pool = pool
+        self.cuda.pools[pool] = self.cuda.pools.get(pool, 0) + 1
+        self.cuda.recording.add(pool)
+        self.cuda.calls.append(f"begin {pool} {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.cuda.calls.append("end")
+        if self.cuda.ends_broken_captures:
+            self.cuda.recording.discard(self.pool)
+        self.cuda.free_bytes -= GRAPH_BYTES + MODEL_BYTES
+        self.cuda.reserved_bytes += MODEL_BYTES
+
+    def replay(self) -> None:
+        self.cuda.calls.append("replay")
+
+    def __del__(self) -> None:
+        if self.pool in self.cuda.pools:
+            self.cuda.pools[self.pool] -= 1
 
 
 @pytest.fixture
@@ -84,3 +113,46 @@ def test_capture__step_fails__leaves_the_stream_able_to_launch(cuda: RecordingCu
         CudaGraphCapture(cuda)(step, stream_of(cuda))
 
     assert cuda.calls[-1] == "end"
+
+
+def replay(graphs: DecodeGraphs, cuda: RecordingCuda, model: str) -> bool:
+    """Whether a step of `model` was captured."""
+    key = GraphKey(model=model, bucket=1, decode_sms=16, sampling="greedy")
+    graphs.replay(key, lambda: cuda.calls.append("step"), stream_of(cuda))
+    return graphs.num_failed == 0
+
+
+def test_graphs__last_model_left_and_another_came__are_captured_again(cuda: RecordingCuda) -> None:
+    graphs = DecodeGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
+    assert replay(graphs, cuda, "first")
+    assert replay(graphs, cuda, "second")
+    graphs.forget_model("first")
+    assert replay(graphs, cuda, "third")
+    assert graphs.used_bytes == 2 * GRAPH_BYTES + 42
+
+    graphs.forget_model("second")
+    graphs.forget_model("third")
+
+    assert replay(graphs, cuda, "fourth")
+    assert len(graphs) == 1
+    assert {pool for pool, count in cuda.pools.items() if count} == {(0, 2)}
+
+
+@pytest.mark.parametrize("ends_broken_captures", [True, False])
+def test_graphs__one_capture_broke_off__the_next_shape_is_captured(
+    cuda: RecordingCuda, ends_broken_captures: bool
+) -> None:
+    graphs = DecodeGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
+    cuda.ends_broken_captures = ends_broken_captures
+    calls = []
+
+    def step_that_breaks() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    key = GraphKey(model="m", bucket=1, decode_sms=16, sampling="greedy")
+    assert graphs.replay(key, step_that_breaks, stream_of(cuda)) is step_that_breaks
+
+    assert replay(graphs, cuda, "other model") is False  # the broken one is still counted
+    assert (len(graphs), graphs.num_failed) == (1, 1)

@@ -17,14 +17,15 @@ COPYING = frozenset({"tensor", "as_tensor"})  # torch.tensor(..., device=...) wa
 
 # (file, function, call) -> why it may.
 PLACES: Mapping[tuple[str, str, str], str] = {
-    ("cuda_device.py", "_best_s", "synchronize"): "measures the device, at start",
-    ("cuda_runner.py", "_prepare_decode", "synchronize"): "before a capture, once per shape",
+    ("cuda_runner.py", "_captured", "synchronize"): "before a capture, once per shape",
     ("cuda_runner.py", "<lambda>", "tolist"): "pinned memory, filled when the launch is over",
     ("decode_graphs.py", "__call__", "synchronize"): "a capture, once per shape",
     ("device_attention.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
-    ("torch_cuda.py", "settle", "synchronize"): "when a model is attached",
+    ("lane_device.py", "settle", "synchronize"): "when a model is attached",
+    ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
+    ("torch_cuda.py", "_products_gain_when_told", "synchronize"): "measures the device, at start",
     ("torch_cuda.py", "attach_model", "tensor"): "when a model is attached",
     ("torch_cuda.py", "_enqueue", "synchronize"): "a launch that failed",
     ("decoder.py", "__init__", "to"): "when a model is loaded",

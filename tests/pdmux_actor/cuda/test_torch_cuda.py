@@ -1,6 +1,9 @@
 """The CUDA executor's bookkeeping: graphs within their budget, failures, what is not there."""
 
+import weakref
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,16 +12,19 @@ import torch
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import make_prompt, outputs
-from cuda_rig import NUM_SMS, NoStream, RerunCapture, make_cuda_rig
+from cuda_rig import BLOCK_BYTES, NUM_SMS, CpuLanes, NoStream, RerunCapture, make_cuda_rig
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError
+from pdmux_actor.executor import torch_cuda
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step
-from pdmux_actor.executor.torch_cuda import open_cuda_executor
+from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.messages import LoadReport
 from pdmux_actor.scheduling.launch import DecodeStep, Lane
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.devices import H200
 from profiler.roofline import RooflineLatency
 
 NEW_TOKENS = 3
@@ -36,6 +42,24 @@ def test_decode__same_shape_again__is_captured_once(tiny_checkpoints: Mapping[st
 
     assert rig.executor._graphs._capture.count == 2  # 3 and 4 sequences share a bucket
     assert executor.device.num_sms == NUM_SMS
+
+
+def test_attach_model__batches_to_capture_ahead__are_captured_on_every_partition_and_not_again(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    rig = make_cuda_rig(captured_batches=(1, 4))
+    rig.executor.device = replace(rig.executor.device, partition_granularity_sms=2)
+    rig.load("llama", tiny_checkpoints["llama"])
+    captured = rig.executor._graphs._capture
+    ahead = [(stream.lane, stream.sms) for stream in rig.executor._lanes.used]
+
+    sequences = [rig.sequence("llama", make_prompt(4 + i), NEW_TOKENS) for i in range(3)]
+    rig.prefill(sequences)
+    rig.decode(sequences, NEW_TOKENS - 1)
+
+    assert ahead == [(Lane.DECODE, 4), (Lane.DECODE, 2)]
+    assert captured.count == 4
+    assert rig.executor.graph_counts == (4, 0)
 
 
 def test_decode__budget_spent__goes_on_launch_by_launch_with_the_same_tokens(
@@ -116,6 +140,22 @@ def test_close__captured_graphs__are_dropped_before_their_contexts() -> None:
     executor.close()
 
     assert left == [0]
+
+
+def test_close__pinned_buffers__are_gone_before_the_streams_that_read_them(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    rig = make_cuda_rig()
+    executor = rig.executor
+    rig.load("llama", tiny_checkpoints["llama"])
+    rig.prefill([rig.sequence("llama", make_prompt(5), NEW_TOKENS)])
+    stages = [weakref.ref(runner._stage) for runner in executor._runners.values()]
+    left: list[object] = []
+    executor._lanes.streams.close = lambda: left.extend(stage() for stage in stages)
+
+    executor.close()
+
+    assert left == [None, None]
 
 
 def test_submit__launch_that_fails_halfway__is_waited_for_before_its_inputs_are_overwritten(
@@ -212,14 +252,43 @@ def test_detach_model__prefill_half_done__forgets_its_states_and_graphs(tiny_che
 def test_load_model__larger_than_the_device__is_refused(
     tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_cuda_rig()
-    monkeypatch.setattr(rig.executor._lanes, "free_memory_bytes", lambda: 1000)
+    rig = make_cuda_rig(budget_bytes=1 << 20)
+    monkeypatch.setattr(rig.executor._lanes, "free_memory_bytes", lambda: (1 << 20) + 1000)
 
-    with pytest.raises(ModelLoadError, match="1000 are free"):
+    with pytest.raises(ModelLoadError, match=r"weights as float32 and workspace take .* 1000 are free"):
         rig.load("llama", tiny_checkpoints["llama"])
+
+
+def test_executor__kv_pool_larger_than_what_is_free__names_the_setting() -> None:
+    lanes = CpuLanes()
+
+    with pytest.raises(DeviceUnavailable, match=r"pool takes 16\.5 GiB and 16\.0 GiB .* are free; lower .* kv_memory"):
+        TorchCudaExecutor(
+            kv_pool_bytes=33 << 29,
+            block_bytes=BLOCK_BYTES,
+            lanes=lanes,
+            device=H200,
+            graphs=DecodeGraphs(None, 0),
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_open_cuda_executor__no_gpu__says_what_is_missing() -> None:
     with pytest.raises(DeviceUnavailable, match=r"no CUDA device to serve on: .*; (install|check)"):
         open_cuda_executor(kv_pool_bytes=1 << 20, block_bytes=4096)
+
+
+def test_partition_rates__shares__are_measured_on_both_lanes_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make_cuda_rig().executor
+    monkeypatch.setattr(torch_cuda, "LargeKernels", partial(LargeKernels, matrix_size=32, copy_bytes=1 << 12))
+
+    rates = executor.partition_rates((2, 4))
+
+    assert [(stream.lane, stream.sms) for stream in executor._lanes.used] == [
+        (Lane.PREFILL, 2),
+        (Lane.DECODE, 2),
+        (Lane.PREFILL, 4),
+        (Lane.DECODE, 4),
+    ]
+    assert [rate.sms for rate in rates] == [2, 4]
+    assert all(rate.flops_per_s > 0 and rate.bandwidth_bytes_per_s > 0 for rate in rates)

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu.trace_reading import busy_shares, faults, kernel_times_s
+from gpu.trace_reading import busy_shares, faults, kernel_times_s, within
 
 
 def event(name: str, cat: str, ts: float = 0.0, dur: float = 1.0, **args: object) -> dict[str, object]:
@@ -69,3 +69,18 @@ def test_busy_shares__overlapping_and_apart__of_the_whole_span() -> None:
 
     assert busy_shares(trace) == {"1": 0.75, "2": 0.1}
     assert busy_shares(HOT[:3]) == {}
+
+
+def test_within__profiler_that_waits_before_and_after__is_left_out() -> None:
+    trace = [
+        event("cudaDeviceSynchronize", "cuda_runtime", ts=1),
+        event("hot path", "user_annotation", ts=5, dur=10),
+        event("hot path", "gpu_user_annotation", ts=6, dur=2),
+        event("cudaMalloc", "cuda_runtime", ts=7),
+        event("a", "kernel", ts=15, stream=1),
+        event("cudaDeviceSynchronize", "cuda_runtime", ts=16),
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+    ]
+
+    assert faults(within(trace, "hot path")) == {"cudaMalloc": 1}
+    assert kernel_times_s(within(trace, "hot path")) == {"a": 1e-6}

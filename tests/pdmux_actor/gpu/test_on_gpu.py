@@ -1,8 +1,11 @@
 """The CUDA executor on a GPU against the CPU executor. Run alone: `pytest tests/pdmux_actor/gpu` (needs no Ray)."""
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +14,11 @@ if not torch.cuda.is_available():
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton's interpreter is on: run these tests alone", allow_module_level=True)
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
 from cpu_rig import CpuRig, make_prompt, outputs
+from gpu import hot_path
+from gpu.kept_rows import KeptRows
 from torch.nn import functional
 
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
@@ -32,12 +39,8 @@ Scenario = Callable[[CpuRig, str], list[object]]
 
 
 @pytest.fixture(scope="module")
-def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CpuRig, CpuRig]]:
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    executor = open_cuda_executor(kv_pool_bytes=64 << 20, block_bytes=BLOCK_BYTES)
-    executor._pool.fill_(0xFF)  # NaN in every float type
-    torch.cuda.synchronize()
-    pair = CpuRig(block_bytes=BLOCK_BYTES), CpuRig(executor=executor)
     for seed, (model_type, heads) in enumerate(HEADS.items()):
         shape = CheckpointShape(
             model_type=model_type,
@@ -49,8 +52,18 @@ def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CpuRig, Cpu
             head_dim=32,
         )
         write_random_checkpoint(root / model_type, shape, seed)
+    return {model_type: root / model_type for model_type in HEADS}
+
+
+@pytest.fixture(scope="module")
+def rigs(checkpoints: Mapping[str, Path]) -> Iterator[tuple[CpuRig, CpuRig]]:
+    executor = open_cuda_executor(kv_pool_bytes=64 << 20, block_bytes=BLOCK_BYTES)
+    executor._pool.fill_(0xFF)  # NaN in every float type
+    torch.cuda.synchronize()
+    pair = CpuRig(block_bytes=BLOCK_BYTES), CpuRig(executor=executor)
+    for model_type, folder in checkpoints.items():
         for rig in pair:
-            rig.load(model_type, root / model_type, dtype="float32")
+            rig.load(model_type, folder, dtype="float32")
     yield pair
     for rig in pair:
         rig.close()
@@ -96,6 +109,50 @@ def test_tokens__on_every_partition__are_those_of_the_whole_gpu(rigs: tuple[CpuR
         assert greedy(gpu, "llama") == expected, f"decode on {decode_sms} SMs"
     gpu.executor.submit(Repartition(prefill_sms=device.num_sms, decode_sms=0))
     gpu.executor._sms = dict.fromkeys(Lane, device.num_sms)
+
+
+def top_logprobs(rig: CpuRig, model: str, length: int) -> dict[int, float]:
+    """Of the first token after a prompt."""
+    sequence = rig.sequence(model, make_prompt(length), 1, logprobs=20)
+    ((token,),) = rig.run(rig.prefill_slices([sequence], 1000)[0])
+    return dict(token.top)
+
+
+@pytest.mark.parametrize("model_type", list(HEADS))
+def test_logprobs__bf16__err_about_as_much_as_on_the_cpu(
+    rigs: tuple[CpuRig, CpuRig], checkpoints: Mapping[str, Path], model_type: str
+) -> None:
+    cpu = rigs[0]
+    rounded = f"{model_type}-bf16"
+    for rig in rigs:
+        rig.load(rounded, checkpoints[model_type], dtype="bfloat16")
+
+    def error(reports: Mapping[int, float], exact: Mapping[int, float]) -> float:
+        both = reports.keys() & exact.keys()
+        assert len(both) > 10
+        return max(abs(reports[token] - exact[token]) for token in both)
+
+    for length in (9, 130):
+        exact = top_logprobs(cpu, model_type, length)
+        on_cpu, on_gpu = (error(top_logprobs(rig, rounded, length), exact) for rig in rigs)
+        assert on_gpu < 3 * on_cpu + 0.02, f"{length} tokens: {on_gpu} on the GPU, {on_cpu} on the CPU"
+
+
+def test_detach__model_that_comes_again__is_captured_again_with_the_same_tokens(
+    rigs: tuple[CpuRig, CpuRig], checkpoints: Mapping[str, Path]
+) -> None:
+    gpu = CpuRig(executor=open_cuda_executor(kv_pool_bytes=16 << 20, block_bytes=BLOCK_BYTES))
+    produced = []
+    for _ in range(2):
+        gpu.load("llama", checkpoints["llama"], dtype="float32", max_rows=100)
+        produced.append(greedy(gpu, "llama"))
+        assert gpu.executor.graph_counts[0] > 0
+        gpu.executor.detach_model("llama")
+        gpu._free_blocks = np.arange(gpu.executor.total_blocks)
+    assert gpu.executor.graph_counts[1] == 0
+    gpu.close()
+
+    assert produced[0] == produced[1] == greedy(rigs[0], "llama")
 
 
 def test_graphs__shapes_of_these_tests__were_captured_all(rigs: tuple[CpuRig, CpuRig]) -> None:
@@ -202,3 +259,11 @@ def test_varlen_attention__bf16_chunks_with_prefixes__as_the_exact_one() -> None
         expected = exact.transpose(0, 1).flatten(1)
         assert (ours - expected).norm() / expected.norm() < 1e-2
         begin += chunk.context_tokens
+
+
+def test_hot_path__profiled_when_warm__allocates_nothing_and_waits_for_nothing() -> None:
+    executor = open_cuda_executor(kv_pool_bytes=64 << 20, block_bytes=BLOCK_BYTES)
+    sizes = {"batch": 4, "context": 40, "prompt": 64, "slices": 4, "layers": 1}
+
+    assert hot_path.run(executor, "tiny", sizes, KeptRows(None, ("kernel",))) == {}
+    executor.close()

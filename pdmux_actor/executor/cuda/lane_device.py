@@ -1,0 +1,70 @@
+"""What the CUDA executor asks of a GPU beside tensors."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
+from pdmux_actor.executor.cuda.sm_target import told_its_sms
+
+
+class Event(Protocol):
+    def query(self) -> bool: ...
+
+
+class LaneDevice(Protocol):
+    """A test implements it on the CPU."""
+
+    device: torch.device
+    streams: PartitionStreams
+
+    def on(self, stream: Any, sms: int) -> AbstractContextManager[object]:
+        """Makes `stream`, which has `sms` SMs, current."""
+        ...
+
+    def record(self, stream: Any) -> Event:
+        """Is done when what `stream` holds now is."""
+        ...
+
+    def settle(self) -> None:
+        """Waits for what was enqueued outside the lanes: their streams do not wait for the default one."""
+        ...
+
+    def free_memory_bytes(self) -> int:
+        """What can be had, torch's own reserves included."""
+        ...
+
+
+class CudaLanes:
+    """Implements LaneDevice on a GPU of `num_sms` SMs. `tells_sms`: kernels must be told the SMs of their stream."""
+
+    def __init__(
+        self, device: torch.device, streams: PartitionStreams, *, num_sms: int, tells_sms: bool = False
+    ) -> None:
+        self.device = device
+        self.streams = streams
+        self._num_sms = num_sms
+        self._tells_sms = tells_sms
+
+    @contextmanager
+    def on(self, stream: Any, sms: int) -> Iterator[None]:
+        tells = self._tells_sms and sms < self._num_sms
+        with torch.cuda.stream(stream), told_its_sms(torch._C, self._num_sms - sms) if tells else nullcontext():
+            yield
+
+    def record(self, stream: Any) -> Event:
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def settle(self) -> None:
+        torch.cuda.default_stream(self.device).synchronize()
+
+    def free_memory_bytes(self) -> int:
+        held: dict[str, int] = torch.cuda.memory_stats(self.device)
+        kept = held.get("reserved_bytes.all.current", 0) - held.get("allocated_bytes.all.current", 0)
+        # Parts of blocks whose other parts are in use cannot be given back.
+        free_bytes: int = torch.cuda.mem_get_info(self.device)[0]
+        return free_bytes + kept - held.get("inactive_split_bytes.all.current", 0)
