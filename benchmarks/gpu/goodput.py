@@ -43,6 +43,7 @@ BLOCK_BYTES = 16 * 1024
 BUDGETS = (1024, 512, 2048)
 BEATS = 1.1  # the best rate so far by so much, if another budget is to count
 MORE_RUNS = 2
+SALTS_OF_A_SEARCH = 1000
 MAX_BATCH_TOKENS = 8192
 MAX_SEQUENCES = 256
 DEFAULT_POLICIES = ("mux", "chunked_prefill", "muxwise", "duetserve", "prefill_first")
@@ -80,6 +81,7 @@ class Searches:
         self._kept = kept
         self._options = options
         self._warm: set[str] = set()
+        self._searches = 0
 
     def measure(self, workload: str, policy: str) -> dict[str, object]:
         """Begins near what other policies attained; another budget of a policy ends at once unless it beats the best
@@ -88,6 +90,7 @@ class Searches:
         best = [row for row in self._kept.rows if row["workload"] == workload]
         same_policy = [row["goodput_per_s"] for row in best if row["policy"] == policy]
         beats_per_s = BEATS * max(same_policy) if same_policy and max(same_policy) > 0 else None
+        self._searches += 1
         plan = self._plan(workload, [row["goodput_per_s"] for row in best if row["goodput_per_s"] > 0])
         requests_at = self._requests_at(workload, plan)
         self._session.change_policy(policy)
@@ -115,6 +118,7 @@ class Searches:
         shape = self._options.model
         longest_tokens = int(SHAPES[shape]["max_position_embeddings"]) - 64
         scaled = replace(WORKLOADS[workload], scale=self._options.scale)
+        own_salts = self._searches * SALTS_OF_A_SEARCH  # no policy meets another's prompts in the prefix cache
 
         def requests_at(rate_per_s: float, salt: int) -> list[TimedRequest]:
             return make_requests(
@@ -123,7 +127,7 @@ class Searches:
                 rate_per_s=rate_per_s,
                 count=plan.count(rate_per_s),
                 seed=0,
-                salt=salt,
+                salt=own_salts + salt,
                 slo_of=plan.slo_of,
                 longest_tokens=longest_tokens,
             )

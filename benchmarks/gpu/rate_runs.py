@@ -9,7 +9,7 @@ from goodput import Attainment, RateSearch
 
 from pdmux_actor.messages import Slo
 
-_WARM_UP_SALT = 1_000_000
+_WARM_UP_SALT = 999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

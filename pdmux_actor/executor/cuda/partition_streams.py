@@ -59,7 +59,11 @@ class GreenStreams:
         """`whole` has the streams of lanes alone on the device; `wrap` makes a torch stream of a raw handle."""
         self.unpartitioned_reason: str | None = None
         resource = contexts.resource
-        step = -(-PARTITION_STEP_SMS // resource.step_sms) * resource.step_sms
+        # A slice of a GPU (MIG) is cut finer, so that there is something to choose from.
+        step = max(1, min(PARTITION_STEP_SMS, resource.num_sms // 4) // resource.step_sms) * resource.step_sms
+        if resource.num_sms < 2 * step:
+            reason = f"{resource.num_sms} SMs are too few for two partitions of {step}"
+            raise PartitioningUnavailable(call="SM partitions", reason=reason, remedy="use a larger slice of the GPU")
         self.step_sms = step
         self._num_sms = resource.num_sms
         self._contexts = contexts

@@ -29,7 +29,8 @@ class BookkeepingDriver:
     CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
 
-    def __init__(self, broken: str = "", breaks_after: int = 0) -> None:
+    def __init__(self, broken: str = "", breaks_after: int = 0, num_sms: int = NUM_SMS) -> None:
+        self.num_sms = num_sms
         self.broken, self.calls_left = broken, breaks_after
         self.contexts: dict[int, int] = {}
         self.streams: dict[int, int] = {}
@@ -47,11 +48,11 @@ class BookkeepingDriver:
         return self._answer("cuDeviceGet", index)
 
     def cuDeviceGetDevResource(self, device: int, kind: int) -> tuple[object, ...]:
-        return self._answer("cuDeviceGetDevResource", sms(NUM_SMS))
+        return self._answer("cuDeviceGetDevResource", sms(self.num_sms))
 
     def cuDevSmResourceSplitByCount(self, groups: int, all_sms: object, flags: int, least: int) -> tuple[object, ...]:
         given = -(-least // 8) * 8
-        return self._answer("cuDevSmResourceSplitByCount", [sms(given)], 1, sms(NUM_SMS - given))
+        return self._answer("cuDevSmResourceSplitByCount", [sms(given)], 1, sms(self.num_sms - given))
 
     def cuDevResourceGenerateDesc(self, resources: list, count: int) -> tuple[object, ...]:
         num_sms = resources[0].sm.smCount

@@ -5,7 +5,7 @@ copy between the two is an error or is seen in the record of operators. Triton's
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +183,14 @@ def test_mixed_step__chunk_with_a_prefix_beside_decodes__stays_on_the_device(gpu
     assert gpu.kernels["_split_kernel"].launches == gpu.num_layers
 
 
-def test_record__value_read_or_copied__is_seen(gpu: OtherDevice) -> None:
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.cpu, torch.Tensor.tolist, torch.Tensor.nonzero])
+def test_device__value_that_is_read__is_an_error(gpu: OtherDevice, read: Callable[[Tensor], object]) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        read(torch.ones(1, device=GPU))
+
+
+def test_record__copy_from_the_host__is_seen(gpu: OtherDevice) -> None:
     with Record() as record:
-        on_device = torch.ones(3, device=GPU)
-        on_device.to("cpu")
-        (on_device > 0).nonzero()
+        torch.ones(3, device=GPU).add_(torch.ones(3).to(GPU))
 
     assert record.crossing == ["aten::_to_copy"]
-    assert "aten::nonzero" in record.names

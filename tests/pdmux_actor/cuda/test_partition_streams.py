@@ -82,3 +82,20 @@ def test_open__driver_without_green_contexts__leaves_nothing_behind() -> None:
         open_streams(driver)
 
     assert driver.contexts == {}
+
+
+@pytest.mark.parametrize(("num_sms", "shares"), [(16, [8]), (32, [8, 16, 24]), (60, [8, 16, 24, 32, 40, 48, 56])])
+def test_stream__slice_of_a_gpu__is_cut_finer(num_sms: int, shares: list[int]) -> None:
+    driver = BookkeepingDriver(num_sms=num_sms)
+    streams = open_streams(driver)
+    device = SimpleNamespace(num_sms=num_sms, partition_granularity_sms=streams.step_sms)
+
+    assert list(decode_shares(device)) == shares
+    for share in shares:
+        decode, prefill = streams.stream(Lane.DECODE, share), streams.stream(Lane.PREFILL, num_sms - share)
+        assert sms_of(driver, decode) + sms_of(driver, prefill) == num_sms
+
+
+def test_open__gpu_too_small_for_two_partitions__says_so() -> None:
+    with pytest.raises(PartitioningUnavailable, match="14 SMs are too few for two partitions of 8; use a larger slice"):
+        open_streams(BookkeepingDriver(num_sms=14))
