@@ -174,7 +174,6 @@ def decode_attention(
     not hold it. Returns [sequences, heads * head_dim].
     """
     num_sequences, num_heads, head_dim = query.shape
-    group = num_heads // kv_heads
     padded_dim = triton.next_power_of_2(head_dim)
     tiling = tiling or DEFAULT_TILING.fitted(padded_dim * pool.itemsize)
     partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=query.device)
@@ -194,8 +193,8 @@ def decode_attention(
         layer * kv_heads,
         pool.stride(0),
         head_dim**-0.5 * _LOG2_E,
-        GROUP=group,
-        GROUP_PADDED=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+        GROUP=num_heads // kv_heads,
+        GROUP_PADDED=max(_LEAST_ROWS, triton.next_power_of_2(num_heads // kv_heads)),
         HEAD_DIM=head_dim,
         HEAD_DIM_PADDED=padded_dim,
         TOKENS_PER_ROW=tokens_per_row,
