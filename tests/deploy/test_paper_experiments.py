@@ -1,5 +1,6 @@
 """Experiment files: each loads, a small one runs and judges orderings, and a bad one is answered with one line."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,17 @@ from typer.testing import CliRunner
 
 from deploy.cli import build_app
 from deploy.errors import FleetFileError, OptionNotUsable
+from deploy.simulation.chunk_budget import tuned_chunk_budget
+from deploy.simulation.deployments import Deployment, deploy_fleet
+from deploy.simulation.fleet_run import FleetOutcome
 from deploy.simulation.papers.experiment_file import LengthSection, WorkloadSection, read_experiment_file
-from deploy.simulation.papers.measurement import run_case
+from deploy.simulation.papers.measurement import run_case, sustains
 from deploy.simulation.papers.workloads import BLOCK_TOKENS, draw, workload_stream
+from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
+from profiler.devices import A100_80G
+from profiler.roofline import RooflineLatency
+from profiler.specs import ModelSpec
+from router.limits import GatewayLimits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAPERS = sorted((EXAMPLES / "papers").glob("*.yaml"))
@@ -71,7 +80,58 @@ def test_run_case__two_systems__figures_ratios_and_ordering(tmp_path: Path) -> N
     assert whole.simulated is not None
     assert split.simulated > whole.simulated > 0
     assert split.ratio == pytest.approx(split.simulated / 2.0)
-    assert [(o.better, o.worse, o.holds) for o in result.orderings] == [("whole", "split", True)]
+    assert [(o.better, o.worse, o.holds, o.is_tie) for o in result.orderings] == [("whole", "split", True, False)]
+
+
+def test_run_case__two_systems_that_are_the_same__is_a_tie_and_no_order(tmp_path: Path) -> None:
+    same = [{"name": name, "policy": "prefill_first"} for name in ("split", "whole")]
+    experiment = {**SMALL, "cases": [{**SMALL["cases"][0], "systems": same}]}
+    case = read_experiment_file(written(tmp_path, experiment)).cases[0]
+    (ordering,) = run_case(case, quick=True, seed=0, on_run=lambda text: None).orderings
+    assert (ordering.holds, ordering.is_tie) == (False, True)
+
+
+def test_sweep__rate_that_cannot_be_sustained__is_given_up_and_found_the_same(tmp_path: Path) -> None:
+    """Giving up early must not change what is found: the same goodput as with runs to the end."""
+    swept = {
+        **SMALL["cases"][0],
+        "workload": {**SMALL["cases"][0]["workload"], "requests": 100, "quick_requests": 100},
+        "systems": [{"name": "whole", "policy": "prefill_first"}],
+        "rates_per_s": [20, 160, 640],
+        "need": {"tbt_p99_s": 0.05, "ttft_p99_s": 0.2},
+        "published": [{"metric": "goodput_per_s", "values": {"whole": 1.0}}],
+    }
+    case = read_experiment_file(written(tmp_path, {**SMALL, "cases": [swept]})).cases[0]
+    (row,) = run_case(case, quick=True, seed=0, on_run=lambda text: None).rows
+    deployed = deploy_fleet(case.fleet, Deployment(name="whole", policy="prefill_first"))
+
+    def to_the_end(rate_per_s: float) -> FleetOutcome:
+        stream = workload_stream(case.workload, {"m": 1.0}, requests=100, rate_per_s=rate_per_s, seed=0)
+        return run_fleet(deployed, stream, RunOptions(limits=GatewayLimits(max_queued=1 << 30), gateways=1))
+
+    found = sweep_rates(
+        case.rates_per_s, to_the_end, attains=lambda outcome: float(sustains(outcome, case.need)), refinements=2
+    )
+    assert row.absolute == found.goodput_per_s
+    assert 20 < found.goodput_per_s < 640
+
+
+def test_workload__slow_and_fast_rates__requests_come_for_long_enough() -> None:
+    lengths = {"mean": 10.0, "max": 20}
+    workload = WorkloadSection.model_validate(
+        {"prompt_tokens": lengths, "output_tokens": lengths, "requests": 100, "seconds": 60.0, "quick_requests": 30}
+    )
+    assert [workload.count(rate, quick=False) for rate in (0.5, 10.0)] == [100, 600]
+    assert workload.count(10.0, quick=True) == 30
+
+
+def test_chunk_budget__longer_prompts__is_smaller() -> None:
+    """The last chunk of a long prompt attends to all that came before."""
+    spec = ModelSpec.from_config(json.loads((EXAMPLES / "models/llama-3.1-70b/config.json").read_text()))
+    latency = RooflineLatency(A100_80G, num_gpus=8)
+    budgets = [tuned_chunk_budget(latency, [spec], A100_80G, 0.1, prompt_tokens=n) for n in (0, 16_000, 80_000)]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] > budgets[-1]
 
 
 def test_compare__unknown_system_in_published__names_place_and_known_ones(tmp_path: Path) -> None:
