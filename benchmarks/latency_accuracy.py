@@ -4,7 +4,8 @@
 
 Needs the public profiles in ../shared/profiles. Tables are fitted to 80 % of a group's rows, drawn at random, and
 judged by the rest. The roofline's rates are figures of the device, the same for all models; "roofline, others" refits
-them to the other models' GEMMs. Errors are |predicted / measured - 1|: mean, 90 % quantile; bias is the signed mean.
+them to the other models' GEMMs, "roofline, refitted" those of prompts' attention to 80 % of a device's rows: kernels
+differ more than devices. Errors are |predicted / measured - 1|: mean, 90 % quantile; bias is the signed mean.
 `--quick` draws a quarter of the groups.
 """
 
@@ -123,9 +124,23 @@ def linear(folder: Path, quick: bool) -> Iterator[Accuracy]:
 
 
 def attention(folder: Path, quick: bool) -> Iterator[Accuracy]:
-    for group in list(attention_rows(folder))[:: 4 if quick else 1]:
+    groups = list(attention_rows(folder))
+    refitted: dict[tuple[str, str], DeviceSpec] = {}
+    for group in groups[:: 4 if quick else 1]:
         several = group.kind == "prefill" and bool((group.batches.prompts > 1).any())
         yield from judged(group, "attention", "prefill batches" if several else group.kind)
+        if group.kind != "prefill":
+            continue
+        key = group.device, group.source
+        if key not in refitted:
+            alike = [g for g in groups if g.kind == "prefill" and (g.device, g.source) == key]
+            refitted[key] = refit_attention(DEVICES[group.device], alike)
+        held = held_out(len(group.seconds))
+        predicted_s = prompts_s(refitted[key], group, held)
+        what = f"{group.kind} ({group.source})"
+        yield accuracy(
+            "attention", group.device, group.heads, what, "roofline, refitted", predicted_s, group.seconds[held]
+        )
 
 
 def mixed(folder: Path, quick: bool) -> Iterator[Accuracy]:
@@ -282,6 +297,35 @@ def refit(device: DeviceSpec, groups: Sequence[LinearRows]) -> DeviceSpec:
         ]
     )
     return with_rates(least_squares(errors, start, loss="soft_l1", f_scale=0.05).x)
+
+
+def refit_attention(device: DeviceSpec, groups: Sequence[AttentionRows]) -> DeviceSpec:
+    """Compute share, rows and masked pairs in vain, and the start that suit the kernel of `groups` best."""
+    known = [~held_out(len(g.seconds)) for g in groups]
+    measured_s = np.concatenate([g.seconds[rows] for g, rows in zip(groups, known, strict=True)])
+
+    def with_figures(logs: Floats) -> DeviceSpec:
+        share, padding, masked, start = (float(v) for v in np.exp(logs))
+        return replace(
+            device,
+            attention_compute_share=share,
+            attention_padding_tokens=padding,
+            attention_masked_share=masked,
+            attention_start_s=start,
+        )
+
+    def errors(logs: Floats) -> Floats:
+        spec = with_figures(logs)
+        predicted = [prompts_s(spec, g, rows) for g, rows in zip(groups, known, strict=True)]
+        return np.log(np.concatenate(predicted) / measured_s)
+
+    start = np.log([device.attention_compute_share, 100.0, 0.1, device.attention_start_s])
+    return with_figures(least_squares(errors, start, loss="soft_l1", f_scale=0.1).x)
+
+
+def prompts_s(device: DeviceSpec, group: AttentionRows, rows: np.ndarray) -> Floats:
+    costs = operator_costs(group.spec, device, 1, device.num_sms)
+    return attention_s(costs, taken(group.batches, rows)) + device.launch_overhead_s
 
 
 def held_out(count: int) -> np.ndarray:

@@ -26,17 +26,15 @@ A100_80G = DeviceSpec(
     compute_scaling_exponent=0.75,
     knee_exponent=2.4,
     gemm_tile_tokens=128,
-    attention_compute_share=0.55,
     attention_bandwidth_share=1.0,
-    attention_masked_share=1.4,
     fused_decode_tokens=70,
     attention_start_s=11e-6,
     link_bandwidth_bytes_per_s=165 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
     source="NVIDIA A100 data sheet (SXM, 312 TFLOP/s dense bf16, 2039 GB/s); reached: fits of Vidur's A100 profiles of "
-    "GEMMs and attention (FlashAttention of early 2024, which skips no masked pairs); share of SMs: MuxServe's A100 "
-    "profile under MPS; all-reduce: bandwidth of NCCL on a DGX A100 (Vidur), start as on H100",
+    "GEMMs and of decode attention (prompts: assumed, its kernel of early 2024 skips no masked pairs); share of SMs: "
+    "MuxServe's A100 profile under MPS; all-reduce: bandwidth of NCCL on a DGX A100 (Vidur), start as on H100",
 )
 
 H100 = DeviceSpec(
