@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray import serve
 from ray.exceptions import RayError
 
 from deploy.errors import FleetStartError
@@ -64,9 +65,9 @@ def cluster_address() -> str:
 
 
 def quiet_serve(is_verbose: bool) -> None:
-    """Serve's client logs every step of a deployment to the terminal."""
+    """Serve's client logs every step of a deployment to the terminal. Its import sets its logger's level."""
     if not is_verbose:
-        logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
+        logging.getLogger(serve.__name__).setLevel(logging.CRITICAL)
         logging.getLogger("ray").setLevel(logging.CRITICAL)
 
 

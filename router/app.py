@@ -132,10 +132,12 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_operation_routes(app: FastAPI, gateway: Gateway, read_metrics: ReadMetrics | None) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Health:
         return Health()
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", **responses_of(Readiness, 503))
     async def ready() -> Readiness:
         return Readiness(models=gateway.ready_models())

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.commands.json_file import write_json
+from deploy.commands.json_file import writable, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
 from deploy.errors import OutputNotWritable
@@ -37,8 +37,12 @@ def bench(
     ] = 300.0,
     seed: Annotated[int, typer.Option(help="Of prompts and of everything drawn.", min=0)] = 0,
     api_key: Annotated[str | None, typer.Option(help="Sent as bearer token. Default: MUXFLEET_API_KEY.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="PARQUET", help="Write one row per request.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PARQUET", help="Write one row per request.", callback=writable)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
+    ] = None,
 ) -> None:
     """Replay a trace against an endpoint at its arrival times, never waiting for earlier answers.
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.commands.json_file import write_json
+from deploy.commands.json_file import writable, write_json
 from deploy.commands.plan_screen import headroom
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
@@ -33,7 +33,9 @@ def explain(
         Path | None, typer.Option(metavar="PLAN", help="What muxfleet plan --json wrote. Default: plan now.")
     ] = None,
     solver: Annotated[str | None, typer.Option(help="As for muxfleet plan.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON.", callback=writable)
+    ] = None,
 ) -> None:
     """Say why a model sits where it sits, and what every other unit would have given it. Of a running fleet: with the
     demand that it has now.

@@ -1,9 +1,26 @@
-"""Writes what a command found for scripts."""
+"""Files that a command writes: what it found, for scripts."""
 
 import json
+import os
 from pathlib import Path
 
 from deploy.errors import OutputNotWritable
+
+
+def writable(path: Path | None) -> Path | None:
+    """A callback of options: says before the work, not after it, that its result has no place to go.
+
+    Raises OutputNotWritable.
+    """
+    if path is None:
+        return None
+    if path.is_dir():
+        raise OutputNotWritable(path=str(path), reason="Is a directory")
+    if not path.parent.is_dir():
+        raise OutputNotWritable(path=str(path), reason="No such file or directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OutputNotWritable(path=str(path), reason="Permission denied")
+    return path
 
 
 def write_json(path: Path, data: object) -> None:

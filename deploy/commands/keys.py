@@ -7,7 +7,7 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from deploy.commands.json_file import write_json
+from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
 from deploy.errors import KeyFileError, OptionNotUsable
@@ -62,7 +62,9 @@ def new(
 @keys.command(name="list", cls=Verb)
 def list_keys(
     file: KeysFile = _DEFAULT,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as JSON.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as JSON.", callback=writable)
+    ] = None,
 ) -> None:
     """Show the keys of a file, without their hashes.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from deploy.commands.json_file import write_json
+from deploy.commands.json_file import writable, write_json
 from deploy.commands.plan_screen import estimate_table, plan_dict, served_line, steps_line, steps_table, verdict
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
@@ -42,7 +42,9 @@ def plan(
         typer.Option(metavar="CHANGES", help="nodes[.POOL]=+1, rate[.MODEL]=x2, replicas[.MODEL]=4; commas."),
     ] = None,
     time_budget: Annotated[float, typer.Option(metavar="SECONDS", help="For the solver.", min=0.0, max=1e6)] = 30.0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON.", callback=writable)
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the fleet as .png or .svg (needs muxfleet[plots]).")
     ] = None,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from deploy.commands.json_file import write_json
+from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.settings import check_sources, read_fleet_file
@@ -30,9 +30,9 @@ def profile(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="A folder or Hugging Face id instead of a fleet.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="PARQUET", help="The profile; goes on where it ends.")] = Path(
-        "profile.parquet"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="PARQUET", help="The profile; goes on where it ends.", callback=writable)
+    ] = Path("profile.parquet"),
     budget: Annotated[
         float, typer.Option(metavar="S", help="Seconds to measure for, all models.", min=1.0, max=1e6)
     ] = 150.0,
@@ -42,7 +42,9 @@ def profile(
     ] = None,
     cores: Annotated[int | None, typer.Option(help="With --checkpoint. Default: all.", min=1)] = None,
     dtype: Annotated[str | None, typer.Option(help="With --checkpoint. Default: its own.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the errors as JSON.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the errors as JSON.", callback=writable)
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Predicted against measured, PNG or SVG.")] = None,
 ) -> None:
     """Measure how long an engine's launches take here, and fit the latency models to it.

@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from deploy.commands.json_file import write_json
+from deploy.commands.json_file import writable, write_json
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
 from deploy.errors import UnitUnknown
@@ -35,10 +35,11 @@ def trace_decisions(
         ),
     ] = None,
     chrome: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.", callback=writable),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the decisions as JSON.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the decisions as JSON.", callback=writable)
     ] = None,
 ) -> None:
     """Print what the schedulers of a running fleet decided lately, what they expected, and what it took.

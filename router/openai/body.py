@@ -39,8 +39,7 @@ def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails]) -> Inval
     first = details[0]
     field = str(first["loc"][0]) if first["loc"] else None
     if field in UNIMPLEMENTED:
-        message = f"{field!r} with this value is not implemented: {first['msg'][:200]}. Leave it out."
-        return UnsupportedParameter(message, param=field)
+        return UnsupportedParameter(f"{field!r} with this value is not implemented; leave it out.", param=field)
     param = _param(document, first)
     if first["type"] == "missing":
         message = f"Missing required parameter: {param!r}."
@@ -48,7 +47,11 @@ def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails]) -> Inval
     # A union reports one error per member: name them all.
     wishes = dict.fromkeys(d["msg"] for d in details if d["loc"][:1] == first["loc"][:1])
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
-    return InvalidRequest(f"Invalid value for {param!r}: {'; or '.join(list(wishes)[:4])}.", param=param, code=code)
+    # Numbers only: a text may be somebody's prompt, and messages reach logs.
+    given = first["input"] if isinstance(first["input"], int | float) else None
+    got = "" if given is None else f", not {str(given).lower()[:40]}"
+    message = f"Invalid value for {param!r}: {'; or '.join(list(wishes)[:4])}{got}."
+    return InvalidRequest(message, param=param, code=code)
 
 
 def _param(document: object, detail: ErrorDetails) -> str:

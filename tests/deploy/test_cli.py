@@ -162,11 +162,26 @@ def test_traces_stats__json__holds_the_figures(run: Run, tmp_path: Path) -> None
     assert "requests" in out
 
 
-def test_json__folder_missing__is_one_line_and_code_2(run: Run, demo_file: Path, tmp_path: Path) -> None:
-    code, _, err = run("plan", demo_file, "--json", tmp_path / "no" / "plan.json")
+@pytest.mark.parametrize(
+    ("place", "reason"), [("no/plan.json", "No such file or directory"), (".", "Is a directory")], ids=str
+)
+@pytest.mark.parametrize(
+    "command",
+    ["plan {fleet} --json", "simulate {fleet} --json", "bench http://127.0.0.1:9 --trace none --out", "demo --json"],
+)
+def test_output__has_no_place_to_go__is_said_before_the_work(
+    run: Run, tmp_path: Path, command: str, place: str, reason: str
+) -> None:
+    code, out, err = run(*command.format(fleet=tmp_path / "none.yaml").split(), tmp_path / place)
 
-    assert code == 2
-    assert err == f"muxfleet: {tmp_path}/no/plan.json: cannot be written: No such file or directory\n"
+    assert (code, out) == (2, "")
+    assert err == f"muxfleet: {tmp_path / place}: cannot be written: {reason}\n"
+
+
+def test_json__disk_is_full__is_one_line_and_code_2(run: Run, demo_file: Path) -> None:
+    code, _, err = run("plan", demo_file, "--json", "/dev/full")
+
+    assert (code, err) == (2, "muxfleet: /dev/full: cannot be written: No space left on device\n")
 
 
 @pytest.mark.shared

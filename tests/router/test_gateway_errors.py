@@ -96,6 +96,31 @@ async def test_chat__bad_parameter__400_names_it(http, change: dict, code: str, 
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperature": 3}, "Invalid value for 'temperature': Input should be less than or equal to 2, not 3."),
+        ({"n": True}, "Invalid value for 'n': Input should be a valid integer, not true."),
+        ({"stop": "private" * 5, "n": "private"}, "Invalid value for 'n': Input should be a valid integer."),
+        ({"tools": [{"type": "function"}]}, "'tools' with this value is not implemented; leave it out."),
+    ],
+)
+async def test_chat__bad_parameter__message_has_the_number_and_no_text_of_the_client(http, change, message) -> None:
+    reply = await http.post("/v1/chat/completions", json={**CHAT, **change})
+
+    assert reply.json()["error"]["message"] == message
+
+
+async def test_health_and_ready__head__answer_as_get_without_a_body(http) -> None:
+    await http.served.gateway._tokenizers.of(http.served.gateway.card(MODEL))
+    ready = [await http.head(path) for path in ("/health", "/ready")]
+    http.served.show()
+    unready = [await http.head(path) for path in ("/health", "/ready")]
+
+    assert [(reply.status_code, reply.content) for reply in ready] == [(200, b""), (200, b"")]
+    assert [(reply.status_code, reply.content) for reply in unready] == [(200, b""), (503, b"")]
+
+
 async def test_chat__image__400_names_its_place(http) -> None:
     content = [{"type": "text", "text": "what is this"}, {"type": "image_url", "image_url": {"url": "http://x"}}]
     reply = await http.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": content}]})
