@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from model_shapes import LLAMA_3_8B
 
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.flight import Flight
@@ -11,21 +12,7 @@ from pdmux_actor.scheduling.sequence import Sequence
 from profiler.devices import H100
 from profiler.latency import ChunkShape
 from profiler.roofline import RooflineLatency
-from profiler.specs import ModelSpec
 
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
-)
 SHARES = (16, 66, 132)
 BESIDE = [ChunkShape(500, 20)]
 BATCHES = st.lists(st.integers(1, 4000), min_size=1, max_size=20)
@@ -53,12 +40,12 @@ def test_predictor__asked_between_lessons__says_what_one_that_was_not_asked_says
     curious, taught_only = LatencyPredictor(RooflineLatency(H100)), LatencyPredictor(RooflineLatency(H100))
     for contexts, sms, seconds, together in lessons:
         for share in SHARES:
-            curious.decode_s("m", SPEC, asked, share)
-            curious.decode_s("m", SPEC, asked, share, beside=BESIDE)
+            curious.decode_s("m", LLAMA_3_8B, asked, share)
+            curious.decode_s("m", LLAMA_3_8B, asked, share, beside=BESIDE)
         for predictor in (curious, taught_only):
             teach(predictor, contexts, sms, seconds, BESIDE if together else [])
 
     for share in SHARES:
         for beside in ((), BESIDE):
-            said_s = [p.decode_s("m", SPEC, asked, share, beside=beside) for p in (curious, taught_only)]
+            said_s = [p.decode_s("m", LLAMA_3_8B, asked, share, beside=beside) for p in (curious, taught_only)]
             assert said_s[0] == said_s[1]

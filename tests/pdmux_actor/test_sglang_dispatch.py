@@ -1,6 +1,9 @@
 """The dispatcher that decides inside SGLang's loop, without SGLang."""
 
+from dataclasses import replace
+
 import pytest
+from model_shapes import LLAMA_3_8B
 
 from pdmux_actor.backends.sglang.dispatch import SglangDispatch
 from pdmux_actor.backends.sglang.snapshot import Directive, RanSlice, SeenBatch, SeenSequence, Snapshot
@@ -10,21 +13,8 @@ from pdmux_actor.scheduling.decision_log import DecisionKind
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import H200
 from profiler.roofline import RooflineLatency
-from profiler.specs import ModelSpec
 
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    max_position_embeddings=131072,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
-)
+SPEC = replace(LLAMA_3_8B, max_position_embeddings=131072)
 INFO = ModelInfo(
     model="m",
     spec=SPEC,

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from model_shapes import LLAMA_3_8B
 
 from profiler.batch_features import BatchFeatures, Feature
 from profiler.devices import A40, A100_80G, H100, RTX_PRO_6000
@@ -34,19 +35,6 @@ LLAMA_2_70B = ModelSpec(
     max_position_embeddings=4096,
     tie_word_embeddings=False,
     dtype="float16",
-)
-LLAMA_3_8B = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
 )
 LINEAR = {"attn_pre_proj": "qkv", "attn_post_proj": "output", "mlp_up_proj": "gate_up", "mlp_down_proj": "down"}
 KINDS: dict[str, tuple[tuple[Feature, ...], tuple[Feature, ...]]] = {

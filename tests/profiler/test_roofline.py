@@ -3,26 +3,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_shapes import LLAMA_3_8B
 
 from profiler.devices import A100_80G, DEVICES, H100, H200, RTX_PRO_6000, laptop_cpu
 from profiler.latency import ChunkShape
 from profiler.operator_costs import bandwidth, compute_rate
 from profiler.roofline import RooflineLatency
-from profiler.specs import DeviceSpec, ModelSpec
+from profiler.specs import DeviceSpec
 
-LLAMA_3_8B = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
-)
 LAPTOP = laptop_cpu(num_cores=8, memory_bytes=16 * 1024**3)
 ALL_DEVICES = (*DEVICES.values(), LAPTOP)
 

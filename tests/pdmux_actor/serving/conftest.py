@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from pdmux_actor.lease import Lease, ModelAssignment
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.frames import Welcome
 from pdmux_actor.serving.unit import Unit
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.1)
@@ -107,6 +108,17 @@ async def connect():
     yield make
     for peer in peers:
         await peer.close()
+
+
+@pytest.fixture
+async def leased(make_unit, fake_engine, make_lease, until, phases, connect):
+    """A unit that serves "tiny" on the fake engine, and a gateway connected to it."""
+    unit = await make_unit(fake_engine)
+    unit.apply_lease(make_lease(1, "tiny"))
+    await until(lambda: phases(unit) == {"tiny": "ready"})
+    peer = await connect(unit)
+    assert isinstance(await peer.next(), Welcome)
+    return unit, peer
 
 
 @pytest.fixture

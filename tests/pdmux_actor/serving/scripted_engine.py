@@ -3,7 +3,7 @@ import asyncio
 from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.errors import EngineDied, ModelLoadError
 from pdmux_actor.lease import ModelAssignment
-from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
+from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
 
 
 class ScriptedEngine:
@@ -77,3 +77,14 @@ class ScriptedEngine:
     async def stop(self) -> None:
         self._alive = False
         self._queue.put_nowait(None)
+
+
+def step(request_id: str, text: str = "", finish: FinishReason | None = None, **changes) -> TokenEvent:
+    """Token ids of printable ASCII in the test vocabulary are code points less 33."""
+    tokens = tuple(SampledToken(ord(char) - 33) for char in text)
+    return TokenEvent(request_id=request_id, tokens=tokens, finish=finish, **changes)
+
+
+async def submitted(engine, until, count: int = 1) -> list[str]:
+    await until(lambda: len(engine.requests) == count)
+    return list(engine.requests)

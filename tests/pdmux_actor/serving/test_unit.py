@@ -2,32 +2,10 @@ import asyncio
 import random
 
 import pytest
+from scripted_engine import step, submitted
 
-from pdmux_actor.messages import FinishReason, SampledToken, TokenEvent
-from pdmux_actor.serving.frames import Cancel, Credit, Generate, Welcome
-
-
-@pytest.fixture
-async def leased(make_unit, fake_engine, make_lease, until, phases, connect):
-    """A unit that serves "tiny" on the fake engine, and a gateway connected to it."""
-    unit = await make_unit(fake_engine)
-    unit.apply_lease(make_lease(1, "tiny"))
-    await until(lambda: phases(unit) == {"tiny": "ready"})
-    peer = await connect(unit)
-    assert isinstance(await peer.next(), Welcome)
-    return unit, peer
-
-
-def step(request_id: str, text: str = "", finish: FinishReason | None = None, **changes) -> TokenEvent:
-    """Token ids of printable ASCII in the test vocabulary are code points less 33."""
-    tokens = tuple(SampledToken(ord(char) - 33) for char in text)
-    return TokenEvent(request_id=request_id, tokens=tokens, finish=finish, **changes)
-
-
-async def submitted(engine, until, count: int = 1) -> list[str]:
-    await until(lambda: len(engine.requests) == count)
-    return list(engine.requests)
-
+from pdmux_actor.messages import FinishReason
+from pdmux_actor.serving.frames import Cancel, Credit, Generate
 
 # ---- streams ----
 

@@ -1,0 +1,17 @@
+"""Shapes of models that tests of several packages calculate with."""
+
+from profiler.specs import ModelSpec
+
+LLAMA_3_8B = ModelSpec(
+    architecture="LlamaForCausalLM",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+    dtype="bfloat16",
+)
