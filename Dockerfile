@@ -38,9 +38,11 @@ RUN pip install -c constraints.txt --no-deps . \
 
 FROM ${BASE_IMAGE}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-# KubeRay's probes want bash and wget.
+# KubeRay's probes want bash and wget; on a GPU Triton compiles what launches its kernels when an engine starts.
+ARG VARIANT=cpu
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bash ca-certificates python3 wget \
+ && if [ "$VARIANT" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev python3-dev; fi \
  && rm -rf /var/lib/apt/lists/* \
  && install -d -o 10001 -g 0 -m 0775 /var/lib/muxfleet /models
 COPY --from=build /opt/muxfleet /opt/muxfleet

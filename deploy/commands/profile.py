@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deploy.profiled_engines import EngineToProfile
 
 _MIB = 1024**2
+_GPU_KV_BYTES = 16 * 1024 * _MIB
 
 
 def profile(
@@ -40,6 +41,9 @@ def profile(
     backend: Annotated[
         Literal["native", "sglang"] | None, typer.Option(help="The first pool of the fleet file with that backend.")
     ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="With --checkpoint: cores, or an NVIDIA GPU. Default: cpu.")
+    ] = None,
     cores: Annotated[int | None, typer.Option(help="With --checkpoint. Default: all.", min=1)] = None,
     dtype: Annotated[str | None, typer.Option(help="With --checkpoint. Default: its own.")] = None,
     json_file: Annotated[
@@ -54,9 +58,10 @@ def profile(
 
     Example: muxfleet profile examples/demo.yaml --out demo-profile.parquet
     Example: muxfleet profile fleet.yaml --backend sglang --out sglang-profile.parquet
+    Example: muxfleet profile --checkpoint ./my-model --device cuda
     """
     draw = None if plot is None else _plotter(plot)
-    engine = _engine(file, checkpoint, pool=pool, backend=backend, cores=cores, dtype=dtype)
+    engine = _engine(file, checkpoint, pool=pool, backend=backend, device=device, cores=cores, dtype=dtype)
     console = terminal()
     measured = _measure(console, engine, out, budget)
     errors = measured.held_out_errors()
@@ -85,6 +90,7 @@ def _engine(
     *,
     pool: str | None,
     backend: Literal["native", "sglang"] | None,
+    device: Literal["cpu", "cuda"] | None,
     cores: int | None,
     dtype: str | None,
 ) -> "EngineToProfile":
@@ -94,9 +100,9 @@ def _engine(
     if (file is None) == (checkpoint is None):
         raise OptionNotUsable(option="--checkpoint", value=checkpoint, remedy="name a fleet file, or a checkpoint")
     if file is not None:
-        if cores is not None or dtype is not None:
-            remedy = "the fleet file says that (pools[].cores, models[].dtype)"
-            raise OptionNotUsable(option="--cores/--dtype", value=cores or dtype, remedy=remedy)
+        if not (cores is device is dtype is None):
+            remedy = "the fleet file says that (pools[].device and .cores, models[].dtype)"
+            raise OptionNotUsable(option="--device/--cores/--dtype", value=device or cores or dtype, remedy=remedy)
         fleet = read_fleet_file(file)
         check_sources(fleet)
         return engine_of_fleet(fleet, pool, backend)
@@ -104,14 +110,17 @@ def _engine(
     if backend == "sglang":
         remedy = "SGLang is started as a pool says (gpu_type, mesh_gpus, sglang); name a fleet file, not a checkpoint"
         raise OptionNotUsable(option="--backend", value=backend, remedy=remedy)
+    if device == "cuda" and cores is not None:
+        raise OptionNotUsable(option="--cores", value=cores, remedy="a GPU is measured whole; leave it out")
     source = resolve_source(checkpoint, Path.cwd())
     return EngineToProfile(
         models=(ModelToProfile(name=Path(source).name, source=source, dtype=dtype),),
-        kv_pool_bytes=256 * _MIB,
         block_bytes=16 * 1024,
         cores=cores,
-        max_batch_tokens=2048,
-        max_sequences=64,
+        device=device or "cpu",
+        kv_pool_bytes=_GPU_KV_BYTES if device == "cuda" else 256 * _MIB,
+        max_batch_tokens=8192 if device == "cuda" else 2048,
+        max_sequences=256 if device == "cuda" else 64,
     )
 
 

@@ -87,6 +87,8 @@ def test_profile__in_two_goes__second_adds_to_the_first(run: Run, fleet: Path, t
             "--pool there: cpu and cuda pools can be measured; the fleet file has here",
         ),
         (["{fleet}", "--dtype", "float32"], "the fleet file says that"),
+        (["{fleet}", "--device", "cuda"], "--device/--cores/--dtype cuda: the fleet file says that"),
+        (["--checkpoint", "x", "--device", "cuda", "--cores", "2"], "--cores 2: a GPU is measured whole"),
         (["{fleet}", "--out", "{fleet}"], "not a readable parquet file"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,24 @@ def open_cuda_device(index: int = 0) -> torch.device:
         torch.zeros(1, device=device)  # makes the primary context, which green contexts are parts of
     except RuntimeError as error:
         raise DeviceUnavailable(reason=_first_line(error), remedy="nvidia-smi shows who else uses the GPU") from error
+    from triton.runtime.driver import driver  # where Triton is missing, other executors do without it
+
+    check_triton(driver)
     return device
+
+
+def check_triton(driver: Any) -> None:
+    """`driver` is Triton's, or whatever answers like it. Raises DeviceUnavailable: it cannot launch kernels here."""
+    try:
+        driver.active.get_current_target()  # compiles a module of its own, once for all processes of a machine
+    except (RuntimeError, OSError, AssertionError, subprocess.CalledProcessError) as error:
+        reason = _first_line(error)
+        if isinstance(error, subprocess.CalledProcessError):
+            reason = f"{error.cmd[0]} ended with exit code {error.returncode}"
+        raise DeviceUnavailable(
+            reason=f"Triton cannot compile its launcher: {reason}",
+            remedy="install a C compiler and Python's headers (on Debian gcc, libc6-dev and python3-dev)",
+        ) from error
 
 
 def check_cuda_device(cuda: Any, built_for: str | None, index: int) -> None:

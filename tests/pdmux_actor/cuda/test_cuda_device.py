@@ -1,11 +1,12 @@
 """What is said when there is no GPU, or one that cannot be used."""
 
 from dataclasses import dataclass
+from subprocess import CalledProcessError
 
 import pytest
 
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor.cuda.cuda_device import check_cuda_device
+from pdmux_actor.executor.cuda.cuda_device import check_cuda_device, check_triton
 
 
 @dataclass
@@ -61,3 +62,31 @@ def test_check_cuda_device__one_that_cannot_be_used__says_why_and_what_to_do(
 ) -> None:
     with pytest.raises(DeviceUnavailable, match=said):
         check_cuda_device(cuda, built_for, index)
+
+
+class TritonDriver:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    @property
+    def active(self) -> object:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("Failed to find C compiler. Please specify via CC"),
+            "launcher: Failed to find C compiler; install",
+        ),
+        (
+            CalledProcessError(1, ["/usr/bin/gcc", "driver.c"]),
+            "/usr/bin/gcc ended with exit code 1; install a C compiler",
+        ),
+        (AssertionError("libcuda.so cannot found!\nPossible files"), "libcuda.so cannot found!; install"),
+    ],
+)
+def test_check_triton__it_cannot_compile__says_what_to_install(error: Exception, said: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=said):
+        check_triton(TritonDriver(error))
