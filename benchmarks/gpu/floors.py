@@ -190,7 +190,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
         block_bytes=BLOCK_BYTES,
         captured_batches=() if options.quick else BUCKETS,
     )
-    kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+    kept.note_gpu(executor.device, executor.chosen)
     kept.note({"model": options.model})
     run(executor, options.model, QUICK if options.quick else FULL, kept)
     executor.close()

@@ -155,7 +155,7 @@ def measure_all(
             keys = keys_of(workloads, policies, budget)
             if any(kept.wants(**key) for key in keys):
                 executor = open_executor()
-                kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+                kept.note_gpu(executor.device, executor.chosen)
                 kept.note({"model": options.model})
                 session = open_session(executor, options.model, keys[0]["policy"], budget, dtype=dtype)
                 searches = Searches(session, kept, options)

@@ -117,7 +117,7 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
 
 def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     executor = open_cuda_executor(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
-    kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+    kept.note_gpu(executor.device, executor.chosen)
     kept.note({"model": options.model})
     sizes = {"batch": 32, "context": 1024, "prompt": 2048, "slices": 8 if options.quick else 24, "layers": 8}
     found = run(executor, options.model, sizes, kept)

@@ -65,9 +65,10 @@ class KeptRows:
         self.facts.update(facts)
         self._write()
 
-    def note_gpu(self, device: DeviceSpec, *, partitioned_by: str) -> None:
+    def note_gpu(self, device: DeviceSpec, chosen: Mapping[str, str]) -> None:
+        """`chosen`: how it is partitioned, and what else was chosen for it."""
         facts = {**machine_facts(device), "gpu": device.name, **gpu_facts(), "muxfleet": source_version()}
-        self.note({**facts, "partitioned_by": partitioned_by})
+        self.note({**facts, **chosen})
 
     def _write(self) -> None:
         if self._path is not None:

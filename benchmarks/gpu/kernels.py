@@ -193,8 +193,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     device = open_cuda_device()
     flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
     spec = cuda_device_spec(device, step_sms=16)
-    kept.note_gpu(spec, partitioned_by="not partitioned")
-    kept.note({"prefill_attention": flash})
+    kept.note_gpu(spec, {"partitioned_by": "not partitioned", "prefill_attention": flash})
     with torch.inference_mode():
         measure_all(kept, device, spec, cuda_timed, heads=Heads(), decodes=DECODES[:2] if options.quick else DECODES)
 

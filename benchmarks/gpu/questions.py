@@ -284,7 +284,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     device = open_cuda_device()
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     streams = open_partition_streams(device, num_sms)
-    kept.note_gpu(cuda_device_spec(device, step_sms=streams.step_sms), partitioned_by=streams.kind)
+    kept.note_gpu(cuda_device_spec(device, step_sms=streams.step_sms), {"partitioned_by": streams.kind})
     kept.note({"hardware_queues": os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]})
     lanes = Lanes(CudaGpu(device), streams, device, num_sms=num_sms, repeats=5 if options.quick else 15)
     ask(lanes, kept, stride=3 if options.quick else 1)

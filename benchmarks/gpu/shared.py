@@ -138,7 +138,7 @@ def measure_all(
 def _measure(
     kept: KeptRows, executor: TorchCudaExecutor, system: System, plan: RatePlan, requests_at: RequestsAt, dtype: str
 ) -> dict[str, object]:
-    kept.note_gpu(executor.device, partitioned_by=executor.partitioning)
+    kept.note_gpu(executor.device, executor.chosen)
     session = open_session(executor, system, dtype=dtype)
     warm_up(session, plan, requests_at)
     found = search_rate(session, plan, requests_at, system.models)

@@ -100,9 +100,9 @@ def _engine(
     if (file is None) == (checkpoint is None):
         raise OptionNotUsable(option="--checkpoint", value=checkpoint, remedy="name a fleet file, or a checkpoint")
     if file is not None:
-        if not (cores is device is dtype is None):
+        if (said := device or cores or dtype) is not None:
             remedy = "the fleet file says that (pools[].device and .cores, models[].dtype)"
-            raise OptionNotUsable(option="--device/--cores/--dtype", value=device or cores or dtype, remedy=remedy)
+            raise OptionNotUsable(option="--device/--cores/--dtype", value=said, remedy=remedy)
         fleet = read_fleet_file(file)
         check_sources(fleet)
         return engine_of_fleet(fleet, pool, backend)

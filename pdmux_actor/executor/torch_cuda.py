@@ -8,7 +8,7 @@ decode runs. An error of the device itself ends the process: the actor starts an
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,15 +65,17 @@ class TorchCudaExecutor:
         device: DeviceSpec,
         graphs: DecodeGraphs,
         captured_batches: Sequence[int] = (),
+        chosen: Mapping[str, str] | None = None,
     ) -> None:
         """`captured_batches`: batch sizes whose greedy decode steps are captured on every partition when a model is
-        attached, which takes seconds; others are captured when they first come.
+        attached, which takes seconds; others are captured when they first come. `chosen`: what was, for people.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
         assert block_bytes % 16 == 0, "blocks must be aligned for vector loads of every dtype"
         _check_pool(kv_pool_bytes, lanes.free_memory_bytes())
         self.device = device
+        self.chosen = {"partitioned_by": lanes.streams.kind, **(chosen or {})}
         self.block_bytes = block_bytes
         self.unpartitioned_reason = lanes.streams.unpartitioned_reason
         self.total_blocks = kv_pool_bytes // block_bytes
@@ -172,11 +174,6 @@ class TorchCudaExecutor:
     @property
     def torch_device(self) -> torch.device:
         return self._lanes.device
-
-    @property
-    def partitioning(self) -> str:
-        """How SMs are shared, for people."""
-        return self._lanes.streams.kind
 
     @property
     def is_busy(self) -> bool:
@@ -310,7 +307,8 @@ def open_cuda_executor(
     lanes = CudaLanes(device, streams, num_sms=num_sms, tells_sms=gains or flash != BUILT_IN)
     spec = cuda_device_spec(device, step_sms=streams.step_sms)
     _LOG.info("%s: %d SMs, partitioned by %s; prefill by %s", spec.name, spec.num_sms, streams.kind, flash)
-    _LOG.info("matrix products are %s how many SMs their partition has", "told" if gains else "not told")
+    products = "told the SMs of their partition" if gains else "as for the whole GPU, also on a partition"
+    _LOG.info("matrix products run %s", products)
     graph_bytes = int(GRAPH_MEMORY_SHARE * spec.memory_bytes)
     fillable_bytes = min(spec.memory_bytes, lanes.free_memory_bytes()) - graph_bytes - _LIBRARY_BYTES
     return TorchCudaExecutor(
@@ -321,4 +319,5 @@ def open_cuda_executor(
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
         graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), graph_bytes),
         captured_batches=captured_batches,
+        chosen={"prefill_attention": flash, "products": products},
     )
