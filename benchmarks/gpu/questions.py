@@ -67,6 +67,7 @@ class Gpu(Protocol):
 class CudaGpu:
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._library = torch.backends.cuda.preferred_blas_library()
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
         return torch.cuda.stream(stream)
@@ -89,7 +90,7 @@ class CudaGpu:
         return SmCensus(self._device)
 
     def carve_out(self, sms: int | None) -> None:
-        torch.backends.cuda.preferred_blas_library("default" if sms is None else "cublaslt")
+        torch.backends.cuda.preferred_blas_library(self._library if sms is None else "cublaslt")
         torch._C._set_sm_carveout_experimental(sms)
 
     def reserved_bytes(self) -> int:

@@ -28,12 +28,12 @@ def products_gain_when_told(flops_per_s: Callable[[], float], torch: Any, spared
     """`flops_per_s` measures a product on a partition that leaves `spared_sms` SMs to the other lane. If products gain,
     those of `torch` (or whatever answers like it) stay with cublasLt, which listens.
     """
-    torch.backends.cuda.preferred_blas_library("default")
+    before = torch.backends.cuda.preferred_blas_library()
     untold = flops_per_s()
     torch.backends.cuda.preferred_blas_library("cublaslt")
     with told_its_sms(torch._C, spared_sms):
         told = flops_per_s()
     gains = told > _LEAST_GAIN * untold
     if not gains:
-        torch.backends.cuda.preferred_blas_library("default")
+        torch.backends.cuda.preferred_blas_library(before)
     return gains

@@ -17,8 +17,9 @@ class Torch:
         self.backends = SimpleNamespace(cuda=SimpleNamespace(preferred_blas_library=self._prefer))
         self._C = SimpleNamespace(_set_sm_carveout_experimental=self._spare)
 
-    def _prefer(self, library: str) -> None:
-        self.library = library
+    def _prefer(self, library: str | None = None) -> str:
+        self.library = library or self.library
+        return self.library
 
     def _spare(self, sms: int | None) -> None:
         self.spared = sms
@@ -50,4 +51,5 @@ def test_told_its_sms__launch_that_fails__is_taken_back() -> None:
 
 def test_torch__installed__has_what_is_asked_of_it() -> None:
     assert callable(torch._C._set_sm_carveout_experimental)
-    assert callable(torch.backends.cuda.preferred_blas_library)
+    library = torch.backends.cuda.preferred_blas_library()
+    assert torch.backends.cuda.preferred_blas_library(library) == library
