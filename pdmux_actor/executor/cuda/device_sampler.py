@@ -161,4 +161,6 @@ def _draw_filtered(scaled: Tensor, parameters: Mapping[str, Tensor], uniforms: T
     mass_before = probabilities.cumsum(dim=-1) - probabilities
     outside = (mass_before >= parameters["top_p"][:, None]) & (ranks > 0)
     ordered = ordered.masked_fill(outside, float("-inf"))
-    return token_ids.gather(1, draw(ordered, uniforms)[:, None]).squeeze(1)
+    # A row of NaN is drawn beyond its end, and a GPU that is asked for what is not there is lost.
+    places = draw(ordered, uniforms).clamp(max=scaled.shape[1] - 1)
+    return token_ids.gather(1, places[:, None]).squeeze(1)
