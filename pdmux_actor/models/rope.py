@@ -68,9 +68,26 @@ class RopeConfig:
                     reason=f"config.json: rope_scaling.{name} is missing for rope_type {rope_type!r}",
                     remedy="add it to config.json",
                 )
-        theta = parameters.get("rope_theta") or config.get("rope_theta") or _DEFAULT_THETA
+            if not _is_positive(parameters[name]):
+                raise ModelLoadError(
+                    model=model,
+                    reason=f"config.json: rope_scaling.{name}={parameters[name]!r} is no number above 0",
+                    remedy="correct config.json",
+                )
+        theta = parameters.get("rope_theta", config.get("rope_theta"))
+        theta = _DEFAULT_THETA if theta is None else theta
+        if not _is_positive(theta):
+            raise ModelLoadError(
+                model=model,
+                reason=f"config.json: rope_theta={theta!r} is no number above 0",
+                remedy="correct config.json",
+            )
         numbers = {name: float(v) for name, v in parameters.items() if isinstance(v, int | float)}
         return cls(rope_type=rope_type, theta=float(theta), scaling=numbers)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def rotary_table(config: RopeConfig, head_dim: int, num_positions: int) -> npt.NDArray[np.float32]:

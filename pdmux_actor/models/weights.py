@@ -24,6 +24,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_STORED_DTYPES = (*_DTYPES.values(), torch.float64)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -74,6 +75,12 @@ class _TensorReader:
                 model=self._model,
                 reason=f"tensor {name} has shape {list(tensor.shape)}, config.json implies {list(target.shape)}",
                 remedy="check that config.json belongs to these weights",
+            )
+        if tensor.dtype not in _STORED_DTYPES:  # float8 or integers mean nothing without their scales
+            raise ModelLoadError(
+                model=self._model,
+                reason=f"tensor {name} holds {str(tensor.dtype).removeprefix('torch.')}",
+                remedy="use an unquantised checkpoint (float32, bfloat16 or float16)",
             )
         target.copy_(tensor)
 
@@ -153,14 +160,19 @@ def _load_layer(reader: _TensorReader, config: DecoderConfig, prefix: str) -> La
     )
 
 
+def _is_beside(file: object) -> bool:
+    """A checkpoint is somebody else's: its index opens nothing outside its folder."""
+    return isinstance(file, str) and not Path(file).is_absolute() and ".." not in Path(file).parts
+
+
 def _tensor_files(model: str, folder: Path) -> dict[Path, set[str] | None]:
     """Weight files and the tensors each holds by the index; None stands for all."""
     if (folder / _INDEX_FILE).exists():
         weight_map = read_json(model, folder, _INDEX_FILE).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        if not isinstance(weight_map, dict) or not all(_is_beside(file) for file in weight_map.values()):
             raise ModelLoadError(
                 model=model,
-                reason=f"{folder / _INDEX_FILE} has no weight_map of tensor names to files",
+                reason=f"{folder / _INDEX_FILE} has no weight_map of tensor names to files in its folder",
                 remedy="copy or download the file again",
             )
         files: dict[Path, set[str] | None] = {}

@@ -104,6 +104,8 @@ def test_load_weights__unused_tensor__warns(folder: Path, caplog: pytest.LogCapt
         ("lm_head.weight", None, "tensor lm_head.weight is missing"),
         ("model.norm.weight", torch.zeros(31), r"model.norm.weight has shape \[31\], config.json implies \[32\]"),
         ("model.layers.0.self_attn.k_proj.weight", torch.zeros(32, 32), r"k_proj.weight has shape \[32, 32\]"),
+        ("model.norm.weight", torch.zeros(32, dtype=torch.int8), "model.norm.weight holds int8"),
+        ("model.norm.weight", torch.zeros(32, dtype=torch.float8_e4m3fn), "model.norm.weight holds float8_e4m3fn"),
     ],
 )
 def test_load_weights__missing_or_misshapen_tensor__names_it(
@@ -145,7 +147,16 @@ def test_load_weights__index_points_to_absent_tensor__names_it(folder: Path) -> 
         load(folder)
 
 
-@pytest.mark.parametrize("index", ["{}", '{"weight_map": {"lm_head.weight": 3}}', "not json"])
+@pytest.mark.parametrize(
+    "index",
+    [
+        "{}",
+        '{"weight_map": {"lm_head.weight": 3}}',
+        '{"weight_map": {"lm_head.weight": "../elsewhere/model.safetensors"}}',
+        '{"weight_map": {"lm_head.weight": "/etc/passwd"}}',
+        "not json",
+    ],
+)
 def test_load_weights__broken_index__says_so(folder: Path, index: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
 
@@ -173,6 +184,10 @@ def test_load_weights__only_pickled_weights__asks_for_safetensors(folder: Path) 
         ({"hidden_size": "many"}, "hidden_size='many'"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type='longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor='2' is no number above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor=0 is no number above 0"),
+        ({"rope_theta": 0}, "rope_theta=0 is no number above 0"),
+        ({"rope_theta": "10000"}, "rope_theta='10000' is no number above 0"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rms_norm_eps": "tiny"}, "malformed number"),
