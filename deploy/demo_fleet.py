@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from deploy.errors import OutputNotWritable
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 from traces.lengths import PROFILES
 from traces.machine_fit import MachineLimits, Scale, scale_to
@@ -65,11 +68,16 @@ class DemoTrace:
 
 
 def write_demo(folder: Path) -> Path:
-    """Writes the checkpoints and the fleet file; returns the fleet file."""
-    for name, shape in DEMO_SHAPES.items():
-        write_random_checkpoint(folder / "checkpoints" / name, shape, CHECKPOINT_SEED)
+    """Writes the checkpoints and the fleet file; returns the fleet file. Raises OutputNotWritable."""
     fleet_file = folder / FLEET_FILE_NAME
-    fleet_file.write_text(FLEET_TEXT, encoding="utf-8")
+    try:
+        for name, shape in DEMO_SHAPES.items():
+            write_random_checkpoint(folder / "checkpoints" / name, shape, CHECKPOINT_SEED)
+        fleet_file.write_text(FLEET_TEXT, encoding="utf-8")
+    except OSError as error:
+        raise OutputNotWritable(path=str(folder), reason=error.strerror or str(error)) from error
+    except SafetensorError as error:  # what the library makes of a full disk
+        raise OutputNotWritable(path=str(folder), reason=str(error)) from error
     return fleet_file
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from deploy.setting_types import PATTERN_REMEDIES
 from deploy.yaml_source import KeyPath, YamlSource, path_text
 
 _MAX_VALUE_CHARS = 60
@@ -62,7 +63,7 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> Iterator[Probl
         elif kind == "missing":
             yield Problem(path=path, value=None, remedy=_REMEDIES["missing"])
         elif kind == "string_pattern_mismatch":
-            yield Problem(path=path, value=detail["input"], remedy=_pattern_remedy(path))
+            yield Problem(path=path, value=detail["input"], remedy=_pattern_remedy(detail["ctx"]["pattern"]))
         else:
             template = _REMEDIES.get(kind)
             remedy = template.format(**_context(detail.get("ctx"))) if template else str(detail["msg"])
@@ -73,10 +74,8 @@ def _context(ctx: Mapping[str, Any] | None) -> dict[str, Any]:
     return {k: v.replace("'", "") if isinstance(v, str) else v for k, v in (ctx or {}).items()}
 
 
-def _pattern_remedy(path: KeyPath) -> str:
-    if path[-1] == "id":
-        return "must be letters, digits and ._:-/ that begin with a letter or digit"
-    return "must be lower-case letters, digits and dashes (at most 40)"
+def _pattern_remedy(pattern: str) -> str:
+    return PATTERN_REMEDIES.get(pattern, f"must match {pattern}")
 
 
 def _unknown_key(path: KeyPath, root: type[BaseModel]) -> str:

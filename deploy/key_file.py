@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.errors import FleetFileError, KeyFileError, OutputNotWritable
 from deploy.fleet_problems import problems_of
+from deploy.setting_types import KeyHash, KeyId, KeyOwner, ModelId
 from deploy.yaml_source import parse_yaml, path_text
-from router.api_keys import HASH_SHAPE, KeyEntry, KeyRing
+from router.api_keys import KeyEntry, KeyRing
 from router.ask import Priority
 
 _MAX_BYTES = 8 * 1024 * 1024
+_MOST_PER_MINUTE = 10**12
 PriorityName = Literal["low", "normal", "high"]
 _PRIORITIES: Mapping[str, Priority] = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
 
@@ -23,12 +25,12 @@ _PRIORITIES: Mapping[str, Priority] = {"low": Priority.LOW, "normal": Priority.N
 class StoredKey(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-    hash: Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
-    models: tuple[str, ...] | None = None
-    requests_per_minute: PositiveInt | None = None
-    tokens_per_minute: PositiveInt | None = None
+    id: KeyId
+    name: KeyOwner
+    hash: KeyHash
+    models: tuple[ModelId, ...] | None = None
+    requests_per_minute: Annotated[int, Field(ge=1, le=_MOST_PER_MINUTE)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=_MOST_PER_MINUTE)] | None = None
     priority: PriorityName = "normal"
     admin: bool = False
 
@@ -116,4 +118,5 @@ def write_key_file(path: Path, keys: KeyFile) -> None:
             file.write(keys.to_yaml())
         beside.replace(path)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error

@@ -11,6 +11,7 @@ from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
 from deploy.errors import KeyFileError, OptionNotUsable
+from deploy.fleet_problems import problems_of
 from deploy.key_file import KeyFile, StoredKey, read_key_file, write_key_file
 from router.api_keys import make_key
 
@@ -52,8 +53,9 @@ def new(
             admin=admin,
         )
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
-        raise OptionNotUsable(option="NAME", value=name, remedy=reason) from error
+        first = next(problems_of(error, StoredKey))
+        option = "NAME" if first.path[0] == "name" else f"--{str(first.path[0]).removesuffix('s').replace('_', '-')}"
+        raise OptionNotUsable(option=option, value=repr(first.value), remedy=first.remedy) from error
     write_key_file(file, stored.with_key(key))
     typer.echo(f"key {fresh.key_id} of {name} added to {file}; it is shown this once:", err=True)
     typer.echo(fresh.secret)

@@ -98,7 +98,8 @@ def _engine(
     from deploy.profiling import engine_of_fleet
 
     if (file is None) == (checkpoint is None):
-        raise OptionNotUsable(option="--checkpoint", value=checkpoint, remedy="name a fleet file, or a checkpoint")
+        given = "nothing" if file is None else "both"
+        raise OptionNotUsable(option="FLEET, --checkpoint", value=given, remedy="name a fleet file, or a checkpoint")
     if file is not None:
         if (said := device or cores or dtype) is not None:
             remedy = "the fleet file says that (pools[].device and .cores, models[].dtype)"

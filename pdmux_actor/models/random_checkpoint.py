@@ -100,7 +100,7 @@ def write_random_checkpoint(folder: Path, shape: CheckpointShape, seed: int) -> 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_demo_tokenizer(shape.vocab_size)
     end_ids = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     save_file(_random_tensors(shape, seed, _text_scale(tokenizer)), folder / "model.safetensors", {"format": "pt"})
     _write_json(folder / "config.json", _config(shape, end_ids))
     _write_json(folder / "generation_config.json", {"eos_token_id": end_ids, "pad_token_id": end_ids[1]})

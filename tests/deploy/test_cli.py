@@ -103,6 +103,12 @@ def test_plan__unsupported_architecture__is_one_line(run: Run, tmp_path: Path) -
     assert err.count("\n") == 1
 
 
+def test_demo__write__no_place_to_go__is_one_line_and_code_2(run: Run) -> None:
+    code, _, err = run("demo", "--write", "/dev/null/demo")
+
+    assert (code, err) == (2, "muxfleet: /dev/null/demo: cannot be written: Not a directory\n")
+
+
 def test_render__fleet__prints_yaml_with_absolute_sources(run: Run, demo_file: Path) -> None:
     code, out, _ = run("render", demo_file)
 

@@ -41,7 +41,11 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
     with pytest.raises(InvalidApiKey):
         read_key_file(file).ring().admit(secret)
     assert run("keys", "revoke", "000000000000", "--file", str(file)) == 2
+    capsys.readouterr()
     assert run("keys", "new", "bad name!", "--file", str(file)) == 2
+    assert capsys.readouterr().err.startswith("muxfleet: NAME 'bad name!': must be at most 63 letters, digits")
+    assert run("keys", "new", "a", "--model", "", "--file", str(file)) == 2
+    assert capsys.readouterr().err.startswith("muxfleet: --model '': must be letters, digits and")
     assert run("keys", "list", "--file", str(tmp_path / "none.yaml")) == 2
 
 
@@ -50,7 +54,7 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
     [
         ("keys: [", "k.yaml:1: not valid YAML"),
         ("keys: 5", "k.yaml:1: keys: must be a list"),
-        ("keys:\n- {id: x}", "k.yaml:2: keys[0].id: "),
+        ("keys:\n- {id: x}", "k.yaml:2: keys[0].id: must be the 12 hexadecimal digits"),
         ("keys:\n- {id: 123456789012}", "k.yaml:2: keys[0].id: must be a string (put it in quotes)"),
         ("other: 1", "k.yaml:1: other: unknown key"),
         ("- a", "k.yaml:1: the file: must be a mapping"),

@@ -68,6 +68,13 @@ BAD_FILES = {
             "f.yaml:2: gateway.replicas = 0: must be at least 1",
         ],
     ),
+    "bad label": (
+        MODEL + "pools: [{node_labels: {muxfleet.io/pool: 'a b'}}]",
+        [
+            'f.yaml:2: pools[0].node_labels.muxfleet.io/pool = "a b": must be letters, digits and ._- between letters '
+            "or digits"
+        ],
+    ),
     "unknown choice": (
         MODEL + "gateway: {proxy: nginx}",
         ['f.yaml:2: gateway.proxy = "nginx": must be one of: python or haproxy'],
