@@ -30,6 +30,7 @@ from rich.table import Table
 from pdmux_actor.executor.cuda.decode_graphs import BUCKETS
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.models.triton_operators import TritonOperators
+from pdmux_actor.scheduling.partition import decode_shares
 from profiler.specs import DeviceSpec, ModelSpec
 
 BLOCK_BYTES = 16 * 1024
@@ -189,9 +190,12 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
         kv_pool_bytes=int(options.kv_gib * (1 << 30)),
         block_bytes=BLOCK_BYTES,
         captured_batches=() if options.quick else BUCKETS,
+        captures=not options.eager,
     )
     kept.note_gpu(executor.device, executor.chosen)
-    kept.note({"model": options.model})
+    shares = [*decode_shares(executor.device), executor.device.num_sms]
+    rates = executor.partition_rates(shares[:: 2 if options.quick else 1])
+    kept.note({"model": options.model, "partition_rates": [asdict(rate) for rate in rates]})
     run(executor, options.model, QUICK if options.quick else FULL, kept)
     executor.close()
 
@@ -200,6 +204,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="one decode and one prefill per second partition, no memory of all graphs")
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--kv-gib", type=float, default=48.0, help="KV pool")
+    parser.add_argument("--eager", action="store_true", help="decode launch by launch")
     run_script(parser, ROW_KEY, measure_on_gpu, print_tables, draw_floors)
 
 

@@ -190,6 +190,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
     parser.add_argument("--scale", type=float, default=1.0, help="divides all lengths (default: 1)")
     parser.add_argument("--kv-gib", type=float, default=80.0)
+    parser.add_argument("--eager", action="store_true", help="decode launch by launch")
     add_rate_arguments(parser, window_s=12.0, max_runs=6)
     return parser
 
@@ -200,7 +201,12 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
 
     def open_executor() -> TorchCudaExecutor:
         kv_pool_bytes = int(options.kv_gib * (1 << 30))
-        return open_cuda_executor(kv_pool_bytes=kv_pool_bytes, block_bytes=BLOCK_BYTES, captured_batches=BATCH_BUCKETS)
+        return open_cuda_executor(
+            kv_pool_bytes=kv_pool_bytes,
+            block_bytes=BLOCK_BYTES,
+            captured_batches=BATCH_BUCKETS,
+            captures=not options.eager,
+        )
 
     measure_all(kept, options, open_executor, dtype="bfloat16")
 

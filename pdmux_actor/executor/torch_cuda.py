@@ -293,8 +293,9 @@ def open_cuda_executor(
     default_dtype: str | None = None,
     device_index: int = 0,
     captured_batches: Sequence[int] = (),
+    captures: bool = True,
 ) -> TorchCudaExecutor:
-    """Its device's `memory_bytes` are what KV and models may fill.
+    """Its device's `memory_bytes` are what KV and models may fill. Without `captures` decode runs launch by launch.
 
     Raises:
         DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
@@ -317,7 +318,7 @@ def open_cuda_executor(
         default_dtype=default_dtype,
         lanes=lanes,
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
-        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), graph_bytes),
-        captured_batches=captured_batches,
+        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, graph_bytes),
+        captured_batches=captured_batches if captures else (),
         chosen={"prefill_attention": flash, "products": products},
     )

@@ -19,8 +19,8 @@ from pdmux_actor.scheduling.sequence import Sequence
 
 NOT_FINITE = -1  # stands for the token of a row whose logits hold NaN or infinity
 _UINT64 = (1 << 64) - 1
-# That are drawn for at once: 256 rows of 128,256 tokens, sorted in float64, would take 3 GB in every captured step.
-_DRAWN_ROWS = 32
+# That are drawn for at once. More would take gigabytes in every captured step; fewer would be sorted row by row.
+_DRAWN_ROWS = 128
 
 
 class SamplingKind(Enum):
@@ -106,11 +106,14 @@ def sample_rows(logits: Tensor, parameters: Mapping[str, Tensor], uniforms: Tens
 def _draw(
     logits: Tensor, highest: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor, kind: SamplingKind
 ) -> Tensor:
-    scaled = (logits - highest[:, None]).double().div_(parameters["temperature"][:, None].clamp(min=1e-12))
-    drawn = draw(scaled, uniforms)
+    below_highest = logits - highest[:, None]
+    temperature = parameters["temperature"][:, None].clamp(min=1e-12)
+    drawn = draw(below_highest.double().div_(temperature), uniforms)
     if kind is SamplingKind.FILTERED:
-        is_filtered = (parameters["top_p"] < 1) | (parameters["top_k"] > 0)
-        drawn = torch.where(is_filtered, _draw_filtered(scaled, parameters, uniforms), drawn)
+        # In float32 a sort has half the passes; that float64 holds the quotients changes no order.
+        ordered, token_ids = below_highest.sort(dim=-1, descending=True, stable=True)
+        filtered = _draw_filtered(ordered.double().div_(temperature), token_ids, parameters, uniforms)
+        drawn = torch.where((parameters["top_p"] < 1) | (parameters["top_k"] > 0), filtered, drawn)
     return drawn
 
 
@@ -150,17 +153,16 @@ def host_tokens(sample: DeviceSample, num_alternatives: Seq[int | None]) -> list
     return tokens
 
 
-def _draw_filtered(scaled: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor) -> Tensor:
-    """top-k first, then top-p over what top-k left."""
-    ordered, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(scaled.shape[1], device=scaled.device)
+def _draw_filtered(ordered: Tensor, token_ids: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor) -> Tensor:
+    """top-k first, then top-p over what top-k left. `ordered`: scaled logits, falling, of `token_ids`."""
+    ranks = torch.arange(ordered.shape[1], device=ordered.device)
     top_k = parameters["top_k"]
-    most = torch.where(top_k > 0, top_k, scaled.shape[1])
+    most = torch.where(top_k > 0, top_k, ordered.shape[1])
     ordered = ordered.masked_fill(ranks >= most[:, None], float("-inf"))
     probabilities = ordered.softmax(dim=-1)
     mass_before = probabilities.cumsum(dim=-1) - probabilities
     outside = (mass_before >= parameters["top_p"][:, None]) & (ranks > 0)
     ordered = ordered.masked_fill(outside, float("-inf"))
     # A row of NaN is drawn beyond its end, and a GPU that is asked for what is not there is lost.
-    places = draw(ordered, uniforms).clamp(max=scaled.shape[1] - 1)
+    places = draw(ordered, uniforms).clamp(max=ordered.shape[1] - 1)
     return token_ids.gather(1, places[:, None]).squeeze(1)

@@ -5,15 +5,19 @@ import torch
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv
+from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
 from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.models.weights import torch_dtype
 
 
 def warm_up(loaded: LoadedModel, block_bytes: int, device: torch.device, num_sms: int) -> None:
-    """One decode step on padding, and one gather, over a pool of a single row. Runs beside launches of other models."""
+    """One decode step on padding, one gather and the attention of two prompt tokens, over a pool of a single row. Runs
+    beside launches of other models.
+    """
     spec, geometry = loaded.info.spec, loaded.info.geometry
     pool = torch.zeros(geometry.blocks_per_row, block_bytes, dtype=torch.uint8, device=device)
     kv = DeviceKv(
@@ -29,3 +33,9 @@ def warm_up(loaded: LoadedModel, block_bytes: int, device: torch.device, num_sms
     bucket.step(SamplingKind.GREEDY, num_sms)
     first = torch.zeros(1, dtype=torch.int32, device=device)
     gather_kv(kv.pool, kv.table, first, first, layer=0, kv_heads=kv.kv_heads, head_dim=kv.head_dim)
+    # FlashAttention 4 compiles at its first call; the others load their code.
+    prompt = torch.zeros(2, spec.num_heads + spec.num_kv_heads, spec.head_dim, dtype=kv.pool.dtype, device=device)
+    key = prompt[:, spec.num_heads :]
+    ends = torch.arange(0, 4, 2, dtype=torch.int32, device=device)
+    chunk = ChunkExtent(first=0, length=2, context_tokens=2)
+    varlen_attention(prompt[:, : spec.num_heads], key, key, ends, ends, [chunk])

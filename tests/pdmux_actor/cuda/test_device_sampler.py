@@ -36,10 +36,11 @@ def make_sequences(count: int, kinds: int) -> list[Sequence]:
     ("kinds", "kind"), [(1, SamplingKind.GREEDY), (2, SamplingKind.DRAWN), (5, SamplingKind.FILTERED)]
 )
 def test_sample_rows__more_than_are_drawn_at_once__tokens_of_the_cpu(kinds: int, kind: SamplingKind) -> None:
-    sequences = make_sequences(70, kinds)
-    logits = 3 * torch.randn(70, VOCABULARY, generator=torch.Generator().manual_seed(kinds))
-    rows = SamplingRows.of(sequences, num_rows=80)
+    sequences = make_sequences(140, kinds)
+    logits = 3 * torch.randn(140, VOCABULARY, generator=torch.Generator().manual_seed(kinds))
+    rows = SamplingRows.of(sequences, num_rows=150)
     parameters = {name: torch.from_numpy(array) for name, array in rows.arrays.items()}
+    logits[:, 40:60] = logits[:, 20:40].round()  # many are alike
     padded = torch.cat((logits, torch.zeros(10, VOCABULARY)))
     padded[3, 5] = float("nan")
     expected = Sampler(sequences, frozenset()).sample(logits.clone()).token_ids.tolist()
@@ -48,4 +49,4 @@ def test_sample_rows__more_than_are_drawn_at_once__tokens_of_the_cpu(kinds: int,
     sampled = sample_rows(padded, parameters, parameters["uniforms"][0], rows.kind)
 
     assert rows.kind is kind
-    assert sampled[:70].tolist() == expected
+    assert sampled[:140].tolist() == expected

@@ -18,6 +18,7 @@ from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError
 from pdmux_actor.executor import torch_cuda
 from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.cuda import warm_up
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
@@ -292,3 +293,18 @@ def test_partition_rates__shares__are_measured_on_both_lanes_streams(monkeypatch
     ]
     assert [rate.sms for rate in rates] == [2, 4]
     assert all(rate.flops_per_s > 0 and rate.bandwidth_bytes_per_s > 0 for rate in rates)
+
+
+def test_load_model__before_its_first_launch__every_kernel_has_run_once(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig()
+    attended: list[tuple[int, ...]] = []
+
+    def attention(query: torch.Tensor, key: torch.Tensor, *rest: object) -> None:
+        attended.append((*query.shape[1:], *key.shape[1:]))
+
+    monkeypatch.setattr(warm_up, "varlen_attention", attention)
+    rig.load("qwen3", tiny_checkpoints["qwen3"])
+
+    assert attended == [(6, 16, 2, 16)]
