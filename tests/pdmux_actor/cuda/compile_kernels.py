@@ -29,6 +29,7 @@ from pdmux_actor.models.triton_operators import TritonOperators
 
 SMS = 132
 BLOCK_BYTES = 16 * 1024
+LEAST_SHARED_MEMORY = 89  # the capability where wide heads are most likely not to fit
 
 
 class AbsentGpu:
@@ -108,8 +109,9 @@ def main(capability: int) -> None:
     call_all(32, 8, 128, 14336, torch.bfloat16, has_norms=False)
     call_all(32, 8, 64, 8192, torch.bfloat16, has_norms=True)
     call_all(6, 2, 32, 256, torch.float32, has_norms=True)  # tests/pdmux_actor/gpu
-    call_all(8, 1, 256, 4096, torch.bfloat16, has_norms=False)  # the widest heads that there are
-    call_all(32, 8, 128, 14336, torch.float32, has_norms=False)
+    if capability == LEAST_SHARED_MEMORY:
+        call_all(8, 1, 256, 4096, torch.bfloat16, has_norms=False)  # the widest heads that there are
+        call_all(32, 8, 128, 14336, torch.float32, has_norms=False)
     SmCensus(torch.device("cpu")).take()
     report = {name: [resources(k) for k in {k.hash: k for k in found}.values()] for name, found in compiled.items()}
     print(json.dumps(report))
