@@ -8,7 +8,7 @@ from pdmux_actor.messages import LoadReport, ModelLoad
 from router.view import FleetView
 
 LENDABLE_SHARE = 0.5
-"""Of a unit's blocks that nobody claims, what a model may have beyond its quota; engines lend as much by default."""
+"""Of a unit's blocks that nobody uses, what a model may have beyond its quota; engines lend as much by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,8 @@ def block_budgets(view: FleetView) -> Mapping[str, BlockBudget]:
         for model in () if load is None else load.models:
             if model.model in ready and model.quota_blocks > 0 and model.blocks_per_row and model.tokens_per_row:
                 assert load is not None
-                blocks = model.quota_blocks + int(LENDABLE_SHARE * _unclaimed_blocks(load, model))
+                own_blocks = max(model.quota_blocks, model.used_blocks)
+                blocks = own_blocks + int(LENDABLE_SHARE * _idle_blocks(load, model))
                 offers.setdefault(model.model, []).append((blocks, model))
     return {
         model: BlockBudget(
@@ -46,10 +47,12 @@ def block_budgets(view: FleetView) -> Mapping[str, BlockBudget]:
     }
 
 
-def _unclaimed_blocks(load: LoadReport, model: ModelLoad) -> int:
-    """Blocks beyond the quotas of the models that have work, the asking one among them."""
-    others = (m for m in load.models if m.model != model.model and (m.running or m.waiting))
-    return max(0, load.total_blocks - model.quota_blocks - sum(max(m.quota_blocks, m.used_blocks) for m in others))
+def _idle_blocks(load: LoadReport, model: ModelLoad) -> int:
+    """Blocks that nobody uses, beyond the quota of the model or what it uses. Those in a neighbour's quota are among
+    them: the unit takes them back as soon as the neighbour needs them.
+    """
+    others = sum(m.used_blocks for m in load.models if m.model != model.model)
+    return max(0, load.total_blocks - max(model.quota_blocks, model.used_blocks) - others)
 
 
 @dataclass(slots=True, eq=False)
