@@ -38,12 +38,12 @@ from router.limits import GatewayLimits
 from router.view import FleetView, ModelCard, UnitView
 from traces.outcome import Ending, RequestOutcome
 from traces.record import TraceRecord
-from traces.report import SloTarget, attains
+from traces.report import attains
 
 LOAD_BYTES_PER_S = 2e9
-LEAD_IN_S = 20.0  # of the old popularity
+LEAD_IN_S = 10.0  # of the old popularity
 NOTICED_S = 10.0  # from the flip to the first step of the move
-WINDOW_S = 150.0
+WINDOW_S = 100.0
 _MAX_RUNNING = 256
 _NO_LIMIT = 1_000_000
 
@@ -71,11 +71,20 @@ class FlipOutcome:
     requests: int
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of a request, and whether it attained its targets."""
+
+    model: str
+    ending: Ending
+    attained: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMove:
-    """`outcomes`: of the requests that arrived from the flip on."""
+    """`judged`: the requests that arrived from the flip on."""
 
-    outcomes: Sequence[RequestOutcome]
+    judged: Sequence[Judged]
     move_s: float | None
 
 
@@ -107,7 +116,7 @@ def flip_outcomes(
         steps = steps_between(before, plan, fits=fleet.fits)
         cost = move_cost(steps, {m.model: m.spec.weight_bytes for m in later}, load_bytes_per_s=LOAD_BYTES_PER_S)
         moved = fleet.moved_to(plan, stream)
-        share, worst = _shares(later, moved.outcomes)
+        attained = sum(r.attained for r in moved.judged)
         yield FlipOutcome(
             plan=name,
             loads=cost.loads,
@@ -116,11 +125,11 @@ def flip_outcomes(
             expected_s=cost.seconds,
             move_s=moved.move_s,
             estimated_share=estimate(units, later, plan, estimator).served_share,
-            served_in_window=share,
-            worst_model=worst,
-            rejected=sum(o.ending is Ending.REJECTED for o in moved.outcomes),
-            late=round(sum(o.ending is Ending.FINISHED for o in moved.outcomes) - share * len(moved.outcomes)),
-            requests=len(moved.outcomes),
+            served_in_window=attained / len(moved.judged),
+            worst_model=_worst_share(moved.judged),
+            rejected=sum(r.ending is Ending.REJECTED for r in moved.judged),
+            late=sum(r.ending is Ending.FINISHED for r in moved.judged) - attained,
+            requests=len(moved.judged),
         )
 
 
@@ -137,19 +146,12 @@ def _flip_stream(
     return replace(new, records=records, count=old.count + new.count, span_s=LEAD_IN_S + new.span_s)
 
 
-def _shares(models: Sequence[PlacementModel], outcomes: Sequence[RequestOutcome]) -> tuple[float, float]:
-    """Within SLO, of all requests and of the worst model's."""
-    met: dict[str, list[bool]] = {m.model: [] for m in models}
-    for outcome in outcomes:
-        met[outcome.model].append(attains(outcome, _target(models, outcome.model)))
-    asked = [flags for flags in met.values() if flags]
-    return sum(map(sum, asked)) / sum(map(len, asked)), min(sum(flags) / len(flags) for flags in asked)
-
-
-def _target(models: Sequence[PlacementModel], name: str) -> SloTarget:
-    target = next(m.slo for m in models if m.model == name)
-    assert target is not None, "models of the benchmark have targets"
-    return target
+def _worst_share(judged: Sequence[Judged]) -> float:
+    """Within SLO, of the model that has it worst."""
+    flags: dict[str, list[bool]] = {}
+    for request in judged:
+        flags.setdefault(request.model, []).append(request.attained)
+    return min(sum(of_model) / len(of_model) for of_model in flags.values())
 
 
 class _Fleet:
@@ -165,7 +167,13 @@ class _Fleet:
 
     def moved_to(self, plan: Plan, stream: RequestStream) -> SimulatedMove:
         moves: list[PlannedMove] = []
-        outcomes: list[RequestOutcome] = []
+        judged: list[Judged] = []
+
+        def judge(outcome: RequestOutcome) -> None:
+            if outcome.scheduled_s >= LEAD_IN_S:
+                target = self._models[outcome.model].slo
+                assert target is not None, "models of the benchmark have targets"
+                judged.append(Judged(outcome.model, outcome.ending, attains(outcome, target)))
 
         def tell_news(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> PlannedMove:
             leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
@@ -179,13 +187,13 @@ class _Fleet:
             limits=GatewayLimits(),
             gateways=1,
             tell_news=tell_news,
-            on_outcome=outcomes.append,
+            on_outcome=judge,
         )
         run.run()
         (move,) = moves
         began_s = LEAD_IN_S + NOTICED_S
         return SimulatedMove(
-            outcomes=[o for o in outcomes if o.scheduled_s >= LEAD_IN_S],
+            judged=judged,
             move_s=None if move.ended_s is None else move.ended_s - began_s,
         )
 
