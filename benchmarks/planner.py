@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 from planner_flip import WINDOW_S, flip_outcomes
 from planner_release import ReleaseEstimator, ReleaseScorer, release_score
@@ -170,13 +171,29 @@ def flip(quick: bool, seeds: Sequence[int]) -> Iterator[Row]:
             yield {"part": "flip", "seed": seed, "window_s": window_s, **asdict(outcome)}
 
 
+def _over_flips(rows: Sequence[Row]) -> Iterator[Row]:
+    """Medians and spreads of all seeds that the file has, measured together or not."""
+    flips = [row for row in rows if row["part"] == "flip" and "seed" in row]
+    for plan in dict.fromkeys(str(row["plan"]) for row in flips):
+        mine = [row for row in flips if row["plan"] == plan]
+        shares = [float(str(row["served_in_window"])) for row in mine]
+        yield {
+            "part": "flip",
+            "plan": plan,
+            "seeds": len(mine),
+            "median_served": median(shares),
+            "least_served": min(shares),
+            "most_served": max(shares),
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--servegen", type=Path)
-    parser.add_argument("--seeds", default="0,1", help="of part flip")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="of part flip")
     parser.add_argument("--largest", type=int, default=4096, help="GPUs of the largest fleet of part scale")
     asked = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
@@ -194,7 +211,8 @@ def main() -> None:
         console.print(_table(part, found))
     if asked.json is not None:
         asked.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": _machine(), "rows": [*_other_rows(asked.json, rows), *rows]}
+        known = [*_other_rows(asked.json, rows), *rows]
+        report = {"machine": _machine(), "rows": [*known, *_over_flips(known)]}
         asked.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -204,7 +222,7 @@ def _other_rows(file: Path, measured: Sequence[Row]) -> list[Row]:
         return []
     now = {(row["part"], row.get("seed")) for row in measured}
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    return [row for row in rows if (row["part"], row.get("seed")) not in now]
+    return [row for row in rows if "seeds" not in row and (row["part"], row.get("seed")) not in now]
 
 
 def _machine() -> Row:
