@@ -169,7 +169,7 @@ def measure_all(
                 torch.cuda.empty_cache()  # and that of streams that are gone
 
 
-def best_rows(rows: list[Row]) -> list[Row]:
+def best_rows(rows: Sequence[Row]) -> list[Row]:
     """Of the budgets of one policy and workload, the one with the highest goodput."""
     best: dict[tuple[object, object], Row] = {}
     for row in rows:
@@ -179,7 +179,7 @@ def best_rows(rows: list[Row]) -> list[Row]:
     return list(best.values())
 
 
-def draw(figure: Any, rows: list[Row]) -> None:
+def draw(figure: Any, rows: Sequence[Row]) -> None:
     draw_bars(figure, best_rows(rows), group="workload", bar="policy", value="goodput_per_s", label="goodput, 1/s")
 
 
