@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 
 from deploy.cli import build_app
+from deploy.settings import FleetFile, parse_fleet_file
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts))
@@ -125,3 +127,21 @@ def test_document__files_of_the_project_it_names__exist(file: Path) -> None:
     named = re.findall(pattern, file.read_text(encoding="utf-8"))
 
     assert not [n for n in named if not list(ROOT.glob(n.rstrip("/"))) and not list(ROOT.glob(n + ".py"))]
+
+
+def shown_fleet_files() -> list[tuple[str, str]]:
+    """Blocks of YAML whose keys are those of a fleet file, whole or in parts."""
+    found = []
+    for file in DOCUMENTS:
+        for block in re.findall(r"^```yaml\n(.*?)^```", file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            keys = yaml.safe_load(block)
+            if isinstance(keys, dict) and keys.keys() <= FleetFile.model_fields.keys():
+                found.append(
+                    (name_of(file), block if "models" in keys else f"{block}models: [{{id: a, source: ./a}}]\n")
+                )
+    return found
+
+
+@pytest.mark.parametrize(("file", "text"), shown_fleet_files())
+def test_document__fleet_file_it_shows__is_one(file: str, text: str) -> None:
+    parse_fleet_file(text, name=file, base=ROOT)
