@@ -1,6 +1,8 @@
 """Runs of a deployed fleet: one, or several at growing rates until it can bear no more."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deploy.simulation.deployments import DeployedFleet
@@ -10,6 +12,7 @@ from router.limits import GatewayLimits
 from traces.outcome import RequestOutcome
 
 GOODPUT_ATTAINMENT = 0.99
+_COLLECTION_THRESHOLDS = (50_000, 50, 50)
 _HOPELESS_MISSES = 0.3  # share of a stream's requests: then a rate has been shown to be too high
 
 OnProgress = Callable[[int, float], None]
@@ -60,7 +63,21 @@ def run_fleet(
         tell_news=deployed.tell_news,
         on_outcome=on_outcome,
     )
-    return run.run()
+    with _seldom_collected():
+        return run.run()
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """What a request leaves behind goes by its reference count; to search a whole fleet for cycles takes a tenth of a
+    run at Python's own thresholds.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def attainment_of(outcome: FleetOutcome) -> float:

@@ -1,5 +1,6 @@
 """A simulated fleet: what goes in comes out, the same way every time, and time and memory behave."""
 
+import gc
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,20 @@ def test_fleet_run__model_without_a_unit__is_turned_away_not_waited_for() -> Non
     assert set(deployed.unplaced) == {"large"}
     assert outcome.models["large"].rejected == outcome.models["large"].requests > 0
     assert outcome.models["small"].finished == outcome.models["small"].requests > 0
+
+
+def test_run_fleet__run_that_fails__leaves_the_collector_as_it_was() -> None:
+    deployed = deploy_fleet(fleet(), Deployment(name="mux", policy="mux"))
+    before, during = gc.get_threshold(), []
+
+    def fail(requests: int, now_s: float) -> None:
+        during.append(gc.get_threshold())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_fleet(deployed, stream(), OPTIONS, on_progress=fail)
+    assert during[0][0] > before[0]
+    assert gc.get_threshold() == before
 
 
 def test_sweep__growing_rates__ends_between_the_last_good_and_the_first_bad() -> None:
