@@ -1,5 +1,6 @@
 """Runs the cases of an experiment and sets what was simulated beside what was published."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +18,7 @@ from router.limits import GatewayLimits
 _SAME_SHARE = 0.03  # figures closer than this are no ordering
 _LONGEST_PROMPT_PERCENT = 99  # of the prompts, what a chunk budget is tuned for
 _HOPELESS_BACKLOG = 0.5  # share of all requests that wait for their first token too long
+_TAKES_ALL = GatewayLimits(max_queued=1 << 30, hold_s=math.inf)  # the papers' systems turn nobody away
 _QUICK_REFINEMENTS, _REFINEMENTS = 2, 5
 
 OnRun = Callable[[str], None]
@@ -99,7 +101,7 @@ def _stream(case: CaseSection, rate_per_s: float, *, quick: bool, seed: int) -> 
 def _measure(
     case: CaseSection, system: SystemSection, deployed: DeployedFleet, *, quick: bool, seed: int, on_run: OnRun
 ) -> Mapping[Metric, float | None]:
-    options = RunOptions(limits=GatewayLimits(max_queued=1 << 30), gateways=1, window_s=case.window_s)
+    options = RunOptions(limits=_TAKES_ALL, gateways=1, window_s=case.window_s)
 
     def run_at(rate_per_s: float) -> FleetOutcome:
         on_run(f"{case.name}: {system.name} at {rate_per_s:.3g} requests/s")
