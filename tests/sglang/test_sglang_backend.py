@@ -258,7 +258,7 @@ async def test_model__leaves_and_comes_back__is_woken_unless_it_is_another(
 
         await engine.remove_model("m")
         await engine.add_model(assignment(small_checkpoint, model="other"))
-        assert not children() & started
+        await client.until(lambda: not children() & started)  # killed, and gone when the system has reaped them
         client.submit("of another", model="other")
         assert (await client.end_of("of another")).finish is FinishReason.LENGTH
 
