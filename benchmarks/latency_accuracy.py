@@ -30,9 +30,9 @@ from accuracy_data import (
     mixed_attention_rows,
 )
 from cpu_machine import facts
+from fitted_device import fitted
 from rich.console import Console
 from rich.table import Table
-from scipy.optimize import least_squares
 
 from profiler.batch_features import BatchFeatures, Feature
 from profiler.errors import ProfileUnusable
@@ -272,55 +272,35 @@ def attention_s(costs: OperatorCosts, batches: BatchFeatures[Floats]) -> Floats:
 def refit(device: DeviceSpec, groups: Sequence[LinearRows]) -> DeviceSpec:
     """Compute rate, bandwidth, launch overhead and knee that suit `groups` best."""
     thinned = [replace(g, tokens=g.tokens[::16], seconds=g.seconds[::16]) for g in groups]
-    measured_s = np.concatenate([g.seconds for g in thinned])
-
-    def with_rates(logs: Floats) -> DeviceSpec:
-        flops, rate, start, knee = (float(v) for v in np.exp(logs))
-        return replace(
-            device,
-            peak_flops_per_s=flops,
-            memory_bandwidth_bytes_per_s=rate,
-            launch_overhead_s=start,
-            knee_exponent=knee,
-        )
-
-    def errors(logs: Floats) -> Floats:
-        spec = with_rates(logs)
-        return np.log(np.concatenate([linear_s(spec, g, g.tokens) for g in thinned]) / measured_s)
-
-    start = np.log(
-        [
-            device.peak_flops_per_s,
-            device.memory_bandwidth_bytes_per_s,
-            device.launch_overhead_s,
-            device.knee_exponent,
-        ]
+    return fitted(
+        device,
+        start={
+            "peak_flops_per_s": device.peak_flops_per_s,
+            "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
+            "launch_overhead_s": device.launch_overhead_s,
+            "knee_exponent": device.knee_exponent,
+        },
+        predicted_s=lambda spec: np.concatenate([linear_s(spec, g, g.tokens) for g in thinned]),
+        measured_s=np.concatenate([g.seconds for g in thinned]),
+        outlier=0.05,
     )
-    return with_rates(least_squares(errors, start, loss="soft_l1", f_scale=0.05).x)
 
 
 def refit_attention(device: DeviceSpec, groups: Sequence[AttentionRows]) -> DeviceSpec:
     """Compute share, rows and masked pairs in vain, and the start that suit the kernel of `groups` best."""
-    known = [~held_out(len(g.seconds)) for g in groups]
-    measured_s = np.concatenate([g.seconds[rows] for g, rows in zip(groups, known, strict=True)])
-
-    def with_figures(logs: Floats) -> DeviceSpec:
-        share, padding, masked, start = (float(v) for v in np.exp(logs))
-        return replace(
-            device,
-            attention_compute_share=share,
-            attention_padding_tokens=padding,
-            attention_masked_share=masked,
-            attention_start_s=start,
-        )
-
-    def errors(logs: Floats) -> Floats:
-        spec = with_figures(logs)
-        predicted = [prompts_s(spec, g, rows) for g, rows in zip(groups, known, strict=True)]
-        return np.log(np.concatenate(predicted) / measured_s)
-
-    start = np.log([device.attention_compute_share, 100.0, 0.1, device.attention_start_s])
-    return with_figures(least_squares(errors, start, loss="soft_l1", f_scale=0.1).x)
+    known = [(g, ~held_out(len(g.seconds))) for g in groups]
+    return fitted(
+        device,
+        start={
+            "attention_compute_share": device.attention_compute_share,
+            "attention_padding_tokens": 100.0,
+            "attention_masked_share": 0.1,
+            "attention_start_s": device.attention_start_s,
+        },
+        predicted_s=lambda spec: np.concatenate([prompts_s(spec, g, rows) for g, rows in known]),
+        measured_s=np.concatenate([g.seconds[rows] for g, rows in known]),
+        outlier=0.1,
+    )
 
 
 def prompts_s(device: DeviceSpec, group: AttentionRows, rows: np.ndarray) -> Floats:

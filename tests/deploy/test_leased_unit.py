@@ -1,5 +1,9 @@
 """Units of a simulated fleet that follow leases."""
 
+from dataclasses import replace
+
+from model_shapes import LLAMA_3_8B
+
 from deploy.simulation.agenda import Agenda
 from deploy.simulation.deployments import model_info
 from deploy.simulation.engine import EngineDesign, PlacedModel
@@ -13,23 +17,10 @@ from placement.demand import ModelDemand
 from placement.plan import UnitCapacity
 from placement.solvers.base import PlacementModel
 from profiler.devices import A100_80G
-from profiler.specs import ModelSpec
 
 BLOCK_BYTES, QUOTA_BLOCKS = 16 * 1024, 100_000
 SLO = Slo(ttft_s=2.0, tbt_s=0.2)
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_heads=32,
-    num_kv_heads=32,
-    head_dim=128,
-    vocab_size=32000,
-    max_position_embeddings=2048,
-    tie_word_embeddings=False,
-    dtype="float16",
-)
+SPEC = replace(LLAMA_3_8B, num_kv_heads=LLAMA_3_8B.num_heads)  # more KV, so that the quotas bind
 
 
 def test_obey__engine_has_moved_quota_since__quotas_are_the_leases() -> None:
