@@ -8,6 +8,7 @@ import msgspec
 
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest
+from pdmux_actor.serving.beat import Beat
 from pdmux_actor.serving.frames import (
     HEARTBEAT_S,
     INITIAL_CREDIT,
@@ -85,8 +86,7 @@ class FrameConnection(asyncio.Protocol):
         self._next_stream = 0
         self._writable = asyncio.Event()
         self._last_received_s = self._last_sent_s = self._loop.time()
-        self._beat_due_s = self._last_received_s
-        self._heartbeat: asyncio.TimerHandle | None = None
+        self._beat = Beat(HEARTBEAT_S / 2, self._on_beat)
         self.lost = False
         self.welcomed: asyncio.Future[str] = self._loop.create_future()
 
@@ -123,8 +123,7 @@ class FrameConnection(asyncio.Protocol):
             return
         self.lost = True
         self._writable.set()
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        self._beat.stop()
         if self._transport is not None:
             self._transport.abort()
         error = UnitLost(endpoint=self._endpoint, reason=reason)
@@ -147,7 +146,7 @@ class FrameConnection(asyncio.Protocol):
         self._writable.set()
         self._last_received_s = self._loop.time()
         self.send(Hello(version=PROTOCOL_VERSION, token=self._token))
-        self._schedule_beat()
+        self._beat.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(f"the connection broke: {exc}" if exc is not None else "the unit closed the connection")
@@ -186,17 +185,9 @@ class FrameConnection(asyncio.Protocol):
             case Ping():
                 pass
 
-    def _schedule_beat(self) -> None:
-        self._beat_due_s = self._loop.time() + HEARTBEAT_S / 2
-        self._heartbeat = self._loop.call_at(self._beat_due_s, self._beat)
-
-    def _beat(self) -> None:
-        now_s = self._loop.time()
-        # When this loop itself was held up, the unit's frames may lie unread in the socket: look again next time.
-        punctual = now_s - self._beat_due_s < HEARTBEAT_S / 2
+    def _on_beat(self, now_s: float, punctual: bool) -> None:
         if punctual and now_s - self._last_received_s > SILENCE_S:
             self.close(f"silent for {SILENCE_S:.0f} s")
             return
         if now_s - self._last_sent_s >= HEARTBEAT_S:
             self.send(Ping())
-        self._schedule_beat()

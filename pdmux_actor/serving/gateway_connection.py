@@ -9,6 +9,7 @@ from typing import Protocol, cast
 import msgspec
 
 from pdmux_actor.messages import FinishReason
+from pdmux_actor.serving.beat import Beat
 from pdmux_actor.serving.frames import (
     HEARTBEAT_S,
     MAX_FRAME_BYTES,
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 HELLO_DEADLINE_S = 5.0
 MAX_HELLO_BYTES = 4096
 MAX_STREAMS = 4096
-_BEAT_S = HEARTBEAT_S / 2
 _DECODER: msgspec.msgpack.Decoder[ToUnit] = msgspec.msgpack.Decoder(ToUnit)
 
 
@@ -84,9 +84,9 @@ class GatewayConnection(asyncio.Protocol):
         self._closing = False
         self._streams: dict[int, TokenStream] = {}
         self._outgoing: list[bytes] = []
-        self._last_received_s = self._last_sent_s = self._beat_due_s = self._loop.time()
+        self._last_received_s = self._last_sent_s = self._loop.time()
         self._opened_s = self._last_received_s
-        self._beat: asyncio.TimerHandle | None = None
+        self._beat = Beat(HEARTBEAT_S / 2, self._on_beat)
 
     def close(self) -> None:
         """Sends what is queued, then closes."""
@@ -103,13 +103,12 @@ class GatewayConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._schedule_beat()
+        self._beat.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._transport = None
-        if self._beat is not None:
-            self._beat.cancel()
+        self._beat.stop()
         for stream in self._streams.values():
             self._handler.cancel(stream)
         self._streams.clear()
@@ -202,20 +201,13 @@ class GatewayConnection(asyncio.Protocol):
         self._queue(Refused(reason))
         self.close()
 
-    def _schedule_beat(self) -> None:
-        self._beat_due_s = self._loop.time() + _BEAT_S
-        self._beat = self._loop.call_at(self._beat_due_s, self._on_beat)
-
-    def _on_beat(self) -> None:
-        now_s = self._loop.time()
+    def _on_beat(self, now_s: float, punctual: bool) -> None:
         if not self._welcomed and not self._closing and now_s - self._opened_s > self._settings.hello_deadline_s:
             self._refuse(f"no Hello in {self._settings.hello_deadline_s:g} s")
-        # When this loop itself was held up, the gateway's frames may lie unread in the socket: look again next time.
-        punctual = now_s - self._beat_due_s < _BEAT_S
         if punctual and now_s - self._last_received_s > self._settings.silence_s:
             logger.warning("a gateway went silent", extra={"streams": len(self._streams)})
+            self._beat.stop()
             self.abort()
             return
         if self._welcomed and now_s - self._last_sent_s >= HEARTBEAT_S:
             self._queue(Ping())
-        self._schedule_beat()
