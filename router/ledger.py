@@ -34,7 +34,7 @@ def block_budgets(view: FleetView) -> Mapping[str, BlockBudget]:
             if model.model in ready and model.quota_blocks > 0 and model.blocks_per_row and model.tokens_per_row:
                 assert load is not None
                 own_blocks = max(model.quota_blocks, model.used_blocks)
-                blocks = own_blocks + int(LENDABLE_SHARE * _idle_blocks(load, model))
+                blocks = own_blocks + int(LENDABLE_SHARE * _idle_blocks(load, model, own_blocks))
                 offers.setdefault(model.model, []).append((blocks, model))
     return {
         model: BlockBudget(
@@ -47,12 +47,12 @@ def block_budgets(view: FleetView) -> Mapping[str, BlockBudget]:
     }
 
 
-def _idle_blocks(load: LoadReport, model: ModelLoad) -> int:
-    """Blocks that nobody uses, beyond the quota of the model or what it uses. Those in a neighbour's quota are among
+def _idle_blocks(load: LoadReport, model: ModelLoad, own_blocks: int) -> int:
+    """Blocks that nobody uses, beyond the model's `own_blocks`. Those in a neighbour's quota are among
     them: the unit takes them back as soon as the neighbour needs them.
     """
     others = sum(m.used_blocks for m in load.models if m.model != model.model)
-    return max(0, load.total_blocks - max(model.quota_blocks, model.used_blocks) - others)
+    return max(0, load.total_blocks - own_blocks - others)
 
 
 @dataclass(slots=True, eq=False)
