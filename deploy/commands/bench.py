@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.commands.json_file import writable, write_json
+from deploy.commands.json_file import FiguresFile, writable, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
 from deploy.errors import OutputNotWritable
@@ -40,9 +40,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(metavar="PARQUET", help="Write one row per request.", callback=writable)
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
-    ] = None,
+    json_file: FiguresFile = None,
 ) -> None:
     """Replay a trace against an endpoint at its arrival times, never waiting for earlier answers.
 

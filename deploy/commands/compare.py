@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.commands.json_file import writable, write_json
+from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.settings import check_sources
@@ -22,9 +22,7 @@ def compare(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests and coarser goodputs.")] = False,
     case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Of the generated requests.", min=0)] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
-    ] = None,
+    json_file: FiguresFile = None,
 ) -> None:
     """Simulate a figure of a paper, and print what was published beside it.
 

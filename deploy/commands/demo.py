@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupted, with_free_port
-from deploy.commands.json_file import writable, write_json
+from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
 from deploy.demo_fleet import DemoTrace, generated_trace, recorded_trace, warm_up_trace, write_demo
@@ -25,9 +25,7 @@ def demo(
     once: Annotated[
         bool, typer.Option("--once", help="Stop after the replay; exit code 1 if a request was lost.")
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
-    ] = None,
+    json_file: FiguresFile = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Replay this trace instead.")] = None,
     requests: Annotated[int, typer.Option(help="Requests to replay.", min=1)] = 120,
     seed: Annotated[int, typer.Option(help="Of the generated trace and the prompts.", min=0)] = 0,

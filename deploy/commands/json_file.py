@@ -3,6 +3,9 @@
 import json
 import os
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from deploy.errors import OutputNotWritable
 
@@ -21,6 +24,11 @@ def writable(path: Path | None) -> Path | None:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OutputNotWritable(path=str(path), reason="Permission denied")
     return path
+
+
+FiguresFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
+]
 
 
 def write_json(path: Path, data: object) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from deploy.commands.json_file import writable, write_json
+from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.simulation_screen import RunProgress, decisions_table, figures_table, outcome_line, sweep_table
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
@@ -58,9 +58,7 @@ def simulate(
         float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001, max=1e6)
     ] = 2.0,
     seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
-    ] = None,
+    json_file: FiguresFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots (needs muxfleet[plots]).")] = None,
 ) -> None:
     """Run a fleet in virtual time: its scheduler, router and placement on a latency model. No GPU, no Ray.

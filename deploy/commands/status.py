@@ -1,12 +1,11 @@
 """muxfleet status"""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from deploy.commands.fleet_tables import as_dict, decision_table, model_table, problems, state_of, unit_table
-from deploy.commands.json_file import writable, write_json
+from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.fleet_report import fleet_report
 
@@ -15,9 +14,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 def status(
     url: Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.")] = DEFAULT_URL,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
-    ] = None,
+    json_file: FiguresFile = None,
     decisions: Annotated[int, typer.Option(help="Newest decisions of the control loop to show.", min=0)] = 5,
 ) -> None:
     """Print models and units of a running fleet, and why models were moved. Exit code 1 unless every model is ready or

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from deploy.commands.json_file import writable, write_json
+from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
 from traces.readers.entry import read_trace
@@ -19,9 +19,7 @@ traces = typer.Typer(no_args_is_help=True, help="Look into request traces.")
 @traces.command("stats", cls=Verb)
 def stats(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV.")],
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
-    ] = None,
+    json_file: FiguresFile = None,
 ) -> None:
     """Print rates, burstiness and lengths of a trace, whole and per model.
 
