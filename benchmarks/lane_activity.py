@@ -20,7 +20,6 @@ from pdmux_actor.scheduling.launch import (
     MixedStep,
     PrefillSlice,
     Repartition,
-    lane_of,
 )
 from profiler.latency import LatencyModel
 from profiler.specs import ModelSpec
@@ -136,7 +135,7 @@ class ObservedExecutor:
         if isinstance(launch, Repartition):
             self._partition = launch
         elif self._steps is not None and not isinstance(launch, DropPrefill):
-            self._modelled_s[lane_of(launch)] = self._solo_s(self._steps, launch)
+            self._modelled_s[launch.lane] = self._solo_s(self._steps, launch)
         self._inner.submit(launch)
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
@@ -165,7 +164,7 @@ class ObservedExecutor:
                 return steps.mixed_s(spec, [c.shape for c in chunks], contexts, self._partition.decode_sms)
 
     def _span(self, done: Completion) -> LaneSpan:
-        lane, prompt_tokens, decode_tokens = lane_of(done.launch), 0.0, 0
+        lane, prompt_tokens, decode_tokens = done.launch.lane, 0.0, 0
         match done.launch:
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last, model=model):
                 kind = "prefill"

@@ -22,7 +22,6 @@ from pdmux_actor.scheduling.launch import (
     MixedStep,
     PrefillSlice,
     Repartition,
-    lane_of,
 )
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 from profiler.specs import DeviceSpec, ModelSpec
@@ -121,10 +120,10 @@ class SoloSteps:
                     self._executor.submit(DecodeStep(model=_MODEL, sequences=sequences))
                     in_flight.add(Lane.DECODE)
                 for done in self._executor.wait(None):
-                    in_flight.discard(lane_of(done.launch))
-                    taken_s[lane_of(done.launch)].append(done.finished_s - done.started_s)
+                    in_flight.discard(done.launch.lane)
+                    taken_s[done.launch.lane].append(done.finished_s - done.started_s)
             while Lane.DECODE in in_flight:
-                in_flight -= {lane_of(done.launch) for done in self._executor.wait(None)}
+                in_flight -= {done.launch.lane for done in self._executor.wait(None)}
         for sequence in (*sequences, *prompt):
             self._pool.free_rows(_MODEL, sequence.rows)
         beside_s = [float(np.quantile(taken_s[lane], 0.25)) for lane in (Lane.PREFILL, Lane.DECODE)]

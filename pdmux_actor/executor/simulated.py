@@ -31,7 +31,6 @@ from pdmux_actor.scheduling.launch import (
     MixedStep,
     PrefillSlice,
     Repartition,
-    lane_of,
     sampling_sequences,
 )
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
@@ -181,9 +180,9 @@ class SimulatedExecutor:
                 pass  # there are no hidden states to forget
             case PrefillSlice() | DecodeStep() | MixedStep():
                 self._progress(self.now())
-                assert lane_of(launch) not in self._lanes
+                assert launch.lane not in self._lanes
                 self._next_end_s = None
-                self._lanes[lane_of(launch)] = _Work(launch, self.now(), self._host_s + self._solo_s(launch))
+                self._lanes[launch.lane] = _Work(launch, self.now(), self._host_s + self._solo_s(launch))
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
         next_end_s = self.next_end_s()

@@ -20,7 +20,7 @@ from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
-from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition, lane_of
+from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition
 from profiler.specs import DeviceSpec, ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class TorchCpuExecutor:
                 drop = partial(self._runners[Lane.PREFILL].drop_prefill, batch_id)
                 self._lanes[Lane.PREFILL].submit_in_place(drop)
             case _:
-                lane = lane_of(launch)
+                lane = launch.lane
                 self._lanes[lane].submit(partial(self._execute, self._runners[lane], launch), self._lane_cores[lane])
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:

@@ -30,7 +30,7 @@ from pdmux_actor.executor.loading import LoadedModel, load_decoder
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
-from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition, lane_of
+from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition
 from pdmux_actor.scheduling.partition import decode_shares
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
@@ -158,7 +158,7 @@ class TorchCudaExecutor:
             case DropPrefill(batch_id=batch_id):
                 self._runners[Lane.PREFILL].drop_prefill(batch_id)
             case _:
-                self._enqueue(lane_of(launch), launch)
+                self._enqueue(launch.lane, launch)
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
         while True:

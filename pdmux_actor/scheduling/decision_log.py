@@ -18,7 +18,6 @@ from pdmux_actor.scheduling.launch import (
     Lane,
     MixedStep,
     Repartition,
-    lane_of,
 )
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 
@@ -177,7 +176,7 @@ class DecisionLog:
         request_ids = [s.request.request_id for s in decoding]
         if chunks:
             request_ids = [c.sequence.request.request_id for c in chunks] + request_ids
-        self._in_flight[lane_of(launch)] = self._append(
+        self._in_flight[launch.lane] = self._append(
             Decision(
                 index=self._num_recorded,
                 now_s=now_s,
@@ -199,7 +198,7 @@ class DecisionLog:
         )
 
     def land(self, done: Completion) -> None:
-        self._in_flight.pop(lane_of(done.launch)).done = (done.started_s, done.finished_s, done.error is not None)
+        self._in_flight.pop(done.launch.lane).done = (done.started_s, done.finished_s, done.error is not None)
 
     def _append(self, decision: Decision) -> "_Entry":
         entry = _Entry(decision)

@@ -14,7 +14,6 @@ from pdmux_actor.scheduling.launch import (
     Launch,
     MixedStep,
     PrefillSlice,
-    lane_of,
     sampling_sequences,
 )
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
@@ -142,7 +141,7 @@ class Dispatcher:
         return self._take_off(launch, sms, now_s)
 
     def _take_off(self, launch: ComputeLaunch, sms: int, now_s: float) -> list[Launch]:
-        partition = self.flight.repartition(lane_of(launch), sms)
+        partition = self.flight.repartition(launch.lane, sms)
         modelled_s = self._predictor.modelled_s(self._queues[launch.model].info.spec, launch, sms)
         flight = Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s)
         self.flight.take_off(flight)

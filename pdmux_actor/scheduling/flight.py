@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdmux_actor.scheduling.launch import NUM_LANES, ComputeLaunch, Lane, PrefillSlice, Repartition, lane_of
+from pdmux_actor.scheduling.launch import NUM_LANES, ComputeLaunch, Lane, PrefillSlice, Repartition
 from profiler.latency import ChunkShape
 
 
@@ -65,7 +65,7 @@ class LanesInFlight:
         return LaneState(busy=True, sms=flight.sms, ends_s=flight.took_off_s + flight.expected_s)
 
     def of(self, launch: ComputeLaunch) -> Flight:
-        return self._lanes[lane_of(launch)]
+        return self._lanes[launch.lane]
 
     def repartition(self, lane: Lane, sms: int) -> Repartition | None:
         """The partition that gives `lane` its share for the next launch; None when it is in force already.
@@ -82,7 +82,7 @@ class LanesInFlight:
         return self.partition
 
     def take_off(self, flight: Flight) -> None:
-        lane = lane_of(flight.launch)
+        lane = flight.launch.lane
         assert lane not in self._lanes, f"the {lane.value} lane is busy"
         for other in self._lanes.values():
             other.beside = other.beside or _chunks_of(flight.launch)
@@ -90,7 +90,7 @@ class LanesInFlight:
         self._lanes[lane] = flight
 
     def land(self, launch: ComputeLaunch, finished_s: float) -> Flight:
-        flight = self._lanes.pop(lane_of(launch))
+        flight = self._lanes.pop(launch.lane)
         assert flight.launch is launch, "completions come in the order of launches"
         for other in self._lanes.values():
             flight.meet(other, finished_s)

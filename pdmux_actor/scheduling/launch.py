@@ -108,10 +108,6 @@ class Completion:
     sequence_errors: Mapping[int, str] = field(default_factory=dict)
 
 
-def lane_of(launch: ComputeLaunch) -> Lane:
-    return launch.lane
-
-
 def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[Sequence, ...]:
     """Sequences that receive tokens from `launch`: sampling chunks first, then decoding sequences."""
     match launch:

@@ -37,7 +37,6 @@ from pdmux_actor.scheduling.launch import (
     MixedStep,
     PrefillSlice,
     Repartition,
-    lane_of,
     sampling_sequences,
 )
 from pdmux_actor.scheduling.load_reporter import LoadReporter
@@ -145,7 +144,7 @@ class Scheduler:
                     now_s,
                     launch,
                     predicted_s=flight.expected_s if predicted_s is None else predicted_s,
-                    ready_s=self._readiness.take(lane_of(launch), sms_left=self._device.num_sms - flight.sms),
+                    ready_s=self._readiness.take(launch.lane, sms_left=self._device.num_sms - flight.sms),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )
 
@@ -153,7 +152,7 @@ class Scheduler:
         launch = done.launch
         queue = self._queues[launch.model]
         self._dispatcher.land(done)
-        self._readiness.on_landing(lane_of(launch), done.finished_s)
+        self._readiness.on_landing(launch.lane, done.finished_s)
         self.log.land(done)
         self._steps_total += 1
         if isinstance(launch, PrefillSlice):

@@ -17,7 +17,7 @@ from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.lanes import PinnedThread, available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
-from pdmux_actor.scheduling.launch import Completion, DecodeStep, DropPrefill, Lane, PrefillSlice, Repartition, lane_of
+from pdmux_actor.scheduling.launch import Completion, DecodeStep, DropPrefill, Lane, PrefillSlice, Repartition
 from pdmux_actor.scheduling.sequence import Sequence
 
 NEW_TOKENS = 10
@@ -56,7 +56,7 @@ def run_side_by_side(rig: CpuRig, slices: list[PrefillSlice], decoding: list[Seq
         assert done, "no completion before the deadline"
         for completion in done:
             rig.apply(completion)
-            in_flight.remove(lane_of(completion.launch))
+            in_flight.remove(completion.launch.lane)
 
 
 def test_executor__cpu__fits_the_protocol(rig: CpuRig) -> None:
