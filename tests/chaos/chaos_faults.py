@@ -102,7 +102,7 @@ async def _freeze(process: psutil.Process, span_s: float) -> None:
 
 FAULTS = (
     Fault(name="engine killed", strike=kill_engine, takes_units=True),
-    Fault(name="unit out of memory", strike=exhaust_memory),
+    Fault(name="unit out of memory", strike=exhaust_memory, takes_units=True),
     Fault(name="actor killed", strike=kill_actor, takes_units=True),
     Fault(name="controller killed", strike=kill_controller),
     Fault(name="telemetry cut", strike=cut_telemetry),

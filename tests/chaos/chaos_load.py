@@ -83,7 +83,7 @@ class Load:
         clients: int = _CLIENTS,
         max_tokens: int = MAX_TOKENS,
     ) -> Run:
-        """Clients ask without a pause before, during and for `after_s` after the trouble."""
+        """Clients ask without a pause before, during and for `after_s` after the trouble, and each once more then."""
 
         async def run() -> list[Answered]:
             answers: list[Answered] = []
@@ -104,8 +104,9 @@ class Load:
     async def _keep_asking(
         self, http: httpx.AsyncClient, number: int, max_tokens: int, over: asyncio.Event, answers: list[Answered]
     ) -> None:
-        turn = number
-        while not over.is_set():
+        turn, is_last = number, False
+        while not is_last:
+            is_last = over.is_set()
             answers.append(await _ask(http, self._url, MODELS[turn % len(MODELS)], turn % len(_PROMPTS), max_tokens))
             turn += 1
 

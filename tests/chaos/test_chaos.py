@@ -36,7 +36,6 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
     with capsys.disabled():
         print(f"\n  {fault.name}: {len(run.answers)} requests, well again after {recovered[0]:.1f} s", end="")
         print(f", {len(run.broken())} connections broken" if run.broken() else "")
-    assert len(run.answers) > 12
     if fault.breaks_connections:  # the client sees that, and asks again
         assert len(run.lost()) + len(run.refused()) <= 12, "only those that were connected to it"
     else:

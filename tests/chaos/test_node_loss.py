@@ -65,7 +65,6 @@ def test_ray_node__killed_under_load_and_replaced__no_request_is_lost_and_models
     with capsys.disabled():
         told = {"requests": len(run.answers), "well_on_half_s": took_s[0], "well_again_s": took_s[1]}
         print(f"\n  node killed: {json.dumps(told | {'preempted': preempted})}")
-    assert len(run.answers) > 12
     assert not run.lost()
     assert not run.refused()
     assert not run.wrong()
