@@ -49,8 +49,11 @@ check: venv ## Format, lint, types and import rules: what CI runs before the tes
 	@$(BIN)/mypy --no-error-summary
 	@report=$$($(BIN)/lint-imports --no-logo) || { echo "$$report" >&2; exit 1; }
 
+# Real fleets on shared machines: in CI a test that fails is tried once more, and the summary names it.
+RERUNS := $(if $(CI),--reruns 1 -rfER)
+
 test: venv check ## All checks, then the tests; ARGS="-k gateway" narrows them
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(RERUNS) $(ARGS)
 
 SGLANG_VENV  := .venv-sglang
 SGLANG_BIN   := $(SGLANG_VENV)/bin
@@ -81,4 +84,4 @@ test-k8s: venv ## The Helm chart under the real Helm 3 and 4, without a cluster;
 	@$(PIP) --editable '.[dev,k8s]'
 	@bash scripts/k8s_tools.sh $(TOOLS)
 	@$(BIN)/python -m scripts.chart.generate --check
-	@MUXFLEET_K8S_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest -n 2 -m k8s tests/k8s $(ARGS)
+	@MUXFLEET_K8S_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest $(RERUNS) -n 2 -m k8s tests/k8s $(ARGS)
