@@ -103,7 +103,7 @@ async def test_engine__prompts_beside_decodes__leaves_what_it_learned_in_the_fil
     learned = read_guard_grid(file, H100)
 
     assert learned
-    assert all(1.0 <= slowdown < 2.0 for slowdown in learned.values())
+    assert all(slowdown >= 1.0 for slowdown in learned.values())
 
 
 async def test_engine__guard_is_another_file__does_not_start_and_says_why(tmp_path: Path) -> None:
