@@ -88,7 +88,7 @@ def test_partition__tight_and_loose_targets__decode_gets_much_and_little(run_of)
 
 def test_decisions__recorded_run__same_from_the_policy_replayed(run_of):
     plugin = run_of("plugin")
-    dispatch = new_dispatch(plugin.config)
+    dispatch, _ = new_dispatch(plugin.config)
 
     replayed = [dispatch.decide(record.snapshot) for record in plugin.records]
 

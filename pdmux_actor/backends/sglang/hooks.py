@@ -12,6 +12,8 @@ from typing import Any
 from pdmux_actor.backends.sglang.link import (
     DecisionsTold,
     FromPlugin,
+    GuardKept,
+    KeepGuard,
     LaunchTook,
     PluginLoad,
     RecordsTold,
@@ -59,6 +61,9 @@ class Reporter:
                     self._link.send(DecisionsTold(call, self._seat.clock.now_s(), told))
                 case TellRecords(call=call):
                     self._link.send(RecordsTold(call, tuple(self._seat.records)))
+                case KeepGuard(call=call):
+                    self._seat.guard_keeper.keep()
+                    self._link.send(GuardKept(call))
         now_s = time.monotonic()
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self._seat.config.report_period_s

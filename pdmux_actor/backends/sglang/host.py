@@ -1,6 +1,7 @@
 """One SGLang engine and what is asked of it."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -48,6 +49,7 @@ from profiler.specs import DeviceSpec
 logger = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 10.0  # after the engine says that it is up
+_KEEP_TIMEOUT_S = 2.0  # a scheduler that is stuck does not answer, and the actor waits 5 s for this process
 _EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -77,7 +79,7 @@ class SglangHost:
 
     async def close(self) -> None:
         if self._engine is not None:
-            self._engine.shutdown()
+            await self._stop_engine()
         await self._line.close()
 
     def take(self, command: Command) -> None:
@@ -121,7 +123,7 @@ class SglangHost:
             return None
         fuses = sleeper.launch.unmultiplexed is None and self._policy in FUSING_POLICIES  # it was changed meanwhile
         if fuses or not sleeper.is_asked_for(command):
-            self._stop_engine()
+            await self._stop_engine()
             return None
         await wake(self._engine)
         self._line.send(UsePolicy(self._policy))
@@ -156,7 +158,7 @@ class SglangHost:
         except TimeoutError:
             hello = None
         if hello is None or hello.missing:
-            self._stop_engine()
+            await self._stop_engine()
             missing = "it did not report" if hello is None else f"hooks are missing: {', '.join(hello.missing)}"
             raise ModelLoadError(
                 model=command.model,
@@ -184,12 +186,15 @@ class SglangHost:
                 if self._settings.sglang.sleep and await put_to_sleep(self._engine, self._watch):
                     self._asleep = Sleeper(command=loaded, launch=launch, files=files)
                 else:
-                    self._stop_engine()
+                    await self._stop_engine()
         self._sender.send(ModelRemoved(command.call))
 
-    def _stop_engine(self) -> None:
-        self._engine.shutdown()
-        self._engine = None
+    async def _stop_engine(self) -> None:
+        if self._settings.guard is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._line.keep_guard(), _KEEP_TIMEOUT_S)
+        engine, self._engine = self._engine, None
+        engine.shutdown()
 
     # ---- what changes while it runs ----
 

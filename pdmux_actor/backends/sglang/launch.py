@@ -75,6 +75,7 @@ def plan_launch(
         partitions=partitions_of(options, device) if unmultiplexed is None else (),
         policy=policy,
         profile=settings.profile,
+        guard=settings.guard,
         scheduler=settings.scheduler,
         quota_tokens=model.quota_blocks // geometry.blocks_per_row * geometry.tokens_per_row,
     )

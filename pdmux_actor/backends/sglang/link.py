@@ -61,6 +61,10 @@ class LaunchTook(msgspec.Struct, frozen=True, tag="launch_took"):
     seconds: float
 
 
+class GuardKept(msgspec.Struct, frozen=True, tag="guard_kept"):
+    call: int
+
+
 class TellDecisions(msgspec.Struct, frozen=True, tag="tell_decisions"):
     call: int
     last: int
@@ -72,12 +76,18 @@ class TellRecords(msgspec.Struct, frozen=True, tag="tell_records"):
     call: int
 
 
+class KeepGuard(msgspec.Struct, frozen=True, tag="keep_guard"):
+    """The engine is about to end (PluginConfig.guard)."""
+
+    call: int
+
+
 class UsePolicy(msgspec.Struct, frozen=True, tag="policy"):
     policy: str
 
 
-FromPlugin = PluginHello | PluginLoad | DecisionsTold | RecordsTold | LaunchTook
-ToPlugin = TellDecisions | TellRecords | UsePolicy
+FromPlugin = PluginHello | PluginLoad | DecisionsTold | RecordsTold | LaunchTook | GuardKept
+ToPlugin = TellDecisions | TellRecords | KeepGuard | UsePolicy
 
 
 def encode(message: FromPlugin | ToPlugin) -> bytes:
@@ -110,6 +120,9 @@ class SchedulerLink:
     def send(self, message: FromPlugin) -> None:
         """Waits only while the engine process lets hundreds of messages lie."""
         self._socket.sendall(encode(message))
+
+    def close(self) -> None:
+        self._socket.close()
 
     def poll(self) -> Iterator[ToPlugin]:
         while True:

@@ -18,7 +18,8 @@ _ANY_BATCH = 1  # threshold of SGLang's own table; a higher first one would cras
 
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`socket` is where the engine process listens. `multiplexes`: SGLang runs its multiplexing loop. With `records`
-    the plugin keeps what every decision was made from. `profile` is a file of `muxfleet profile`.
+    the plugin keeps what every decision was made from. `profile` is a file of `muxfleet profile`, `guard` one in which
+    it keeps what it learns about contention.
     """
 
     socket: str
@@ -32,6 +33,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerSettings
     quota_tokens: int
     profile: str | None = None
+    guard: str | None = None
     report_period_s: float = 0.25
     records: bool = False
 

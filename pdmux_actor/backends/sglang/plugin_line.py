@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pdmux_actor.backends.sglang.link import (
     DecisionsTold,
+    GuardKept,
+    KeepGuard,
     LaunchTook,
     PluginHello,
     PluginLoad,
@@ -20,7 +22,7 @@ from pdmux_actor.backends.sglang.link import (
 
 _READ_BYTES = 256 * 1024
 
-_Answer = DecisionsTold | RecordsTold | LaunchTook
+_Answer = DecisionsTold | RecordsTold | LaunchTook | GuardKept
 
 
 class PluginLine:
@@ -50,7 +52,8 @@ class PluginLine:
 
     def send(self, message: ToPlugin) -> None:
         """Nothing is sent to a scheduler that is gone."""
-        if self._writer is not None and not self._writer.is_closing():
+        if self._is_connected:
+            assert self._writer is not None
             self._writer.write(encode(message))
 
     async def decisions(self, last: int) -> DecisionsTold:
@@ -70,6 +73,11 @@ class PluginLine:
         assert isinstance(told, LaunchTook)
         return told.seconds
 
+    async def keep_guard(self) -> None:
+        """Returns when the plugin has written what its contention guard learned, at once if there is none."""
+        if self._is_connected:
+            await self._answer(lambda call: self._ask(KeepGuard(call)))
+
     async def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
@@ -77,7 +85,11 @@ class PluginLine:
         if self._server is not None:
             self._server.close()
 
-    async def _ask(self, question: TellDecisions | TellRecords) -> None:
+    @property
+    def _is_connected(self) -> bool:
+        return self._writer is not None and not self._writer.is_closing()
+
+    async def _ask(self, question: TellDecisions | TellRecords | KeepGuard) -> None:
         self.send(question)
 
     async def _answer(self, ask: Callable[[int], Awaitable[None]]) -> _Answer:
@@ -110,7 +122,7 @@ class PluginLine:
                             self._hello.set_result(message)
                     case PluginLoad():
                         self._on_load(message)
-                    case DecisionsTold() | RecordsTold() | LaunchTook():
+                    case DecisionsTold() | RecordsTold() | LaunchTook() | GuardKept():
                         answer = self._calls.get(message.call)
                         if answer is not None and not answer.done():
                             answer.set_result(message)

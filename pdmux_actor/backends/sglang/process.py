@@ -22,6 +22,7 @@ from pdmux_actor.serving.commands import CommandReader, EngineSettings, Shutdown
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
 from profiler.devices import device_named, laptop_cpu
+from profiler.guard_file import read_guard_grid
 from profiler.specs import DeviceSpec
 
 _READ_BYTES = 256 * 1024
@@ -42,6 +43,10 @@ def main(arguments: Sequence[str]) -> None:
 async def _serve(connection: socket.socket, settings: EngineSettings, folder: Path) -> None:
     sender = NoticeSender(connection)
     device = device_of(settings)
+    if settings.guard is not None:
+        read_guard_grid(
+            Path(settings.guard), device
+        )  # before SGLang, whose scheduler would fail on it in words of its own
     host = SglangHost(settings, device, sender, folder)
     await host.listen()
     sender.send(

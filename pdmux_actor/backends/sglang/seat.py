@@ -10,6 +10,7 @@ from pdmux_actor.backends.sglang.snapshot import DecisionRecord, Directive, RanS
 from pdmux_actor.backends.sglang.view import SchedulerView
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.serving.guard_keeper import GuardKeeper
 from pdmux_actor.serving.known_latency import read_known_latency
 from profiler.roofline import RooflineLatency
 
@@ -24,7 +25,7 @@ class DispatchSeat:
     def __init__(self, scheduler: Any, config: PluginConfig) -> None:
         self.config = config
         self.clock = LaunchClock()
-        self.dispatch = new_dispatch(config)
+        self.dispatch, self.guard_keeper = new_dispatch(config)
         self.directive = Directive(group=0)
         self.held: Any = None
         self.suspended: Any = None
@@ -92,7 +93,7 @@ class DispatchSeat:
         self._slice_ran = RanSlice(seen, batch.split_index, batch.split_index + batch.split_forward_count)
 
 
-def new_dispatch(config: PluginConfig) -> SglangDispatch:
+def new_dispatch(config: PluginConfig) -> tuple[SglangDispatch, GuardKeeper]:
     """As the plugin has it; a recorded run is replayed with another of the same."""
     info = ModelInfo(
         model=config.model,
@@ -102,12 +103,14 @@ def new_dispatch(config: PluginConfig) -> SglangDispatch:
         max_model_len=config.spec.max_position_embeddings,
     )
     known = None if config.profile is None else read_known_latency(config.profile)
-    return SglangDispatch(
+    keeper = GuardKeeper(config.guard, config.device, None if known is None else known.guard)
+    dispatch = SglangDispatch(
         policy=config.policy,
         settings=config.scheduler,
         device=config.device,
         partitions=config.partitions,
         info=info,
         latency=RooflineLatency(config.device, num_gpus=config.num_gpus) if known is None else known.latency,
-        guard=None if known is None else known.guard,
+        guard=keeper.guard,
     )
+    return dispatch, keeper

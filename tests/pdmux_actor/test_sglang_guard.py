@@ -1,0 +1,111 @@
+"""What a contention guard learns inside SGLang outlives the engine: the engine process asks, the plugin writes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from model_shapes import LLAMA_3_8B
+
+from pdmux_actor.backends.sglang.hooks import Reporter
+from pdmux_actor.backends.sglang.link import PluginHello, SchedulerLink
+from pdmux_actor.backends.sglang.plugin_config import PluginConfig
+from pdmux_actor.backends.sglang.plugin_line import PluginLine
+from pdmux_actor.backends.sglang.seat import DispatchSeat
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.contention import GuardCell
+from profiler.devices import H200
+
+CELL = GuardCell.of(20, [], [2000] * 16)
+
+
+@pytest.fixture
+async def line(tmp_path: Path) -> AsyncIterator[PluginLine]:
+    line = PluginLine(tmp_path / "plugin.sock", lambda load: None)
+    await line.listen()
+    yield line
+    await line.close()
+
+
+def seat_of(line: PluginLine, guard: Path) -> DispatchSeat:
+    config = PluginConfig(
+        socket=str(line.path),
+        multiplexes=True,
+        model="m",
+        spec=LLAMA_3_8B,
+        device=H200,
+        num_gpus=1,
+        partitions=((112, 20), (16, 116)),
+        policy="muxwise",
+        scheduler=SchedulerSettings(),
+        quota_tokens=16384,
+        guard=str(guard),
+    )
+    return DispatchSeat(_idle_scheduler(), config)
+
+
+def _idle_scheduler() -> SimpleNamespace:
+    return SimpleNamespace(
+        running_batch=None,
+        waiting_queue=[],
+        forward_ct=0,
+        max_total_num_tokens=16384,
+        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        token_to_kv_pool_allocator=SimpleNamespace(available_size=lambda: 16384),
+    )
+
+
+async def asked_to_keep(line: PluginLine, seat: DispatchSeat) -> None:
+    """The scheduler's loop turns until the engine process has its answer."""
+    line.expect_hello()
+    link = SchedulerLink(str(line.path))
+    try:
+        link.send(PluginHello(missing=(), groups=(), total_tokens=16384, context_tokens=4096))
+        await line.hello()
+        reporter = Reporter(link, seat, _idle_scheduler())
+        asking = asyncio.create_task(line.keep_guard())
+        async with asyncio.timeout(30):
+            while not asking.done():
+                reporter.talk()
+                await asyncio.sleep(0.01)
+        await asking
+    finally:
+        link.close()
+
+
+async def test_guard__engine_ends__next_one_begins_with_what_it_learned(line: PluginLine, tmp_path: Path) -> None:
+    file = tmp_path / "guard.json"
+    seat = seat_of(line, file)
+    for _ in range(10):
+        seat.dispatch.predictor.guard.observe(CELL, 1.7)
+
+    await asked_to_keep(line, seat)
+
+    assert seat_of(line, file).dispatch.predictor.guard.slowdown(CELL) == 1.7
+
+
+async def test_guard__nothing_learned__is_answered_and_no_file_is_written(line: PluginLine, tmp_path: Path) -> None:
+    file = tmp_path / "guard.json"
+
+    await asked_to_keep(line, seat_of(line, file))
+
+    assert not file.exists()
+
+
+async def test_guard__learned_on_another_device__is_not_used(line: PluginLine, tmp_path: Path) -> None:
+    file = tmp_path / "guard.json"
+    seat = seat_of(line, file)
+    for _ in range(10):
+        seat.dispatch.predictor.guard.observe(CELL, 1.7)
+    await asked_to_keep(line, seat)
+    of_another = json.loads(file.read_text()) | {"num_sms": H200.num_sms - 2}
+    file.write_text(json.dumps(of_another))
+
+    assert seat_of(line, file).dispatch.predictor.guard.slowdown(CELL) != 1.7
+
+
+async def test_keep_guard__no_plugin_on_the_line__returns(line: PluginLine) -> None:
+    async with asyncio.timeout(30):
+        await line.keep_guard()
