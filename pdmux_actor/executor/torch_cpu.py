@@ -4,12 +4,12 @@ import logging
 import queue
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import psutil
+from msgspec.structs import replace
 
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.kv_storage import KvStorage

@@ -1,9 +1,14 @@
-"""The units of work that the scheduler gives to an executor's lanes, and what comes back."""
+"""The units of work that the scheduler gives to an executor's lanes, and what comes back.
+
+Structs, since some are made per step (a frozen dataclass takes five times as long).
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import ClassVar
+
+import msgspec
 
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import Sequence
@@ -18,10 +23,10 @@ class Lane(Enum):
 
 
 NUM_LANES = len(Lane)
+_NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens `[start, start + length)` of a sequence, to be given KV. A token is sampled after the last known token."""
 
     sequence: Sequence
@@ -37,8 +42,7 @@ class Chunk:
         return ChunkShape(self.length, self.start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillSlice:
+class PrefillSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Layers `[first_layer, last_layer)` of a prefill batch, on the prefill lane.
 
     Slices of one batch share `batch_id` and `chunks`, come in order, and the executor keeps the hidden states between
@@ -53,15 +57,13 @@ class PrefillSlice:
     last_layer: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropPrefill:
+class DropPrefill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Forget the hidden states of an unfinished prefill batch. Takes effect at once; has no completion."""
 
     batch_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeStep:
+class DecodeStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`steps` tokens for each sequence, on the decode lane. KV rows for all steps are allocated beforehand."""
 
     lane: ClassVar[Lane] = Lane.DECODE
@@ -70,8 +72,7 @@ class DecodeStep:
     steps: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedStep:
+class MixedStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All layers over prefill chunks and one decode step of `sequences`, fused, on the decode lane."""
 
     lane: ClassVar[Lane] = Lane.DECODE
@@ -80,8 +81,7 @@ class MixedStep:
     sequences: tuple[Sequence, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repartition:
+class Repartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """SMs (cores on a CPU) of the lanes' next launches. Their sum never exceeds the device. Has no completion."""
 
     prefill_sms: int
@@ -92,8 +92,7 @@ ComputeLaunch = PrefillSlice | DecodeStep | MixedStep
 Launch = ComputeLaunch | DropPrefill | Repartition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`tokens[i]` are the new tokens of the launch's i-th sampling sequence, in the order of `sampling_sequences`.
 
     `error` means that the launch produced nothing; its sequences fail with that reason. `sequence_errors` are reasons
@@ -105,7 +104,7 @@ class Completion:
     finished_s: float
     tokens: tuple[tuple[SampledToken, ...], ...] = ()
     error: str | None = None
-    sequence_errors: Mapping[int, str] = field(default_factory=dict)
+    sequence_errors: Mapping[int, str] = _NO_ERRORS
 
 
 def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[Sequence, ...]:

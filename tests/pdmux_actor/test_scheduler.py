@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import msgspec
 import pytest
 from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, LinearLatency, VirtualEngine, make_request
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ class BrokenForSome(SimulatedExecutor):
             if sequence.request.request_id == "bad" and sequence.num_output_tokens >= self.first_bad
         }
         tokens = tuple(() if place in errors else of_one for place, of_one in enumerate(done.tokens))
-        return replace(done, tokens=tokens, sequence_errors=errors)
+        return msgspec.structs.replace(done, tokens=tokens, sequence_errors=errors)
 
 
 class BrokenAtOnce(BrokenForSome):

@@ -1,7 +1,9 @@
-"""What a dispatch policy sees and what it may ask for."""
+"""What a dispatch policy sees and what it may ask for.
+
+Structs, since some are made per decision (a frozen dataclass takes five times as long).
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -15,8 +17,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.specs import DeviceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class StartPrefill:
+class StartPrefill(msgspec.Struct, frozen=True, gc=False):
     """Form a prefill batch from the model's first waiting sequences and run its first `layers` layers.
 
     `token_budget` cuts the batch there, in the midst of a prompt if need be; None takes whole prompts, `max_prompts` of
@@ -31,16 +32,14 @@ class StartPrefill:
     max_prompts: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContinuePrefill:
+class ContinuePrefill(msgspec.Struct, frozen=True, gc=False):
     """Run the next `layers` layers of the prefill batch."""
 
     layers: int
     sms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(msgspec.Struct, frozen=True, gc=False):
     """`steps` decode steps of all running sequences of the model."""
 
     model: str
@@ -48,8 +47,7 @@ class Decode:
     steps: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
+class Mixed(msgspec.Struct, frozen=True, gc=False):
     """Running sequences of the model and up to `token_budget` tokens in all, prompts filling what decode leaves."""
 
     model: str
@@ -61,10 +59,7 @@ Action = StartPrefill | ContinuePrefill | Decode | Mixed
 
 
 class UnitState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A policy reads this; it changes nothing in it. `suspended` is the batch that `batch` has preempted.
-
-    A Struct, since one is made per decision (a frozen dataclass takes five times as long).
-    """
+    """A policy reads this; it changes nothing in it. `suspended` is the batch that `batch` has preempted."""
 
     device: DeviceSpec
     settings: SchedulerSettings
