@@ -100,8 +100,9 @@ class EngineLoop:
 
     def _deadline_s(self) -> float | None:
         report_s = self._next_report_s if self._on_load_report is not None else None
-        deadlines = (self.scheduler.next_deadline_s(), self._events.next_due_s(), report_s)
-        return min((d for d in deadlines if d is not None), default=None)
+        asked = (self.scheduler.next_deadline_s(), self._events.next_due_s(), report_s)
+        deadlines = [deadline_s for deadline_s in asked if deadline_s is not None]
+        return min(deadlines) if deadlines else None
 
 
 def build_engine(
@@ -130,12 +131,13 @@ def build_scheduler(
     settings: SchedulerSettings,
     latency: LatencyModel,
     guard: ContentionGuard | None = None,
+    names_blocks: bool = True,
 ) -> Scheduler:
-    """`guard` None: one that has seen nothing yet."""
+    """`guard` None: one that has seen nothing yet. `names_blocks` False: the executor reads no row table."""
     return Scheduler(
         policy=make_policy(policy),
         settings=settings,
-        pool=BlockPool(executor.total_blocks, lendable_share=settings.kv_lendable_share),
+        pool=BlockPool(executor.total_blocks, lendable_share=settings.kv_lendable_share, names_blocks=names_blocks),
         device=executor.device,
         latency=latency,
         guard=guard,

@@ -1,7 +1,8 @@
 """The questions that policies, the planner and the simulator ask about time."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -36,6 +37,22 @@ class LatencyModel(Protocol):
     def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
         """One fused step of prefill chunks and decoding sequences (chunked prefill)."""
         ...
+
+
+@runtime_checkable
+class SharewiseLatency(Protocol):
+    """A latency model that can be asked for one batch on share after share, and looks at the batch once."""
+
+    def decode_by_share(self, spec: ModelSpec, context_tokens: Sequence[int]) -> Callable[[int], float]:
+        """`decode_s` of this batch by SMs."""
+        ...
+
+
+def decode_by_share(latency: LatencyModel) -> Callable[[ModelSpec, Sequence[int]], Callable[[int], float]]:
+    """As `SharewiseLatency.decode_by_share`, of any latency model."""
+    if isinstance(latency, SharewiseLatency):
+        return latency.decode_by_share
+    return lambda spec, context_tokens: partial(latency.decode_s, spec, context_tokens)
 
 
 class VectorLatencyModel(LatencyModel, Protocol):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler.latency import ChunkShape, Floats
-from profiler.operator_costs import AttentionCost, OperatorCosts, operator_costs
+from profiler.operator_costs import OperatorCosts, operator_costs
 from profiler.specs import DeviceSpec, ModelSpec
 
 _REMEMBERED = 1 << 16  # pairs of batch size and sampled rows
@@ -18,13 +18,17 @@ class _DecodeLine(NamedTuple):
 
     rest_s: float
     num_layers: int
-    attention: AttentionCost
+    s_per_pair: float
     query_s: float
+    s_per_key: float
+    start_s: float
 
     def seconds(self, keys: float) -> float:
-        attention = self.attention
-        work_s = attention.work_s(attention.s_per_pair * keys, self.query_s + attention.s_per_key * keys)
-        return self.rest_s + self.num_layers * (work_s + attention.start_s)
+        """`AttentionCost.seconds` and the rest, written out: it is asked a dozen times per decision."""
+        rest_s, num_layers, s_per_pair, query_s, s_per_key, start_s = self
+        compute_s, traffic_s = s_per_pair * keys, query_s + s_per_key * keys
+        work_s: float = (compute_s * compute_s + traffic_s * traffic_s) ** 0.5
+        return rest_s + num_layers * (work_s + start_s)
 
 
 class _Passes:
@@ -37,8 +41,14 @@ class _Passes:
 
     def decode_line(self, n: int) -> _DecodeLine:
         attention = self.costs.attention
-        rest_s, query_s = self.rest_s(n, n), attention.s_per_query * float(n)
-        return _DecodeLine(rest_s, self.costs.num_layers, attention, query_s)
+        return _DecodeLine(
+            rest_s=self.rest_s(n, n),
+            num_layers=self.costs.num_layers,
+            s_per_pair=attention.s_per_pair,
+            query_s=attention.s_per_query * float(n),
+            s_per_key=attention.s_per_key,
+            start_s=attention.start_s,
+        )
 
     def rest_s(self, n: int, sampled_rows: int) -> float:
         counts = (n, sampled_rows)
@@ -62,7 +72,7 @@ class RooflineLatency:
         self._device = device
         self._num_gpus = num_gpus
         self._passes: dict[tuple[int, int], _Passes] = {}
-        self._decode_lines: dict[tuple[int, int, int], _DecodeLine] = {}
+        self._decode_lines: dict[tuple[int, int], dict[int, _DecodeLine]] = {}  # by model and batch size, then by SMs
 
     def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
         return self.mixed_s(spec, chunks, (), sms)
@@ -71,8 +81,17 @@ class RooflineLatency:
         n = len(context_tokens)
         if n == 0:
             return 0.0
-        line = self._decode_lines.get((id(spec), sms, n)) or self._decode_line(spec, n, sms)
+        line = self._lines_of(spec, n).get(sms) or self._decode_line(spec, n, sms)
         return line.seconds(float(sum(context_tokens) + n))
+
+    def decode_by_share(self, spec: ModelSpec, context_tokens: Sequence[int]) -> Callable[[int], float]:
+        n = len(context_tokens)
+        keys, lines = float(sum(context_tokens) + n), self._lines_of(spec, n)
+
+        def seconds(sms: int) -> float:
+            return (lines.get(sms) or self._decode_line(spec, n, sms)).seconds(keys)
+
+        return seconds if n else _no_time
 
     def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
         if not chunks:
@@ -132,10 +151,16 @@ class RooflineLatency:
             passes = self._passes[key] = _Passes(spec, operator_costs(spec, self._device, self._num_gpus, sms))
         return passes
 
+    def _lines_of(self, spec: ModelSpec, n: int) -> dict[int, _DecodeLine]:
+        lines = self._decode_lines.get((id(spec), n))
+        if lines is None:
+            if len(self._decode_lines) >= _REMEMBERED:
+                self._decode_lines.clear()
+            lines = self._decode_lines[id(spec), n] = {}
+        return lines
+
     def _decode_line(self, spec: ModelSpec, n: int, sms: int) -> _DecodeLine:
-        if len(self._decode_lines) >= _REMEMBERED:
-            self._decode_lines.clear()
-        line = self._decode_lines[id(spec), sms, n] = self._passes_of(spec, sms).decode_line(n)
+        line = self._lines_of(spec, n)[sms] = self._passes_of(spec, sms).decode_line(n)
         return line
 
     def _by_partition(
@@ -147,6 +172,10 @@ class RooflineLatency:
             chosen = shares == share
             answer[chosen] = seconds(self.costs(spec, int(share)), *(column[chosen] for column in columns))
         return answer
+
+
+def _no_time(_: int) -> float:
+    return 0.0
 
 
 def _new_tokens(chunks: Iterable[ChunkShape]) -> int:

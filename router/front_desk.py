@@ -163,14 +163,15 @@ class FrontDesk:
     def produced(self, request_id: str, num_tokens: int, now_s: float) -> bool:
         """More output tokens came. True if the unit has thereby become free sooner than thought: call `pump`."""
         running = self._running[request_id]
-        is_first = num_tokens > 0 and not running.tokens
-        if is_first:
-            self.admission.on_first_token(request_id)
-            if running.is_on_unit:
-                self._own.first_token(request_id, now_s)
-        running.tokens += num_tokens
-        self.ledger.true_up(request_id, running.ask.prompt_tokens + running.tokens)
-        return is_first and len(self.admission.queue) > 0
+        before = running.tokens
+        running.tokens = tokens = before + num_tokens
+        self.ledger.true_up(request_id, running.ask.prompt_tokens + tokens)
+        if before or not tokens:
+            return False
+        self.admission.on_first_token(request_id)
+        if running.is_on_unit:
+            self._own.first_token(request_id, now_s)
+        return len(self.admission.queue) > 0
 
     def left(self, request_id: str) -> None:
         """It is no longer on the unit it was sent to, if it was."""

@@ -105,6 +105,7 @@ class QuotaLedger:
             return False
         self._reservations[request_id] = _Reservation(model, tokens, 0, blocks)
         self._held[model] = self.held_blocks(model) + blocks
+        self._actual_tokens.setdefault(model, 0)
         return True
 
     def has_room(self, model: str, tokens: int) -> bool:
@@ -113,7 +114,7 @@ class QuotaLedger:
     def true_up(self, request_id: str, actual_tokens: int) -> None:
         """The request has so many tokens by now, prompt and output."""
         entry = self._reservations[request_id]
-        self._actual_tokens[entry.model] = self._actual_tokens.get(entry.model, 0) + actual_tokens - entry.actual_tokens
+        self._actual_tokens[entry.model] += actual_tokens - entry.actual_tokens
         entry.actual_tokens = actual_tokens
         if actual_tokens > entry.reserved_tokens:
             blocks = self._cost(entry.model, actual_tokens)
@@ -124,7 +125,7 @@ class QuotaLedger:
         entry = self._reservations.pop(request_id, None)
         assert entry is not None, f"{request_id} has no reservation, or gave it back before"
         self._held[entry.model] -= entry.blocks
-        self._actual_tokens[entry.model] = self._actual_tokens.get(entry.model, 0) - entry.actual_tokens
+        self._actual_tokens[entry.model] -= entry.actual_tokens
 
     def holds(self, request_id: str) -> bool:
         return request_id in self._reservations

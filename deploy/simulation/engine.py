@@ -54,7 +54,11 @@ class SimulatedEngine:
         )
         self._inbox = Inbox(agenda.clock.wake)
         self._scheduler = build_scheduler(
-            self._executor, policy=design.policy, settings=design.settings, latency=design.latency
+            self._executor,
+            policy=design.policy,
+            settings=design.settings,
+            latency=design.latency,
+            names_blocks=False,
         )
         self._loop = EngineLoop(
             executor=self._executor, scheduler=self._scheduler, events=self._inbox, outbox=on_tokens

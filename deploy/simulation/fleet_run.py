@@ -229,30 +229,35 @@ class FleetRun:
     # ---- tokens ----
 
     def _on_tokens(self, events: Sequence[TokenEvent]) -> None:
-        now_s = self.agenda.clock.now_s
+        now_s, moves_models = self.agenda.clock.now_s, self._news.moves_models
         for event in events:
             opened = self._open[event.request_id]
-            if event.tokens:
-                opened.stay.on_tokens(len(event.tokens))
+            num_tokens = len(event.tokens)
+            if num_tokens:
+                opened.stay.on_tokens(num_tokens, now_s)
                 if opened.first_s is None:
                     opened.first_s = now_s
                 else:
                     opened.gaps_s.append(now_s - opened.last_s)
                 opened.last_s = now_s
-                opened.output_tokens += len(event.tokens)
-                if self._news.moves_models:
+                opened.output_tokens += num_tokens
+                if moves_models:
                     opened.tokens += [token.token_id for token in event.tokens]
-            if self._is_given_back(opened, event):
-                self.agenda.at(now_s, partial(self._go_on, opened))
-            elif event.finish is not None:
-                del self._open[event.request_id]
-                self._end(opened, event.finish)
+            if event.finish is not None:
+                self._let_go(opened, event.finish, now_s)
 
-    def _is_given_back(self, opened: OpenRequest, event: TokenEvent) -> bool:
+    def _let_go(self, opened: OpenRequest, finish: FinishReason, now_s: float) -> None:
+        if self._news.moves_models and self._is_given_back(opened, finish):
+            self.agenda.at(now_s, partial(self._go_on, opened))
+        else:
+            del self._open[opened.request.request_id]
+            self._end(opened, finish)
+
+    def _is_given_back(self, opened: OpenRequest, finish: FinishReason) -> bool:
         """The unit let go of the model, or lowered its quota."""
-        if not self._news.moves_models or event.finish not in (FinishReason.ERROR, FinishReason.ABORT):
-            return False
-        return event.finish is FinishReason.ABORT or not self._news.has(opened.unit_id, opened.request.model)
+        if finish is FinishReason.ERROR:
+            return not self._news.has(opened.unit_id, opened.request.model)
+        return finish is FinishReason.ABORT
 
     def _go_on(self, opened: OpenRequest) -> None:
         """On another unit, with the tokens that the client has; the next view may bring one."""

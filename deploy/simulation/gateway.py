@@ -19,8 +19,9 @@ class Stay:
     gateway: "SimulatedGateway"
     request_id: str
 
-    def on_tokens(self, num_tokens: int) -> None:
-        self.gateway.produced(self.request_id, num_tokens)
+    def on_tokens(self, num_tokens: int, now_s: float) -> None:
+        if self.gateway.desk.produced(self.request_id, num_tokens, now_s):
+            self.gateway.pump()
 
     def go_on(self, now_s: float, *, avoid: Set[str]) -> UnitChoice | None:
         """The request has left its unit. None while no other one can take it."""
@@ -79,10 +80,6 @@ class SimulatedGateway:
         for ask, outcome in self.desk.pump(self._agenda.clock.now_s):
             self._receive(ask, outcome, self._receptions.pop(ask.request_id))
         self._sleep()
-
-    def produced(self, request_id: str, num_tokens: int) -> None:
-        if self.desk.produced(request_id, num_tokens, self._agenda.clock.now_s):
-            self.pump()
 
     def _receive(self, ask: Ask, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
         if isinstance(outcome, Admit):

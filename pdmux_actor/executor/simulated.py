@@ -173,16 +173,14 @@ class SimulatedExecutor:
         del self._infos[model]
 
     def submit(self, launch: Launch) -> None:
-        match launch:
-            case Repartition():
-                self._partition = launch
-            case DropPrefill():
-                pass  # there are no hidden states to forget
-            case PrefillSlice() | DecodeStep() | MixedStep():
-                self._progress(self.now())
-                assert launch.lane not in self._lanes
-                self._next_end_s = None
-                self._lanes[launch.lane] = _Work(launch, self.now(), self._host_s + self._solo_s(launch))
+        if isinstance(launch, Repartition):
+            self._partition = launch
+        elif not isinstance(launch, DropPrefill):  # there are no hidden states to forget
+            now_s = self._clock.now()
+            self._progress(now_s)
+            assert launch.lane not in self._lanes
+            self._next_end_s = None
+            self._lanes[launch.lane] = _Work(launch, now_s, self._host_s + self._solo_s(launch))
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
         next_end_s = self.next_end_s()
@@ -190,7 +188,7 @@ class SimulatedExecutor:
             next_end_s if deadline_s is None else deadline_s if next_end_s is None else min(next_end_s, deadline_s)
         )
         reached = self._clock.advance_to(until_s)
-        now_s = self.now()
+        now_s = self._clock.now()
         self._progress(now_s)
         if not reached and (next_end_s is None or now_s < next_end_s):
             return ()
@@ -233,16 +231,11 @@ class SimulatedExecutor:
     def _complete(self, lane: Lane, now_s: float) -> Completion:
         work = self._lanes.pop(lane)
         self._next_end_s = None
-        info = self._infos[work.launch.model]
-        steps = work.launch.steps if isinstance(work.launch, DecodeStep) else 1
-        vocab_size = info.spec.vocab_size
-        tokens = tuple(
-            [
-                _made_up_tokens(sequence, steps, vocab_size)
-                for sequence in sampling_sequences(work.launch, info.spec.num_layers)
-            ]
-        )
-        return Completion(launch=work.launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
+        launch = work.launch
+        spec = self._infos[launch.model].spec
+        steps = launch.steps if isinstance(launch, DecodeStep) else 1
+        tokens = _made_up_tokens(sampling_sequences(launch, spec.num_layers), steps, spec.vocab_size)
+        return Completion(launch=launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
 
     def _solo_s(self, launch: ComputeLaunch) -> float:
         spec = self._infos[launch.model].spec
@@ -259,11 +252,18 @@ class SimulatedExecutor:
                 return self._latency.mixed_s(spec, shapes, contexts, self._partition.decode_sms)
 
 
-def _made_up_tokens(sequence: TokenSequence, steps: int, vocab_size: int) -> tuple[SampledToken, ...]:
+def _made_up_tokens(
+    sequences: Sequence[TokenSequence], steps: int, vocab_size: int
+) -> tuple[tuple[SampledToken, ...], ...]:
     """Each depends on the prompt's first token and the output position only: the same whatever the policy."""
     printable = min(vocab_size, len(_MADE_UP_TOKENS))
     first, choices = min(33, printable - 1), max(1, printable - 33)
-    start = 31 * sequence.token_ids[0] + 17 * (len(sequence.token_ids) - sequence.num_prompt_tokens)
+    starts = [31 * s.token_ids[0] + 17 * (len(s.token_ids) - s.num_prompt_tokens) for s in sequences]
     if steps == 1:
-        return _MADE_UP_TOKENS[start % choices + first]
-    return tuple([_MADE_UP_TOKENS[(start + 17 * step) % choices + first][0] for step in range(steps)])
+        return tuple([_MADE_UP_TOKENS[start % choices + first] for start in starts])
+    return tuple(
+        [
+            tuple([_MADE_UP_TOKENS[(start + 17 * step) % choices + first][0] for step in range(steps)])
+            for start in starts
+        ]
+    )

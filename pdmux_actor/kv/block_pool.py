@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from pdmux_actor.kv.free_blocks import Blocks, FreeBlocks
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.kv.prefix_cache import PrefixCache
 from pdmux_actor.kv.prefix_hash import PrefixHash
@@ -31,12 +31,13 @@ class _ModelRows:
     A row is free, used (by `references[row]` sequences) or cached (by none, but a prefix lives in it).
     """
 
-    __slots__ = ("cache", "free_rows", "geometry", "num_cached", "quota_blocks", "references", "table")
+    __slots__ = ("blocks_per_row", "cache", "free_rows", "num_cached", "quota_blocks", "references", "table")
 
-    def __init__(self, geometry: KvGeometry, max_rows: int, quota_blocks: int) -> None:
-        self.geometry = geometry
+    def __init__(self, geometry: KvGeometry, max_rows: int, quota_blocks: int, *, names_blocks: bool) -> None:
+        self.blocks_per_row = geometry.blocks_per_row
         self.quota_blocks = quota_blocks
-        self.table: npt.NDArray[np.int64] = np.zeros((max_rows, geometry.blocks_per_row), dtype=np.int64)
+        named_rows = max_rows if names_blocks else 0
+        self.table: Blocks = np.zeros((named_rows, geometry.blocks_per_row), dtype=np.int64)
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.references: dict[int, int] = {}
         self.cache = PrefixCache()
@@ -44,7 +45,7 @@ class _ModelRows:
 
     @property
     def used_blocks(self) -> int:
-        return len(self.references) * self.geometry.blocks_per_row
+        return len(self.references) * self.blocks_per_row
 
     @property
     def quota_left_blocks(self) -> int:
@@ -58,14 +59,14 @@ class BlockPool:
     free + used + cached == total, always. A model is sure of its quota (the quotas sum to no more than the pool): what
     it lacks is taken from cached prefixes, then from models that hold more than theirs (`missing_blocks` says how much;
     taking it is the scheduler's part). Beyond its quota a model may borrow what is idle, up to `lendable_share` of it.
+
+    Without `names_blocks` the pool counts and tables stay empty: in a simulation nobody asks which blocks a row has.
     """
 
-    def __init__(self, total_blocks: int, *, lendable_share: float = 0.0) -> None:
+    def __init__(self, total_blocks: int, *, lendable_share: float = 0.0, names_blocks: bool = True) -> None:
         self.total_blocks = total_blocks
         self._lendable_share = lendable_share
-        # A stack. Below `_lowest_free` it has never been popped: place i stands for block i, written when it is needed.
-        self._free: npt.NDArray[np.int64] = np.empty(total_blocks, dtype=np.int64)
-        self._lowest_free = total_blocks
+        self._free = FreeBlocks(total_blocks) if names_blocks else None
         self._num_free = total_blocks
         self._models: dict[str, _ModelRows] = {}
         self._idle: OrderedDict[tuple[str, int], None] = OrderedDict()  # cached rows, least recently used first
@@ -80,10 +81,11 @@ class BlockPool:
     def cached_blocks(self) -> int:
         return self._cached_blocks
 
-    def add_model(self, model: str, geometry: KvGeometry, quota_blocks: int) -> npt.NDArray[np.int64]:
+    def add_model(self, model: str, geometry: KvGeometry, quota_blocks: int) -> Blocks:
         """Returns the row table `[max_rows, blocks_per_row]`, which allocation fills in place."""
         assert model not in self._models, f"{model} is in the pool already"
-        rows = _ModelRows(geometry, self.total_blocks // geometry.blocks_per_row, quota_blocks)
+        max_rows = self.total_blocks // geometry.blocks_per_row
+        rows = _ModelRows(geometry, max_rows, quota_blocks, names_blocks=self._free is not None)
         self._models[model] = rows
         return rows.table
 
@@ -103,14 +105,15 @@ class BlockPool:
         self._claims = claimed_blocks
 
     def used_blocks(self, model: str) -> int:
-        return self._models[model].used_blocks
+        rows = self._models[model]
+        return len(rows.references) * rows.blocks_per_row
 
     def quota_blocks(self, model: str) -> int:
         return self._models[model].quota_blocks
 
     def quota_rows(self, model: str) -> int:
         rows = self._models[model]
-        return rows.quota_blocks // rows.geometry.blocks_per_row
+        return rows.quota_blocks // rows.blocks_per_row
 
     def borrowed_blocks(self, model: str) -> int:
         return max(0, -self._models[model].quota_left_blocks)
@@ -118,7 +121,7 @@ class BlockPool:
     def allocatable_rows(self, model: str, *, reusing: Sequence[int] = ()) -> int:
         """New rows the model can have when it also uses the rows `reusing` of its cache."""
         rows = self._models[model]
-        per_row = rows.geometry.blocks_per_row
+        per_row = rows.blocks_per_row
         revived_blocks = per_row * sum(1 for row in reusing if row not in rows.references)
         obtainable = self._num_free + self._cached_blocks - revived_blocks
         quota_left = rows.quota_left_blocks - revived_blocks
@@ -129,7 +132,7 @@ class BlockPool:
     def missing_blocks(self, model: str, num_rows: int) -> int:
         """Blocks of the model's own quota that others hold, of those it needs for `num_rows` more rows."""
         rows = self._models[model]
-        needed = num_rows * rows.geometry.blocks_per_row
+        needed = num_rows * rows.blocks_per_row
         if needed > rows.quota_left_blocks:
             return 0  # not within its rights
         return max(0, needed - self._num_free - self._cached_blocks)
@@ -139,12 +142,14 @@ class BlockPool:
         if count > self.allocatable_rows(model):
             return None
         rows = self._models[model]
-        num_blocks = count * rows.geometry.blocks_per_row
+        num_blocks = count * rows.blocks_per_row
         while self._num_free < num_blocks:
             self._evict(next(iter(self._idle)))
         row_ids = rows.free_rows[len(rows.free_rows) - count :]
         del rows.free_rows[len(rows.free_rows) - count :]
-        rows.table[row_ids] = self._pop_free(num_blocks).reshape(count, rows.geometry.blocks_per_row)
+        self._num_free -= num_blocks
+        if self._free is not None:
+            rows.table[row_ids] = self._free.pop(num_blocks).reshape(count, rows.blocks_per_row)
         rows.references.update(dict.fromkeys(row_ids, 1))
         return row_ids
 
@@ -160,7 +165,7 @@ class BlockPool:
             else:
                 del self._idle[model, row]
                 rows.num_cached -= 1
-                self._cached_blocks -= rows.geometry.blocks_per_row
+                self._cached_blocks -= rows.blocks_per_row
                 rows.references[row] = 1
 
     def cache_prefix(self, model: str, hashes: Sequence[PrefixHash], row_ids: Sequence[int]) -> None:
@@ -180,7 +185,7 @@ class BlockPool:
             if rows.cache.holds(row):
                 self._idle[model, row] = None
                 rows.num_cached += 1
-                self._cached_blocks += rows.geometry.blocks_per_row
+                self._cached_blocks += rows.blocks_per_row
             else:
                 freed.append(row)
         self._give_back(rows, freed)
@@ -190,23 +195,24 @@ class BlockPool:
         return BlockUsage(
             used_blocks=rows.used_blocks,
             quota_blocks=rows.quota_blocks,
-            cached_blocks=rows.num_cached * rows.geometry.blocks_per_row,
+            cached_blocks=rows.num_cached * rows.blocks_per_row,
         )
 
     def check_integrity(self) -> None:
         """Asserts that free + used + cached == total and that no block is in two rows."""
-        owned = [np.delete(rows.table, rows.free_rows, axis=0).ravel() for rows in self._models.values()]
-        untouched = np.arange(self._lowest_free)
-        blocks = np.concatenate([untouched, self._free[self._lowest_free : self._num_free], *owned])
-        assert len(blocks) == self.total_blocks, f"{len(blocks)} blocks accounted for, {self.total_blocks} exist"
-        assert len(np.unique(blocks)) == self.total_blocks, "a block is in two rows"
+        if self._free is not None:
+            owned = [np.delete(rows.table, rows.free_rows, axis=0).ravel() for rows in self._models.values()]
+            blocks = np.concatenate([self._free.all(), *owned])
+            assert len(blocks) == self.total_blocks, f"{len(blocks)} blocks accounted for, {self.total_blocks} exist"
+            assert len(np.unique(blocks)) == self.total_blocks, "a block is in two rows"
         used = sum(rows.used_blocks for rows in self._models.values())
         assert self._num_free + used + self._cached_blocks == self.total_blocks, "the books do not balance"
         for model, rows in self._models.items():
             idle = {row for name, row in self._idle if name == model}
             assert rows.num_cached == len(idle), f"cached rows of {model} are miscounted"
             states = (set(rows.free_rows), set(rows.references), idle)
-            assert sum(map(len, states)) == len(rows.table) == len(set.union(*states)), f"a row of {model} is lost"
+            max_rows = self.total_blocks // rows.blocks_per_row
+            assert sum(map(len, states)) == max_rows == len(set.union(*states)), f"a row of {model} is lost"
 
     def _evict(self, key: tuple[str, int]) -> None:
         del self._idle[key]
@@ -214,21 +220,13 @@ class BlockPool:
         rows = self._models[model]
         rows.cache.forget(row)
         rows.num_cached -= 1
-        self._cached_blocks -= rows.geometry.blocks_per_row
+        self._cached_blocks -= rows.blocks_per_row
         self._give_back(rows, [row])
-
-    def _pop_free(self, num_blocks: int) -> npt.NDArray[np.int64]:
-        top = self._num_free
-        self._num_free -= num_blocks
-        if self._num_free < self._lowest_free:
-            self._free[self._num_free : self._lowest_free] = np.arange(self._num_free, self._lowest_free)
-            self._lowest_free = self._num_free
-        return self._free[self._num_free : top]
 
     def _give_back(self, rows: _ModelRows, row_ids: Sequence[int]) -> None:
         if not row_ids:
             return
-        num_blocks = len(row_ids) * rows.geometry.blocks_per_row
-        self._free[self._num_free : self._num_free + num_blocks] = rows.table.take(row_ids, axis=0).ravel()
-        self._num_free += num_blocks
+        self._num_free += len(row_ids) * rows.blocks_per_row
+        if self._free is not None:
+            self._free.push(rows.table.take(row_ids, axis=0).ravel())
         rows.free_rows.extend(row_ids)

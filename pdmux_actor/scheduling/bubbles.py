@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pdmux_actor.scheduling.decision_log import Decision
+from pdmux_actor.scheduling.decision_log import LANE_OF, Decision
 from pdmux_actor.scheduling.launch import Lane
 
 
@@ -42,8 +42,9 @@ def lane_shares(decisions: Iterable[Decision], start_s: float, end_s: float) -> 
     if window_s <= 0:
         return dict.fromkeys(Lane, LaneShare(0.0, 0.0))
     busy_s, bubble_s = dict.fromkeys(Lane, 0.0), dict.fromkeys(Lane, 0.0)
+    lanes = LANE_OF
     for decision in decisions:
-        lane = decision.lane
+        lane = lanes.get(decision.kind)
         if lane is None:
             continue
         started_s, finished_s, ready_s = decision.started_s, decision.finished_s, decision.ready_s

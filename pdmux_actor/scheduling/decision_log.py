@@ -1,7 +1,7 @@
 """The last decisions of a scheduler: what was launched, what was expected of it, what it took."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from types import MappingProxyType
@@ -30,7 +30,7 @@ class DecisionKind(StrEnum):
     PARTITION = "partition"
 
 
-_LANES: Mapping[str, Lane] = MappingProxyType(
+LANE_OF: Mapping[str, Lane] = MappingProxyType(
     {
         DecisionKind.PREFILL: Lane.PREFILL,
         DecisionKind.DECODE: Lane.DECODE,
@@ -73,7 +73,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     @property
     def lane(self) -> Lane | None:
         """None for what runs on no lane."""
-        return _LANES.get(self.kind)
+        return LANE_OF.get(self.kind)
 
     @property
     def prompt_tokens(self) -> int:
@@ -119,28 +119,29 @@ class DecisionLog:
     """A ring of the newest `max_entries` decisions. It keeps no sequence alive; text is made on reading."""
 
     def __init__(self, max_entries: int, total_sms: int) -> None:
-        self._ring: deque[_Entry] = deque(maxlen=max_entries)
+        self._ring: deque[Decision] = deque(maxlen=max_entries)
         self._num_recorded = 0
-        self._in_flight: dict[Lane, _Entry] = {}
+        self._in_flight: dict[Lane, Decision] = {}
         self._prefill_sms, self._decode_sms = 0, total_sms
 
     def decisions(self, last: int | None = None) -> list[Decision]:
         """Oldest first; the newest `last`, or all that the ring still holds."""
         skipped = 0 if last is None else max(0, len(self._ring) - last)
-        return [entry.decision() for entry in islice(self._ring, skipped, None)]
+        return list(islice(self._ring, skipped, None))
 
-    def since(self, start_s: float) -> Iterator[Decision]:
+    def since(self, start_s: float) -> list[Decision]:
         """Newest first: all decisions that a launch after `start_s` can have come from."""
+        decisions: list[Decision] = []
         earlier: set[Lane] = set()
-        for entry in reversed(self._ring):
-            decision = entry.decision()
+        for decision in reversed(self._ring):
             if decision.now_s < start_s and (lane := decision.lane) is not None:
                 if lane in earlier:
                     continue  # a lane has one launch in flight: this one had ended before
                 earlier.add(lane)
-            yield decision
+            decisions.append(decision)
             if len(earlier) == NUM_LANES:
-                return
+                break
+        return decisions
 
     def instruct(self, now_s: float, launch: DropPrefill | Repartition) -> None:
         """What takes effect at once and has no completion."""
@@ -198,24 +199,14 @@ class DecisionLog:
         )
 
     def land(self, done: Completion) -> None:
-        self._in_flight.pop(done.launch.lane).done = (done.started_s, done.finished_s, done.error is not None)
+        flying = self._in_flight.pop(done.launch.lane)
+        place = flying.index - self._num_recorded  # from the end
+        if -place <= len(self._ring):
+            self._ring[place] = msgspec.structs.replace(
+                flying, started_s=done.started_s, finished_s=done.finished_s, failed=done.error is not None
+            )
 
-    def _append(self, decision: Decision) -> "_Entry":
-        entry = _Entry(decision)
-        self._ring.append(entry)
+    def _append(self, decision: Decision) -> Decision:
+        self._ring.append(decision)
         self._num_recorded += 1
-        return entry
-
-
-class _Entry(msgspec.Struct, gc=False):
-    """What is known at take-off, and what is known since: put together when somebody reads it first."""
-
-    known: Decision
-    done: tuple[float, float, bool] | None = None
-
-    def decision(self) -> Decision:
-        if self.done is not None:
-            started_s, finished_s, failed = self.done
-            self.known = msgspec.structs.replace(self.known, started_s=started_s, finished_s=finished_s, failed=failed)
-            self.done = None
-        return self.known
+        return decision

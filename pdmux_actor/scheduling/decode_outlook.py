@@ -1,11 +1,10 @@
 """How long the next decode step of a model takes, share by share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pdmux_actor.scheduling.learned_scales import ScalesByShare
 from profiler.contention import ContentionGuard, GuardCell
-from profiler.latency import ChunkShape, LatencyModel
-from profiler.specs import ModelSpec
+from profiler.latency import ChunkShape
 
 
 class DecodeOutlook:
@@ -14,17 +13,18 @@ class DecodeOutlook:
     def __init__(
         self,
         contexts: Sequence[int],
-        latency: LatencyModel,
-        spec: ModelSpec,
+        modelled_s: Callable[[int], float],
         scales: ScalesByShare | None,
         guard: ContentionGuard,
     ) -> None:
-        """`contexts` are tokens by sequence; `scales` what was learned of decode steps, if anything was."""
+        """`contexts` are tokens by sequence, `modelled_s` is what the latency model says of the step by share; `scales`
+        what was learned of decode steps, if anything was.
+        """
         self.contexts = contexts
-        self._latency = latency
-        self._spec = spec
+        self._modelled_s = modelled_s
         self._scales = scales
         self._bucket = len(contexts).bit_length()
+        self._sources = {} if scales is None else scales.sources(self._bucket)
         self._guard = guard
         self._solo_s: dict[int, float] = {}
         self._beside: Sequence[ChunkShape] = ()
@@ -34,8 +34,11 @@ class DecodeOutlook:
         """Expected when alone."""
         known_s = self._solo_s.get(sms)
         if known_s is None:
-            scale = 1.0 if self._scales is None else self._scales.factor(sms, self._bucket)
-            known_s = self._solo_s[sms] = self._latency.decode_s(self._spec, self.contexts, sms) * scale
+            known_s = self._modelled_s(sms)
+            if self._scales is not None:
+                source = self._sources.get(sms) or self._scales.source(sms, self._bucket)
+                known_s *= source.factor()
+            self._solo_s[sms] = known_s
         return known_s
 
     def worst_s(self, sms: int, beside: Sequence[ChunkShape]) -> float:

@@ -1,6 +1,6 @@
 """Factors between what a latency model says and what is measured, by phase, share and size of a launch."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 _SMOOTHING = 0.2  # weight of the newest observation
 _MIN_SCALE, _MAX_SCALE = 0.05, 50.0
@@ -56,7 +56,7 @@ class ScalesByShare:
 
     def __init__(self) -> None:
         self._factors: dict[int, dict[int, float]] = {}  # by SMs, then by size bucket
-        self._sources: dict[tuple[int, int], _Source] = {}
+        self._sources: dict[int, dict[int, ScaleSource]] = {}  # by bucket, then by SMs
         self._shares: dict[int, Set[int]] = {}  # by bucket
 
     def observe(self, sms: int, bucket: int, target: float) -> None:
@@ -76,18 +76,25 @@ class ScalesByShare:
 
     def factor(self, sms: int, bucket: int) -> float:
         """`bucket` is the bit length of a launch's size."""
-        source = self._sources.get((sms, bucket))
-        if source is None:
-            nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
-            source = self._sources[sms, bucket] = _Source(self._factors[nearest], bucket)
+        source = self.sources(bucket).get(sms) or self.source(sms, bucket)
         return source.factor()
 
+    def sources(self, bucket: int) -> Mapping[int, "ScaleSource"]:
+        """Those found so far, by SMs: good until the model is observed again."""
+        return self._sources.setdefault(bucket, {})
 
-class _Source:
+    def source(self, sms: int, bucket: int) -> "ScaleSource":
+        nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
+        source = ScaleSource(self._factors[nearest], bucket)
+        self._sources.setdefault(bucket, {})[sms] = source
+        return source
+
+
+class ScaleSource:
     """The factor of a bucket among those that were seen on one share, from its neighbours if need be.
 
     >>> seen = {4: 1.0, 8: 3.0}
-    >>> [_Source(seen, bucket).factor() for bucket in (2, 4, 5, 9)]
+    >>> [ScaleSource(seen, bucket).factor() for bucket in (2, 4, 5, 9)]
     [1.0, 1.0, 1.5, 3.0]
     """
 

@@ -2,12 +2,14 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import LoadReport, ModelLoad
 from pdmux_actor.scheduling.bubbles import lane_shares
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, DecisionLog
+from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.flight import LanesInFlight
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -19,8 +21,7 @@ _COUNTS_WINDOW_S = 10.0
 _SHORT_TOKENS, _LONG_TOKENS = 64, 1024  # between which a prefill's time is taken as a line
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
+class _Counts(msgspec.Struct, frozen=True, gc=False):
     """One model's totals at an instant."""
 
     at_s: float
@@ -60,7 +61,7 @@ class LoadReporter:
         self, queues: Collection[ModelQueue], lanes: LanesInFlight, steps_total: int, now_s: float
     ) -> LoadReport:
         since_s = now_s - _DECISIONS_WINDOW_S
-        decisions = list(self._log.since(since_s))
+        decisions = self._log.since(since_s)
         shares = lane_shares(decisions, since_s, now_s)
         predicted_s, achieved_s = _decode_means(decisions)
         tightest_s = min((queue.tightest_tbt_s for queue in queues), default=float("inf"))
@@ -127,9 +128,9 @@ def _decode_means(decisions: Sequence[Decision]) -> tuple[float, float]:
     """Predicted and achieved seconds per decode step."""
     steps, predicted_s, achieved_s = 0, 0.0, 0.0
     for decision in decisions:
-        measured_s = decision.measured_s
-        if decision.kind in (DecisionKind.DECODE, DecisionKind.MIXED) and measured_s is not None and decision.steps:
-            steps += decision.steps
+        taken = decision.steps  # 0 of what is no decode step
+        if taken and decision.finished_s is not None and decision.started_s is not None:
+            steps += taken
             predicted_s += decision.predicted_s
-            achieved_s += measured_s
+            achieved_s += decision.finished_s - decision.started_s
     return (predicted_s / steps, achieved_s / steps) if steps else (0.0, 0.0)

@@ -1,13 +1,13 @@
 """Which shares of a device the two lanes can take."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 
 from profiler.specs import DeviceSpec
 
 
-def decode_shares(device: DeviceSpec) -> Iterator[int]:
+def decode_shares(device: DeviceSpec) -> range:
     """SMs that decode can have while prefill has the rest, ascending, in steps of the device's granularity."""
-    yield from range(device.partition_granularity_sms, device.num_sms, device.partition_granularity_sms)
+    return range(device.partition_granularity_sms, device.num_sms, device.partition_granularity_sms)
 
 
 def least_decode_share(device: DeviceSpec, worst_decode_s: Callable[[int], float], target_s: float) -> int | None:
@@ -39,9 +39,9 @@ def ample_decode_share(
     whole_s = decode_s(device.num_sms)
     if device.num_sms not in known:
         return device.num_sms
+    tolerable_s = (1 + tolerance) * whole_s
     for share in decode_shares(device):
-        share_s = decode_s(share)
-        if share_s <= ((1 + tolerance) * whole_s if share in known else bearable_s):
+        if decode_s(share) <= (tolerable_s if share in known else bearable_s):
             return share
     return device.num_sms
 

@@ -8,7 +8,7 @@ from pdmux_actor.scheduling.flight import Flight
 from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.learned_scales import LearnedScales
 from profiler.contention import ContentionGuard, GuardCell
-from profiler.latency import ChunkShape, LatencyModel
+from profiler.latency import ChunkShape, LatencyModel, decode_by_share
 from profiler.specs import ModelSpec
 
 _ALONE, _IN_COMPANY = 0.1, 0.9  # share of its time beside the other lane, for a launch to teach about either case
@@ -36,6 +36,7 @@ class LatencyPredictor:
     def __init__(self, latency: LatencyModel, guard: ContentionGuard | None = None) -> None:
         self.guard = guard or ContentionGuard()
         self._latency = latency
+        self._by_share = decode_by_share(latency)
         self._scales = LearnedScales()
         self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
@@ -61,9 +62,10 @@ class LatencyPredictor:
     def decode_outlook(self, model: str, spec: ModelSpec, contexts: Sequence[int]) -> DecodeOutlook:
         """Of the model's next step. Not to be kept: a launch that lands may change what is expected."""
         outlook = self._outlooks.get(model)
-        if outlook is None or outlook.contexts != contexts:
+        if outlook is None or (outlook.contexts is not contexts and outlook.contexts != contexts):
             scales = self._scales.of_phase(model, _STAND_INS[DECODE])
-            outlook = self._outlooks[model] = DecodeOutlook(contexts, self._latency, spec, scales, self.guard)
+            outlook = DecodeOutlook(contexts, self._by_share(spec, contexts), scales, self.guard)
+            self._outlooks[model] = outlook
         return outlook
 
     def known_decode_shares(self, model: str, batch: int) -> Set[int]:

@@ -20,6 +20,7 @@ class ModelQueue:
 
     info: ModelInfo
     pool: BlockPool
+    model: str = field(init=False)
     caches_prefixes: bool = True
     waiting: deque[Sequence] = field(default_factory=deque)
     partial: deque[Sequence] = field(default_factory=deque)
@@ -38,9 +39,8 @@ class ModelQueue:
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
     _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
 
-    @property
-    def model(self) -> str:
-        return self.info.model
+    def __post_init__(self) -> None:
+        self.model = self.info.model
 
     @property
     def num_resident(self) -> int:

@@ -39,7 +39,11 @@ class QuotaTransfer:
             use = self._uses.get(queue.model)
             if use is None:
                 use = self._uses[queue.model] = _Use(queue.rows_for(queue.max_len) * _row(queue))
-            self._observe(use, queue)
+            used_blocks = queue.pool.used_blocks(queue.model)
+            if used_blocks > use.peak_blocks:
+                use.peak_blocks = used_blocks
+            if queue.waiting and used_blocks >= _NEEDY * queue.pool.quota_blocks(queue.model):
+                use.was_short = True
         if len(self._uses) > len(present):
             self._uses = {queue.model: self._uses[queue.model] for queue in present}
         if self._next_s is None:
@@ -51,14 +55,6 @@ class QuotaTransfer:
         for use in self._uses.values():
             use.peak_blocks, use.was_short = 0, False
         return quotas
-
-    @staticmethod
-    def _observe(use: _Use, queue: ModelQueue) -> None:
-        used_blocks = queue.pool.used_blocks(queue.model)
-        if used_blocks > use.peak_blocks:
-            use.peak_blocks = used_blocks
-        if queue.waiting and used_blocks >= _NEEDY * queue.pool.quota_blocks(queue.model):
-            use.was_short = True
 
     def _transfer(self, queues: Mapping[str, ModelQueue]) -> Mapping[str, int]:
         quota = {model: queue.pool.quota_blocks(model) for model, queue in queues.items()}

@@ -49,10 +49,11 @@ def _can_prefill(state: UnitState) -> bool:
         return False
     if state.batch is not None:
         return True
-    return any((queue.waiting or queue.partial) and state.prefillable(queue) for queue in state.queues.values())
+    asking = [queue for queue in state.queues.values() if queue.waiting or queue.partial]
+    return bool(asking) and any(state.prefillable(queue) for queue in asking)
 
 
 def _can_decode(state: UnitState) -> bool:
     if state.decode_lane.busy or state.prefill_lane.sms == state.device.num_sms:
         return False
-    return any(queue.running for queue in state.queues.values())
+    return bool(state.decoding())

@@ -1,5 +1,6 @@
 """Whose turn it is, among models that come and go."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 
@@ -18,8 +19,8 @@ class Rotation:
         ordered = sorted(candidates)
         if not ordered:
             return None
-        last = self._last
-        return next((name for name in ordered if last is not None and name > last), ordered[0])
+        following = 0 if self._last is None else bisect_right(ordered, self._last)
+        return ordered[following % len(ordered)]
 
     def take(self, candidates: Iterable[str]) -> str | None:
         """Like `peek`, and the turn passes on."""

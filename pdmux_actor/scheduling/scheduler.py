@@ -6,6 +6,7 @@ allocates KV, preempts, applies results and answers every request exactly once.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,8 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
+
+_NO_CLAIMS: Mapping[str, int] = MappingProxyType({})
 
 
 class Scheduler:
@@ -136,14 +139,15 @@ class Scheduler:
             if isinstance(launch, DropPrefill | Repartition):
                 self.log.instruct(now_s, launch)
             else:
-                flight, predicted_s = self._dispatcher.flight.of(launch), None
+                flight = self._dispatcher.flight.of(launch)
+                predicted_s = flight.expected_s
                 if len(launches) > 1:  # the other lane may have been given one after this took off
                     beside = self._dispatcher.flight.all_busy
                     predicted_s = self._predictor.expected_s(flight, beside_other_lane=beside)
                 self.log.take_off(
                     now_s,
                     launch,
-                    predicted_s=flight.expected_s if predicted_s is None else predicted_s,
+                    predicted_s=predicted_s,
                     ready_s=self._readiness.take(launch.lane, sms_left=self._device.num_sms - flight.sms),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )
@@ -358,11 +362,15 @@ class Scheduler:
 
     def _settle_quotas(self, now_s: float) -> None:
         """Moves quota to where it is used, and gives waiting prompts the part of their quota that others borrowed."""
-        if self._quota_transfer is not None:
-            self._pool.set_quotas(self._quota_transfer.update(now_s, self._queues.values()))
-        waiting = [queue for queue in self._queues.values() if queue.waiting]
+        queues = self._queues.values()
+        if self._quota_transfer is not None and (quotas := self._quota_transfer.update(now_s, queues)):
+            self._pool.set_quotas(quotas)
+        waiting = [queue for queue in queues if queue.waiting]
+        if not waiting:
+            self._pool.set_claims(_NO_CLAIMS)
+            return
         self._pool.set_claims({queue.model: queue.claimed_blocks() for queue in waiting})
-        for queue in self._queues.values() if waiting else ():
+        for queue in queues:
             if queue.waiting and not queue.removing:
                 self._reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
 

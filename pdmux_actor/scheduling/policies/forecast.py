@@ -31,14 +31,21 @@ class DecodeCycle:
         self._beside = beside
         self._outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
         # Most units serve one model at a time, and a policy asks a dozen times per decision.
-        alone = len(self._outlooks) == 1 and not beside
-        self.seconds: Callable[[int], float] = self._outlooks[0].solo_s if alone else self._sum_s
+        self.seconds: Callable[[int], float] = self._sum_of_worst_s if beside else self._sum_s
+        if len(self._outlooks) == 1 and not beside:
+            self.seconds = self._outlooks[0].solo_s
 
     def _sum_s(self, sms: int) -> float:
-        beside = self._beside
-        if beside:
-            return sum([outlook.worst_s(sms, beside) for outlook in self._outlooks])
-        return sum([outlook.solo_s(sms) for outlook in self._outlooks])
+        total_s = 0.0
+        for outlook in self._outlooks:
+            total_s += outlook.solo_s(sms)
+        return total_s
+
+    def _sum_of_worst_s(self, sms: int) -> float:
+        total_s, beside = 0.0, self._beside
+        for outlook in self._outlooks:
+            total_s += outlook.worst_s(sms, beside)
+        return total_s
 
 
 def decode_cycle_s(
@@ -54,4 +61,4 @@ def whole_prefill_s(state: UnitState, model: str, shapes: Sequence[ChunkShape], 
 
 
 def tightest_tbt_s(queues: Sequence[ModelQueue]) -> float:
-    return min((q.tightest_tbt_s for q in queues), default=float("inf"))
+    return min([q.tightest_tbt_s for q in queues], default=float("inf"))
