@@ -13,7 +13,15 @@ from deploy.commands.plan_screen import estimate_table, plan_dict, served_line, 
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.plan_file import read_plan
-from deploy.planning import PlannedFleet, fewest_units, lay_out_fleet, most_served_by, plan_fleet, with_solver
+from deploy.planning import (
+    PlannedFleet,
+    fewest_units,
+    lay_out_fleet,
+    most_served_by,
+    plan_fleet,
+    units_of_fleet,
+    with_solver,
+)
 from deploy.settings import FleetFile, check_sources, read_fleet_file
 from deploy.what_if import changed_fleet, told_changes
 from placement.diff import MoveCost, Step, move_cost, steps_between
@@ -57,7 +65,7 @@ def plan(
     picture = None if plot is None else _picture(plot)
     given = _asked(file, solver)
     fleet = given if what_if is None else changed_fleet(given, what_if)
-    before = None if current is None else read_plan(current, option="--current")
+    before = None if current is None else _current_plan(current, given)
     if before is not None and choose_meshes:
         raise OptionNotUsable(
             option="--current", value=str(current), remedy="units change with --choose-meshes; drop one"
@@ -91,6 +99,17 @@ def _asked(file: Path, solver: str | None) -> FleetFile:
     fleet = read_fleet_file(file)
     check_sources(fleet)
     return with_solver(fleet, solver)
+
+
+def _current_plan(file: Path, fleet: FleetFile) -> Plan:
+    """Units and models may have come and gone since, but not all. Raises OptionNotUsable."""
+    plan = read_plan(file, option="--current")
+    units, placed = {u.unit_id for u in plan.units}, {p.model for u in plan.units for p in u.models}
+    for theirs, ours in ((units, {u.unit_id for u in units_of_fleet(fleet)}), (placed, {m.id for m in fleet.models})):
+        if theirs and theirs.isdisjoint(ours):
+            remedy = f"it is another fleet's: this one has no {min(theirs)!r}; give a plan of this fleet"
+            raise OptionNotUsable(option="--current", value=str(file), remedy=remedy)
+    return plan
 
 
 def _told(given: FleetFile, changed: FleetFile) -> str:

@@ -88,6 +88,22 @@ def test_plan__own_plan_as_current__has_nothing_to_do(run, tmp_path: Path) -> No
     assert "nothing to do" in out
 
 
+@pytest.mark.parametrize(("key", "strange"), [("unit", "elsewhere"), ("models", "stranger")])
+def test_plan__current_is_of_another_fleet__is_one_line(run, tmp_path: Path, key: str, strange: str) -> None:
+    file = tmp_path / "plan.json"
+    run("plan", EXAMPLE, "--json", file)
+    written = json.loads(file.read_text())
+    for unit in written["units"]:
+        unit[key] = strange if key == "unit" else {strange: 1}
+    file.write_text(json.dumps(written))
+
+    code, _, err = run("plan", EXAMPLE, "--current", file)
+
+    assert code == 2
+    assert f"this one has no '{strange}'; give a plan of this fleet" in err
+    assert err.count("\n") == 1
+
+
 def test_plan__choose_meshes__uses_no_more_gpus(run, tmp_path: Path) -> None:
     given, chosen = tmp_path / "given.json", tmp_path / "chosen.json"
 
