@@ -31,19 +31,33 @@ def ample_decode_share(
     known: Set[int],
     bearable_s: float,
 ) -> int:
-    """The least share on which decode takes at most `1 + tolerance` times as long as on all SMs.
+    """The least share, up to half of the SMs, on which decode takes at most `1 + tolerance` times as long as on all.
 
-    Decode is bound by memory bandwidth, which a part of the SMs can use up. A prompt can start at once on the others.
-    The times of other shares than the `known` are only modelled: they are tried where that is at most `bearable_s`.
+    Decode is bound by memory bandwidth, which a part of the SMs can use up. A prompt can start at once on the others;
+    on less than half of them it is better off when it waits for the end of the step and has a fair share then.
+    The times of other shares than the `known` are only modelled. More SMs are never slower: of the shares between the
+    largest that is known to be too slow and the least that is known not to be, the least that should do is tried, else
+    the one next to what is known; if its modelled time is at most `bearable_s`.
     """
-    whole_s = decode_s(device.num_sms)
+    longest_s = (1 + tolerance) * decode_s(device.num_sms)
     if device.num_sms not in known:
         return device.num_sms
-    tolerable_s = (1 + tolerance) * whole_s
+    untried: list[int] = []
+    least = device.num_sms
     for share in decode_shares(device):
-        if decode_s(share) <= (tolerable_s if share in known else bearable_s):
-            return share
-    return device.num_sms
+        if share > device.num_sms // 2:
+            break
+        if share not in known:
+            untried.append(share)
+        elif decode_s(share) <= longest_s:
+            least = share
+            break
+        else:
+            untried.clear()
+    if not untried:
+        return least
+    trial = next((share for share in untried if decode_s(share) <= longest_s), untried[-1])
+    return trial if decode_s(trial) <= bearable_s else least
 
 
 def fixed_decode_share(device: DeviceSpec, share: float) -> int | None:

@@ -3,7 +3,8 @@
 Models take turns for the prefill lane and decodes of all models fill the decode lane (MuxServe's ADBS). A prompt is
 fused into the decode step where that meets the TBT target and yields most tokens (fusing.py, after DuetServe §4.2).
 Otherwise both lanes run side by side with slices and preemption (MuxWise §3.4). When no prompt waits, decode looks a
-few steps ahead (DuetServe §4.3), on the least share that does not slow it down: the next prompt can start at once.
+few steps ahead (DuetServe §4.3), on half of the SMs or less if that does not slow it down: the next prompt can start at
+once. Beside a prompt it has more than MuxWise's least share where prompts bear that (balance.py).
 Prompts go by the time their first token is due, and share a batch only where that saves time (batch_size.py).
 """
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
+from pdmux_actor.scheduling.policies.balance import balanced_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
 from pdmux_actor.scheduling.policies.forecast import (
@@ -37,8 +38,9 @@ class _Slice:
 class SideBySide:
     """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other.
 
-    Unless `paced`: then one waits for the other at the end of a prefill where the gaps ask for it (joining.py), and
-    prompts are only batched where that makes them faster (batch_size.py).
+    Unless `paced`: then one waits for the other at the end of a prefill where the gaps ask for it (joining.py), prompts
+    are only batched where that makes them faster (batch_size.py), and decode keeps more SMs than it must where prefill
+    can spare them (balance.py).
     """
 
     def __init__(self, *, paced: bool = False) -> None:
@@ -73,6 +75,8 @@ class SideBySide:
         share = share_beside(state, prefilling, decoding)
         if share is None:
             return self._alternate(state, prefilling, decoding, now_s)
+        if self._paced:
+            share = balanced_share(state, prefilling, decoding, share, now_s)
         return self._both(state, prefilling, decoding, share, now_s)
 
     def decode(
@@ -97,7 +101,10 @@ class SideBySide:
         if prefill_sms <= 0 or state.prefill_lane.busy:
             return self.decode(state, decoding, decode_sms, now_s)
         decode_s = decode_cycle_s(state, decoding, decode_sms, beside=prefill_shapes(state, prefilling))
-        planned = self._next_slice(state, prefilling, prefill_sms, decode_s, now_s)
+        slice_s = decode_s
+        if self._paced and decode_sms > share:  # on what a step leaves it that had more than its share: until that ends
+            slice_s = min(decode_s, max(0.0, state.decode_lane.ends_s - now_s))
+        planned = self._next_slice(state, prefilling, prefill_sms, slice_s, now_s)
         if self._paced and planned.is_last:
             if busy and last_slice_waits(state, planned.newcomers, planned.expected_s, decoding, now_s):
                 return ()

@@ -1,0 +1,76 @@
+"""The share of the SMs that the default policy gives to decode, beside a prompt and alone."""
+
+import pytest
+from engine_rig import LinearLatency, VirtualEngine, make_device, make_request
+
+from pdmux_actor.scheduling.events import Arrival
+from pdmux_actor.scheduling.partition import ample_decode_share
+
+
+class MemoryBoundFromHalf(LinearLatency):
+    """On 8 SMs: decode is as fast on four as on all, and prefill takes what it is given."""
+
+    def decode_s(self, spec, context_tokens, sms):
+        return 0.004 * max(1.0, 4 / sms)
+
+
+def shares_beside_prompts(policy, events):
+    engine = VirtualEngine(events, policy=policy, quota_blocks=600, num_sms=8, latency=MemoryBoundFromHalf()).run()
+    return [d.decode_sms for d in engine.scheduler.log.decisions() if d.kind == "decode" and d.prefill_sms]
+
+
+def one_decodes(*, ttft_s=1.0):
+    """Long answers under a loose target, one after the other, while one other sequence decodes."""
+    first = (0.0, Arrival(make_request("first", max_tokens=300, tbt_s=0.1)))
+    later = [
+        (0.1 * i, Arrival(make_request(f"r{i}", prompt_tokens=400, max_tokens=20, tbt_s=0.1, ttft_s=ttft_s)))
+        for i in range(1, 4)
+    ]
+    return [first, *later]
+
+
+def test_mux__long_answers_and_time_to_spare__decode_keeps_the_share_on_which_a_prompt_costs_it_least():
+    shares = shares_beside_prompts("mux", one_decodes())
+
+    assert 4 in shares
+    assert min(shares) > 1
+
+
+def test_muxwise__the_same_load__decode_has_the_least_share_that_meets_its_target():
+    assert 1 in shares_beside_prompts("muxwise", one_decodes())
+
+
+def test_mux__prompt_would_be_late_on_what_decode_leaves__decode_falls_back_to_the_least_share():
+    """400 tokens take 40 ms on four of eight SMs, 23 ms on seven."""
+    assert 1 in shares_beside_prompts("mux", one_decodes(ttft_s=0.03))
+
+
+def test_mux__prompts_queue_for_the_lane__decode_falls_back_to_the_least_share():
+    first = (0.0, Arrival(make_request("first", max_tokens=300, tbt_s=0.1)))
+    burst = [
+        (0.1, Arrival(make_request(f"r{i}", prompt_tokens=100, max_tokens=20, tbt_s=0.1, ttft_s=0.2))) for i in range(8)
+    ]
+
+    assert 1 in shares_beside_prompts("mux", [first, *burst])
+
+
+@pytest.mark.parametrize(("knee", "known", "share"), [
+    (3, {8}, 3),  # the model's word is tried
+    (3, {8, 3}, 2),  # then what is next below it
+    (3, {8, 3, 2}, 3),  # which is too slow
+    (5, {8}, 4),  # nothing up to half should do: the largest of these is tried, the model may be wrong
+    (5, {8, 4}, 8),
+    (5, set(), 8),  # all SMs come first
+])  # fmt: skip
+def test_ample_share__steps_are_tried_next_to_what_is_known__and_never_far_below_it(knee, known, share):
+    found = ample_decode_share(
+        make_device(8), lambda sms: max(1.0, knee / sms), tolerance=0.05, known=known, bearable_s=10.0
+    )
+
+    assert found == share
+
+
+def test_ample_share__trial_might_break_the_target__is_not_made():
+    found = ample_decode_share(make_device(8), lambda sms: max(1.0, 5 / sms), tolerance=0.05, known={8}, bearable_s=1.1)
+
+    assert found == 8
