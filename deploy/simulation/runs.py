@@ -50,20 +50,20 @@ def run_fleet(
     on_progress: OnProgress | None = None,
     on_outcome: Callable[[RequestOutcome], None] | None = None,
 ) -> FleetOutcome:
-    run = FleetRun(
-        models=deployed.models,
-        build_units=deployed.build,
-        stream=stream,
-        limits=options.limits,
-        gateways=options.gateways,
-        sample_partitions=options.sample_partitions,
-        window_s=options.window_s,
-        give_up=give_up,
-        on_progress=on_progress,
-        tell_news=deployed.tell_news,
-        on_outcome=on_outcome,
-    )
     with _seldom_collected():
+        run = FleetRun(
+            models=deployed.models,
+            build_units=deployed.build,
+            stream=stream,
+            limits=options.limits,
+            gateways=options.gateways,
+            sample_partitions=options.sample_partitions,
+            window_s=options.window_s,
+            give_up=give_up,
+            on_progress=on_progress,
+            tell_news=deployed.tell_news,
+            on_outcome=on_outcome,
+        )
         return run.run()
 
 

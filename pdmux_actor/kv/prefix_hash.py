@@ -20,10 +20,11 @@ def extend_hashes(hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per
     (2, True)
     """
     first, end = len(hashes) * tokens_per_row, len(token_ids) // tokens_per_row * tokens_per_row
-    data = array("q", token_ids[first:end])
-    row_bytes = tokens_per_row * data.itemsize
-    rows = memoryview(data).cast("B")
+    rows = array("q", token_ids[first:end]).tobytes()
+    row_bytes = tokens_per_row * array("q").itemsize
+    name = hashes[-1] if hashes else b""
     for start in range(0, len(rows), row_bytes):
-        digest = hashlib.blake2b(hashes[-1] if hashes else b"", digest_size=16)
+        digest = hashlib.blake2b(name, digest_size=16)
         digest.update(rows[start : start + row_bytes])
-        hashes.append(digest.digest())
+        name = digest.digest()
+        hashes.append(name)

@@ -30,10 +30,13 @@ class DecodeCycle:
     def __init__(self, state: UnitState, queues: Sequence[ModelQueue], *, beside: Sequence[ChunkShape] = ()) -> None:
         self._beside = beside
         self._outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
-        # Most units serve one model at a time, and a policy asks a dozen times per decision.
-        self.seconds: Callable[[int], float] = self._sum_of_worst_s if beside else self._sum_s
-        if len(self._outlooks) == 1 and not beside:
-            self.seconds = self._outlooks[0].solo_s
+
+    @property
+    def seconds(self) -> Callable[[int], float]:
+        """By share: a policy asks a dozen times per decision, and most units serve one model at a time."""
+        if self._beside:
+            return self._sum_of_worst_s
+        return self._outlooks[0].solo_s if len(self._outlooks) == 1 else self._sum_s
 
     def _sum_s(self, sms: int) -> float:
         total_s = 0.0
