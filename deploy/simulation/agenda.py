@@ -33,7 +33,8 @@ class Agenda:
 
     def at(self, time_s: float, action: Action) -> None:
         self._num_asked += 1
-        heapq.heappush(self._heap, (max(time_s, self.clock.now_s), self._num_asked, action))
+        now_s = self.clock.now_s
+        heapq.heappush(self._heap, (time_s if time_s > now_s else now_s, self._num_asked, action))
 
     @property
     def has_more(self) -> bool:

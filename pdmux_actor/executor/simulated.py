@@ -8,11 +8,11 @@ that a sequence ends at `max_tokens`, as a trace says.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -93,8 +93,7 @@ class RealClock:
             self._condition.notify()
 
 
-@dataclass(slots=True)
-class _Work:
+class _Work(msgspec.Struct, gc=False):
     launch: ComputeLaunch
     started_s: float
     remaining_s: float  # of solo time
@@ -240,12 +239,12 @@ class SimulatedExecutor:
     def _solo_s(self, launch: ComputeLaunch) -> float:
         spec = self._infos[launch.model].spec
         match launch:
-            case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
-                whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], self._partition.prefill_sms)
-                return whole_s * (last - first) / spec.num_layers
             case DecodeStep(sequences=sequences, steps=steps):
                 contexts = [len(s.token_ids) for s in sequences]
                 return steps * self._latency.decode_s(spec, contexts, self._partition.decode_sms)
+            case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
+                whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], self._partition.prefill_sms)
+                return whole_s * (last - first) / spec.num_layers
             case MixedStep(chunks=chunks, sequences=sequences):
                 contexts = [len(s.token_ids) for s in sequences]
                 shapes = [c.shape for c in chunks]

@@ -122,7 +122,8 @@ class Dispatcher:
         return self._take_off(launch, sms, now_s)
 
     def _decode(self, queue: ModelQueue, steps: int, sms: int, now_s: float) -> list[Launch]:
-        steps = min(steps, queue.look_ahead_room())
+        if steps > 1:
+            steps = min(steps, queue.look_ahead_room())
         sequences = grow_running(queue, steps, self._preempt, self._reclaim)
         if not sequences:
             return []

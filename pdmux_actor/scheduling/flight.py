@@ -1,7 +1,6 @@
 """What is on the lanes, with which share, and how much of its time it had company."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,8 +19,7 @@ class LaneState(msgspec.Struct, frozen=True, gc=False):
 _IDLE = LaneState(busy=False, sms=0)
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(msgspec.Struct, kw_only=True, gc=False):
     """`modelled_s` is what the latency model says of the launch alone, `expected_s` what was
     learned to expect of it when it took off. `company_s` is how long the other lane was busy
     too; `beside` are the chunks of the prefill that was there, for a decode.
@@ -33,7 +31,7 @@ class Flight:
     took_off_s: float
     expected_s: float = 0.0
     company_s: float = 0.0
-    beside: Sequence[ChunkShape] = field(default_factory=tuple)
+    beside: Sequence[ChunkShape] = ()
 
     def meet(self, other: "Flight", until_s: float) -> None:
         """Both were in the air from the later take-off until `until_s`."""

@@ -110,11 +110,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[Sequence, ...]:
     """Sequences that receive tokens from `launch`: sampling chunks first, then decoding sequences."""
     match launch:
-        case PrefillSlice(chunks=chunks, last_layer=last_layer):
-            if last_layer < num_layers:
-                return ()
-            return tuple(c.sequence for c in chunks if c.samples)
         case DecodeStep(sequences=sequences):
             return sequences
         case MixedStep(chunks=chunks, sequences=sequences):
-            return tuple(c.sequence for c in chunks if c.samples) + sequences
+            return tuple([c.sequence for c in chunks if c.samples]) + sequences
+        case PrefillSlice(chunks=chunks, last_layer=last_layer):
+            if last_layer < num_layers:
+                return ()
+            return tuple([c.sequence for c in chunks if c.samples])

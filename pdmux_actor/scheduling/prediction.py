@@ -81,11 +81,11 @@ class LatencyPredictor:
     def modelled_s(self, spec: ModelSpec, launch: ComputeLaunch, sms: int) -> float:
         """What the latency model alone says of a launch."""
         match launch:
+            case DecodeStep(sequences=sequences, steps=steps):
+                return steps * self._latency.decode_s(spec, [len(s.token_ids) for s in sequences], sms)
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
                 whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], sms)
                 return whole_s * (last - first) / spec.num_layers
-            case DecodeStep(sequences=sequences, steps=steps):
-                return steps * self._latency.decode_s(spec, [len(s.token_ids) for s in sequences], sms)
             case MixedStep(chunks=chunks, sequences=sequences):
                 contexts = [len(s.token_ids) for s in sequences]
                 return self._latency.mixed_s(spec, [c.shape for c in chunks], contexts, sms)
@@ -94,17 +94,17 @@ class LatencyPredictor:
         """What a launch that takes off now is expected to take: for a decode beside a prefill, its worst case."""
         model, sms, size = flight.launch.model, flight.sms, size_of(flight.launch)
         match flight.launch:
-            case MixedStep():
-                return flight.modelled_s * self._scale(model, MIXED, sms, size)
-            case PrefillSlice():
-                phase = PREFILL_BESIDE if beside_other_lane else PREFILL
-                return flight.modelled_s * self._scale(model, phase, sms, size)
             case DecodeStep(sequences=sequences):
                 solo_s = flight.modelled_s * self._scale(model, DECODE, sms, size)
                 if not flight.beside:
                     return solo_s
                 contexts = [len(s.token_ids) for s in sequences]
                 return solo_s * self.guard.slowdown(GuardCell.of(sms, flight.beside, contexts))
+            case MixedStep():
+                return flight.modelled_s * self._scale(model, MIXED, sms, size)
+            case PrefillSlice():
+                phase = PREFILL_BESIDE if beside_other_lane else PREFILL
+                return flight.modelled_s * self._scale(model, phase, sms, size)
 
     def learn(self, flight: Flight, contexts: Sequence[int], done: Completion) -> None:
         """`contexts` are those of the decoding sequences when the launch took off."""
@@ -116,17 +116,17 @@ class LatencyPredictor:
         model, sms, ratio = flight.launch.model, flight.sms, measured_s / flight.modelled_s
         size = size_of(flight.launch)
         match flight.launch:
+            case DecodeStep() if company <= _ALONE:
+                self._scales.observe(model, DECODE, sms, size, ratio)
+            case DecodeStep() if company >= _IN_COMPANY and self._scales.knows(model, DECODE):
+                cell = GuardCell.of(sms, flight.beside, contexts)
+                self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))
             case MixedStep():
                 self._scales.observe(model, MIXED, sms, size, ratio)
             case PrefillSlice() if company <= _ALONE:
                 self._scales.observe(model, PREFILL, sms, size, ratio)
             case PrefillSlice() if company >= _IN_COMPANY:
                 self._scales.observe(model, PREFILL_BESIDE, sms, size, ratio)
-            case DecodeStep() if company <= _ALONE:
-                self._scales.observe(model, DECODE, sms, size, ratio)
-            case DecodeStep() if company >= _IN_COMPANY and self._scales.knows(model, DECODE):
-                cell = GuardCell.of(sms, flight.beside, contexts)
-                self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))
             case _:
                 pass  # partly alone, partly not: teaches nothing
 
@@ -139,15 +139,15 @@ class LatencyPredictor:
 
 
 def new_tokens(chunks: Sequence[ChunkShape]) -> int:
-    return sum(chunk.new_tokens for chunk in chunks)
+    return sum([chunk.new_tokens for chunk in chunks])
 
 
 def size_of(launch: ComputeLaunch) -> int:
     """Tokens that go through a layer at once."""
     match launch:
-        case PrefillSlice(chunks=chunks):
-            return sum(chunk.length for chunk in chunks)
         case DecodeStep(sequences=sequences):
             return len(sequences)
         case MixedStep(chunks=chunks, sequences=sequences):
-            return sum(chunk.length for chunk in chunks) + len(sequences)
+            return sum([chunk.length for chunk in chunks]) + len(sequences)
+        case PrefillSlice(chunks=chunks):
+            return sum([chunk.length for chunk in chunks])

@@ -264,7 +264,7 @@ class Scheduler:
 
     def _complete_step(self, queue: ModelQueue, launch: DecodeStep | MixedStep, done: Completion) -> None:
         chunks = launch.chunks if isinstance(launch, MixedStep) else ()
-        involved = [*(chunk.sequence for chunk in chunks), *launch.sequences]
+        involved = [*[chunk.sequence for chunk in chunks], *launch.sequences] if chunks else launch.sequences
         set_in_flight(involved, False)
         if done.error is not None:
             for sequence in [s for s in involved if s.pending_finish is not None]:
