@@ -251,6 +251,20 @@ def test_mux__prefills_that_end_in_the_midst_of_a_decode_step__join_within_the_t
     assert sum(gap > JOINING_S for found in gaps.values() for gap in found) == 0
 
 
+def test_mux__decode_takes_all_of_its_target__prompts_are_not_held_for_the_end_of_its_step():
+    """A step of 4.7 ms beside a prefill, within 5.5: at its end a prompt of 2 ms could not go first either."""
+    arrivals = [(0.0, Arrival(make_request("decoding", max_tokens=200, tbt_s=0.0055)))]
+    for i in range(20):
+        request = make_request(f"new{i}", prompt_tokens=4, max_tokens=2, tbt_s=0.0055, first=i + 2)
+        arrivals.append((0.1 + 0.001 * i, Arrival(request)))
+    latency = LinearLatency(prefill_fixed_s=0.0001)
+    engine = VirtualEngine(arrivals, policy="mux", quota_blocks=500, latency=latency).run()
+    prefills = [d for d in engine.scheduler.log.decisions() if d.kind == "prefill" and d.now_s > 0.1]
+
+    assert len(prefills) >= 20
+    assert sum(d.bubble_s for d in prefills) < 0.1 * sum(d.measured_s for d in prefills)
+
+
 def test_muxwise__same_prompts__some_wait_up_to_two_steps():
     gaps = joining("muxwise")
 

@@ -7,13 +7,15 @@ several steps. Here two things avoid it where the targets ask for it and bear it
 - Decode waits for the last slice of a prefill if the running sequences' gaps bear what is left of it. With the slack
   s = target - step that is at most s; and a rest of more than step - s leaves the newcomers a gap within the target.
   From a target of 1.5 steps on, one of the two always holds, but for the margin.
-- A last slice that would end too long before the decode step in flight does is held until that step ends.
+- A last slice that would end too long before the decode step in flight does is held until that step ends, if the next
+  step can wait for it then. Otherwise both would start together, the gap be no shorter and the prefill lane have idled:
+  at its limit decode has no slack, and holding every prompt took a fifth of the prefill lane's time (MuxWise Fig. 17).
 """
 
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import decode_cycle_s, prefill_shapes
+from pdmux_actor.scheduling.policies.forecast import decode_cycle_s, prefill_shapes, tightest_tbt_s
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 
@@ -49,6 +51,8 @@ def last_slice_waits(
     """Whether a last slice is better started when the decode step in flight ends. Not if that costs the TTFT."""
     model = newcomers[0].model
     step_s = decode_cycle_s(state, decoding, state.decode_lane.sms, beside=prefill_shapes(state, model))
+    if (1 + _MARGIN) * (slice_s + step_s) > tightest_tbt_s(decoding):
+        return False
     rest_s = state.decode_lane.ends_s - now_s
     due_s = min(sequence.first_token_due_s for sequence in newcomers)
     return too_early(newcomers, rest_s - slice_s, step_s) and now_s + rest_s + slice_s <= due_s
