@@ -58,7 +58,7 @@ def same_cost_model(quick: bool) -> Iterator[Row]:
         "muxserve": MuxServeSolver(estimator=costs),
         "spatial": SpatialSolver(estimator=costs),
         "search": FinalistSolver(
-            solvers=[SearchSolver(estimator=costs, least_margin=margin) for margin in (1.0, 1.1)],
+            solvers=[SearchSolver(estimator=costs, least_margin=margin, fewest_gpus=True) for margin in (1.0, 1.1)],
             scorer=ReleaseScorer(num_gpus=32),
         ),
     }
@@ -84,7 +84,9 @@ def optimality(quick: bool) -> Iterator[Row]:
     for seed in range(20 if quick else 200):
         pool, models = small_fleet(seed)
         served = []
-        for i, solver in enumerate((SearchSolver(estimator=ESTIMATOR), ExhaustiveSolver(estimator=ESTIMATOR))):
+        for i, solver in enumerate(
+            (SearchSolver(estimator=ESTIMATOR, fewest_gpus=True), ExhaustiveSolver(estimator=ESTIMATOR))
+        ):
             started_s = time.process_time()
             layout = solver.lay_out([pool], models)
             seconds[i] += time.process_time() - started_s
@@ -119,7 +121,7 @@ def _scaled(num_gpus: int, models: list[PlacementModel], load: str, budget_s: fl
     def is_time_up() -> bool:
         return time.process_time() - started_s > 0.9 * budget_s
 
-    layout = SearchSolver(estimator=ESTIMATOR, is_time_up=is_time_up).lay_out(pools, models)
+    layout = SearchSolver(estimator=ESTIMATOR, is_time_up=is_time_up, fewest_gpus=True).lay_out(pools, models)
     cpu_s = time.process_time() - started_s
     found = estimate(layout.units, models, layout.plan, ESTIMATOR)
     return {

@@ -110,22 +110,27 @@ def most_served_by(fleet: FleetFile, planned: PlannedFleet, *, choose_meshes: bo
 
 
 def fewest_units(
-    fleet: FleetFile, planned: PlannedFleet, *, is_time_up: IsTimeUp = lambda: False
+    fleet: FleetFile, planned: PlannedFleet, *, choose_meshes: bool, is_time_up: IsTimeUp = lambda: False
 ) -> EnoughUnits | None:
-    """Units of the same sizes that would serve as much with a quarter more load, too; None if no fewer were found."""
-    pools = [
-        replace(pool, mesh_sizes=(section.mesh_gpus,))
-        for pool, section in zip(node_pools(fleet), fleet.pools, strict=True)
-    ]
-    solver = SearchSolver(estimator=planned.estimator, is_time_up=is_time_up, least_margin=_ROOM_TO_SPARE)
+    """Units, of the file's sizes unless meshes are chosen, that would serve as much with a quarter more load, too; None
+    if no fewer GPUs were found to do.
+    """
+    pools = node_pools(fleet)
+    if not choose_meshes:
+        pools = [replace(pool, mesh_sizes=(of.mesh_gpus,)) for pool, of in zip(pools, fleet.pools, strict=True)]
+    solver = SearchSolver(
+        estimator=planned.estimator, is_time_up=is_time_up, least_margin=_ROOM_TO_SPARE, fewest_gpus=True
+    )
     tight = solver.lay_out(pools, planned.models)
     found = estimate(tight.units, planned.models, tight.plan, planned.estimator)
     serves_less = found.merit()[:2] < planned.estimate().merit()[:2]
-    if serves_less or len(tight.plan.unplaced) > len(planned.plan.unplaced) or len(tight.units) >= len(planned.units):
+    num_gpus = sum(unit.num_gpus for unit in tight.units)
+    more = num_gpus >= sum(unit.num_gpus for unit in planned.units)
+    if serves_less or more or len(tight.plan.unplaced) > len(planned.plan.unplaced):
         return None
     return EnoughUnits(
         of_pools=Counter(unit.pool for unit in tight.units),
-        num_gpus=sum(unit.num_gpus for unit in tight.units),
+        num_gpus=num_gpus,
         headroom=min((u.headroom for u in found.units), default=math.inf),
     )
 

@@ -75,7 +75,7 @@ def plan(
         planned = _solved(fleet, before, choose_meshes, deadline_s)
         without = None if what_if is None else _solved(given, before, choose_meshes, deadline_s)
         bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)
-        enough = None if choose_meshes else fewest_units(fleet, planned, is_time_up=_ends_at(deadline_s))
+        enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
     found = planned.estimate()
     console.print(estimate_table(planned, found))
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):

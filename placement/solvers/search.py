@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from placement.builds import largest_first, other_builds
+from placement.growth import roomiest
 from placement.headroom import add_headroom
 from placement.improvement import Openings, balance, improve
 from placement.insertion import InsertionRules
@@ -32,7 +33,8 @@ _EVICTIONS = 2
 class SearchSolver:
     """The same plan for the same input and seed, unless `is_time_up` cuts the search short. `rounds` bounds it; the
     default grows with the fleet. `least_gain`: a plan that moves models must serve so much more of the demand.
-    `least_margin`: units are filled up to where their load could grow by no more than this factor.
+    `least_margin`: units are filled up to where their load could grow by no more than this factor. `fewest_gpus`: nodes
+    are cut into no more units than the demand takes, to say what to buy; else spare GPUs are spent on headroom.
     """
 
     estimator: Estimator = field(default_factory=Estimator)
@@ -41,6 +43,7 @@ class SearchSolver:
     is_time_up: Callable[[], bool] = lambda: False
     least_gain: float = 0.01
     least_margin: float = 1.0
+    fewest_gpus: bool = False
 
     def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
         ordered = sorted(units, key=lambda u: u.unit_id)
@@ -80,6 +83,18 @@ class SearchSolver:
         return plan_of_packing(packing, units, rule=_RULE) if gains else kept_plan
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
+        best = self._packed(pools, models, improves=True)
+        if not self.fewest_gpus and serves_all(key_of(best)):
+            best = roomiest(
+                best,
+                lambda grown: self._packed(pools, grown, improves=False),
+                lambda: Packing.of_nodes(best.instance, pools),
+                self.is_time_up,
+            )
+        return carve(best, pools, rule=_RULE)
+
+    def _packed(self, pools: Sequence[NodePool], models: Sequence[PlacementModel], *, improves: bool) -> Packing:
+        """On as few GPUs as the demand takes."""
         shapes = openings_of(pools)
         instance = make_instance([unit for _, unit in shapes], models, self.estimator)
         openings = instance.openings(shapes)
@@ -92,9 +107,9 @@ class SearchSolver:
             for bias in _MESH_BIASES
         ]
         best = self._built(lambda: Packing.of_nodes(instance, pools), by_bias, openings)
-        rules = [rule for group in by_bias for rule in group]
-        self._improve(best, rules, openings)
-        return carve(best, pools, rule=_RULE)
+        if improves:
+            self._improve(best, [rule for group in by_bias for rule in group], openings)
+        return best
 
     def _built(
         self, empty: Callable[[], Packing], groups: Sequence[Sequence[InsertionRules]], openings: Openings = ()

@@ -133,6 +133,18 @@ def test_search__cold_models__share_the_gpus_that_spatial_gives_to_each() -> Non
     assert served_share(searched, models) == pytest.approx(1.0)
 
 
+def test_search__nodes_with_room__spare_gpus_become_headroom() -> None:
+    models = power_law([LLAMA_7B] * 6 + [LLAMA_13B] * 2, alpha=0.9, max_rate_per_s=10)
+
+    spent = SearchSolver(estimator=ESTIMATOR, rounds=20).lay_out([nodes(2)], models)
+    fewest = SearchSolver(estimator=ESTIMATOR, rounds=20, fewest_gpus=True).lay_out([nodes(2)], models)
+
+    room = [min(u.headroom for u in estimate(p.units, models, p.plan, ESTIMATOR).units) for p in (spent, fewest)]
+    assert fewest.num_gpus <= 8 < spent.num_gpus
+    assert room[0] > 1.5 * room[1]
+    assert served_share(spent, models) == served_share(fewest, models) == pytest.approx(1.0)
+
+
 def test_search__more_models_than_gpus__places_them_all() -> None:
     """Where MuxServe's release finds no placement."""
     models = [llm(f"m{i:02}", rate_per_s=0.2) for i in range(38)]
