@@ -117,7 +117,7 @@ def fewest_units(
     """
     pools = node_pools(fleet)
     if not choose_meshes:
-        pools = [replace(pool, mesh_sizes=(of.mesh_gpus,)) for pool, of in zip(pools, fleet.pools, strict=True)]
+        pools = tuple(replace(pool, mesh_sizes=(of.mesh_gpus,)) for pool, of in zip(pools, fleet.pools, strict=True))
     solver = SearchSolver(
         estimator=planned.estimator, is_time_up=is_time_up, least_margin=_ROOM_TO_SPARE, fewest_gpus=True
     )
