@@ -16,8 +16,9 @@ def append_tokens(
     if longest > max_len:
         longest = max_len
     for token in sampled:
-        token_ids.append(token.token_id)
-        may_stop = token.token_id in eos_token_ids and not params.ignore_eos
+        token_id = token.token_id
+        token_ids.append(token_id)
+        may_stop = token_id in eos_token_ids and not params.ignore_eos
         if may_stop and sequence.num_output_tokens > params.min_tokens:
             return sampled[: len(token_ids) - before], FinishReason.STOP
         if len(token_ids) >= longest:

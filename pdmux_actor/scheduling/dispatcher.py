@@ -71,7 +71,7 @@ class Dispatcher:
         """Frees the lane and lets the predictions learn. Before the completion is applied to the sequences."""
         flight = self.flight.land(done.launch, done.finished_s)
         if done.error is None:
-            self._predictor.learn(flight, _contexts_of(done.launch), done)
+            self._predictor.learn(flight, _contexts_of(done.launch) if flight.company_s else (), done)
         if done.sequence_errors:
             sampling = sampling_sequences(done.launch, self._queues[done.launch.model].info.spec.num_layers)
             for place in done.sequence_errors:

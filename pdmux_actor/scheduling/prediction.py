@@ -14,6 +14,7 @@ from profiler.specs import ModelSpec
 _ALONE, _IN_COMPANY = 0.1, 0.9  # share of its time beside the other lane, for a launch to teach about either case
 
 PREFILL, PREFILL_BESIDE, DECODE, MIXED = "prefill", "prefill beside decode", "decode", "mixed"
+_REMEMBERED_PREFILLS = 4096  # on a share
 # Whose factor stands in, in this order, until a phase has been seen.
 _STAND_INS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -38,13 +39,15 @@ class LatencyPredictor:
         self._latency = latency
         self._by_share = decode_by_share(latency)
         self._scales = LearnedScales()
+        self._prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
         self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
     def prefill_s(
         self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int, *, beside_decode: bool
     ) -> float:
         phase = PREFILL_BESIDE if beside_decode else PREFILL
-        return self._latency.prefill_s(spec, chunks, sms) * self._scale(model, phase, sms, new_tokens(chunks))
+        modelled_s = self._modelled_prefill_s(model, spec, chunks, sms)
+        return modelled_s * self._scale(model, phase, sms, new_tokens(chunks))
 
     def decode_s(
         self,
@@ -78,13 +81,23 @@ class LatencyPredictor:
         size = new_tokens(chunks) + len(contexts)
         return self._latency.mixed_s(spec, chunks, contexts, sms) * self._scale(model, MIXED, sms, size)
 
+    def _modelled_prefill_s(self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
+        """Policies ask for the same prompts on the same shares, decision after decision."""
+        key = (model, sms, tuple(chunks))
+        modelled_s = self._prefills.get(key)
+        if modelled_s is None:
+            if len(self._prefills) >= _REMEMBERED_PREFILLS:
+                self._prefills.clear()
+            modelled_s = self._prefills[key] = self._latency.prefill_s(spec, chunks, sms)
+        return modelled_s
+
     def modelled_s(self, spec: ModelSpec, launch: ComputeLaunch, sms: int) -> float:
         """What the latency model alone says of a launch."""
         match launch:
             case DecodeStep(sequences=sequences, steps=steps):
                 return steps * self._latency.decode_s(spec, [len(s.token_ids) for s in sequences], sms)
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
-                whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], sms)
+                whole_s = self._modelled_prefill_s(launch.model, spec, [c.shape for c in chunks], sms)
                 return whole_s * (last - first) / spec.num_layers
             case MixedStep(chunks=chunks, sequences=sequences):
                 contexts = [len(s.token_ids) for s in sequences]
@@ -107,7 +120,9 @@ class LatencyPredictor:
                 return flight.modelled_s * self._scale(model, phase, sms, size)
 
     def learn(self, flight: Flight, contexts: Sequence[int], done: Completion) -> None:
-        """`contexts` are those of the decoding sequences when the launch took off."""
+        """`contexts` are those of the decoding sequences when the launch took off; of one without company they do not
+        matter.
+        """
         measured_s = done.finished_s - done.started_s
         if flight.modelled_s <= 0 or measured_s <= 0:
             return
@@ -133,6 +148,7 @@ class LatencyPredictor:
     def forget(self, model: str) -> None:
         self._scales.forget(model)
         self._outlooks.pop(model, None)
+        self._prefills.clear()
 
     def _scale(self, model: str, phase: str, sms: int, size: int) -> float:
         return self._scales.scale(model, _STAND_INS[phase], sms, size)

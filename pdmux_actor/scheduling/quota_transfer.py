@@ -36,13 +36,14 @@ class QuotaTransfer:
         """New quotas in blocks of the models whose quota changes."""
         present = [queue for queue in queues if not queue.removing]
         for queue in present:
-            use = self._uses.get(queue.model)
+            model, pool = queue.model, queue.pool
+            use = self._uses.get(model)
             if use is None:
-                use = self._uses[queue.model] = _Use(queue.rows_for(queue.max_len) * _row(queue))
-            used_blocks = queue.pool.used_blocks(queue.model)
+                use = self._uses[model] = _Use(queue.rows_for(queue.max_len) * _row(queue))
+            used_blocks = pool.used_blocks(model)
             if used_blocks > use.peak_blocks:
                 use.peak_blocks = used_blocks
-            if queue.waiting and used_blocks >= _NEEDY * queue.pool.quota_blocks(queue.model):
+            if queue.waiting and used_blocks >= _NEEDY * pool.quota_blocks(model):
                 use.was_short = True
         if len(self._uses) > len(present):
             self._uses = {queue.model: self._uses[queue.model] for queue in present}

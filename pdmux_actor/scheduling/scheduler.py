@@ -141,9 +141,8 @@ class Scheduler:
             else:
                 flight = self._dispatcher.flight.of(launch)
                 predicted_s = flight.expected_s
-                if len(launches) > 1:  # the other lane may have been given one after this took off
-                    beside = self._dispatcher.flight.all_busy
-                    predicted_s = self._predictor.expected_s(flight, beside_other_lane=beside)
+                if len(launches) > 1 and self._dispatcher.flight.all_busy:  # by one that took off after this
+                    predicted_s = self._predictor.expected_s(flight, beside_other_lane=True)
                 self.log.take_off(
                     now_s,
                     launch,
@@ -273,7 +272,8 @@ class Scheduler:
             return
         for chunk in chunks:
             queue.partial.remove(chunk.sequence)
-        self._advance(queue, chunks)
+        if chunks:
+            self._advance(queue, chunks)
         self._apply_tokens(queue, sampling_sequences(launch, queue.info.spec.num_layers), done)
 
     def _advance(self, queue: ModelQueue, chunks: Seq[Chunk]) -> None:

@@ -1,5 +1,7 @@
 """Predictions that are kept must be those that would be made anew."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from model_shapes import LLAMA_3_8B
@@ -49,3 +51,17 @@ def test_predictor__asked_between_lessons__says_what_one_that_was_not_asked_says
         for beside in ((), BESIDE):
             said_s = [p.decode_s("m", LLAMA_3_8B, asked, share, beside=beside) for p in (curious, taught_only)]
             assert said_s[0] == said_s[1]
+
+
+CHUNKS = st.lists(st.builds(ChunkShape, st.integers(1, 4000), st.integers(0, 4000)), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(CHUNKS, st.sampled_from(SHARES)), min_size=1, max_size=12))
+def test_predictor__prefills_asked_again_and_again__are_those_of_the_latency_model(asked):
+    latency = RooflineLatency(H100)
+    predictor = LatencyPredictor(latency)
+    for model, spec in (("m", LLAMA_3_8B), ("m", replace(LLAMA_3_8B, num_layers=80))):
+        for chunks, sms in asked * 2:
+            said_s = predictor.prefill_s(model, spec, chunks, sms, beside_decode=False)
+            assert said_s == latency.prefill_s(spec, chunks, sms)
+        predictor.forget(model)  # another one may come by its name

@@ -59,7 +59,7 @@ def decode_cycle_s(
 
 
 def whole_prefill_s(state: UnitState, model: str, shapes: Sequence[ChunkShape], sms: int) -> float:
-    beside_decode = any(q.running for q in state.queues.values())
+    beside_decode = bool(state.decoding())
     return state.predictor.prefill_s(model, state.queues[model].info.spec, shapes, sms, beside_decode=beside_decode)
 
 
