@@ -39,15 +39,22 @@ class LatencyPredictor:
         self._latency = latency
         self._by_share = decode_by_share(latency)
         self._scales = LearnedScales()
-        self._prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
+        # Policies ask for the same prompts on the same shares, decision after decision. What is predicted of them holds
+        # until a launch with prompts teaches.
+        self._modelled_prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
+        self._predicted_prefills: dict[tuple[str, str, int, tuple[ChunkShape, ...]], float] = {}
         self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
     def prefill_s(
         self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int, *, beside_decode: bool
     ) -> float:
-        phase = PREFILL_BESIDE if beside_decode else PREFILL
-        modelled_s = self._modelled_prefill_s(model, spec, chunks, sms)
-        return modelled_s * self._scale(model, phase, sms, new_tokens(chunks))
+        shapes, phase = tuple(chunks), PREFILL_BESIDE if beside_decode else PREFILL
+        predicted_s = self._predicted_prefills.get((model, phase, sms, shapes))
+        if predicted_s is None:
+            predicted_s = self._modelled_prefill_s(model, spec, shapes, sms)
+            predicted_s *= self._scale(model, phase, sms, new_tokens(chunks))
+            self._predicted_prefills[model, phase, sms, shapes] = predicted_s
+        return predicted_s
 
     def decode_s(
         self,
@@ -81,15 +88,17 @@ class LatencyPredictor:
         size = new_tokens(chunks) + len(contexts)
         return self._latency.mixed_s(spec, chunks, contexts, sms) * self._scale(model, MIXED, sms, size)
 
-    def _modelled_prefill_s(self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
-        """Policies ask for the same prompts on the same shares, decision after decision."""
-        key = (model, sms, tuple(chunks))
-        modelled_s = self._prefills.get(key)
+    def _modelled_prefill_s(self, model: str, spec: ModelSpec, shapes: tuple[ChunkShape, ...], sms: int) -> float:
+        modelled_s = self._modelled_prefills.get((model, sms, shapes))
         if modelled_s is None:
-            if len(self._prefills) >= _REMEMBERED_PREFILLS:
-                self._prefills.clear()
-            modelled_s = self._prefills[key] = self._latency.prefill_s(spec, chunks, sms)
+            if len(self._modelled_prefills) >= _REMEMBERED_PREFILLS:
+                self._forget_prefills()
+            modelled_s = self._modelled_prefills[model, sms, shapes] = self._latency.prefill_s(spec, shapes, sms)
         return modelled_s
+
+    def _forget_prefills(self) -> None:
+        self._modelled_prefills.clear()
+        self._predicted_prefills.clear()
 
     def modelled_s(self, spec: ModelSpec, launch: ComputeLaunch, sms: int) -> float:
         """What the latency model alone says of a launch."""
@@ -97,7 +106,7 @@ class LatencyPredictor:
             case DecodeStep(sequences=sequences, steps=steps):
                 return steps * self._latency.decode_s(spec, [len(s.token_ids) for s in sequences], sms)
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
-                whole_s = self._modelled_prefill_s(launch.model, spec, [c.shape for c in chunks], sms)
+                whole_s = self._modelled_prefill_s(launch.model, spec, tuple([c.shape for c in chunks]), sms)
                 return whole_s * (last - first) / spec.num_layers
             case MixedStep(chunks=chunks, sequences=sequences):
                 contexts = [len(s.token_ids) for s in sequences]
@@ -127,6 +136,8 @@ class LatencyPredictor:
         if flight.modelled_s <= 0 or measured_s <= 0:
             return
         self._outlooks.pop(flight.launch.model, None)
+        if not isinstance(flight.launch, DecodeStep):
+            self._predicted_prefills.clear()
         company = min(1.0, flight.company_s / measured_s)
         model, sms, ratio = flight.launch.model, flight.sms, measured_s / flight.modelled_s
         size = size_of(flight.launch)
@@ -148,7 +159,7 @@ class LatencyPredictor:
     def forget(self, model: str) -> None:
         self._scales.forget(model)
         self._outlooks.pop(model, None)
-        self._prefills.clear()
+        self._forget_prefills()
 
     def _scale(self, model: str, phase: str, sms: int, size: int) -> float:
         return self._scales.scale(model, _STAND_INS[phase], sms, size)

@@ -8,7 +8,7 @@ from model_shapes import LLAMA_3_8B
 
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.flight import Flight
-from pdmux_actor.scheduling.launch import Completion, DecodeStep
+from pdmux_actor.scheduling.launch import Chunk, Completion, DecodeStep, PrefillSlice
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.sequence import Sequence
 from profiler.devices import H100
@@ -21,7 +21,7 @@ BATCHES = st.lists(st.integers(1, 4000), min_size=1, max_size=20)
 LESSONS = st.tuples(BATCHES, st.sampled_from(SHARES), st.floats(0.001, 0.2), st.booleans())
 
 
-def teach(predictor: LatencyPredictor, contexts: list[int], sms: int, seconds: float, beside: list[ChunkShape]) -> None:
+def sequence() -> Sequence:
     request = GenerateRequest(
         request_id="r",
         model="m",
@@ -29,7 +29,11 @@ def teach(predictor: LatencyPredictor, contexts: list[int], sms: int, seconds: f
         sampling=SamplingParams(max_tokens=1),
         slo=Slo(ttft_s=1.0, tbt_s=0.1),
     )
-    launch = DecodeStep(model="m", sequences=tuple(Sequence.from_request(request, 0.0) for _ in contexts))
+    return Sequence.from_request(request, 0.0)
+
+
+def teach(predictor: LatencyPredictor, contexts: list[int], sms: int, seconds: float, beside: list[ChunkShape]) -> None:
+    launch = DecodeStep(model="m", sequences=tuple(sequence() for _ in contexts))
     company_s = seconds if beside else 0.0
     flight = Flight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s, beside=beside)
     predictor.learn(flight, contexts, Completion(launch=launch, started_s=0.0, finished_s=seconds))
@@ -54,6 +58,35 @@ def test_predictor__asked_between_lessons__says_what_one_that_was_not_asked_says
 
 
 CHUNKS = st.lists(st.builds(ChunkShape, st.integers(1, 4000), st.integers(0, 4000)), min_size=1, max_size=4)
+
+
+def teach_prefill(predictor: LatencyPredictor, tokens: int, sms: int, seconds: float, *, beside_decode: bool) -> None:
+    chunks = (Chunk(sequence(), 0, tokens),)
+    launch = PrefillSlice(batch_id=1, model="m", chunks=chunks, first_layer=0, last_layer=8)
+    company_s = seconds if beside_decode else 0.0
+    flight = Flight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s)
+    predictor.learn(flight, (), Completion(launch=launch, started_s=0.0, finished_s=seconds))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4000), st.sampled_from(SHARES), st.floats(0.001, 0.2), st.booleans()), max_size=12
+    ),
+    CHUNKS,
+)
+def test_predictor__prefills_asked_between_lessons__are_those_of_one_that_was_not_asked(lessons, asked):
+    curious, taught_only = LatencyPredictor(RooflineLatency(H100)), LatencyPredictor(RooflineLatency(H100))
+    for tokens, sms, seconds, beside in lessons:
+        for share in SHARES:
+            curious.prefill_s("m", LLAMA_3_8B, asked, share, beside_decode=beside)
+        for predictor in (curious, taught_only):
+            teach_prefill(predictor, tokens, sms, seconds, beside_decode=beside)
+            teach(predictor, [tokens], sms, seconds, [])
+
+    for share in SHARES:
+        for beside in (False, True):
+            said_s = [p.prefill_s("m", LLAMA_3_8B, asked, share, beside_decode=beside) for p in (curious, taught_only)]
+            assert said_s[0] == said_s[1]
 
 
 @given(st.lists(st.tuples(CHUNKS, st.sampled_from(SHARES)), min_size=1, max_size=12))
