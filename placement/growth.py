@@ -12,7 +12,7 @@ from placement.packing import Packing
 from placement.solvers.base import PlacementModel
 
 _MOST_PLANS = 5
-_LEAST_STEP, _FIRST_STEP = 1.05, 1.25
+_LEAST_STEP, _STEP = 1.04, 1.1  # times the demand that was borne
 _ENOUGH = 4.0  # times the demand: more of it shortens waits little
 
 PackFor = Callable[[Sequence[PlacementModel]], Packing]
@@ -25,8 +25,7 @@ def roomiest(tight: Packing, pack: PackFor, empty: Callable[[], Packing], is_tim
     """
     level(tight, is_time_up=is_time_up)
     best, factor = tight, least_headroom(tight)
-    used, total = max(1, tight.gpus_used), tight.gpus_used + sum(int(free.sum()) for free in tight.free_gpus.values())
-    step = max(_FIRST_STEP, total / used)
+    step = max(_STEP, _gpus_per_used(tight))
     for _ in range(_MOST_PLANS):
         if step < _LEAST_STEP or factor >= _ENOUGH or is_time_up():
             break
@@ -38,8 +37,13 @@ def roomiest(tight: Packing, pack: PackFor, empty: Callable[[], Packing], is_tim
         if serves_all(key_of(tried)) and least_headroom(tried) > least_headroom(best):
             best = tried
         factor = max(factor, least_headroom(best))
-        step = step if bears_all else math.sqrt(step)
+        step = max(_STEP, _gpus_per_used(grown)) if bears_all else math.sqrt(step)
     return best
+
+
+def _gpus_per_used(packing: Packing) -> float:
+    used = max(1, packing.gpus_used)
+    return 1.0 + sum(int(free.sum()) for free in packing.free_gpus.values()) / used
 
 
 def least_headroom(packing: Packing) -> float:
