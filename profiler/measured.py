@@ -3,13 +3,14 @@
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler.batch_features import Amount, BatchFeatures, batch_features, uniform_decodes, uniform_prefills
-from profiler.latency import ChunkShape, Floats, VectorLatencyModel
+from profiler.latency import ChunkShape, Floats, VectorLatencyModel, decode_by_share
 from profiler.measurement import Measurement, measured_shares, solo
 from profiler.specs import ModelSpec
 
@@ -114,17 +115,12 @@ class MeasuredLatency:
         if by_sms is None:
             return self._beyond.mixed_s(spec, chunks, context_tokens, sms)
         batch = batch_features(chunks, context_tokens)
-        if batch.tokens == 0:
-            return 0.0
-        seconds = 0.0
-        for share, weight in _bracket(tuple(by_sms), sms):
-            share_s = by_sms[share].of(batch).seconds(batch)
-            if share != sms and weight == 1.0:
-                share_s *= self._beyond.mixed_s(spec, chunks, context_tokens, sms) / self._beyond.mixed_s(
-                    spec, chunks, context_tokens, share
-                )
-            seconds += weight * share_s
-        return seconds
+        return _Shares(by_sms, batch, partial(self._beyond.mixed_s, spec, chunks, context_tokens)).seconds(sms)
+
+    def decode_by_share(self, spec: ModelSpec, context_tokens: Sequence[int]) -> Callable[[int], float]:
+        beyond_s = decode_by_share(self._beyond)(spec, context_tokens)
+        by_sms = self._measured.get(spec)
+        return beyond_s if by_sms is None else _Shares(by_sms, batch_features((), context_tokens), beyond_s).seconds
 
     def is_outside(
         self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int
@@ -174,6 +170,32 @@ class MeasuredLatency:
             return self._beyond.decodes_s(spec, n, c, share)
 
         return _by_partition(tuple(by_sms), measured_s, modelled_s, sms, num_sequences, context_tokens)
+
+
+class _Shares:
+    """One batch on the shares of one model. `beyond_s` is what another model says of it, by share."""
+
+    def __init__(
+        self, by_sms: Mapping[int, PhaseTimes], batch: BatchFeatures[float], beyond_s: Callable[[int], float]
+    ) -> None:
+        self._by_sms = by_sms
+        self._batch = batch
+        self._beyond_s = beyond_s
+        self._measured = tuple(by_sms)
+        self._measured_s: dict[int, float] = {}
+
+    def seconds(self, sms: int) -> float:
+        if self._batch.tokens == 0:
+            return 0.0
+        seconds = 0.0
+        for share, weight in _bracket(self._measured, sms):
+            share_s = self._measured_s.get(share)
+            if share_s is None:
+                share_s = self._measured_s[share] = self._by_sms[share].of(self._batch).seconds(self._batch)
+            if share != sms and weight == 1.0:
+                share_s *= self._beyond_s(sms) / self._beyond_s(share)
+            seconds += weight * share_s
+        return seconds
 
 
 def _by_partition(

@@ -80,13 +80,13 @@ class Dispatcher:
     def act(self, action: Action, now_s: float) -> list[Launch]:
         """Launches for one action; none when KV ran out meanwhile."""
         match action:
+            case Decode(model=model, sms=sms, steps=steps):
+                return self._decode(self._queues[model], steps, sms, now_s)
             case StartPrefill():
                 return self._start_prefill(action, now_s)
             case ContinuePrefill(layers=layers, sms=sms):
                 assert self.batch is not None
                 return self._slice(self.batch, layers, sms, now_s)
-            case Decode(model=model, sms=sms, steps=steps):
-                return self._decode(self._queues[model], steps, sms, now_s)
             case Mixed(model=model, token_budget=budget, sms=sms):
                 return self._mixed(self._queues[model], budget, sms, now_s)
 

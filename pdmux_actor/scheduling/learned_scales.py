@@ -1,5 +1,6 @@
 """Factors between what a latency model says and what is measured, by phase, share and size of a launch."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
 _SMOOTHING = 0.2  # weight of the newest observation
@@ -33,8 +34,11 @@ class LearnedScales:
 
     def scale(self, model: str, phases: Sequence[str], sms: int, size: int) -> float:
         """Of the first of `phases` that has been seen, on the nearest share; 1 when none has."""
-        by_share = self.of_phase(model, phases)
-        return 1.0 if by_share is None else by_share.factor(sms, size.bit_length())
+        for phase in phases:
+            by_share = self._scales.get((model, phase))
+            if by_share is not None:
+                return by_share.factor(sms, size.bit_length())
+        return 1.0
 
     def of_phase(self, model: str, phases: Sequence[str]) -> "ScalesByShare | None":
         """Of the first of `phases` that has been seen: good until the model is observed again."""
@@ -56,7 +60,7 @@ class ScalesByShare:
 
     def __init__(self) -> None:
         self._factors: dict[int, dict[int, float]] = {}  # by SMs, then by size bucket
-        self._sources: dict[int, dict[int, ScaleSource]] = {}  # by bucket, then by SMs
+        self._sources: defaultdict[int, dict[int, ScaleSource]] = defaultdict(dict)  # by bucket, then by SMs
         self._shares: dict[int, Set[int]] = {}  # by bucket
 
     def observe(self, sms: int, bucket: int, target: float) -> None:
@@ -76,17 +80,16 @@ class ScalesByShare:
 
     def factor(self, sms: int, bucket: int) -> float:
         """`bucket` is the bit length of a launch's size."""
-        source = self.sources(bucket).get(sms) or self.source(sms, bucket)
+        source = self._sources[bucket].get(sms) or self.source(sms, bucket)
         return source.factor()
 
     def sources(self, bucket: int) -> Mapping[int, "ScaleSource"]:
         """Those found so far, by SMs: good until the model is observed again."""
-        return self._sources.setdefault(bucket, {})
+        return self._sources[bucket]
 
     def source(self, sms: int, bucket: int) -> "ScaleSource":
         nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
-        source = ScaleSource(self._factors[nearest], bucket)
-        self._sources.setdefault(bucket, {})[sms] = source
+        source = self._sources[bucket][sms] = ScaleSource(self._factors[nearest], bucket)
         return source
 
 

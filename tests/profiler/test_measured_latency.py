@@ -8,7 +8,7 @@ from measured_cases import SMALL, eq_1_and_2, measured
 
 from profiler.devices import H100
 from profiler.fitted import FittedLatency
-from profiler.latency import ChunkShape
+from profiler.latency import ChunkShape, VectorLatencyModel, decode_by_share
 from profiler.measured import MeasuredLatency
 from profiler.probe import LaunchShape
 from profiler.roofline import RooflineLatency
@@ -21,6 +21,16 @@ TABLE = TableLatency.fit({SMALL: measured(eq_1_and_2, 32, 64)}, beyond=BEYOND)
 both = pytest.mark.parametrize("latency", [FITTED, TABLE], ids=["fitted", "table"])
 chunks = st.lists(st.builds(ChunkShape, st.integers(1, 512), st.integers(0, 1024)), max_size=3)
 contexts = st.lists(st.integers(0, 2048), max_size=16)
+
+
+@pytest.mark.parametrize("latency", [FITTED, TABLE, BEYOND], ids=["fitted", "table", "roofline"])
+@given(contexts=contexts, shares=st.lists(st.integers(1, 132), min_size=1, max_size=6))
+def test_decode_by_share__any_batch_measured_or_not__is_decode_s(
+    latency: VectorLatencyModel, contexts: list[int], shares: list[int]
+) -> None:
+    for spec in (SMALL, replace(SMALL, num_layers=9)):
+        by_share = decode_by_share(latency)(spec, contexts)
+        assert [by_share(sms) for sms in shares] == [latency.decode_s(spec, contexts, sms) for sms in shares]
 
 
 @both
