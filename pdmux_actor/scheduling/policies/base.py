@@ -58,8 +58,10 @@ class Mixed(msgspec.Struct, frozen=True, gc=False):
 Action = StartPrefill | ContinuePrefill | Decode | Mixed
 
 
-class UnitState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A policy reads this; it changes nothing in it. `suspended` is the batch that `batch` has preempted."""
+class UnitState(msgspec.Struct, kw_only=True, gc=False):
+    """A policy reads this; it changes nothing in it, nor does anybody while it chooses: what several rules ask for is
+    looked up once. `suspended` is the batch that `batch` has preempted.
+    """
 
     device: DeviceSpec
     settings: SchedulerSettings
@@ -69,6 +71,8 @@ class UnitState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     suspended: PrefillBatch | None
     prefill_lane: LaneState
     decode_lane: LaneState
+    _decoding: Sequence[ModelQueue] | None = None
+    _prefillable: dict[str, bool] = msgspec.field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
@@ -78,16 +82,21 @@ class UnitState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def total_sms(self) -> int:
         return self.device.num_sms
 
-    def decoding(self) -> list[ModelQueue]:
+    def decoding(self) -> Sequence[ModelQueue]:
         """Models that have sequences to decode."""
-        return [queue for queue in self.queues.values() if queue.running]
+        if self._decoding is None:
+            self._decoding = [queue for queue in self.queues.values() if queue.running]
+        return self._decoding
 
     def prefillable_models(self) -> list[str]:
         return [queue.model for queue in self.queues.values() if self.prefillable(queue)]
 
     def prefillable(self, queue: ModelQueue) -> bool:
         """Whether a prefill batch of the model could be formed now."""
-        return next_for_prefill(queue, self.settings) is not None
+        prefillable = self._prefillable.get(queue.model)
+        if prefillable is None:
+            prefillable = self._prefillable[queue.model] = next_for_prefill(queue, self.settings) is not None
+        return prefillable
 
 
 class DispatchPolicy(Protocol):
