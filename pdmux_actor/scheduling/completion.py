@@ -5,7 +5,7 @@ from pdmux_actor.scheduling.sequence import Sequence
 
 
 def append_tokens(
-    sequence: Sequence, sampled: tuple[SampledToken, ...], *, eos_token_ids: frozenset[int], max_len: int
+    sequence: Sequence, sampled: tuple[SampledToken, ...], eos_token_ids: frozenset[int], max_len: int
 ) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
     """Appends sampled tokens up to the first that ends the sequence; what a look-ahead sampled beyond it is dropped.
 

@@ -300,7 +300,7 @@ class Scheduler:
             if errors and place in errors:
                 self._end(sequence, FinishReason.ERROR, errors[place])
                 continue
-            tokens, finish = append_tokens(sequence, sampled, eos_token_ids=eos, max_len=max_len)
+            tokens, finish = append_tokens(sequence, sampled, eos, max_len)
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
             queue.note_tokens(sequence, len(tokens), done.finished_s)
             self._answer(sequence, tokens, finish)
