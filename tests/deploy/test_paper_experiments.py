@@ -187,3 +187,16 @@ def test_sessions__later_turns__repeat_the_history_of_their_session() -> None:
             assert blocks[: len(last[record.session_id])] == last[record.session_id]
         last[record.session_id] = blocks
     assert repeated > 100
+
+
+def test_mux__three_models_fill_one_unit__ends_as_many_requests_as_adbs() -> None:
+    """MuxServe's own ground (Fig. 9), shortened: decode limits the unit, and must not crawl beside every prompt."""
+    path = next(p for p in PAPERS if p.stem == "muxserve-fig9")
+    case = read_experiment_file(path).cases[0]
+    systems = tuple(s for s in case.systems if s.policy in ("adbs", "mux"))
+    published = tuple(p.model_copy(update={"values": {"ADBS": 1.0}}) for p in case.published)
+    short = case.model_copy(update={"systems": systems, "published": published, "window_s": 40.0})
+    adbs, mux = run_case(short, quick=True, seed=0, on_run=lambda text: None).rows
+    assert adbs.simulated is not None
+    assert mux.simulated is not None
+    assert mux.simulated > 0.97 * adbs.simulated
