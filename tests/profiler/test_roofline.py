@@ -26,8 +26,8 @@ def test_roofline__more_of_anything__takes_no_less_time(
     latency = RooflineLatency(device)
     sms = data.draw(st.integers(1, device.num_sms))
     index = data.draw(st.integers(0, len(shapes) - 1))
-    longer = [replace(c, new_tokens=c.new_tokens + 16) if i == index else c for i, c in enumerate(shapes)]
-    deeper = [replace(c, context_tokens=c.context_tokens + 16) if i == index else c for i, c in enumerate(shapes)]
+    longer = [ChunkShape(c.new_tokens + 16, c.context_tokens) if i == index else c for i, c in enumerate(shapes)]
+    deeper = [ChunkShape(c.new_tokens, c.context_tokens + 16) if i == index else c for i, c in enumerate(shapes)]
 
     base_s = latency.mixed_s(LLAMA_3_8B, shapes, context_tokens, sms)
 
