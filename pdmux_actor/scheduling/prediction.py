@@ -42,18 +42,29 @@ class LatencyPredictor:
         # Policies ask for the same prompts on the same shares, decision after decision. What is predicted of them holds
         # until a launch with prompts teaches.
         self._modelled_prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
-        self._predicted_prefills: dict[tuple[str, str, int, tuple[ChunkShape, ...]], float] = {}
+        self._predicted_prefills: dict[tuple[str, str, int, int, tuple[ChunkShape, ...]], float] = {}
         self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
     def prefill_s(
-        self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int, *, beside_decode: bool
+        self,
+        model: str,
+        spec: ModelSpec,
+        chunks: Sequence[ChunkShape],
+        sms: int,
+        *,
+        beside_decode: bool,
+        learned_on: int | None = None,
     ) -> float:
+        """With `learned_on` times the factor of so many SMs, whatever `sms` are: to compare shares. What a few small
+        slices taught of one of them would else decide.
+        """
         shapes, phase = tuple(chunks), PREFILL_BESIDE if beside_decode else PREFILL
-        predicted_s = self._predicted_prefills.get((model, phase, sms, shapes))
+        key = (model, phase, sms, learned_on or sms, shapes)
+        predicted_s = self._predicted_prefills.get(key)
         if predicted_s is None:
             predicted_s = self._modelled_prefill_s(model, spec, shapes, sms)
-            predicted_s *= self._scale(model, phase, sms, new_tokens(chunks))
-            self._predicted_prefills[model, phase, sms, shapes] = predicted_s
+            predicted_s *= self._scale(model, phase, learned_on or sms, new_tokens(chunks))
+            self._predicted_prefills[key] = predicted_s
         return predicted_s
 
     def decode_s(

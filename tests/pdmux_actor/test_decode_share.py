@@ -5,6 +5,7 @@ from engine_rig import LinearLatency, VirtualEngine, make_device, make_request
 
 from pdmux_actor.scheduling.events import Arrival
 from pdmux_actor.scheduling.partition import ample_decode_share
+from pdmux_actor.scheduling.policies.balance import PrefillLoad
 
 
 class MemoryBoundFromHalf(LinearLatency):
@@ -19,30 +20,30 @@ def shares_beside_prompts(policy, events):
     return [d.decode_sms for d in engine.scheduler.log.decisions() if d.kind == "decode" and d.prefill_sms]
 
 
-def one_decodes(*, ttft_s=1.0):
-    """Long answers under a loose target, one after the other, while one other sequence decodes."""
-    first = (0.0, Arrival(make_request("first", max_tokens=300, tbt_s=0.1)))
+def some_decode(*, ttft_s=1.0, running=4):
+    """Prompts under a loose target, one after the other, while other sequences decode."""
+    first = [(0.0, Arrival(make_request(f"f{i}", max_tokens=100, tbt_s=0.1, first=i + 9))) for i in range(running)]
     later = [
         (0.1 * i, Arrival(make_request(f"r{i}", prompt_tokens=400, max_tokens=20, tbt_s=0.1, ttft_s=ttft_s)))
         for i in range(1, 4)
     ]
-    return [first, *later]
+    return [*first, *later]
 
 
-def test_mux__long_answers_and_time_to_spare__decode_keeps_the_share_on_which_a_prompt_costs_it_least():
-    shares = shares_beside_prompts("mux", one_decodes())
+def test_mux__several_decode_and_the_lane_is_idle_between_prompts__decode_keeps_the_share_that_it_can_use():
+    shares = shares_beside_prompts("mux", some_decode())
 
     assert 4 in shares
     assert min(shares) > 1
 
 
 def test_muxwise__the_same_load__decode_has_the_least_share_that_meets_its_target():
-    assert 1 in shares_beside_prompts("muxwise", one_decodes())
+    assert 1 in shares_beside_prompts("muxwise", some_decode())
 
 
 def test_mux__prompt_would_be_late_on_what_decode_leaves__decode_falls_back_to_the_least_share():
     """400 tokens take 40 ms on four of eight SMs, 23 ms on seven."""
-    assert 1 in shares_beside_prompts("mux", one_decodes(ttft_s=0.03))
+    assert 1 in shares_beside_prompts("mux", some_decode(ttft_s=0.03))
 
 
 def test_mux__prompts_queue_for_the_lane__decode_falls_back_to_the_least_share():
@@ -74,3 +75,26 @@ def test_ample_share__trial_might_break_the_target__is_not_made():
     found = ample_decode_share(make_device(8), lambda sms: max(1.0, 5 / sms), tolerance=0.05, known={8}, bearable_s=1.1)
 
     assert found == 8
+
+
+def load_of(*, every_s, taken_s, empty):
+    """Batches of 10 ms of the whole device, each on a share on which it takes `taken_s`."""
+    load = PrefillLoad()
+    for i in range(100):
+        load.note_start(whole_device_s=0.01, taken_s=taken_s, now_s=every_s * i)
+        if empty:
+            load.note_empty(every_s * i + taken_s)
+    return load.share
+
+
+def test_prefill_load__lane_runs_empty_between_batches__is_the_work_that_came():
+    assert load_of(every_s=0.05, taken_s=0.02, empty=True) == pytest.approx(0.2)
+
+
+def test_prefill_load__lane_never_runs_empty__is_all_that_it_bears_on_its_share():
+    """Also where launches and waits take time besides: more would have been done, had more been seen to come."""
+    assert load_of(every_s=0.025, taken_s=0.02, empty=False) == pytest.approx(0.5)
+
+
+def test_prefill_load__nothing_known_yet__is_none():
+    assert PrefillLoad().share == 0.0

@@ -1,100 +1,164 @@
-"""How many SMs decode keeps beside a prefill, of those that meet its target: so many that no lane holds the other up.
+"""How a prompt and the running sequences share the device so that requests are delayed least in all.
 
 MuxWise (§3.4.1) gives decode the least share that meets the TBT target. Prefill is fastest then, and decode crawls for
-as long as a prompt is in. Where answers are long decode is what limits the unit: batches and KV grow, and requests wait
-for memory instead of for the prefill lane. On a share s of S SMs a prompt of model m takes T_P(S - s) of the prefill
-lane, and of the decode lane
+as long as a prompt is in: batches and KV grow up to what the target admits, although prompts may have time. On a share
+s of S SMs a prompt takes T_P(S - s) of the prefill lane, and every sequence loses
 
-    o_m T_D,m(S) / b_m + L(s),    L(s) = T_P(S - s) (1 - T_D(S) / T_D(s))
+    L(s) = T_P(S - s) (1 - T_D(S) / T_D(s))
 
-its o_m tokens in batches of b_m, and what all sequences lose beside the prefill, however it is sliced (T_D is a step of
-every model). The unit bears most requests where the larger of the two is least. L is flat around its minimum, near half
-of the SMs for most batches. Prompts that queue for the lane, or would be late, take what they need, down to MuxWise's
-share.
+of its decoding beside it, however it is sliced (T_D is a step of every model). The n prompts that wait for the lane,
+this one among them, are delayed by T_P, and so is who comes before the lane is idle again: at utilisation rho of the
+lane that makes n / (1 - rho). With B sequences running the delay in all, in seconds of requests, is
+
+    n T_P(S - s) / (1 - rho(s)) + B L(s),    rho(s) = load T_P(S - s) / T_P(S)
+
+The load is what the last prompts brought, in seconds of the whole device per second: a gateway shows a unit only the
+first few of those that wait. At rho near 1 the prompts decide, and decode falls back to MuxWise's share. A fused step
+is one more way to take a prompt, with T_P = T_mixed and L = T_mixed - T_D.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pdmux_actor.scheduling.partition import decode_shares
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import (
-    DecodeCycle,
-    decode_cycle_s,
-    head_sequence,
-    prefill_shapes,
-    whole_prefill_s,
-)
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, head_sequence, prefill_shapes, whole_prefill_s
 from pdmux_actor.scheduling.queues import ModelQueue
+from profiler.latency import ChunkShape
 
-_CHOICES = 6
-_PART_OF_SLACK = 0.1  # of the time that the next prompt has left: a queue that takes longer is one
+_CHOICES = 8  # the delay is flat around its minimum
+_MEMORY_BATCHES = 32
+_LEAST_IDLE = 0.01  # share of the lane: a load is measured, and 1 - rho may come out as nothing or less
 
 
-def balanced_share(state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], least: int, now_s: float) -> int:
-    """`least` is the least share that meets the target; it stays until the model's answers have shown a length."""
-    output_tokens = state.queues[prefilling].mean_output_tokens
-    shares = [share for share in _choices(state) if share > least]
-    if not shares or output_tokens is None:
+class PrefillLoad:
+    """Seconds of prefill, each on the whole device, that came per second: over the last few dozen batches.
+
+    Measured by when there was nothing to prefill: behind a gateway that holds prompts back, a lane that never runs
+    empty has all the load that it can bear, however little of it is there to be seen.
+    """
+
+    def __init__(self) -> None:
+        self._recent = _Span()
+        self._batch: _Span | None = None  # since the last start; its time is not known yet
+        self._started_s = 0.0
+        self._empty_since_s: float | None = None
+
+    @property
+    def share(self) -> float:
+        recent = self._recent
+        if recent.taken_s <= 0 or recent.all_s <= 0:
+            return 0.0
+        return recent.whole_device_s / recent.taken_s * (1 - recent.empty_s / recent.all_s)
+
+    def note_empty(self, now_s: float) -> None:
+        """No prompt is under way or waits, but for memory: that decode must free."""
+        if self._empty_since_s is None:
+            self._empty_since_s = now_s
+
+    def note_start(self, *, whole_device_s: float, taken_s: float, now_s: float) -> None:
+        """A batch starts, which will take `taken_s` on its share."""
+        if self._batch is not None:
+            self._batch.all_s = now_s - self._started_s
+            self._batch.empty_s = 0.0 if self._empty_since_s is None else now_s - self._empty_since_s
+            self._recent.add(self._batch)
+        self._batch = _Span(whole_device_s=whole_device_s, taken_s=taken_s)
+        self._started_s, self._empty_since_s = now_s, None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Span:
+    whole_device_s: float = 0.0
+    taken_s: float = 0.0
+    all_s: float = 0.0
+    empty_s: float = 0.0
+
+    def add(self, newest: "_Span") -> None:
+        kept = 1 - 1 / _MEMORY_BATCHES
+        self.whole_device_s = kept * self.whole_device_s + newest.whole_device_s
+        self.taken_s = kept * self.taken_s + newest.taken_s
+        self.all_s = kept * self.all_s + newest.all_s
+        self.empty_s = kept * self.empty_s + newest.empty_s
+
+
+class Delays:
+    """What the ways to prefill `prompt`, the model's next batch, cost all requests of the unit."""
+
+    def __init__(
+        self,
+        state: UnitState,
+        model: str,
+        prompt: Sequence[ChunkShape],
+        decoding: Sequence[ModelQueue],
+        least: int,
+        load: float,
+    ) -> None:
+        self._state, self._model, self._prompt = state, model, prompt
+        cycle = DecodeCycle(state, decoding)
+        self._cycle_s = cycle.seconds
+        self._alone_s = self._cycle_s(state.total_sms)
+        # The same for every share: the guard knows some of them better than others, which is no reason to choose them.
+        self._contention = DecodeCycle(state, decoding, beside=prompt).seconds(least) / self._cycle_s(least)
+        self._running = sum([len(queue.running) for queue in decoding])
+        in_batch = 0 if state.batch is None else len(state.batch.chunks)
+        self._waiting = in_batch + sum([_waiting(state, queue) for queue in state.queues.values()])
+        self._least = least
+        self._load_per_s = load / self._prompt_s(state.total_sms)
+
+    def beside_s(self, share: int) -> float:
+        """Decode has `share` SMs, the prompt the others."""
+        prompt_s = self._prompt_s(self._state.total_sms - share)
+        step_s = self._contention * self._cycle_s(share)
+        return self.in_all_s(prompt_s, prompt_s * (1 - self._alone_s / max(self._alone_s, step_s)))
+
+    def in_all_s(self, prompt_s: float, lost_s: float) -> float:
+        """The prompt takes `prompt_s`, and every running sequence loses `lost_s`."""
+        idle = max(_LEAST_IDLE, 1 - self._load_per_s * prompt_s)
+        return self._waiting * prompt_s / idle + self._running * lost_s
+
+    def _prompt_s(self, sms: int) -> float:
+        learned_on = self._state.total_sms - self._least
+        return whole_prefill_s(self._state, self._model, self._prompt, sms, learned_on=learned_on)
+
+
+def balanced_share(
+    state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], least: int, load: float, now_s: float
+) -> int:
+    """`least` is the least share that meets the target; others only where the next prompt comes in time."""
+    shares = [share for share in choices(state) if share > least]
+    if not shares:
         return least
-    best = _least_costly(state, prefilling, decoding, (least, *shares), output_tokens)
-    behind = _waiting_behind(state, prefilling)
+    delays = Delays(state, prefilling, prefill_shapes(state, prefilling), decoding, least, load)
+    best = min((least, *shares), key=delays.beside_s)
     slower = [share for share in reversed(shares) if share <= best]
-    return next((share for share in slower if _in_time(state, prefilling, behind, share, now_s)), least)
+    return next((share for share in slower if _in_time(state, prefilling, share, now_s)), least)
 
 
-def _choices(state: UnitState) -> Sequence[int]:
+def choices(state: UnitState) -> Sequence[int]:
+    """A few decode shares across the device."""
     shares = decode_shares(state.device)
     step = max(1, -(-len(shares) // _CHOICES))
     return shares[step - 1 :: step]
 
 
-def _least_costly(
-    state: UnitState, model: str, decoding: Sequence[ModelQueue], shares: Sequence[int], output_tokens: float
-) -> int:
-    queue, prompt, all_sms = state.queues[model], prefill_shapes(state, model), state.total_sms
-    cycle = DecodeCycle(state, decoding)
-    alone_s = cycle.seconds(all_sms)
-    # The same for every share: the guard knows some of them better than others, which is no reason to choose them.
-    contention = DecodeCycle(state, decoding, beside=prompt).seconds(shares[0]) / cycle.seconds(shares[0])
-    answer_s = float("inf")  # a model that does not decode now brings too few prompts to hold anybody up
-    if queue.running:
-        answer_s = output_tokens * decode_cycle_s(state, (queue,), all_sms) / len(queue.running)
-
-    def cost(share: int) -> tuple[float, float]:
-        prompt_s = whole_prefill_s(state, model, prompt, all_sms - share)
-        lost_s = prompt_s * (1 - alone_s / max(alone_s, contention * cycle.seconds(share)))
-        return max(prompt_s, answer_s + lost_s), lost_s
-
-    return min(shares, key=cost)
+def _waiting(state: UnitState, queue: ModelQueue) -> int:
+    """Prompts that could start now if the lane were free. Those that wait for memory wait for decode to free it."""
+    if not state.prefillable(queue):
+        return 0
+    rows = max(1, queue.rows_for(len(head_sequence(queue).token_ids)))
+    places = state.settings.max_running_sequences - queue.num_resident
+    return max(
+        1, len(queue.partial) + min(len(queue.waiting), queue.pool.allocatable_rows(queue.model) // rows, places)
+    )
 
 
-def _waiting_behind(state: UnitState, prefilling: str) -> Mapping[str, int]:
-    """Prompts that could start now, if the lane were free, behind the batch under way or the next prompt."""
-    counts = {}
-    for model in state.prefillable_models():
-        queue = state.queues[model]
-        rows = max(1, queue.rows_for(len(head_sequence(queue).token_ids)))
-        places = state.settings.max_running_sequences - queue.num_resident
-        count = len(queue.partial) + min(len(queue.waiting), queue.pool.allocatable_rows(model) // rows, places)
-        counts[model] = max(1, count) - (state.batch is None and model == prefilling)
-    return counts
-
-
-def _in_time(state: UnitState, prefilling: str, behind: Mapping[str, int], share: int, now_s: float) -> bool:
-    sms, batch = state.total_sms - share, state.batch
-    next_s = whole_prefill_s(state, prefilling, prefill_shapes(state, prefilling), sms)
+def _in_time(state: UnitState, prefilling: str, share: int, now_s: float) -> bool:
+    """A prompt that is late already has no more to lose."""
+    batch = state.batch
+    prompt_s = whole_prefill_s(state, prefilling, prefill_shapes(state, prefilling), state.total_sms - share)
     if batch is None:
         due_s = head_sequence(state.queues[prefilling]).first_token_due_s
     else:
-        next_s *= batch.layers_left / batch.num_layers
+        prompt_s *= batch.layers_left / batch.num_layers
         due_s = min([chunk.sequence.first_token_due_s for chunk in batch.chunks])
-    queued_s = 0.0
-    for model, count in behind.items():
-        queue = state.queues[model]
-        shape = queue.chunk_shape(head_sequence(queue))
-        queued_s += count * whole_prefill_s(state, model, [shape], sms)
-        due_s = min(due_s, head_sequence(queue).first_token_due_s)
-    slack_s = max(0.0, due_s - now_s)
-    if queued_s > _PART_OF_SLACK * slack_s:
-        return False
-    return next_s <= slack_s or slack_s == 0
+    return now_s + prompt_s <= due_s or due_s <= now_s

@@ -58,9 +58,13 @@ def decode_cycle_s(
     return DecodeCycle(state, queues, beside=beside).seconds(sms)
 
 
-def whole_prefill_s(state: UnitState, model: str, shapes: Sequence[ChunkShape], sms: int) -> float:
+def whole_prefill_s(
+    state: UnitState, model: str, shapes: Sequence[ChunkShape], sms: int, *, learned_on: int | None = None
+) -> float:
+    """`learned_on` as in LatencyPredictor.prefill_s."""
     beside_decode = bool(state.decoding())
-    return state.predictor.prefill_s(model, state.queues[model].info.spec, shapes, sms, beside_decode=beside_decode)
+    spec = state.queues[model].info.spec
+    return state.predictor.prefill_s(model, spec, shapes, sms, beside_decode=beside_decode, learned_on=learned_on)
 
 
 def tightest_tbt_s(queues: Sequence[ModelQueue]) -> float:

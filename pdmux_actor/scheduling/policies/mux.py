@@ -1,10 +1,10 @@
 """The default policy: aggregated, side by side or looking ahead, whichever the targets allow.
 
 Models take turns for the prefill lane and decodes of all models fill the decode lane (MuxServe's ADBS). A prompt is
-fused into the decode step where that meets the TBT target and yields most tokens (fusing.py, after DuetServe §4.2).
+fused into the decode step where that meets the TBT target and delays requests least (fusing.py, after DuetServe §4.2).
 Otherwise both lanes run side by side with slices and preemption (MuxWise §3.4). When no prompt waits, decode looks a
 few steps ahead (DuetServe §4.3), on half of the SMs or less if that does not slow it down: the next prompt can start at
-once. Beside a prompt it has more than MuxWise's least share where prompts bear that (balance.py).
+once. Beside a prompt it has more than MuxWise's least share where that delays requests less in all (balance.py).
 Prompts go by the time their first token is due, and share a batch only where that saves time (batch_size.py).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, tightest_tbt_s
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes, tightest_tbt_s
 from pdmux_actor.scheduling.policies.fusing import fused_tokens
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 from pdmux_actor.scheduling.queues import ModelQueue
@@ -35,6 +35,7 @@ class Mux:
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         prefilling = self._lanes.next_prefill(state)
         if prefilling is None:
+            self._lanes.note_no_prefill(now_s)
             return self._decode_alone(state, now_s)
         fused = self._fused(state, prefilling, now_s)
         return (fused,) if fused is not None else self._lanes.act(state, prefilling, now_s)
@@ -61,10 +62,11 @@ class Mux:
     def _fused(self, state: UnitState, prefilling: str, now_s: float) -> Mixed | None:
         if state.batch is not None or not state.idle:
             return None
-        tokens = fused_tokens(state, prefilling, now_s)
+        tokens = fused_tokens(state, prefilling, self._lanes.load, now_s)
         if tokens is None:
             return None
-        self._lanes.pass_prefill_turn(prefilling)
+        shapes = prefill_shapes(state, prefilling)
+        self._lanes.begin_prefill(state, prefilling, shapes, state.total_sms, now_s)
         self._lanes.pass_decode_turn(prefilling)
         return Mixed(prefilling, tokens, state.total_sms)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
-from pdmux_actor.scheduling.policies.balance import balanced_share
+from pdmux_actor.scheduling.policies.balance import PrefillLoad, balanced_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
 from pdmux_actor.scheduling.policies.forecast import (
@@ -30,6 +30,7 @@ class _Slice:
     """A prefill slice that could start now; `is_last`: it would give the newcomers their first token."""
 
     action: StartPrefill | ContinuePrefill
+    shapes: Sequence[ChunkShape]
     newcomers: Sequence[TokenSequence]
     expected_s: float
     is_last: bool
@@ -45,6 +46,7 @@ class SideBySide:
 
     def __init__(self, *, paced: bool = False) -> None:
         self._paced = paced
+        self._load = PrefillLoad()
         self._prefill_turn = Rotation()
         self._decode_turn = Rotation()
         self._lane_turn = Rotation()  # for a device that cannot be shared
@@ -55,8 +57,22 @@ class SideBySide:
             return state.batch.model
         return self._prefill_turn.peek(state.prefillable_models())
 
-    def pass_prefill_turn(self, model: str) -> None:
+    @property
+    def load(self) -> float:
+        """Of the prefill lane, as balance.py defines it."""
+        return self._load.share
+
+    def note_no_prefill(self, now_s: float) -> None:
+        """No prompt is under way or waits, but for memory."""
+        self._load.note_empty(now_s)
+
+    def begin_prefill(self, state: UnitState, model: str, shapes: Sequence[ChunkShape], sms: int, now_s: float) -> None:
+        """A batch of these prompts starts: the next one is another model's, if any waits there."""
         self._prefill_turn.take((model,))
+        if self._paced:
+            taken_s = whole_prefill_s(state, model, shapes, sms)
+            whole_device_s = whole_prefill_s(state, model, shapes, state.total_sms, learned_on=sms)
+            self._load.note_start(whole_device_s=whole_device_s, taken_s=taken_s, now_s=now_s)
 
     def pass_decode_turn(self, model: str) -> None:
         self._decode_turn.take((model,))
@@ -71,12 +87,12 @@ class SideBySide:
             if not state.idle:
                 return ()
             slice_s = state.settings.solo_slice_s
-            return self._start(self._next_slice(state, prefilling, state.total_sms, slice_s, now_s))
+            return self._start(state, self._next_slice(state, prefilling, state.total_sms, slice_s, now_s), now_s)
         share = share_beside(state, prefilling, decoding)
         if share is None:
             return self._alternate(state, prefilling, decoding, now_s)
         if self._paced:
-            share = balanced_share(state, prefilling, decoding, share, now_s)
+            share = balanced_share(state, prefilling, decoding, share, self.load, now_s)
         return self._both(state, prefilling, decoding, share, now_s)
 
     def decode(
@@ -106,11 +122,15 @@ class SideBySide:
             slice_s = min(decode_s, max(0.0, state.decode_lane.ends_s - now_s))
         planned = self._next_slice(state, prefilling, prefill_sms, slice_s, now_s)
         if self._paced and planned.is_last:
-            if busy and last_slice_waits(state, planned.newcomers, planned.expected_s, decoding, now_s):
+            if (
+                busy
+                and not _others_wait(state, planned)
+                and last_slice_waits(state, planned.newcomers, planned.expected_s, decoding, now_s)
+            ):
                 return ()
             if not busy and decode_lets_pass(planned.newcomers, planned.expected_s, decoding, decode_s, now_s):
-                return self._start(planned)
-        return (*self.decode(state, decoding, decode_sms, now_s), *self._start(planned))
+                return self._start(state, planned, now_s)
+        return (*self.decode(state, decoding, decode_sms, now_s), *self._start(state, planned, now_s))
 
     def _alternate(
         self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], now_s: float
@@ -121,7 +141,7 @@ class SideBySide:
         if self._lane_turn.take(("decode", "prefill")) == "decode":
             return self.decode(state, decoding, state.total_sms, now_s)
         decode_s = decode_cycle_s(state, decoding, state.total_sms)
-        return self._start(self._next_slice(state, prefilling, state.total_sms, decode_s, now_s))
+        return self._start(state, self._next_slice(state, prefilling, state.total_sms, decode_s, now_s), now_s)
 
     def _next_slice(self, state: UnitState, model: str, sms: int, slice_s: float, now_s: float) -> _Slice:
         """N_PL layers: a slice of about `slice_s`. Of an urgent prompt instead, if it may preempt the batch."""
@@ -140,14 +160,15 @@ class SideBySide:
         starts = StartPrefill(model, layers, sms, max_prompts=prompts)
         return _Slice(
             action=starts if batch is None else ContinuePrefill(layers, sms),
+            shapes=shapes,
             newcomers=[head_sequence(queue)] if batch is None else [chunk.sequence for chunk in batch.chunks],
             expected_s=whole_s * layers / num_layers,
             is_last=layers == left,
         )
 
-    def _start(self, planned: _Slice) -> Sequence[Action]:
+    def _start(self, state: UnitState, planned: _Slice, now_s: float) -> Sequence[Action]:
         if isinstance(planned.action, StartPrefill):
-            self.pass_prefill_turn(planned.action.model)
+            self.begin_prefill(state, planned.action.model, planned.shapes, planned.action.sms, now_s)
         return (planned.action,)
 
 
@@ -155,6 +176,12 @@ def share_beside(state: UnitState, prefilling: str, decoding: Sequence[ModelQueu
     """The least share on which decode meets its tightest target at worst (MuxWise §3.4.1)."""
     cycle = DecodeCycle(state, decoding, beside=prefill_shapes(state, prefilling))
     return least_decode_share(state.device, cycle.seconds, tightest_tbt_s(decoding))
+
+
+def _others_wait(state: UnitState, planned: _Slice) -> bool:
+    """Prompts besides those of the slice: they would pay for an idle lane."""
+    taken = len(planned.shapes) if isinstance(planned.action, StartPrefill) else 0
+    return sum([len(queue.waiting) + len(queue.partial) for queue in state.queues.values()]) > taken
 
 
 def _next_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
