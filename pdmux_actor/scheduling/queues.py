@@ -65,11 +65,6 @@ class ModelQueue:
         return self._context_tokens
 
     @property
-    def mean_output_tokens(self) -> float | None:
-        """Of the requests so far, with what the running ones have; None before the first token."""
-        return self.output_tokens_total / self.first_tokens_total if self.first_tokens_total else None
-
-    @property
     def is_empty(self) -> bool:
         return not self.waiting and self.num_resident == 0
 

@@ -10,6 +10,7 @@ several steps. Here two things avoid it where the targets ask for it and bear it
 - A last slice that would end too long before the decode step in flight does is held until that step ends, if the next
   step can wait for it then. Otherwise both would start together, the gap be no shorter and the prefill lane have idled:
   at its limit decode has no slack, and holding every prompt took a fifth of the prefill lane's time (MuxWise Fig. 17).
+  Nor while other prompts wait: they would pay for the idle lane.
 """
 
 from collections.abc import Sequence
