@@ -105,6 +105,10 @@ class ModelQueue:
         new_rows = self.rows_for(len(sequence.token_ids)) - len(cached)
         return new_rows + spare_rows <= self.pool.allocatable_rows(self.model, reusing=cached)
 
+    def num_that_fit(self, num_tokens: int) -> int:
+        """Sequences of so many tokens that could take KV now."""
+        return self.pool.allocatable_rows(self.model) // max(1, self.rows_for(num_tokens))
+
     def cached_prefix(self, sequence: Sequence) -> list[int]:
         """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from."""
         if not self.caches_prefixes:

@@ -80,8 +80,9 @@ def test_decide__only_decodes__decode_has_the_device():
     assert dispatch_of().decide(snapshot(running=running(8))) == Directive(group=DECODE_ONLY, decode=True)
 
 
-@pytest.mark.parametrize("policy", ["mux", "muxwise"])
-def test_decide__tighter_targets__decode_has_more_sms(policy):
+@pytest.mark.parametrize(("policy", "loose"), [("muxwise", {20}), ("mux", {36, 60, 76})])
+def test_decide__tighter_targets__decode_has_more_sms(policy, loose):
+    """At a loose target `muxwise` gives the least share; `mux` what slows 64 sequences down least for a prompt."""
     shares = []
     for tbt_s in (1.0, 0.0075, 1e-5):
         dispatch = dispatch_of(policy)
@@ -90,7 +91,7 @@ def test_decide__tighter_targets__decode_has_more_sms(policy):
         assert directive.layers > 0
         shares.append(dispatch.groups[directive.group][1])
 
-    assert shares[0] == 20
+    assert shares[0] in loose
     assert shares == sorted(shares)
     assert shares[-1] == 116
 

@@ -24,6 +24,9 @@ class MirrorQueue(ModelQueue):
         new_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
         return self.num_resident + num_taken < max_resident and new_tokens <= self.free_tokens
 
+    def num_that_fit(self, num_tokens: int) -> int:
+        return self.free_tokens // max(1, num_tokens)
+
     def cached_prefix(self, sequence: Sequence) -> list[int]:
         return []
 

@@ -145,11 +145,9 @@ def _waiting(state: UnitState, queue: ModelQueue) -> int:
     """Prompts that could start now if the lane were free. Those that wait for memory wait for decode to free it."""
     if not state.prefillable(queue):
         return 0
-    rows = max(1, queue.rows_for(len(head_sequence(queue).token_ids)))
+    fitting = queue.num_that_fit(len(head_sequence(queue).token_ids))
     places = state.settings.max_running_sequences - queue.num_resident
-    return max(
-        1, len(queue.partial) + min(len(queue.waiting), queue.pool.allocatable_rows(queue.model) // rows, places)
-    )
+    return max(1, len(queue.partial) + min(len(queue.waiting), fitting, places))
 
 
 def _in_time(state: UnitState, prefilling: str, share: int, now_s: float) -> bool:
