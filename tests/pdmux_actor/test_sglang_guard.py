@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,14 @@ import pytest
 from model_shapes import LLAMA_3_8B
 
 from pdmux_actor.backends.sglang.hooks import Reporter
+from pdmux_actor.backends.sglang.host import SglangHost
 from pdmux_actor.backends.sglang.link import PluginHello, SchedulerLink
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
 from pdmux_actor.backends.sglang.seat import DispatchSeat
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.notice_sender import NoticeSender
 from profiler.contention import GuardCell
 from profiler.devices import H200
 
@@ -69,19 +73,23 @@ async def asked_to_keep(line: PluginLine, seat: DispatchSeat) -> None:
         async with asyncio.timeout(30):
             while not asking.done():
                 reporter.talk()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # the loop's turn: SGLang asks again at every iteration
         await asking
     finally:
         link.close()
 
 
-async def test_guard__engine_ends__next_one_begins_with_what_it_learned(line: PluginLine, tmp_path: Path) -> None:
-    file = tmp_path / "guard.json"
+async def learned_and_kept(line: PluginLine, file: Path) -> None:
     seat = seat_of(line, file)
     for _ in range(10):
         seat.dispatch.predictor.guard.observe(CELL, 1.7)
-
     await asked_to_keep(line, seat)
+
+
+async def test_guard__engine_ends__next_one_begins_with_what_it_learned(line: PluginLine, tmp_path: Path) -> None:
+    file = tmp_path / "guard.json"
+
+    await learned_and_kept(line, file)
 
     assert seat_of(line, file).dispatch.predictor.guard.slowdown(CELL) == 1.7
 
@@ -96,14 +104,32 @@ async def test_guard__nothing_learned__is_answered_and_no_file_is_written(line: 
 
 async def test_guard__learned_on_another_device__is_not_used(line: PluginLine, tmp_path: Path) -> None:
     file = tmp_path / "guard.json"
-    seat = seat_of(line, file)
-    for _ in range(10):
-        seat.dispatch.predictor.guard.observe(CELL, 1.7)
-    await asked_to_keep(line, seat)
+    await learned_and_kept(line, file)
     of_another = json.loads(file.read_text()) | {"num_sms": H200.num_sms - 2}
     file.write_text(json.dumps(of_another))
 
     assert seat_of(line, file).dispatch.predictor.guard.slowdown(CELL) != 1.7
+
+
+async def test_engine__model_leaves_while_the_process_ends__is_shut_down_once(tmp_path: Path) -> None:
+    """Both wait for a plugin that says nothing."""
+    shut_down: list[str] = []
+    settings = EngineSettings(kind="sglang_cpu", kv_pool_bytes=1 << 20, guard=str(tmp_path / "guard.json"))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        host = SglangHost(settings, H200, NoticeSender(ours), tmp_path)
+        host._engine = SimpleNamespace(shutdown=lambda: shut_down.append("engine"))
+        await host.listen()
+        host._line.expect_hello()
+        link = SchedulerLink(str(host._line.path))
+        link.send(PluginHello(missing=(), groups=(), total_tokens=16384, context_tokens=4096))
+        await host._line.hello()
+
+        await asyncio.gather(host._stop_engine(), host._stop_engine())
+
+        link.close()
+        await host.close()
+    assert shut_down == ["engine"]
 
 
 async def test_keep_guard__no_plugin_on_the_line__returns(line: PluginLine) -> None:

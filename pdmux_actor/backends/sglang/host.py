@@ -194,7 +194,8 @@ class SglangHost:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._line.keep_guard(), _KEEP_TIMEOUT_S)
         engine, self._engine = self._engine, None
-        engine.shutdown()
+        if engine is not None:  # the end of the process and a model that leaves may both have waited here
+            engine.shutdown()
 
     # ---- what changes while it runs ----
 

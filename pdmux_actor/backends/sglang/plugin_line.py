@@ -52,9 +52,8 @@ class PluginLine:
 
     def send(self, message: ToPlugin) -> None:
         """Nothing is sent to a scheduler that is gone."""
-        if self._is_connected:
-            assert self._writer is not None
-            self._writer.write(encode(message))
+        if (writer := self._open_writer) is not None:
+            writer.write(encode(message))
 
     async def decisions(self, last: int) -> DecisionsTold:
         told = await self._answer(lambda call: self._ask(TellDecisions(call, last)))
@@ -75,7 +74,7 @@ class PluginLine:
 
     async def keep_guard(self) -> None:
         """Returns when the plugin has written what its contention guard learned, at once if there is none."""
-        if self._is_connected:
+        if self._open_writer is not None:
             await self._answer(lambda call: self._ask(KeepGuard(call)))
 
     async def close(self) -> None:
@@ -86,8 +85,8 @@ class PluginLine:
             self._server.close()
 
     @property
-    def _is_connected(self) -> bool:
-        return self._writer is not None and not self._writer.is_closing()
+    def _open_writer(self) -> asyncio.StreamWriter | None:
+        return None if self._writer is None or self._writer.is_closing() else self._writer
 
     async def _ask(self, question: TellDecisions | TellRecords | KeepGuard) -> None:
         self.send(question)

@@ -43,10 +43,8 @@ def main(arguments: Sequence[str]) -> None:
 async def _serve(connection: socket.socket, settings: EngineSettings, folder: Path) -> None:
     sender = NoticeSender(connection)
     device = device_of(settings)
-    if settings.guard is not None:
-        read_guard_grid(
-            Path(settings.guard), device
-        )  # before SGLang, whose scheduler would fail on it in words of its own
+    if settings.guard is not None:  # before SGLang starts: its scheduler would fail on it in words of its own
+        read_guard_grid(Path(settings.guard), device)
     host = SglangHost(settings, device, sender, folder)
     await host.listen()
     sender.send(
