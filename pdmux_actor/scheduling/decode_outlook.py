@@ -24,7 +24,6 @@ class DecodeOutlook:
         self._modelled_s = modelled_s
         self._scales = scales
         self._bucket = len(contexts).bit_length()
-        self._sources = {} if scales is None else scales.sources(self._bucket)
         self._guard = guard
         self._solo_s: dict[int, float] = {}
         self._beside: Sequence[ChunkShape] = ()
@@ -34,11 +33,8 @@ class DecodeOutlook:
         """Expected when alone."""
         known_s = self._solo_s.get(sms)
         if known_s is None:
-            known_s = self._modelled_s(sms)
-            if self._scales is not None:
-                source = self._sources.get(sms) or self._scales.source(sms, self._bucket)
-                known_s *= source.factor()
-            self._solo_s[sms] = known_s
+            scale = 1.0 if self._scales is None else self._scales.factor(sms, self._bucket)
+            known_s = self._solo_s[sms] = self._modelled_s(sms) * scale
         return known_s
 
     def worst_s(self, sms: int, beside: Sequence[ChunkShape]) -> float:

@@ -1,7 +1,7 @@
 """Factors between what a latency model says and what is measured, by phase, share and size of a launch."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 _SMOOTHING = 0.2  # weight of the newest observation
 _MIN_SCALE, _MAX_SCALE = 0.05, 50.0
@@ -34,11 +34,8 @@ class LearnedScales:
 
     def scale(self, model: str, phases: Sequence[str], sms: int, size: int) -> float:
         """Of the first of `phases` that has been seen, on the nearest share; 1 when none has."""
-        for phase in phases:
-            by_share = self._scales.get((model, phase))
-            if by_share is not None:
-                return by_share.factor(sms, size.bit_length())
-        return 1.0
+        by_share = self.of_phase(model, phases)
+        return 1.0 if by_share is None else by_share.factor(sms, size.bit_length())
 
     def of_phase(self, model: str, phases: Sequence[str]) -> "ScalesByShare | None":
         """Of the first of `phases` that has been seen: good until the model is observed again."""
@@ -60,7 +57,7 @@ class ScalesByShare:
 
     def __init__(self) -> None:
         self._factors: dict[int, dict[int, float]] = {}  # by SMs, then by size bucket
-        self._sources: defaultdict[int, dict[int, ScaleSource]] = defaultdict(dict)  # by bucket, then by SMs
+        self._sources: defaultdict[int, dict[int, _Source]] = defaultdict(dict)  # by bucket, then by SMs
         self._shares: dict[int, Set[int]] = {}  # by bucket
 
     def observe(self, sms: int, bucket: int, target: float) -> None:
@@ -80,24 +77,19 @@ class ScalesByShare:
 
     def factor(self, sms: int, bucket: int) -> float:
         """`bucket` is the bit length of a launch's size."""
-        source = self._sources[bucket].get(sms) or self.source(sms, bucket)
+        sources = self._sources[bucket]
+        source = sources.get(sms)
+        if source is None:
+            nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
+            source = sources[sms] = _Source(self._factors[nearest], bucket)
         return source.factor()
 
-    def sources(self, bucket: int) -> Mapping[int, "ScaleSource"]:
-        """Those found so far, by SMs: good until the model is observed again."""
-        return self._sources[bucket]
 
-    def source(self, sms: int, bucket: int) -> "ScaleSource":
-        nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
-        source = self._sources[bucket][sms] = ScaleSource(self._factors[nearest], bucket)
-        return source
-
-
-class ScaleSource:
+class _Source:
     """The factor of a bucket among those that were seen on one share, from its neighbours if need be.
 
     >>> seen = {4: 1.0, 8: 3.0}
-    >>> [ScaleSource(seen, bucket).factor() for bucket in (2, 4, 5, 9)]
+    >>> [_Source(seen, bucket).factor() for bucket in (2, 4, 5, 9)]
     [1.0, 1.0, 1.5, 3.0]
     """
 

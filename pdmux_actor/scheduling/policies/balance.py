@@ -125,20 +125,20 @@ def balanced_share(
     state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], least: int, load: float, now_s: float
 ) -> int:
     """`least` is the least share that meets the target; others only where the next prompt comes in time."""
-    shares = [share for share in choices(state) if share > least]
-    if not shares:
+    shares = choices(state, least)
+    if len(shares) == 1:
         return least
     delays = Delays(state, prefilling, prefill_shapes(state, prefilling), decoding, least, load)
-    best = min((least, *shares), key=delays.beside_s)
-    slower = [share for share in reversed(shares) if share <= best]
+    best = min(shares, key=delays.beside_s)
+    slower = [share for share in reversed(shares) if least < share <= best]
     return next((share for share in slower if _in_time(state, prefilling, share, now_s)), least)
 
 
-def choices(state: UnitState) -> Sequence[int]:
-    """A few decode shares across the device."""
+def choices(state: UnitState, least: int) -> Sequence[int]:
+    """`least`, and a few larger decode shares across the device."""
     shares = decode_shares(state.device)
     step = max(1, -(-len(shares) // _CHOICES))
-    return shares[step - 1 :: step]
+    return (least, *[share for share in shares[step - 1 :: step] if share > least])
 
 
 def _waiting(state: UnitState, queue: ModelQueue) -> int:

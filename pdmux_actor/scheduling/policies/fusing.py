@@ -47,4 +47,4 @@ def _pays(state: UnitState, queue: ModelQueue, shape: ChunkShape, mixed_s: float
         return True
     delays = Delays(state, queue.model, [shape], decoding, share, load)
     fused_s = delays.in_all_s(mixed_s, mixed_s - decode_cycle_s(state, [queue], state.total_sms))
-    return all(fused_s <= delays.beside_s(s) for s in (share, *choices(state)) if s >= share)
+    return all(fused_s <= delays.beside_s(s) for s in choices(state, share))

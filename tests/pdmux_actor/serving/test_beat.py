@@ -36,6 +36,6 @@ async def test_beat__stopped__is_not_called_again() -> None:
     await asyncio.wait_for(first.wait(), 30)
     beat.stop()
     until_stopped = len(heard)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # ten periods, in which nothing is to happen
 
     assert len(heard) == until_stopped
