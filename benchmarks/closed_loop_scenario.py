@@ -12,8 +12,8 @@ from byte_checkpoint import write_checkpoint
 from deploy.demo_fleet import write_demo
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES
 from traces.record import TraceRecord
-from traces.report import SloTarget
 from traces.synthetic import power_law_popularity
+from traces.timeliness import SloTarget
 
 HOLD_S = 60.0
 _LAYERS_7B = (32, 4096, 11008, 32, 8, 128)

@@ -1,21 +1,21 @@
 """A real engine on this machine's cores, driven in-process at the times of a workload."""
 
-import itertools
 import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from lane_activity import LaneActivity, ObservedExecutor
+from request_times import RequestTimes, TimedRequest
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
-from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, Slo, TokenEvent
+from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, SetPolicy, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -26,39 +26,6 @@ from profiler.specs import DeviceSpec
 BLOCK_BYTES = 4096
 MAX_MODEL_LEN = 4096
 _DRAIN_LIMIT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class TimedRequest:
-    """`at_s` counts from the start of the run."""
-
-    at_s: float
-    request: GenerateRequest
-
-
-@dataclass(slots=True)
-class RequestTimes:
-    """`due_s` is when the workload wanted it sent: waiting of the client itself counts, too."""
-
-    model: str
-    slo: Slo
-    due_s: float
-    num_tokens_wanted: int
-    token_times_s: list[float] = field(default_factory=list)
-    finish: FinishReason | None = None
-
-    @property
-    def ttft_s(self) -> float:
-        return self.token_times_s[0] - self.due_s if self.token_times_s else float("inf")
-
-    @property
-    def gaps_s(self) -> list[float]:
-        times = self.token_times_s
-        return [later - earlier for earlier, later in itertools.pairwise(times)]
-
-    @property
-    def gaps_within(self) -> int:
-        return sum(gap <= self.slo.tbt_s for gap in self.gaps_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

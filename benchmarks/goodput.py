@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_run import RequestTimes, RunOutcome
+from engine_run import RunOutcome
+from request_times import RequestTimes
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from placement.nodes import NodePool
 from placement.solvers.base import PlacementModel
 from profiler.devices import A100_80G
 from profiler.specs import ModelSpec
-from traces.report import SloTarget
+from traces.timeliness import SloTarget
 
 GIB = 1024**3
 BLOCK_BYTES = 16 * 1024

@@ -27,10 +27,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench_models import DEFAULT_CACHE, llama_checkpoint
-from engine_run import EngineSession, RunOutcome, TimedRequest
+from engine_run import EngineSession, RunOutcome
 from goodput import Attainment, RateSearch
 from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
+from request_times import TimedRequest
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table

@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_models import DEFAULT_CACHE, llama_checkpoint
-from engine_run import EngineSession, RunOutcome, TimedRequest
+from engine_run import EngineSession, RunOutcome
 from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, measure_steps
 from pool_plot import draw_pool_use
+from request_times import TimedRequest
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table

@@ -21,11 +21,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from bench_models import DEFAULT_CACHE, llama_checkpoint
-from engine_run import EngineSession, RunOutcome, TimedRequest
+from engine_run import EngineSession, RunOutcome
 from expert_parallel import ExpertParallelLatency, spec_of_rank
 from lane_activity import LaneActivity
 from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
+from request_times import TimedRequest
 from rich.console import Console
 from rich.table import Table
 from served_steps import ServedSteps

@@ -7,9 +7,10 @@ policies and bisection as on the real engine, in a fraction of the time. It is a
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine_run import BLOCK_BYTES, MAX_MODEL_LEN, GiveUp, RequestTimes, RunOutcome, TimedRequest
+from engine_run import BLOCK_BYTES, MAX_MODEL_LEN, GiveUp, RunOutcome
 from lane_activity import ObservedExecutor
 from measured_steps import MeasuredSteps
+from request_times import RequestTimes, TimedRequest
 from served_steps import ServedLatency, ServedSteps
 
 from pdmux_actor.engine import EngineLoop, build_scheduler

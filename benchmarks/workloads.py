@@ -13,7 +13,8 @@ from statistics import NormalDist
 from types import MappingProxyType
 
 import numpy as np
-from engine_run import MAX_MODEL_LEN, TimedRequest
+from engine_run import MAX_MODEL_LEN
+from request_times import TimedRequest
 
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 

@@ -9,7 +9,7 @@ from placement.demand import ModelDemand
 from placement.solvers.base import PlacementModel
 from profiler.specs import ModelSpec
 from router.view import ModelCard
-from traces.report import SloTarget
+from traces.timeliness import SloTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

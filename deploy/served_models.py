@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deploy.errors import FleetUnreachable
 from deploy.settings import bearer_headers
-from traces.report import SloTarget
+from traces.timeliness import SloTarget
 
 _TIMEOUT_S = 10.0
 

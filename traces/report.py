@@ -6,16 +6,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from traces.outcome import Ending, RequestOutcome
+from traces.timeliness import SloTarget
 
 GAP_SHARE = 0.99
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SloTarget:
-    """Time to first token, and each gap between tokens."""
-
-    ttft_s: float
-    tbt_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,12 +22,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from engine_run import EngineSession, TimedRequest
+from engine_run import EngineSession
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import SHAPES, random_model
 from gpu.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 from gpu.script import make_parser, run_script
+from request_times import TimedRequest
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table

@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine_run import EngineSession, TimedRequest
+from engine_run import EngineSession
 from goodput import Attainment, RateSearch
+from request_times import TimedRequest
 
 from pdmux_actor.messages import Slo
 

@@ -14,7 +14,8 @@ from deploy.settings import api_key as known_api_key
 from deploy.workload import fit_lengths, fit_models, fit_rate
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.entry import read_trace
-from traces.report import SloTarget, summarize
+from traces.report import summarize
+from traces.timeliness import SloTarget
 
 
 def bench(

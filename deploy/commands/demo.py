@@ -15,7 +15,8 @@ from deploy.commands.terminal import terminal
 from deploy.demo_fleet import DemoTrace, generated_trace, recorded_trace, warm_up_trace, write_demo
 from deploy.settings import FleetFile, read_fleet_file
 from traces.replay import replay
-from traces.report import SloTarget, Summary, summarize
+from traces.report import Summary, summarize
+from traces.timeliness import SloTarget
 
 _REQUEST_TIMEOUT_S = 120.0
 _READY_TIMEOUT_S = 180.0

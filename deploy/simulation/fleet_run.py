@@ -24,7 +24,7 @@ from router.prefix_index import prefix_names
 from router.routing import UnitChoice
 from traces.outcome import Ending, RequestOutcome
 from traces.record import TraceRecord
-from traces.report import SloTarget
+from traces.timeliness import SloTarget
 
 VIEW_PERIOD_S = 0.5  # units tell of themselves as often, and gateways hear of it at once
 _PROGRESS_EVENTS = 2048

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from traces.report import GAP_SHARE, SloTarget
+from traces.report import GAP_SHARE
+from traces.timeliness import SloTarget
 
 _LEAST_S, _LARGEST_S, _RATIO = 1e-5, 1e5, 1.004
 _LOG_RATIO = math.log(_RATIO)

@@ -8,7 +8,7 @@ from placement.demand import ModelDemand
 from placement.nodes import FleetPlan, NodePool
 from placement.plan import Plan, UnitCapacity
 from profiler.specs import ModelSpec
-from traces.report import SloTarget
+from traces.timeliness import SloTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

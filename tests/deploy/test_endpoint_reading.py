@@ -14,7 +14,7 @@ from deploy.fleet_report import fleet_report
 from deploy.fleet_status import ModelState
 from deploy.served_models import served_models
 from pdmux_actor.lease import ModelPhase
-from traces.report import SloTarget
+from traces.timeliness import SloTarget
 
 
 class Endpoint(ThreadingHTTPServer):

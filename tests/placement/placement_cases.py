@@ -8,7 +8,7 @@ from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel
 from profiler.devices import A100_80G, L40S
 from profiler.specs import DeviceSpec, ModelSpec
-from traces.report import SloTarget
+from traces.timeliness import SloTarget
 
 BLOCK_BYTES = 16 * 1024
 MIB = 1024**2

@@ -4,7 +4,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from traces.outcome import Ending, RequestOutcome, write_outcomes_parquet
-from traces.report import SloTarget, attains, summarize
+from traces.report import attains, summarize
+from traces.timeliness import SloTarget
 
 TARGET = SloTarget(ttft_s=1.0, tbt_s=0.1)
 

@@ -1,0 +1,231 @@
+"""Goodput past capacity: requests per second whose first token and every gap are in time, against the load.
+
+    python benchmarks/overload.py [--quick] [--json FILE] [--plot FILE]
+    python benchmarks/overload.py --workload chat --policy mux --load 1 2 3 --seconds 60
+    python benchmarks/overload.py --workload mixed --policy mux prefill_first --through gateway
+
+One unit in virtual time: the product's scheduler and policies, Llama 3.1 8B on an H200 by the roofline, 256 sequences.
+`load` 1 is the workload's capacity: what `prefill_first` finishes per second when more waits than it can take, whatever
+the targets. `--through gateway` puts the router's front desk before the unit (admission, fair queue, shedding), as
+`muxfleet simulate` does. Judged are the requests that arrive in the last three quarters of `--seconds`; arrivals go on
+for another second or two, and a run ends when every request is known to be in time or not. Requests that are turned
+away are not in time. Workloads (traces of ../shared/traces):
+
+  chat              ShareGPT lengths, TTFT 1 s, TBT 50 ms
+  chat-default-slo  the same at the default targets, 2 s and 200 ms
+  mixed             chat with 5 % documents of 8k-32k tokens, which have 30 s for their first token
+  mixed-one-target  the same documents at the chats' target of 1 s, which the longest cannot meet
+  documents         chat with 1 % documents of 100k tokens, which have 30 s
+  agents            Mooncake's mix of agents with shared prefixes (up to 32k tokens), TTFT 2 s, TBT 50 ms
+
+The last column is the goodput as a share of the best that the policy has at any load of the run.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from overload_plot import draw_overload
+from overload_workloads import TRACES, WORKLOADS, OverloadWorkload, coming_requests
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from virtual_fleet import Sent, VirtualFleet, h200_design
+
+from deploy.simulation.chunk_budget import tuned_chunk_budget
+from deploy.simulation.engine import EngineDesign
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from router.limits import GatewayLimits
+
+MODEL = "llama-8b"
+LOADS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+QUICK_LOADS = (0.5, 1.0, 2.0)
+MAX_MODEL_LEN = 131_072
+MAX_RUNNING = 256
+BLOCK_BYTES = 64 * 1024
+KV_POOL_BYTES = 100 << 30  # of an H200's 141 GB, beside 16 GB of weights
+UNIT, GATEWAY = "unit", "gateway"
+_WARM_SHARE = 0.25  # of the arrivals, before the first that counts
+_TAIL_S = 2.0  # of arrivals after the last that counts: it should not find an empty queue behind it
+_FULL_S = (20.0, 60.0)  # when the reference is full, and until when its throughput is counted
+_REFERENCE = "prefill_first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    workload: OverloadWorkload
+    through: str
+    policy: str
+    load: float
+
+
+def design_of(workload: OverloadWorkload, policy: str) -> EngineDesign:
+    """The budget of chunked prefill is tuned to the workload's TBT target, as everywhere."""
+    design = h200_design(
+        policy=policy,
+        settings=SchedulerSettings(max_running_sequences=MAX_RUNNING),
+        models=(MODEL,),
+        max_model_len=MAX_MODEL_LEN,
+        total_blocks=KV_POOL_BYTES // BLOCK_BYTES,
+        block_bytes=BLOCK_BYTES,
+    )
+    budget = tuned_chunk_budget(
+        design.latency, [design.models[0].info.spec], design.device, workload.slo.tbt_s, host_s=design.host_s
+    )
+    return replace(design, settings=replace(design.settings, chunk_budget_tokens=budget))
+
+
+def capacity_per_s(workload: OverloadWorkload, *, seed: int, traces: Path) -> float:
+    """Requests that the reference finishes per second once it is full, when far more wait than it can take."""
+    fleet = VirtualFleet(design_of(workload, _REFERENCE), workload.slo)
+    flood = coming_requests(
+        workload, model=MODEL, rate_per_s=workload.flood_per_s, duration_s=_FULL_S[1], seed=seed, traces=traces
+    )
+    fleet.send(flood)
+    finished = []
+    for end_s in _FULL_S:
+        fleet.advance(end_s)
+        finished.append(sum(sent.times.finish is not None for sent in fleet.sent.values()))
+    return (finished[1] - finished[0]) / (_FULL_S[1] - _FULL_S[0])
+
+
+def measured(point: Point, *, capacity_per_s: float, seconds: float, seed: int, traces: Path) -> dict[str, Any]:
+    workload, rate_per_s = point.workload, point.load * capacity_per_s
+    limits = GatewayLimits() if point.through == GATEWAY else None
+    fleet = VirtualFleet(design_of(workload, point.policy), workload.slo, limits=limits)
+    fleet.send(
+        coming_requests(
+            workload, model=MODEL, rate_per_s=rate_per_s, duration_s=seconds + _TAIL_S, seed=seed, traces=traces
+        )
+    )
+    fleet.settle()
+    from_s = _WARM_SHARE * seconds
+    judged = [sent for sent in fleet.sent.values() if from_s <= sent.coming.at_s < seconds]
+    return {
+        "workload": workload.name,
+        "through": point.through,
+        "policy": point.policy,
+        "load": point.load,
+        "rate_per_s": round(rate_per_s, 3),
+        "requests": len(judged),
+        "goodput_per_s": round(sum(sent.is_in_time for sent in judged) / (seconds - from_s), 3),
+        **_shares(judged),
+        "kinds": {kind: _shares([s for s in judged if s.coming.kind == kind]) for kind in workload.kinds()},
+    }
+
+
+def _shares(judged: Sequence[Sent]) -> dict[str, Any]:
+    """None where there is nothing to judge. A gap that was not waited for is not counted."""
+    firsts_s = [sent.times.ttft_s for sent in judged]
+    gaps = sum(len(sent.times.gaps_s) for sent in judged)
+    return {
+        "requests_in_time": _share(sum(sent.is_in_time for sent in judged), len(judged)),
+        "first_tokens_in_time": _share(
+            sum(first_s <= sent.coming.slo.ttft_s for first_s, sent in zip(firsts_s, judged, strict=True)), len(judged)
+        ),
+        "second_tokens_in_time": _share(
+            sum(gap_s[0] <= sent.coming.slo.tbt_s for sent in judged if (gap_s := sent.times.gaps_s)),
+            sum(len(sent.times.token_times_s) > 1 for sent in judged),
+        ),
+        "gaps_in_time": _share(sum(sent.times.gaps_within for sent in judged), gaps),
+        "turned_away": _share(sum(sent.refused for sent in judged), len(judged)),
+        "ttft_p50_s": _finite(statistics.median(firsts_s)) if firsts_s else None,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _finite(seconds: float) -> float | None:
+    return round(seconds, 4) if math.isfinite(seconds) else None
+
+
+def with_kept_shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`kept`: the goodput as a share of the policy's best at any load."""
+    best: dict[tuple[str, str, str], float] = {}
+    for row in rows:
+        best[_curve(row)] = max(best.get(_curve(row), 0.0), row["goodput_per_s"])
+    return [row | {"kept": _share(row["goodput_per_s"], best[_curve(row)])} for row in rows]
+
+
+def _curve(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["workload"], row["through"], row["policy"]
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    table = Table(
+        *("workload", "through", "policy", "load", "requests/s", "in time/s", "in time", "first tokens"),
+        *("second tokens", "gaps", "TTFT p50", "kept"),
+        title=title,
+    )
+    for row in rows:
+        shares = (row[key] for key in ("requests_in_time", "first_tokens_in_time", "second_tokens_in_time"))
+        table.add_row(
+            *(str(row[key]) for key in ("workload", "through", "policy", "load")),
+            f"{row['rate_per_s']:.2f}",
+            f"{row['goodput_per_s']:.2f}",
+            *("-" if share is None else f"{share:.1%}" for share in (*shares, row["gaps_in_time"])),
+            "-" if row["ttft_p50_s"] is None else f"{row['ttft_p50_s']:.2f} s",
+            "-" if row["kept"] is None else f"{row['kept']:.0%}",
+        )
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw goodput against load; one panel per workload")
+    parser.add_argument("--quick", action="store_true", help="three workloads, three loads, 30 s of arrivals each")
+    parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS))
+    parser.add_argument("--policy", nargs="+", choices=list(POLICIES), metavar="NAME", help=", ".join(POLICIES))
+    parser.add_argument("--load", nargs="+", type=float, metavar="X", help="in capacities; default 0.5 to 3")
+    parser.add_argument("--through", nargs="+", choices=(UNIT, GATEWAY), default=(UNIT,), help="default unit")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of arrivals; default 60")
+    parser.add_argument("--capacity", type=float, metavar="PER_S", help="requests per second, instead of measuring it")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--traces", type=Path, default=TRACES, metavar="FOLDER")
+    args = parser.parse_args()
+    names = args.workload or (("chat", "mixed", "agents") if args.quick else list(WORKLOADS))
+    loads = args.load or (QUICK_LOADS if args.quick else LOADS)
+    if min(loads) <= 0 or (args.seconds or 1) <= 0:
+        parser.error("--load and --seconds take numbers above 0")
+    seconds = args.seconds or (30.0 if args.quick else 60.0)
+    capacities: dict[str, float] = {}
+    points = [
+        Point(workload=WORKLOADS[name], through=through, policy=policy, load=load)
+        for name in names
+        for through in args.through
+        for policy in args.policy or list(POLICIES)
+        for load in loads
+    ]
+    rows = []
+    for point in track(points, console=Console(stderr=True), transient=True):
+        name = point.workload.name
+        if name not in capacities:
+            capacities[name] = args.capacity or capacity_per_s(point.workload, seed=args.seed, traces=args.traces)
+        rows.append(
+            measured(point, capacity_per_s=capacities[name], seconds=seconds, seed=args.seed, traces=args.traces)
+        )
+    rows = with_kept_shares(rows)
+    print_table(rows, "goodput past capacity, virtual time")
+    if args.json:
+        facts = {
+            "time": "virtual",
+            "engine": f"Llama 3.1 8B on an H200 by the roofline, {MAX_RUNNING} sequences",
+            "seconds_per_point": seconds,
+            "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
+        }
+        args.json.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    if args.plot:
+        draw_overload(args.plot, rows)
+
+
+if __name__ == "__main__":
+    main()
