@@ -31,11 +31,21 @@ class _ModelRows:
     A row is free, used (by `references[row]` sequences) or cached (by none, but a prefix lives in it).
     """
 
-    __slots__ = ("blocks_per_row", "cache", "free_rows", "num_cached", "quota_blocks", "references", "table")
+    __slots__ = (
+        "blocks_per_row",
+        "cache",
+        "free_rows",
+        "leased_blocks",
+        "num_cached",
+        "quota_blocks",
+        "references",
+        "table",
+    )
 
     def __init__(self, geometry: KvGeometry, max_rows: int, quota_blocks: int, *, names_blocks: bool) -> None:
         self.blocks_per_row = geometry.blocks_per_row
-        self.quota_blocks = quota_blocks
+        self.leased_blocks = quota_blocks
+        self.quota_blocks = quota_blocks  # what is leased, and what transfers have moved here or away since
         named_rows = max_rows if names_blocks else 0
         self.table: Blocks = np.zeros((named_rows, geometry.blocks_per_row), dtype=np.int64)
         self.free_rows = list(range(max_rows - 1, -1, -1))
@@ -94,9 +104,21 @@ class BlockPool:
         for key in [key for key in self._idle if key[0] == model]:
             self._evict(key)
         del self._models[model]
+        self._undo_transfers()
 
     def set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
-        """A quota below what the model holds takes nothing away at once: it makes the rest borrowed."""
+        """New leases; all that transfers have moved goes back, so that quotas sum to what is leased.
+
+        A quota below what the model holds takes nothing away at once: it makes the rest borrowed.
+        """
+        for model, quota in quota_blocks.items():
+            self._models[model].leased_blocks = quota
+        self._undo_transfers()
+
+    def transfer_quotas(self, quota_blocks: Mapping[str, int]) -> None:
+        """Moves quota between models until leases change; makes none."""
+        before = sum(self._models[model].quota_blocks for model in quota_blocks)
+        assert sum(quota_blocks.values()) == before, f"a transfer makes quota: {before} blocks become {quota_blocks}"
         for model, quota in quota_blocks.items():
             self._models[model].quota_blocks = quota
 
@@ -110,6 +132,10 @@ class BlockPool:
 
     def quota_blocks(self, model: str) -> int:
         return self._models[model].quota_blocks
+
+    def leased_blocks(self, model: str) -> int:
+        """The quota without what transfers have moved."""
+        return self._models[model].leased_blocks
 
     def quota_rows(self, model: str) -> int:
         rows = self._models[model]
@@ -213,6 +239,11 @@ class BlockPool:
             states = (set(rows.free_rows), set(rows.references), idle)
             max_rows = self.total_blocks // rows.blocks_per_row
             assert sum(map(len, states)) == max_rows == len(set.union(*states)), f"a row of {model} is lost"
+
+    def _undo_transfers(self) -> None:
+        """Else a model that leaves would take others' quota along, or leave its own behind."""
+        for rows in self._models.values():
+            rows.quota_blocks = rows.leased_blocks
 
     def _evict(self, key: tuple[str, int]) -> None:
         del self._idle[key]

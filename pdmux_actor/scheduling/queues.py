@@ -80,8 +80,24 @@ class ModelQueue:
 
     @property
     def max_len(self) -> int:
-        """Tokens of the longest sequence that context and quota admit."""
-        return longest_sequence_tokens(self.info, self.pool.quota_blocks(self.model))
+        """Tokens of the longest sequence that the unit has promised to take: as the leased quota and the context admit.
+
+        Transfers change no promise: a model keeps `promised_blocks` of its quota, whatever moves.
+        """
+        return longest_sequence_tokens(self.info, self.pool.leased_blocks(self.model))
+
+    @property
+    def promised_blocks(self) -> int:
+        """What the longest promised sequence takes; never more than is leased."""
+        return self.rows_for(self.max_len) * self.info.geometry.blocks_per_row
+
+    def lacks_quota(self, used_share: float) -> bool:
+        """Prompts wait, and the model uses that share of its quota, or the first of them does not fit the rest."""
+        if not self.waiting:
+            return False
+        used_blocks, quota_blocks = self.pool.used_blocks(self.model), self.pool.quota_blocks(self.model)
+        needed_blocks = self.rows_for(len(self.waiting[0].token_ids)) * self.info.geometry.blocks_per_row
+        return used_blocks >= used_share * quota_blocks or used_blocks + needed_blocks > quota_blocks
 
     def look_ahead_room(self) -> int:
         """Decode steps that every running sequence can take before it meets its maximum length, at least 1."""

@@ -14,9 +14,8 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(slots=True)
 class _Use:
-    """Peak use of a model since the last transfer; its floor holds the longest sequence it has promised to take."""
+    """Of a model since the last transfer."""
 
-    floor_blocks: int
     peak_blocks: int = 0
     was_short: bool = False
 
@@ -24,7 +23,8 @@ class _Use:
 class QuotaTransfer:
     """Call `update` at every decision; every `period_s` it may move quota from models that idle to models in need.
 
-    The sum of the quotas never grows, so nothing is promised twice; a giver keeps at least its peak use and its floor.
+    The sum of the quotas never grows, so nothing is promised twice; a giver keeps at least its peak use and what its
+    longest promised sequence takes. A model in need gets back what it gave, also from models that use it.
     """
 
     def __init__(self, period_s: float) -> None:
@@ -36,14 +36,13 @@ class QuotaTransfer:
         """New quotas in blocks of the models whose quota changes."""
         present = [queue for queue in queues if not queue.removing]
         for queue in present:
-            model, pool = queue.model, queue.pool
-            use = self._uses.get(model)
+            use = self._uses.get(queue.model)
             if use is None:
-                use = self._uses[model] = _Use(queue.rows_for(queue.max_len) * _row(queue))
-            used_blocks = pool.used_blocks(model)
+                use = self._uses[queue.model] = _Use()
+            used_blocks = queue.pool.used_blocks(queue.model)
             if used_blocks > use.peak_blocks:
                 use.peak_blocks = used_blocks
-            if queue.waiting and used_blocks >= _NEEDY * pool.quota_blocks(model):
+            if not use.was_short and queue.lacks_quota(_NEEDY):
                 use.was_short = True
         if len(self._uses) > len(present):
             self._uses = {queue.model: self._uses[queue.model] for queue in present}
@@ -52,32 +51,41 @@ class QuotaTransfer:
         if now_s < self._next_s:
             return _NONE
         self._next_s = now_s + self._period_s
-        quotas = self._transfer({queue.model: queue for queue in present})
+        quotas = self._transfer({queue.model: queue for queue in sorted(present, key=lambda queue: queue.model)})
         for use in self._uses.values():
             use.peak_blocks, use.was_short = 0, False
         return quotas
 
     def _transfer(self, queues: Mapping[str, ModelQueue]) -> Mapping[str, int]:
-        quota = {model: queue.pool.quota_blocks(model) for model, queue in queues.items()}
-        needy = [model for model in sorted(queues) if self._uses[model].was_short]
-        given = {model: self._gift(model, quota[model]) for model in sorted(queues) if model not in needy}
-        total = sum(given.values())
-        if not needy or total == 0:
-            return {}
-        share, rest = divmod(total, len(needy))
-        changed = {model: quota[model] - blocks for model, blocks in given.items() if blocks}
+        before = {model: queue.pool.quota_blocks(model) for model, queue in queues.items()}
+        needy = [model for model in queues if self._uses[model].was_short]
+        if not needy:
+            return _NONE
+        quotas = before.copy()
+        _give_back(quotas, {model: queue.pool.leased_blocks(model) for model, queue in queues.items()}, needy)
+        gifts = {model: self._gift(queues[model], quotas[model]) for model in queues if model not in needy}
+        share, rest = divmod(sum(gifts.values()), len(needy))
+        for model, blocks in gifts.items():
+            quotas[model] -= blocks
         for place, model in enumerate(needy):
-            changed[model] = quota[model] + share + (place < rest)
-        return changed
+            quotas[model] += share + (place < rest)
+        return {model: blocks for model, blocks in quotas.items() if blocks != before[model]}
 
-    def _gift(self, model: str, quota_blocks: int) -> int:
-        use = self._uses[model]
-        if use.peak_blocks > _IDLE * quota_blocks:
+    def _gift(self, queue: ModelQueue, quota_blocks: int) -> int:
+        peak_blocks = self._uses[queue.model].peak_blocks
+        if peak_blocks > _IDLE * quota_blocks:
             return 0
-        spare = quota_blocks - max(use.floor_blocks, use.peak_blocks)
-        gift = int(_GIVE_SHARE * spare)
-        return gift if gift >= _LEAST_SHARE * quota_blocks else 0
+        gift = int(_GIVE_SHARE * (quota_blocks - max(queue.promised_blocks, peak_blocks)))
+        return gift if gift >= max(1, _LEAST_SHARE * quota_blocks) else 0
 
 
-def _row(queue: ModelQueue) -> int:
-    return queue.info.geometry.blocks_per_row
+def _give_back(quotas: dict[str, int], leased: Mapping[str, int], needy: Iterable[str]) -> None:
+    """What models hold beyond their leases goes to those in need that hold less than theirs, the largest part first."""
+    for model in needy:
+        while (lacking := leased[model] - quotas[model]) > 0:
+            holder = max(quotas, key=lambda name: quotas[name] - leased[name])
+            blocks = min(lacking, quotas[holder] - leased[holder])
+            if blocks <= 0:
+                return
+            quotas[holder] -= blocks
+            quotas[model] += blocks

@@ -364,7 +364,7 @@ class Scheduler:
         """Moves quota to where it is used, and gives waiting prompts the part of their quota that others borrowed."""
         queues = self._queues.values()
         if self._quota_transfer is not None and (quotas := self._quota_transfer.update(now_s, queues)):
-            self._pool.set_quotas(quotas)
+            self._pool.transfer_quotas(quotas)
         waiting = [queue for queue in queues if queue.waiting]
         if not waiting:
             self._pool.set_claims(_NO_CLAIMS)
