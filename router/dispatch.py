@@ -16,6 +16,7 @@ from router.errors import (
     InvalidRequest,
     ModelNotFound,
     ModelUnavailable,
+    RequestKilledUnits,
     UnitsLost,
 )
 from router.front_desk import FrontDesk
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 _AVOID_S = 2.0  # then a unit that failed this request may be tried again: it may be the only one
 _POLL_S = 0.5  # units become reachable again without a new view
 _RETRY_AFTER_S = 5
+
+
+class _GivenBack(UnitLost):
+    """The unit lives and does not want the request: the model left it, or it shuts down."""
 
 
 class Transports(Protocol):
@@ -86,17 +91,19 @@ class Dispatcher:
         Raises:
             ModelUnavailable: no unit with room for it became ready in time.
             GenerationFailed: the engine gave it up for a reason that another unit would share.
-            UnitsLost: too many units died under it.
+            UnitsLost: too many units were lost under it.
+            RequestKilledUnits: units died under it one after the other, without a token between: it may be the cause.
         """
         progress = _Progress()
         failed: set[str] = set()
         waiting_since_s = self._clock()
-        attempts = 0
+        attempts = deaths = 0
         unit = choice
         while len(progress.final) < generation.sampling.max_tokens:
             if failed:
                 unit = await self._wait_for_unit(generation, failed, waiting_since_s)
                 self._desk.sent(generation.request_id, unit, self._clock())
+            kept_tokens = len(progress.final)
             try:
                 async with aclosing(self._attempt(generation, unit, progress, attempts)) as outputs:
                     async for output in outputs:
@@ -108,9 +115,14 @@ class Dispatcher:
             except (UnitLost, StreamRefused) as error:
                 self._desk.left(generation.request_id)
                 attempts += not isinstance(error, UnitUnreachable | StreamRefused)
+                if len(progress.final) > kept_tokens:
+                    deaths = 0  # the unit died later, of something else as likely
+                deaths += not isinstance(error, UnitUnreachable | StreamRefused | _GivenBack)
                 failed.add(unit.unit_id)
                 progress.open.clear()
                 self._note_loss(generation, unit, progress, error)
+            if deaths >= self._limits.max_deaths:
+                raise RequestKilledUnits(model=generation.model, units=deaths)
             if attempts >= self._limits.max_attempts:
                 raise UnitsLost(model=generation.model, attempts=attempts, retry_after_s=_RETRY_AFTER_S)
         yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # only the end itself was lost
@@ -192,7 +204,9 @@ def _continuation(generation: Generation, progress: _Progress, attempt: int) -> 
 def _failure(model: str, unit: UnitChoice, delta: Delta) -> UnitLost | GenerationFailed | InvalidRequest:
     # An abort that nobody asked for: the unit let go of the model.
     if delta.retryable or delta.finish is FinishReason.ABORT:
-        return UnitLost(endpoint=unit.endpoint, reason=delta.error or "the unit gave the request back")
+        reason = delta.error or "the unit gave the request back"
+        loss = UnitLost if delta.engine_died else _GivenBack
+        return loss(endpoint=unit.endpoint, reason=reason)
     if delta.param is not None:
         return InvalidRequest(f"Invalid {delta.param!r}: {delta.error}", param=delta.param, code="invalid_value")
     return GenerationFailed(model=model, reason=delta.error or "no reason given")

@@ -50,6 +50,7 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.TokenizerUnavailable: ErrorShape(status=500, type="server_error", code="tokenizer_unavailable"),
     errors.GenerationFailed: ErrorShape(status=500, type="server_error", code="generation_failed"),
     errors.UnitsLost: ErrorShape(status=502, type="server_error", code="unit_lost", should_retry=True),
+    errors.RequestKilledUnits: ErrorShape(status=500, type="server_error", code="request_killed_units"),
 }
 
 

@@ -23,7 +23,8 @@ RouterError
 ├── GatewayNotReady          no model is routable
 ├── TokenizerUnavailable     the gateway cannot load the model's tokenizer
 ├── GenerationFailed         the engine gave the request up
-└── UnitsLost                every unit that was tried died under the request
+├── UnitsLost                every unit that was tried died under the request
+└── RequestKilledUnits       units died under the request one after the other, without a token between
 """
 
 from collections.abc import Mapping
@@ -215,3 +216,14 @@ class UnitsLost(RouterError):
         )
         self.model = model
         self.attempts = attempts
+
+
+class RequestKilledUnits(RouterError):
+    def __init__(self, *, model: str, units: int) -> None:
+        super().__init__(
+            f"{units} units died under this request to model {model!r}, one after the other: it is tried on no other. "
+            "Do not send it again as it is; the logs of the units tell their operator why.",
+            code="request_killed_units",
+        )
+        self.model = model
+        self.units = units

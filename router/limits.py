@@ -8,7 +8,8 @@ class GatewayLimits:
     """`hold_s` is how long a request waits for a unit that serves its model, at first and again after losing one.
 
     `max_queued` counts requests of one model that wait for their first token. `max_attempts` bounds the units that one
-    request may lose, so a request that kills engines stops early. A client that does not send its body within
+    request may lose; `max_deaths` those that may die under it without a token in between: a request that kills engines
+    stops early. A client that does not send its body within
     `body_timeout_s`, or reads nothing of a stream for `write_timeout_s`, is let go.
     """
 
@@ -16,6 +17,7 @@ class GatewayLimits:
     max_queued: int = 1024
     hold_s: float = 30.0
     max_attempts: int = 3
+    max_deaths: int = 2
     stale_after_s: float = 5.0
     keep_alive_s: float = 15.0
     max_choices: int = 128

@@ -6,6 +6,7 @@ that a sequence ends at `max_tokens`, as a trace says.
 """
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -233,7 +234,10 @@ class SimulatedExecutor:
         launch = work.launch
         spec = self._infos[launch.model].spec
         steps = launch.steps if isinstance(launch, DecodeStep) else 1
-        tokens = _made_up_tokens(sampling_sequences(launch, spec.num_layers), steps, spec.vocab_size)
+        sequences = sampling_sequences(launch, spec.num_layers)
+        tokens = _made_up_tokens(sequences, steps, spec.vocab_size)
+        if any(s.request.sampling.logprobs is not None for s in sequences):
+            tokens = tuple([_with_logprobs(t, s, spec.vocab_size) for t, s in zip(tokens, sequences, strict=True)])
         return Completion(launch=launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
 
     def _solo_s(self, launch: ComputeLaunch) -> float:
@@ -264,5 +268,27 @@ def _made_up_tokens(
         [
             tuple([_MADE_UP_TOKENS[(start + 17 * step) % choices + first][0] for step in range(steps)])
             for start in starts
+        ]
+    )
+
+
+def _with_logprobs(
+    tokens: tuple[SampledToken, ...], sequence: TokenSequence, vocab_size: int
+) -> tuple[SampledToken, ...]:
+    """As a sampler reports them for a sequence that asked: the i-th most probable token has probability 2^-(i+1), the
+    chosen one comes first, and the tokens after it in the vocabulary follow.
+    """
+    wanted = sequence.request.sampling.logprobs
+    if wanted is None:
+        return tokens
+    likely = [-(rank + 1) * math.log(2) for rank in range(max(1, min(wanted, vocab_size)))]
+    return tuple(
+        [
+            SampledToken(
+                t.token_id,
+                likely[0],
+                tuple([((t.token_id + rank) % vocab_size, likely[rank]) for rank in range(min(wanted, vocab_size))]),
+            )
+            for t in tokens
         ]
     )

@@ -76,7 +76,8 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     stream that `text` does not reflect yet: a gateway that continues elsewhere resends the tokens before them. So the
     text shown so far always ends at the end of a token: one that may be shown only in part is held back whole, and a
     unit that starts from `output_token_ids` shows only what comes after them. `param` names the parameter that the
-    engine cannot take as it is: the client's fault.
+    engine cannot take as it is: the client's fault. `engine_died` marks a retryable failure that the request itself may
+    have caused: the engine ended while it held the request.
     """
 
     stream: int
@@ -89,6 +90,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     held_back: int = 0
     retryable: bool = False
     param: str | None = None
+    engine_died: bool = False
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

@@ -63,9 +63,17 @@ class TokenStream:
             self._credit -= 1
             self._flush()
 
-    def fail(self, error: str, *, retryable: bool) -> None:
+    def fail(self, error: str, *, retryable: bool, engine_died: bool = False) -> None:
+        if engine_died:
+            self._pending = msgspec.structs.replace(self._pending, engine_died=True)
         event = TokenEvent(request_id=self.request_id, finish=FinishReason.ERROR, error=error)
         self.absorb(event, retryable=retryable)
+
+    def fail_on_ours(self, error: str) -> None:
+        """Ends after an exception of our own while its tokens were handled: nothing of them is looked at again."""
+        if not self.finished:
+            self._pending = msgspec.structs.replace(self._pending, held_back=0)
+            self._end(FinishReason.ERROR, error)
 
     def grant(self, deltas: int) -> None:
         self._credit += deltas

@@ -22,6 +22,7 @@ from pdmux_actor.serving.vocabulary_source import load_vocabulary
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 30.0
+_OUR_FAULT = "the unit failed on this request; its log has the traceback"
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +149,8 @@ class Unit:
     def open(self, message: Generate, send: Callable[[Delta], None]) -> TokenStream | None:
         held = self._follower.ready(message.request.model)
         refusal = self._refusal
+        if refusal is None and not self._engine.is_alive():
+            refusal = "the engine has ended"  # the pump is about to learn of it; nothing dies under this request
         if held is None and refusal is None:
             refusal = f"model {message.request.model!r} is not ready on this unit"
         if held is None or refusal is not None:
@@ -157,12 +160,17 @@ class Unit:
         # Two gateways may use one id, and one gateway may come back with it before the engine has let go of it.
         request_id = f"{message.request.request_id}#{next(self._stream_numbers)}"
         request = replace(message.request, request_id=request_id)
-        stream = TokenStream(
-            stream=message.stream, request=request, vocabulary=held.vocabulary, credit=message.credit, send=send
-        )
+        try:
+            stream = TokenStream(
+                stream=message.stream, request=request, vocabulary=held.vocabulary, credit=message.credit, send=send
+            )
+            self._engine.submit(request)
+        except Exception:  # one request must not cost the others their connection
+            logger.exception("a request cannot be opened", extra={"request_id": request_id})
+            send(Delta(message.stream, 0, "", [], finish=FinishReason.ERROR, error=_OUR_FAULT))
+            return None
         self._streams[request_id] = _OpenStream(stream, held)
         held.open_streams += 1
-        self._engine.submit(request)
         return stream
 
     def cancel(self, stream: TokenStream) -> None:
@@ -173,31 +181,36 @@ class Unit:
     # ---- from the engine ----
 
     async def _pump_events(self) -> None:
-        reason = "the engine has stopped"
+        reason, died = "the engine has stopped", False
         try:
             async for events in self._engine.events():
                 for event in events:
                     self._on_event(event)
         except EngineDied as death:
-            reason = self._failure = str(death)
+            reason, died = str(death), True
+            self._failure = reason
         finally:  # also when a bug of ours ends the pump: nobody shall wait for ever
-            self._fail_all(reason)
+            self._fail_all(reason, engine_died=died)
 
     def _on_event(self, event: TokenEvent) -> None:
         opened = self._streams.get(event.request_id)
         if opened is None:
             return  # cancelled, or ended by a stop string: its last events were on their way
         is_leaving = self._follower.ready(opened.held.model) is None
-        opened.stream.absorb(event, retryable=is_leaving and event.finish is FinishReason.ERROR)
+        try:
+            opened.stream.absorb(event, retryable=is_leaving and event.finish is FinishReason.ERROR)
+        except Exception:  # this request's only: it would raise on the next unit, too
+            logger.exception("a request's tokens cannot be handled", extra={"request_id": event.request_id})
+            opened.stream.fail_on_ours(_OUR_FAULT)
         if opened.stream.finished:
             self._forget(event.request_id)
             if event.finish is None:
                 self._engine.abort(event.request_id)
 
-    def _fail_all(self, reason: str) -> None:
+    def _fail_all(self, reason: str, *, engine_died: bool = False) -> None:
         self._refusal = reason
         for request_id, opened in tuple(self._streams.items()):
-            opened.stream.fail(reason, retryable=True)
+            opened.stream.fail(reason, retryable=True, engine_died=engine_died)
             self._forget(request_id)
 
     def _forget(self, request_id: str) -> bool:

@@ -71,7 +71,8 @@ def speech_tokens(request: GenerateRequest) -> list[int]:
 @dataclass(eq=False)
 class FakeUnit:
     """After `fuse[0]` tokens of a request it drops every connection and takes that entry off; units may share a fuse.
-    `fail` ends a request at once. It `constrains` outputs in name only.
+    `fail` ends a request at once; a prompt that begins with the token `poison` ends every connection. It `constrains`
+    outputs in name only.
     """
 
     unit_id: str = "unit-a"
@@ -82,6 +83,7 @@ class FakeUnit:
     fuse: list[int] = field(default_factory=list)
     mute: bool = False
     constrains: bool = False
+    poison: int | None = None
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
     requests: list[GenerateRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -178,6 +180,9 @@ class FakeUnit:
     async def _say(
         self, stream: int, request: GenerateRequest, credit: asyncio.Semaphore, writer: asyncio.StreamWriter
     ) -> None:
+        if request.prompt_token_ids[0] == self.poison:
+            self.drop_connections()
+            return
         if (failure := self.fail(request)) is not None:
             writer.write(encode(msgspec.structs.replace(failure, stream=stream)))
             return

@@ -132,3 +132,48 @@ async def test_metrics__after_a_continuation__tell_it(serve) -> None:
     assert 'muxfleet_answers_total{model="demo/bytes"} 1.0' in text
     assert 'muxfleet_generations_in_flight{model="demo/bytes"} 0.0' in text
     assert 'muxfleet_requests_total{endpoint="/v1/completions",model="demo/bytes",status="200"} 1.0' in text
+
+
+async def test_request__two_units_die_under_it_without_a_token__is_not_tried_on_a_third(serve) -> None:
+    units = [FakeUnit(unit_id=f"unit-{i}", poison=13) for i in range(3)]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=ask(prompt=[13, 1, 2]))
+        other = await http.post("/v1/completions", json=ask())
+
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "request_killed_units")
+    assert reply.headers["x-should-retry"] == "false"
+    assert [r.prompt_token_ids[0] for u in units for r in u.requests].count(13) == 2
+    assert other.status_code == 200, "there is a unit left"
+
+
+async def test_request__units_give_it_back__is_not_called_their_killer(serve) -> None:
+    gone = Delta(stream=0, sequence=0, text="", token_ids=[], finish=FinishReason.ERROR, error="gone", retryable=True)
+    units = [FakeUnit(unit_id=f"unit-{i}") for i in range(3)]
+    for unit in units:
+        unit.fail = lambda request: gone if request.request_id.endswith((".0", ".1")) else None
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=ask())
+
+    assert reply.status_code == 200
+
+
+async def test_request__engines_die_under_it__counts_as_a_death(serve) -> None:
+    died = Delta(
+        stream=0,
+        sequence=0,
+        text="",
+        token_ids=[],
+        finish=FinishReason.ERROR,
+        error="died",
+        retryable=True,
+        engine_died=True,
+    )
+    units = [FakeUnit(unit_id=f"unit-{i}", fail=lambda request: died) for i in range(3)]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=ask())
+
+    assert reply.json()["error"]["code"] == "request_killed_units"
+    assert sum(len(u.requests) for u in units) == 2

@@ -158,3 +158,59 @@ async def test_unit__random_history__every_stream_ends_exactly_once(
         assert all(delta.finish is None for delta in deltas[:-1])
         assert "ab" not in "".join(delta.text for delta in deltas)
     assert all(peer.deltas[i][-1].finish is not None for i in range(opened) if i not in cancelled)
+
+
+# ---- what one request breaks, it breaks for itself ----
+
+
+async def test_unit__tokens_of_one_stream_cannot_be_handled__ends_that_stream_and_no_other(
+    leased, make_request, fake_engine, until
+):
+    unit, peer = leased
+    peer.send(
+        Generate(stream=1, request=make_request(sampling={"logprobs": 2})), Generate(stream=2, request=make_request())
+    )
+    ill, well = await submitted(fake_engine, until, count=2)
+
+    fake_engine.emit(step(ill, "a"), step(well, "b"))  # no log-probabilities, although they were asked for
+    fake_engine.emit(step(well, "c", FinishReason.LENGTH))
+    await peer.until_finished(1, 2)
+
+    last = peer.deltas[1][-1]
+    assert (last.finish, last.retryable, "log has the traceback" in last.error) == (FinishReason.ERROR, False, True)
+    assert peer.text(2) == "bc"
+    assert ("abort", ill) in fake_engine.calls
+    assert unit.is_healthy()
+
+
+async def test_unit__request_that_cannot_be_opened__is_answered_and_its_connection_stays(leased, make_request, until):
+    unit, peer = leased
+
+    peer.send(
+        Generate(stream=1, request=make_request(output_token_ids=(-1,))), Generate(stream=2, request=make_request())
+    )
+    await peer.until_finished(1)
+    await until(lambda: len(unit._streams) == 1)
+
+    (delta,) = peer.deltas[1]
+    assert (delta.finish, delta.retryable) == (FinishReason.ERROR, False)
+
+
+async def test_unit__engine_dies_under_a_request__says_so_and_not_of_one_that_came_later(
+    leased, make_request, fake_engine, until
+):
+    unit, peer = leased
+    peer.send(Generate(stream=1, request=make_request()))
+    await submitted(fake_engine, until)
+    fake_engine._alive = False
+    peer.send(Generate(stream=2, request=make_request()))
+    await peer.until_finished(2)
+
+    fake_engine.die()
+    await peer.until_finished(1)
+
+    assert [(peer.deltas[i][-1].retryable, peer.deltas[i][-1].engine_died) for i in (1, 2)] == [
+        (True, True),
+        (True, False),
+    ]
+    assert not unit.is_healthy()

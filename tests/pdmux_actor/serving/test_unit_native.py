@@ -83,3 +83,18 @@ async def test_unit__native_engine_request_continued__shows_the_rest_only(native
     assert peer.token_ids(2) == tokens[4:]
     assert peer.text(1).endswith(peer.text(2))
     assert len(peer.text(1)) == 10
+
+
+async def test_unit__native_engine_simulated_logprobs__come_with_every_token(native, make_request):
+    _, unit, peer = native
+    request = make_request(model="a", max_tokens=6, sampling={"logprobs": 3})
+
+    peer.send(Generate(stream=1, request=request))
+    await peer.until_finished(1)
+
+    logprobs = [entry for delta in peer.deltas[1] for entry in delta.logprobs]
+    assert len(logprobs) == 6
+    for entry in logprobs:
+        assert entry.top[0].token == entry.token
+        assert entry.logprob == entry.top[0].logprob > entry.top[1].logprob > entry.top[2].logprob
+    assert unit.is_healthy()
