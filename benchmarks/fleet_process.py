@@ -20,7 +20,7 @@ def running_fleet(fleet_file: Path, environment: dict[str, str] | None = None) -
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", "up", str(fleet_file), "--wait", str(_READY_S)],
+        [sys.executable, "-m", "muxfleet.command_line", "up", str(fleet_file), "--wait", str(_READY_S)],
         cwd=Path(__file__).parents[1],
         env=clean | (environment or {}),
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The two Serve applications: what the `import_path`s of a rendered config name."""
+"""The two Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -30,17 +30,18 @@ class UnitReplica(PdmuxActor):
         await super().__init__(settings)
 
 
-def build_units(args: UnitsArgs) -> Application:
+def units_application(args: UnitsArgs, *, unit: type[UnitReplica]) -> Application:
     """One deployment per mesh shape."""
     first, *others = args.shapes
-    return _bind(first, *(_bind(shape) for shape in others))
+    return _bind(unit, first, *(_bind(unit, shape) for shape in others))
 
 
-def build_gateway(args: GatewayArgs) -> Application:
+def gateway_application(
+    args: GatewayArgs, *, gateway: type[GatewayIngress], controller: type[Controller]
+) -> Application:
     limits = GatewayLimits(max_body_bytes=args.max_body_bytes, max_queued=args.max_queued_requests, hold_s=args.hold_s)
-    controller = serve.deployment(name=CONTROLLER_DEPLOYMENT)(Controller).bind()
-    return serve.deployment(name=GATEWAY_DEPLOYMENT)(GatewayIngress).bind(
-        controller,
+    return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
+        serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(),
         controller_deployment=CONTROLLER_DEPLOYMENT,
         controller_app=GATEWAY_APP,
         limits=limits,
@@ -88,6 +89,6 @@ def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "torch_cuda", "simula
     return kinds[shape.device]
 
 
-def _bind(shape: UnitShape, *siblings: Application) -> Application:
+def _bind(unit: type[UnitReplica], shape: UnitShape, *siblings: Application) -> Application:
     settings = msgspec.to_builtins(actor_settings(shape))
-    return serve.deployment(name=shape.deployment)(UnitReplica).bind(settings, *siblings)
+    return serve.deployment(name=shape.deployment)(unit).bind(settings, *siblings)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import ray
@@ -29,7 +29,8 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
     # Sockets in it have paths of at most 107 bytes: no deep TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="muxfleet-", dir="/tmp"))
     try:
-        with _start_errors():
+        # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
+        with _start_errors(), chdir(folder):
             ray.init(
                 address="local",
                 num_cpus=math.ceil(num_cpus) + _SPARE_CPUS,
@@ -50,7 +51,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
 @contextmanager
 def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
     """A cluster that is already there."""
-    with _start_errors():
+    with _start_errors(), tempfile.TemporaryDirectory(prefix="muxfleet-") as nothing, chdir(nothing):
         ray.init(address=address, log_to_driver=is_verbose, logging_level=_level(is_verbose))
     try:
         quiet_serve(is_verbose)

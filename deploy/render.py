@@ -83,7 +83,7 @@ def _units_application(fleet: FleetFile) -> dict[str, Any]:
     return {
         "name": UNITS_APP,
         "route_prefix": None,
-        "import_path": "deploy.app:build_units",
+        "import_path": "muxfleet.serve_applications:build_units",
         "args": UnitsArgs(shapes=tuple(shapes)).model_dump(mode="json", exclude_none=True),
         "deployments": [_unit_deployment(shape, pool) for shape, pool in zip(shapes, fleet.pools, strict=True)],
     }
@@ -142,7 +142,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
     return {
         "name": GATEWAY_APP,
         "route_prefix": "/",
-        "import_path": "deploy.app:build_gateway",
+        "import_path": "muxfleet.serve_applications:build_gateway",
         "args": args.model_dump(mode="json"),
         "deployments": [
             {

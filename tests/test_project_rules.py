@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy")
+PACKAGES = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy", "muxfleet")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "core", "manager"})

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -47,6 +48,13 @@ logger = logging.getLogger(__name__)
 
 _PROGRAM = "pdmux_actor.serving.process"
 _SGLANG_PROGRAM = "pdmux_actor.backends.sglang.process"
+# Where this package and those it imports lie. The program finds them there and nowhere else: neither the folder that a
+# worker happens to run in nor another distribution's package of the same name comes first.
+_PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
+_RUN_PROGRAM = (
+    "import runpy, sys; folder, program = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, folder); "
+    "runpy.run_module(program, run_name='__main__', alter_sys=True)"
+)
 _READ_BYTES = 256 * 1024
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
@@ -89,7 +97,10 @@ class NativeEngine:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
+                "-P",
+                "-c",
+                _RUN_PROGRAM,
+                str(_PACKAGES_FOLDER),
                 _SGLANG_PROGRAM if self._settings.kind.startswith("sglang") else _PROGRAM,
                 str(theirs.fileno()),
                 msgspec.json.encode(self._settings).decode(),

@@ -8,6 +8,7 @@ import pytest
 from fleet_process import FleetProcess
 
 from deploy.demo_fleet import write_demo
+from muxfleet.own_packages import PACKAGES
 
 
 def free_port() -> int:
@@ -23,7 +24,11 @@ def free_port() -> int:
 
 
 def fleet_file(folder: Path, *, proxy: str) -> Path:
-    """The demo's fleet on a free port, patient enough for a restart on a busy machine."""
+    """The demo's fleet on a free port, patient enough for a restart on a busy machine. Beside it lie files of the
+    user's that bear the names of our packages, and of a module that all Python programs use: the fleet takes none.
+    """
+    for name in (*PACKAGES, "queue"):
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user was imported')\n")
     file = write_demo(folder)
     text = file.read_text()
     assert "  port: 8000\n" in text

@@ -39,11 +39,11 @@ class FleetProcess:
     """`muxfleet up FILE` under a session of its own. `stop` is Ctrl-C."""
 
     def __init__(self, fleet_file: Path, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: RAY_ADDRESS, for a cluster that is already there."""
+        """It runs in the folder of the file. `environment`: RAY_ADDRESS, for a cluster that is already there."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | dict(environment or {})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", "up", str(fleet_file), "--wait", str(START_S)],
-            cwd=Path(__file__).parents[2],
+            self.command("up", str(fleet_file), "--wait", str(START_S)),
+            cwd=fleet_file.parent,
             env=clean,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,7 +75,7 @@ class FleetProcess:
 
     def command(self, *arguments: str) -> list[str]:
         """For another `muxfleet` process."""
-        return [sys.executable, "-m", "deploy.cli", *arguments]
+        return [str(Path(sys.executable).parent / "muxfleet"), *arguments]
 
     def processes(self) -> list[psutil.Process]:
         """Everything that the fleet runs on now."""

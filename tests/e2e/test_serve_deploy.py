@@ -13,6 +13,8 @@ import yaml
 from clients import MODELS, chat, client_of
 from conftest import fleet_file, free_port
 
+from muxfleet.own_packages import PACKAGES
+
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 BIN = Path(sys.executable).parent
@@ -22,7 +24,7 @@ DEADLINE_S = 240.0
 class Cluster:
     """`ray start --head --block`, which ends with all it started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, started_in: Path) -> None:
         first = free_port() + 20
         gcs, dashboard, agent, metrics, client = (str(first + i) for i in range(5))
         self.dashboard = f"http://127.0.0.1:{dashboard}"
@@ -48,6 +50,7 @@ class Cluster:
                 "--object-store-memory=100000000",
                 f"--temp-dir={folder}",
             ],
+            cwd=started_in,
             env=head_environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -70,7 +73,10 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # Ray's sockets lie in the folder: their paths have at most 107 bytes.
-    cluster = Cluster(tmp_path_factory.mktemp("ray"))
+    started_in = tmp_path_factory.mktemp("user")
+    for name in PACKAGES:  # Ray puts this folder first on the path of the workers that import what `serve deploy` names
+        (started_in / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user was imported')\n")
+    cluster = Cluster(tmp_path_factory.mktemp("ray"), started_in=started_in)
     try:
         yield cluster
     finally:

@@ -34,7 +34,7 @@ def run(tmp_path, sglang_environment):
 
     def profile(multiplexing, *options, shares=""):
         (tmp_path / "fleet.yaml").write_text(FLEET.format(multiplexing=multiplexing, shares=shares))
-        command = [sys.executable, "-m", "deploy.cli", "profile", str(tmp_path / "fleet.yaml"), *options]
+        command = [sys.executable, "-m", "muxfleet.command_line", "profile", str(tmp_path / "fleet.yaml"), *options]
         return subprocess.run(
             command, env=sglang_environment, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )

@@ -1,7 +1,5 @@
-"""Entry point of the group `sglang.srt.plugins`: SGLang calls `register` in every process it starts.
-
-Every SGLang on a machine with muxfleet calls it, so it changes nothing by itself: a scheduler is given our dispatcher
-only if its multiplexing file has muxfleet's section (plugin_config.py).
+"""What muxfleet's SGLang plugin does when a scheduler starts: it is given our dispatcher only if its multiplexing file
+has muxfleet's section (plugin_config.py).
 """
 
 import logging
@@ -13,16 +11,9 @@ from pdmux_actor.backends.sglang.plugin_config import PluginConfig, read_config
 logger = logging.getLogger(__name__)
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_START = f"{_SCHEDULER}.__init__"
 
 
-def register() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(_START, _start_scheduler, HookType.AROUND)
-
-
-def _start_scheduler(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+def start_scheduler(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
     config = read_config(server_args.pdmux_config_path)
     if config is None:
         original(scheduler, server_args, *args, **kwargs)

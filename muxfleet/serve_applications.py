@@ -1,0 +1,37 @@
+"""What the `import_path`s of a rendered Serve config name, on whatever node a Ray worker imports them.
+
+Ray sends a deployment's class by the name of its module. These classes are of this module, so a worker that starts a
+replica imports it, and with it `claim` has run before any other name of muxfleet is looked up.
+"""
+
+# ruff: noqa: E402 - the names below are ours only after `claim`
+from muxfleet.own_packages import claim
+
+claim()
+
+from ray.serve import Application
+
+from deploy.app import UnitReplica, gateway_application, units_application
+from deploy.app_args import GatewayArgs, UnitsArgs
+from deploy.controller import Controller
+from router.serve_adapter import GatewayIngress
+
+
+class Unit(UnitReplica):
+    pass
+
+
+class Gateway(GatewayIngress):
+    pass
+
+
+class ControlLoop(Controller):
+    pass
+
+
+def build_units(args: UnitsArgs) -> Application:
+    return units_application(args, unit=Unit)
+
+
+def build_gateway(args: GatewayArgs) -> Application:
+    return gateway_application(args, gateway=Gateway, controller=ControlLoop)
