@@ -8,7 +8,7 @@ import numpy as np
 
 from pdmux_actor.kv.free_blocks import Blocks, FreeBlocks
 from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.kv.prefix_cache import PrefixCache
+from pdmux_actor.kv.prefix_cache import PrefixCache, PrefixMatch
 from pdmux_actor.kv.prefix_hash import PrefixHash
 
 
@@ -146,9 +146,26 @@ class BlockPool:
 
     def allocatable_rows(self, model: str, *, reusing: Sequence[int] = ()) -> int:
         """New rows the model can have when it also uses the rows `reusing` of its cache."""
+        return self._allocatable_rows(model, self._num_idle(model, reusing))
+
+    def can_allocate(self, model: str, num_rows: int, *, reusing: Sequence[int]) -> bool:
+        """`num_rows <= allocatable_rows(model, reusing=reusing)`: a long prefix is counted only where that matters."""
+        most_idle = min(len(reusing), self._models[model].num_cached)
+        if num_rows <= self._allocatable_rows(model, most_idle):
+            return True
+        if num_rows > self._allocatable_rows(model, 0):
+            return False
+        return num_rows <= self._allocatable_rows(model, self._num_idle(model, reusing))
+
+    def _num_idle(self, model: str, row_ids: Sequence[int]) -> int:
+        references = self._models[model].references
+        return sum(1 for row in row_ids if row not in references)
+
+    def _allocatable_rows(self, model: str, num_revived: int) -> int:
+        """The fewer, the more cached rows come into use with them."""
         rows = self._models[model]
         per_row = rows.blocks_per_row
-        revived_blocks = per_row * sum(1 for row in reusing if row not in rows.references)
+        revived_blocks = per_row * num_revived
         obtainable = self._num_free + self._cached_blocks - revived_blocks
         quota_left = rows.quota_left_blocks - revived_blocks
         claimed = sum(blocks for other, blocks in self._claims.items() if other != model)
@@ -179,9 +196,11 @@ class BlockPool:
         rows.references.update(dict.fromkeys(row_ids, 1))
         return row_ids
 
-    def match_prefix(self, model: str, hashes: Sequence[PrefixHash]) -> list[int]:
-        """Rows of the longest cached prefix; `reuse_rows` makes them the caller's."""
-        return self._models[model].cache.match(hashes)
+    def match_prefix(self, model: str, hashes: Sequence[PrefixHash], known: PrefixMatch | None = None) -> list[int]:
+        """Rows of the longest cached prefix, to be read only; `reuse_rows` makes them the caller's. `known` is what the
+        caller was told of this prompt before.
+        """
+        return self._models[model].cache.match(hashes, known)
 
     def reuse_rows(self, model: str, row_ids: Sequence[int]) -> None:
         rows = self._models[model]
@@ -194,9 +213,13 @@ class BlockPool:
                 self._cached_blocks -= rows.blocks_per_row
                 rows.references[row] = 1
 
-    def cache_prefix(self, model: str, hashes: Sequence[PrefixHash], row_ids: Sequence[int]) -> None:
-        """The rows, in use, hold the KV of these prefixes and will not be written again."""
-        self._models[model].cache.insert(hashes, row_ids)
+    def cache_prefix(
+        self, model: str, hashes: Sequence[PrefixHash], row_ids: Sequence[int], num_reused: int = 0
+    ) -> None:
+        """The rows, in use, hold the KV of these prefixes and will not be written again. The first `num_reused` are in
+        the cache, where `reuse_rows` took them from.
+        """
+        self._models[model].cache.insert(hashes, row_ids, num_reused)
 
     def free_rows(self, model: str, row_ids: Sequence[int]) -> None:
         """One sequence less uses the rows. From the end of its tokens to the start: see PrefixCache."""

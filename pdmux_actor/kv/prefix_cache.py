@@ -1,8 +1,17 @@
 """Which rows hold which prefix, of one model. Rows that nobody uses stay until their blocks are needed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pdmux_actor.kv.prefix_hash import PrefixHash
+
+
+@dataclass(slots=True, eq=False)
+class PrefixMatch:
+    """What a cache held of one prompt when it was last asked. `PrefixCache.match` alone writes it."""
+
+    rows: list[int] = field(default_factory=list)
+    num_forgets: int = 0  # of the cache, at that time
 
 
 class PrefixCache:
@@ -12,32 +21,60 @@ class PrefixCache:
     chain the end is always the least recently used, and eviction in that order takes leaves first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remembered_forgets: int = 8192) -> None:
+        """A match that saw none of so many forgets is made anew."""
+        self._remembered_forgets = remembered_forgets
         self._row_of: dict[PrefixHash, int] = {}
         self._hash_of: dict[int, PrefixHash] = {}
+        self._place_of: dict[int, int] = {}  # of a row in its prompt
+        self._forgotten: list[tuple[int, int]] = []  # the latest (place, row)
+        self._num_forgets = 0
 
-    def match(self, hashes: Sequence[PrefixHash]) -> list[int]:
-        """Rows of the longest cached prefix."""
-        rows: list[int] = []
-        for prefix in hashes:
-            row = self._row_of.get(prefix)
+    def match(self, hashes: Sequence[PrefixHash], known: PrefixMatch | None = None) -> list[int]:
+        """Rows of the longest cached prefix. Of `known`, this prompt's, only what has changed since is looked up."""
+        known = known or PrefixMatch(num_forgets=self._num_forgets)
+        rows, row_of = known.rows, self._row_of
+        self._cut_forgotten(known)
+        if len(rows) > len(hashes):
+            del rows[len(hashes) :]
+        for place in range(len(rows), len(hashes)):
+            row = row_of.get(hashes[place])
             if row is None:
                 break
             rows.append(row)
         return rows
 
-    def insert(self, hashes: Sequence[PrefixHash], rows: Sequence[int]) -> None:
-        """Row i holds the end of prefix i. A prefix that is cached already keeps the row it has."""
-        for prefix, row in zip(hashes, rows, strict=True):
+    def insert(self, hashes: Sequence[PrefixHash], rows: Sequence[int], first: int = 0) -> None:
+        """Row i holds the end of prefix i. A prefix that is cached already keeps the row it has; those before `first`
+        are known to be.
+        """
+        for place in range(first, len(hashes)):
+            prefix, row = hashes[place], rows[place]
             if prefix not in self._row_of and row not in self._hash_of:
                 self._row_of[prefix] = row
                 self._hash_of[row] = prefix
+                self._place_of[row] = place
 
     def holds(self, row: int) -> bool:
         return row in self._hash_of
 
     def forget(self, row: int) -> None:
         del self._row_of[self._hash_of.pop(row)]
+        self._forgotten.append((self._place_of.pop(row), row))
+        self._num_forgets += 1
+        if len(self._forgotten) > 2 * self._remembered_forgets:
+            del self._forgotten[: self._remembered_forgets]
 
     def __len__(self) -> int:
         return len(self._hash_of)
+
+    def _cut_forgotten(self, known: PrefixMatch) -> None:
+        num_new = self._num_forgets - known.num_forgets
+        known.num_forgets = self._num_forgets
+        rows = known.rows
+        if num_new > len(self._forgotten):
+            rows.clear()
+        elif num_new:
+            for place, row in self._forgotten[-num_new:]:
+                if place < len(rows) and rows[place] == row:
+                    del rows[place:]

@@ -83,6 +83,7 @@ def _take(queue: ModelQueue, sequence: Sequence) -> None:
     rows = queue.pool.allocate_rows(queue.model, queue.rows_for(len(sequence.token_ids)) - len(cached))
     assert rows is not None, "admitted beyond the pool"
     sequence.rows = cached + rows
+    sequence.num_reused_rows = len(cached)
     sequence.num_computed_tokens = len(cached) * queue.info.geometry.tokens_per_row
     queue.prefix_hit_tokens_total += sequence.num_computed_tokens
     sequence.status = SequenceStatus.PREFILLING

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.capacity import longest_sequence_tokens
+from pdmux_actor.kv.prefix_hash import HashedPieces
 from pdmux_actor.messages import ModelLoad
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
@@ -38,6 +39,7 @@ class ModelQueue:
     # Of `running`, until a sequence comes, goes or gets a token: policies ask several times per decision.
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
     _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
+    _pieces: HashedPieces = field(default_factory=HashedPieces, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model = self.info.model
@@ -119,24 +121,27 @@ class ModelQueue:
         spare_rows = int(watermark * self.pool.quota_rows(self.model)) + 1 if resident else 0
         cached = self.cached_prefix(sequence)
         new_rows = self.rows_for(len(sequence.token_ids)) - len(cached)
-        return new_rows + spare_rows <= self.pool.allocatable_rows(self.model, reusing=cached)
+        return self.pool.can_allocate(self.model, new_rows + spare_rows, reusing=cached)
 
     def num_that_fit(self, num_tokens: int) -> int:
         """Sequences of so many tokens that could take KV now."""
         return self.pool.allocatable_rows(self.model) // max(1, self.rows_for(num_tokens))
 
     def cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from."""
+        """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from.
+
+        Policies ask several times per decision: only what has changed in the cache since is looked up.
+        """
         if not self.caches_prefixes:
             return []
-        hashes = sequence.hashes(len(sequence.token_ids) - 1, self.info.geometry.tokens_per_row)
-        return self.pool.match_prefix(self.model, hashes)
+        hashes = sequence.hashes(len(sequence.token_ids) - 1, self.info.geometry.tokens_per_row, self._pieces)
+        return self.pool.match_prefix(self.model, hashes, sequence.prefix_match)
 
     def cache_computed(self, sequence: Sequence) -> None:
         """Offers the full rows whose tokens all have KV to later sequences."""
         if self.caches_prefixes and sequence.kv_is_sound:
-            hashes = sequence.hashes(sequence.num_computed_tokens, self.info.geometry.tokens_per_row)
-            self.pool.cache_prefix(self.model, hashes, sequence.rows[: len(hashes)])
+            hashes = sequence.hashes(sequence.num_computed_tokens, self.info.geometry.tokens_per_row, self._pieces)
+            self.pool.cache_prefix(self.model, hashes, sequence.rows, sequence.num_reused_rows)
 
     def chunk_shape(self, sequence: Sequence) -> ChunkShape:
         """What is left to prefill; of a waiting sequence, behind what the cache holds."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pdmux_actor.kv.prefix_hash import PrefixHash, extend_hashes
+from pdmux_actor.kv.prefix_cache import PrefixMatch
+from pdmux_actor.kv.prefix_hash import HashedPieces, PrefixHash
 from pdmux_actor.messages import FinishReason, GenerateRequest
 
 
@@ -31,6 +32,8 @@ class Sequence:
     num_computed_tokens: int = 0  # KV exists for token_ids[:num_computed_tokens]
     rows: list[int] = field(default_factory=list)
     prefix_hashes: list[PrefixHash] = field(default_factory=list)  # one per row that token_ids fill, lazily
+    prefix_match: PrefixMatch = field(default_factory=PrefixMatch)
+    num_reused_rows: int = 0  # the first of `rows`: they were cached when they were taken
     status: SequenceStatus = SequenceStatus.WAITING
     in_flight: bool = False
     pending_finish: FinishReason | None = None
@@ -48,11 +51,12 @@ class Sequence:
             num_prompt_tokens=len(request.prompt_token_ids),
         )
 
-    def hashes(self, num_tokens: int, tokens_per_row: int) -> list[PrefixHash]:
-        """Names of the full rows among the first `num_tokens` tokens."""
-        if len(self.prefix_hashes) < num_tokens // tokens_per_row:
-            extend_hashes(self.prefix_hashes, self.token_ids, tokens_per_row)
-        return self.prefix_hashes[: num_tokens // tokens_per_row]
+    def hashes(self, num_tokens: int, tokens_per_row: int, pieces: HashedPieces) -> list[PrefixHash]:
+        """Names of the full rows among the first `num_tokens` tokens, to be read only."""
+        num_rows = num_tokens // tokens_per_row
+        if len(self.prefix_hashes) < num_rows:
+            pieces.extend(self.prefix_hashes, self.token_ids, tokens_per_row)
+        return self.prefix_hashes if len(self.prefix_hashes) == num_rows else self.prefix_hashes[:num_rows]
 
     def token_outside(self, vocab_size: int) -> int | None:
         """A token that a vocabulary of this size does not have."""

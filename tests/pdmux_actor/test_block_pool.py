@@ -1,4 +1,4 @@
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -6,6 +6,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.kv.prefix_cache import PrefixMatch
 
 GEOMETRIES = {"a": KvGeometry(blocks_per_row=8, tokens_per_row=8), "b": KvGeometry(blocks_per_row=3, tokens_per_row=16)}
 TOTAL = 100
@@ -24,14 +25,19 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.quotas = {"a": 40, "b": 40}
         self.uses = Counter()  # (model, row) -> sequences
         self.blocks_of = {}
+        self.known = defaultdict(PrefixMatch)  # what was seen of each prompt when it was asked for last
 
     @rule(target=sequences, model=st.sampled_from("ab"), prefix=st.integers(0, 2), count=st.integers(1, 6))
     def start(self, model, prefix, count):
         """A sequence of `count` rows; those that start alike have the same prefix number."""
         hashes = [bytes([prefix, i]) for i in range(count - 1)]
-        cached = self.pool.match_prefix(model, hashes)
+        cached = self.pool.match_prefix(model, hashes, self.known[model, prefix])
+        assert cached == self.pool.match_prefix(model, hashes), "what is known of a prompt is what a look-up finds"
+        cached = cached.copy()
         allowed = self.pool.allocatable_rows(model, reusing=cached)
         fresh = count - len(cached)
+        for num_rows in range(8):
+            assert self.pool.can_allocate(model, num_rows, reusing=cached) == (num_rows <= allowed)
         if fresh > allowed:
             return None
         self.pool.reuse_rows(model, cached)

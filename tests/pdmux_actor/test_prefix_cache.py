@@ -1,12 +1,16 @@
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_rig import INFOS, PLAIN, VirtualEngine, make_request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.kv.prefix_cache import PrefixCache, PrefixMatch
+from pdmux_actor.kv.prefix_hash import HashedPieces, extend_hashes
 from pdmux_actor.scheduling.events import Arrival
 from traces.readers.entry import read_trace
 
@@ -72,6 +76,73 @@ def test_prefix_cache__preempted_sequence__finds_its_own_rows():
     assert engine.scheduler.load_report().models[0].preemptions_total > 0
     assert hit_tokens(engine) > 0
     assert all(len(engine.tokens_of(r.request_id)) == 40 for r in requests)
+
+
+_prompts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["insert", "forget", "ask"]), _prompts), max_size=60),
+    remembered=st.integers(1, 4),
+)
+def test_prefix_match__cache_changes_in_any_way__is_what_a_new_look_up_finds(steps, remembered):
+    """Also of prefixes that are cached without shorter ones."""
+    cache, known, next_row, rows = PrefixCache(remembered), defaultdict(PrefixMatch), 0, []
+    for what, prompt in steps:
+        hashes = [bytes(prompt[: i + 1]) for i in range(len(prompt))]
+        if what == "insert":
+            cache.insert(hashes, range(next_row, next_row + len(hashes)))
+            rows += [row for row in range(next_row, next_row + len(hashes)) if cache.holds(row)]
+            next_row += len(hashes)
+        elif what == "forget" and rows:
+            cache.forget(rows.pop(sum(prompt) % len(rows)))
+        else:
+            assert cache.match(hashes, known[tuple(prompt)]) == cache.match(hashes)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=400), min_size=1, max_size=6), st.integers(1, 3))
+def test_hashed_pieces__prompts_that_start_alike_and_grow__have_the_names_of_each_alone(endings, num_pieces):
+    pieces = HashedPieces(num_pieces)
+    for ending in endings:
+        tokens = [*([3] * 200), *ending]
+        hashes, alone = [], []
+        for length in (len(tokens) // 3, len(tokens)):
+            pieces.extend(hashes, tokens[:length], 2)
+        extend_hashes(alone, tokens, 2)
+        assert hashes == alone
+
+
+class CountingLookUps(dict):
+    count = 0
+
+    def get(self, key):
+        self.count += 1
+        return super().get(key)
+
+
+@pytest.mark.parametrize("policy", ["mux", "chunked_prefill", "prefill_first"])
+def test_prefix_cache__many_prompts_wait_behind_one_prefix__each_row_is_looked_up_once(policy):
+    """Policies ask for the prompts' shapes several times per decision, over many decisions."""
+    prefix = make_request("first", prompt_tokens=480, max_tokens=1)
+    same = [
+        replace(make_request(f"r{i}", max_tokens=8), prompt_token_ids=(*prefix.prompt_token_ids, *[i + 3] * 15))
+        for i in range(8)
+    ]
+    arrivals = [(0.0, Arrival(prefix)), *[(1.0, Arrival(request)) for request in same]]
+    settings = replace(CACHING, max_running_sequences=2, kv_watermark=0.0)
+    engine = VirtualEngine(arrivals, policy=policy, quota_blocks=600, settings=settings)
+    while not engine.ends_of("first"):
+        engine.loop.turn()
+    cache = engine.scheduler._pool._models["a"].cache
+    cache._row_of = look_ups = CountingLookUps(cache._row_of)
+    decisions = len(engine.scheduler.log.decisions())
+
+    engine.run()
+
+    rows_per_prompt = (480 + 15) // ROW_TOKENS
+    decisions = len(engine.scheduler.log.decisions()) - decisions
+    assert hit_tokens(engine) == 8 * 480
+    assert look_ups.count <= 8 * rows_per_prompt + 8 * decisions
 
 
 @pytest.mark.shared
