@@ -2,6 +2,8 @@
 
 EngineError
 ├── ModelLoadError     a checkpoint cannot be served: missing, broken, unsupported or too large
+│   └── ModelTooLarge  there is not enough memory for it
+├── HostMemoryShort    host memory does not take a model's weights
 ├── LaunchFailed       a launch that was to be measured failed
 ├── EngineStartFailed  the engine process did not come up
 ├── EngineDied         the engine process is gone
@@ -22,6 +24,21 @@ class ModelLoadError(EngineError):
         self.model = model
         self.reason = reason
         self.remedy = remedy
+
+
+class ModelTooLarge(ModelLoadError):
+    """There is not enough memory for it now."""
+
+
+class HostMemoryShort(EngineError):
+    def __init__(self, *, model: str, needed_bytes: int, admitted_bytes: int) -> None:
+        super().__init__(
+            f"model {model!r} cannot sleep here: its weights take {needed_bytes} bytes of host memory, "
+            f"{max(0, admitted_bytes)} are left; raise pools[].host_memory or give the node more memory"
+        )
+        self.model = model
+        self.needed_bytes = needed_bytes
+        self.admitted_bytes = admitted_bytes
 
 
 class LaunchFailed(EngineError):

@@ -22,13 +22,15 @@ class ModelAssignment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """`version` grows with every change; a unit applies the newest it has seen. `stream_token` authenticates gateways
-    on the unit's frame stream.
+    on the unit's frame stream. `asleep` models keep their weights in host memory when they have left the device, if
+    the unit has them and can; whatever else is there is forgotten.
     """
 
     version: int
     models: tuple[ModelAssignment, ...]
     policy: str
     stream_token: str
+    asleep: tuple[ModelAssignment, ...] = ()
 
 
 class ModelPhase(StrEnum):
@@ -36,16 +38,31 @@ class ModelPhase(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     FAILED = "failed"
+    ASLEEP = "asleep"  # it serves nothing; its weights are in host memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepingWeights:
+    """`host_bytes` of a unit's host memory hold the model's weights; `wake_s` is what their way back should take, by
+    the unit's last copies.
+    """
+
+    model: str
+    host_bytes: int
+    wake_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """`max_model_len` is known once the model is READY; `error` says why it FAILED and the remedy."""
+    """`max_model_len` is known once the model is READY; `error` says why it FAILED and the remedy. `asleep` is told of
+    a model that is ASLEEP.
+    """
 
     model: str
     phase: ModelPhase
     max_model_len: int | None = None
     error: str | None = None
+    asleep: SleepingWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +70,7 @@ class UnitReport:
     """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
     `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
     `max_models` None: its engine serves as many as fit. `constrains`: it can make outputs follow a JSON schema.
+    `host_memory_bytes` are there for the weights of models that sleep.
     """
 
     unit_id: str
@@ -71,3 +89,4 @@ class UnitReport:
     device: str = ""
     max_models: int | None = None
     constrains: bool = False
+    host_memory_bytes: int = 0

@@ -13,6 +13,9 @@ from profiler.specs import DeviceSpec
 _GIB = 1024**3
 _TERA = 1e12
 _GIGA = 1e9
+# From pinned memory over 16 lanes: NOT measured, 80 % of what the link carries.
+_PCIE_4_BYTES_PER_S = 25 * _GIGA
+_PCIE_5_BYTES_PER_S = 50 * _GIGA
 
 A100_80G = DeviceSpec(
     name="A100-80G",
@@ -32,6 +35,7 @@ A100_80G = DeviceSpec(
     link_bandwidth_bytes_per_s=165 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
+    host_copy_bytes_per_s=_PCIE_4_BYTES_PER_S,
     source="NVIDIA A100 data sheet (SXM, 312 TFLOP/s dense bf16, 2039 GB/s); reached: fits of Vidur's A100 profiles of "
     "GEMMs and of decode attention (prompts: assumed, its kernel of early 2024 skips no masked pairs); share of SMs: "
     "MuxServe's A100 profile under MPS; all-reduce: bandwidth of NCCL on a DGX A100 (Vidur), start as on H100",
@@ -54,6 +58,7 @@ H100 = DeviceSpec(
     link_bandwidth_bytes_per_s=350 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
+    host_copy_bytes_per_s=_PCIE_5_BYTES_PER_S,
     source="NVIDIA H100 data sheet (SXM, 989 TFLOP/s dense bf16, 3350 GB/s); reached: fit of Vidur's H100 GEMM profile "
     "and of attention in vLLM 0.14 (aiconfigurator, BLIS); all-reduce: NCCL on 2, 4 and 8 GPUs of one H100 node (APEX)",
 )
@@ -75,6 +80,7 @@ H200 = DeviceSpec(
     link_bandwidth_bytes_per_s=310 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
+    host_copy_bytes_per_s=_PCIE_5_BYTES_PER_S,
     source="NVIDIA H200 data sheet (989 TFLOP/s dense bf16, 4800 GB/s); reached: measured bf16 matmul and copy on one "
     "H200; launch overhead as on H100"
     "; all-reduce: NCCL on 2, 4 and 8 GPUs of one H200 node (APEX)",
@@ -97,6 +103,7 @@ B200 = DeviceSpec(
     link_bandwidth_bytes_per_s=630 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
+    host_copy_bytes_per_s=_PCIE_5_BYTES_PER_S,
     source="NVIDIA DGX B200 data sheet (2250 TFLOP/s dense bf16, 8000 GB/s, 180 GB a GPU); reached: NOT measured, "
     "assumed 75 % and 88 % as on A100, H100 and H200; launch overhead as on H100"
     "; all-reduce: NOT measured, 70 % of NVLink 5 as on H200",
@@ -117,6 +124,7 @@ L40S = DeviceSpec(
     link_bandwidth_bytes_per_s=20 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
+    host_copy_bytes_per_s=_PCIE_4_BYTES_PER_S,
     source="NVIDIA L40S data sheet (362 TFLOP/s dense bf16, 864 GB/s); reached: NOT measured, assumed 75 % and 80 % as "
     "on A40; launch overhead between A100's and H100's"
     "; all-reduce: NOT measured, PCIe 4.0 x16 assumed",
@@ -137,6 +145,7 @@ A40 = DeviceSpec(
     link_bandwidth_bytes_per_s=40 * _GIGA,
     link_latency_s=0.8e-6,
     all_reduce_start_s=6e-6,
+    host_copy_bytes_per_s=_PCIE_4_BYTES_PER_S,
     source="NVIDIA A40 data sheet (150 TFLOP/s dense bf16, 696 GB/s); reached: fit of Vidur's A40 GEMM profile; launch "
     "overhead as on A100"
     "; all-reduce: NOT measured, an NVLink bridge between pairs assumed",
@@ -162,6 +171,7 @@ RTX_PRO_6000 = DeviceSpec(
     link_bandwidth_bytes_per_s=25 * _GIGA,
     link_latency_s=2e-6,
     all_reduce_start_s=10e-6,
+    host_copy_bytes_per_s=_PCIE_5_BYTES_PER_S,
     source="NVIDIA RTX PRO 6000 Blackwell data sheet (96 GB, 1792 GB/s); reached: fit of LLMServingSim's vLLM GEMMs "
     "and attention; all-reduce: NOT measured, PCIe 5.0 x16 assumed",
 )
@@ -186,6 +196,7 @@ RTX_4090 = DeviceSpec(
     link_bandwidth_bytes_per_s=12 * _GIGA,
     link_latency_s=2e-6,
     all_reduce_start_s=10e-6,
+    host_copy_bytes_per_s=_PCIE_4_BYTES_PER_S,
     source="NVIDIA RTX 4090 data sheet (24 GB, 1008 GB/s); reached: fit of LLMServingSim's vLLM GEMMs and "
     "attention; all-reduce: NOT measured, PCIe 4.0 x16 without peer access assumed",
 )

@@ -196,7 +196,8 @@ class DeviceSpec:
     With prompts, a batch takes at least `attention_longest_key_s` per key of its longest request.
 
     A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
-    `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links.
+    `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links. From pinned host memory come
+    `host_copy_bytes_per_s`; 0 where that is not known.
     """
 
     name: str
@@ -221,4 +222,5 @@ class DeviceSpec:
     link_bandwidth_bytes_per_s: float = 0.0
     link_latency_s: float = 0.0
     all_reduce_start_s: float = 0.0
+    host_copy_bytes_per_s: float = 0.0
     source: str = ""

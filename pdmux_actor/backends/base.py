@@ -4,14 +4,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.lease import ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapacity:
-    """`max_models` None: as many as fit. `constrains`: outputs can be made to follow a JSON schema."""
+    """`max_models` None: as many as fit. `constrains`: outputs can be made to follow a JSON schema.
+    `host_memory_bytes` are there for the weights of models that sleep.
+    """
 
     device: str
     memory_bytes: int
@@ -19,6 +21,7 @@ class EngineCapacity:
     total_blocks: int
     max_models: int | None = None
     constrains: bool = False
+    host_memory_bytes: int = 0
 
 
 class Engine(Protocol):
@@ -29,15 +32,21 @@ class Engine(Protocol):
     async def start(self) -> EngineCapacity: ...
 
     async def add_model(self, assignment: ModelAssignment) -> int:
-        """Returns the model's maximum length in tokens.
+        """Returns the model's maximum length in tokens. One that is asleep wakes.
 
         Raises:
             ModelLoadError: the checkpoint cannot be served.
         """
         ...
 
-    async def remove_model(self, model: str) -> None:
-        """Aborts what the model still runs and frees its memory."""
+    async def remove_model(self, model: str, *, sleep: bool = False) -> None:
+        """Aborts what the model still runs and frees its memory. With `sleep` its weights go to host memory, if that
+        holds them: `asleep` tells. A model that is asleep is forgotten.
+        """
+        ...
+
+    def asleep(self) -> Mapping[str, SleepingWeights]:
+        """Models whose weights are in host memory."""
         ...
 
     async def set_quotas(self, quota_blocks: Mapping[str, int]) -> Mapping[str, int]:

@@ -13,11 +13,12 @@ import msgspec
 
 from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
-from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.lease import ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import (
     AbortRequest,
+    Asleep,
     ChangePolicy,
     ChangeQuotas,
     Command,
@@ -82,6 +83,7 @@ class NativeEngine:
         self._call_ids = itertools.count()
         self._events: asyncio.Queue[Sequence[TokenEvent] | None] = asyncio.Queue()  # None: no more will come
         self._load: LoadReport | None = None
+        self._asleep: Mapping[str, SleepingWeights] = {}
         self._death: EngineDied | None = None
         self._was_stopped = False  # it ended because we asked it to
         self._stopping = False
@@ -127,6 +129,7 @@ class NativeEngine:
             total_blocks=started.total_blocks,
             max_models=started.max_models,
             constrains=started.constrains,
+            host_memory_bytes=started.host_memory_bytes,
         )
 
     async def add_model(self, assignment: ModelAssignment) -> int:
@@ -147,8 +150,11 @@ class NativeEngine:
         assert isinstance(answer, ModelLoaded)
         return answer.max_model_len
 
-    async def remove_model(self, model: str) -> None:
-        await self._call(RemoveModel(call=next(self._call_ids), model=model))
+    async def remove_model(self, model: str, *, sleep: bool = False) -> None:
+        await self._call(RemoveModel(call=next(self._call_ids), model=model, sleep=sleep))
+
+    def asleep(self) -> Mapping[str, SleepingWeights]:
+        return self._asleep
 
     async def set_quotas(self, quota_blocks: Mapping[str, int]) -> Mapping[str, int]:
         answer = await self._call(ChangeQuotas(call=next(self._call_ids), quota_blocks=dict(quota_blocks)))
@@ -234,6 +240,8 @@ class NativeEngine:
                 self._events.put_nowait(events)
             case Load(report=report):
                 self._load = report
+            case Asleep(models=models):
+                self._asleep = {weights.model: weights for weights in models}
             case Started():
                 assert self._started is not None
                 self._started.set_result(notice)

@@ -60,3 +60,33 @@ class Executor(Protocol):
     def close(self) -> None:
         """Stops the lanes after their launches in flight."""
         ...
+
+
+class HostingExecutor(Executor, Protocol):
+    """Its models can sleep: their weights wait in host memory, laid out so that the way back is a copy. These calls and
+    `load_model` come from one thread.
+    """
+
+    memory_is_host: bool
+    """Models that sleep lie in the same memory as those that serve."""
+
+    def sleep_model(self, model: str, most_bytes: int) -> int:
+        """Copies the weights of an attached model, which may run meanwhile; `detach_model` then frees those on the
+        device. Returns the bytes of host memory that they take.
+
+        Raises:
+            HostMemoryShort: `most_bytes`, or what the machine has left, do not hold them.
+        """
+        ...
+
+    def wake_model(self, model: str) -> ModelInfo:
+        """As `load_model`, of a model that sleeps; it sleeps no more.
+
+        Raises:
+            ModelTooLarge: the device has no room for it now; it sleeps on.
+        """
+        ...
+
+    def forget_sleeper(self, model: str) -> None:
+        """Frees its host memory."""
+        ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
@@ -52,7 +52,8 @@ def load_decoder(
     geometry = KvGeometry.of(config.spec, block_bytes)
     # On a GPU nothing can be swapped out: what a launch needs beside the weights must be there, too.
     needed_bytes = config.spec.weight_bytes if device is None else resident_bytes(config.spec)
-    _check_fits(model, config, geometry, block_bytes, needed_bytes, available_bytes)
+    _check_block(model, config, geometry, block_bytes)
+    check_room(model, config.spec, needed_bytes, available_bytes)
     info = ModelInfo(
         model=model,
         spec=config.spec,
@@ -64,14 +65,7 @@ def load_decoder(
     return LoadedModel(info=info, decoder=Decoder(config, weights, info.max_model_len, operators))
 
 
-def _check_fits(
-    model: str,
-    config: DecoderConfig,
-    geometry: KvGeometry,
-    block_bytes: int,
-    needed_bytes: int,
-    available_bytes: int,
-) -> None:
+def _check_block(model: str, config: DecoderConfig, geometry: KvGeometry, block_bytes: int) -> None:
     spec = config.spec
     if geometry.tokens_per_row == 0:
         needed_bytes = 2 * spec.head_dim * spec.dtype_bytes
@@ -80,8 +74,12 @@ def _check_fits(
             reason=f"a token block of {block_bytes} bytes holds no token of head_dim={spec.head_dim}",
             remedy=f"set the engine's block_bytes to at least {needed_bytes}",
         )
+
+
+def check_room(model: str, spec: ModelSpec, needed_bytes: int, available_bytes: int) -> None:
+    """Raises ModelTooLarge."""
     if needed_bytes > available_bytes:
-        raise ModelLoadError(
+        raise ModelTooLarge(
             model=model,
             reason=f"its weights as {spec.dtype}{' and workspace' if needed_bytes > spec.weight_bytes else ''} take "
             f"{needed_bytes} bytes, {available_bytes} are free",

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.executor.host_memory import check_host_room
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
@@ -107,11 +108,15 @@ _MADE_UP_TOKENS = tuple((SampledToken(token_id=token_id),) for token_id in range
 
 
 class SimulatedExecutor:
-    """`prefill_slowdown` and `decode_slowdown` are how much longer work on a lane takes while the other is busy too;
+    """Implements executor.base.HostingExecutor.
+
+    `prefill_slowdown` and `decode_slowdown` are how much longer work on a lane takes while the other is busy too;
     `host_s` is what the host adds to every launch (to plan, to launch, to read what was sampled).
 
     `device` is one of the GPUs when the unit is a tensor-parallel group: the group is `latency`'s to know.
     """
+
+    memory_is_host = False
 
     def __init__(
         self,
@@ -134,6 +139,7 @@ class SimulatedExecutor:
         self._slowdown = {Lane.PREFILL: prefill_slowdown, Lane.DECODE: decode_slowdown}
         self._host_s = host_s
         self._infos: dict[str, ModelInfo] = {}
+        self._asleep: dict[str, ModelInfo] = {}
         self._lanes: dict[Lane, _Work] = {}
         self._partition = Repartition(prefill_sms=0, decode_sms=device.num_sms)
         self._updated_s = clock.now()
@@ -171,6 +177,18 @@ class SimulatedExecutor:
 
     def detach_model(self, model: str) -> None:
         del self._infos[model]
+
+    def sleep_model(self, model: str, most_bytes: int) -> int:
+        info = self._infos[model]
+        check_host_room(model, info.spec.weight_bytes, most_bytes)
+        self._asleep[model] = info
+        return info.spec.weight_bytes
+
+    def wake_model(self, model: str) -> ModelInfo:
+        return self._asleep.pop(model)
+
+    def forget_sleeper(self, model: str) -> None:
+        del self._asleep[model]
 
     def submit(self, launch: Launch) -> None:
         if isinstance(launch, Repartition):

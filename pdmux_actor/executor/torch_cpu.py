@@ -4,6 +4,7 @@ import logging
 import queue
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -12,10 +13,12 @@ import psutil
 from msgspec.structs import replace
 
 from pdmux_actor.executor.cpu_device import measure_cpu
+from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
+from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.lanes import Lane as CpuLane
 from pdmux_actor.executor.lanes import PinnedThread, available_cores
-from pdmux_actor.executor.loading import load_decoder
+from pdmux_actor.executor.loading import check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
@@ -27,10 +30,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class TorchCpuExecutor:
-    """Implements executor.base.Executor.
+    """Implements executor.base.HostingExecutor.
 
     Decode takes the partition's lowest cores, prefill its highest. Until the first Repartition either lane may use all.
     """
+
+    memory_is_host = True
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class TorchCpuExecutor:
         self._storage = KvStorage(self.total_blocks, block_bytes)
         self._loaded: dict[str, Decoder] = {}
         self._attached: dict[str, AttachedModel] = {}
+        self._asleep: dict[str, HostCopy] = {}
         self._runners = {lane: ModelRunner(self._attached) for lane in Lane}
         self._lanes = {lane: CpuLane(lane.value, self._cores) for lane in Lane}
         self._lane_cores = dict.fromkeys(Lane, self._cores)
@@ -93,6 +99,24 @@ class TorchCpuExecutor:
         self._attached.pop(model, None)
         for runner in self._runners.values():
             runner.forget_model(model)
+
+    def sleep_model(self, model: str, most_bytes: int) -> int:
+        attached = self._attached[model]
+        needed_bytes = host_bytes(attached.decoder.weights)
+        check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
+        self._asleep[model] = copy_to_host(attached.info, attached.decoder, HostRegion(needed_bytes), nullcontext)
+        return needed_bytes
+
+    def wake_model(self, model: str) -> ModelInfo:
+        host = self._asleep[model]
+        spec = host.info.spec
+        check_room(model, spec, spec.weight_bytes, psutil.virtual_memory().available)
+        self._loaded[model] = Decoder(host.config, packed_from_host(host), host.info.max_model_len)
+        del self._asleep[model]
+        return host.info
+
+    def forget_sleeper(self, model: str) -> None:
+        del self._asleep[model]
 
     def submit(self, launch: Launch) -> None:
         match launch:

@@ -26,12 +26,16 @@ from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams, open_partition_streams
 from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
 from pdmux_actor.executor.cuda.warm_up import warm_up
-from pdmux_actor.executor.loading import LoadedModel, load_decoder
+from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
+from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
+from pdmux_actor.executor.loading import LoadedModel, check_room, load_decoder
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition
 from pdmux_actor.scheduling.partition import decode_shares
+from placement.memory import resident_bytes
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
 
@@ -53,7 +57,9 @@ class _InFlight:
 
 
 class TorchCudaExecutor:
-    """Implements executor.base.Executor."""
+    """Implements executor.base.HostingExecutor."""
+
+    memory_is_host = False
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class TorchCudaExecutor:
         self._pool = torch.zeros(self.total_blocks, block_bytes, dtype=torch.uint8, device=lanes.device)
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, CudaModel] = {}
+        self._asleep: dict[str, HostCopy] = {}
         self._graphs = graphs
         self._captured_batches = sorted(captured_batches, reverse=True)  # what the small ones need, a large one left
         self._runners = {lane: CudaRunner(self._attached, graphs, lanes.device) for lane in Lane}
@@ -106,7 +113,7 @@ class TorchCudaExecutor:
                 dtype=dtype or self._default_dtype,
                 max_model_len=max_model_len,
                 block_bytes=self.block_bytes,
-                available_bytes=max(0, self._lanes.free_memory_bytes() - self._graphs.budget_bytes),
+                available_bytes=self._free_bytes(),
                 fastest_dtype=lambda spec: _FASTEST_DTYPE,
                 device=self._lanes.device,
                 operators=TritonOperators(),
@@ -150,6 +157,37 @@ class TorchCudaExecutor:
         self._graphs.forget_model(model)
         for runner in self._runners.values():
             runner.forget_model(model)
+
+    def sleep_model(self, model: str, most_bytes: int) -> int:
+        attached = self._attached[model]
+        needed_bytes = host_bytes(attached.decoder.weights)
+        check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
+        region = HostRegion(needed_bytes)
+        self._lanes.pin(region.whole)
+        try:
+            with torch.inference_mode():
+                self._asleep[model] = copy_to_host(attached.info, attached.decoder, region, self._lanes.copying)
+        except BaseException:
+            self._lanes.unpin(region.whole)
+            raise
+        return needed_bytes
+
+    def wake_model(self, model: str) -> ModelInfo:
+        host = self._asleep[model]
+        check_room(model, host.info.spec, resident_bytes(host.info.spec), self._free_bytes())
+        with torch.inference_mode():
+            weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
+            decoder = Decoder(host.config, weights, host.info.max_model_len, TritonOperators())
+        self.hold(LoadedModel(info=host.info, decoder=decoder))  # its kernels were compiled when it came first
+        self.forget_sleeper(model)
+        return host.info
+
+    def forget_sleeper(self, model: str) -> None:
+        self._lanes.unpin(self._asleep.pop(model).region.whole)
+
+    def _free_bytes(self) -> int:
+        """For weights and workspace."""
+        return max(0, self._lanes.free_memory_bytes() - self._graphs.budget_bytes)
 
     def submit(self, launch: Launch) -> None:
         match launch:

@@ -45,6 +45,16 @@ def resolve_checkpoint(model: str, source: str, revision: str | None) -> Path:
         ) from error
 
 
+def files_of(source: str) -> frozenset[tuple[str, int]]:
+    """Names and times of a folder's files, to tell whether they have changed; none of a Hugging Face id, whose files
+    never do, and of a folder that is gone.
+    """
+    try:
+        return frozenset((f.name, f.stat().st_mtime_ns) for f in Path(source).expanduser().iterdir())
+    except OSError:
+        return frozenset()
+
+
 def is_shape_only(folder: Path) -> bool:
     """A config.json and neither weights nor a tokenizer: enough to plan and to simulate with."""
     beside = ("tokenizer*", "*.safetensors", "vocab.*")

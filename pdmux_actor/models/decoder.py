@@ -60,14 +60,14 @@ class Decoder:
         """`operators` None: plain torch, for CPUs."""
         self.config = config
         self.spec = config.spec
-        self._weights = weights
+        self.weights = weights
         self._operators = operators or TorchOperators()
         table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
         self._rotary = table.to(weights.embedding.device, weights.embedding.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] -> hidden states [tokens, hidden_size]."""
-        return functional.embedding(token_ids, self._weights.embedding)
+        return functional.embedding(token_ids, self.weights.embedding)
 
     def rotary(self, positions: Tensor) -> Tensor:
         """[tokens] -> [2, tokens, 1, head_dim], for `forward_layers`."""
@@ -79,7 +79,7 @@ class Decoder:
         """Layers `[first_layer, last_layer)` over hidden states `[tokens, hidden_size]`."""
         eps = self.config.rms_norm_eps
         for index in range(first_layer, last_layer):
-            layer = self._weights.layers[index]
+            layer = self.weights.layers[index]
             normed = functional.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
             hidden = layer.output.plus(self._attend(index, layer, normed, rotary, attention), hidden)
             tile_tokens = self._operators.mlp_tile_tokens or len(hidden)
@@ -91,8 +91,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden_size] after the last layer -> float32 [tokens, vocab_size]."""
-        norm = self._weights.final_norm
-        return self._weights.lm_head(functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)).float()
+        norm = self.weights.final_norm
+        return self.weights.lm_head(functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)).float()
 
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, rotary: Tensor, attention: Attention) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads

@@ -33,6 +33,18 @@ class Linear:
         """`[out, in]`, in the plain layout; a copy where it is packed."""
         return self._weight.to_dense() if self._weight.is_mkldnn else self._weight
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weight.dtype
+
+    @property
+    def num_elements(self) -> int:
+        return self._weight.numel()
+
+    def shares(self, tensor: Tensor) -> bool:
+        """Its weight is that very tensor: a tied embedding."""
+        return self._weight is tensor
+
     def __call__(self, inputs: Tensor) -> Tensor:
         if not self._onednn:
             return functional.linear(inputs, self._weight, self.bias)

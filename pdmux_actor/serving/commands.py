@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from pdmux_actor.backends.sglang.options import SglangOptions
+from pdmux_actor.lease import SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -24,7 +25,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     and KV; None means what the device has. `profile` is a file that `muxfleet profile` wrote: policies then start from
     what was measured, and a simulated engine takes the times of the machine it was measured on. `guard` is a file in
     which it keeps what its contention guard learned. `num_gpus` are one tensor-parallel group; `sglang` is for the
-    kinds that run SGLang.
+    kinds that run SGLang. `host_memory_bytes` are for the weights of models that sleep; None means this unit's share of
+    the node's memory, which it has with `units_per_node` others like it.
     """
 
     kind: Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]
@@ -40,10 +42,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scheduler: SchedulerSettings = SchedulerSettings()
     num_gpus: int = 1
     sglang: SglangOptions = SglangOptions()
+    host_memory_bytes: int | None = 0
+    units_per_node: int = 1
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
-    """Answered by ModelLoaded or ModelFailed with the same `call`."""
+    """Answered by ModelLoaded or ModelFailed with the same `call`. A model that sleeps is woken, if these are its
+    weights and their files have not changed; else it is read anew.
+    """
 
     call: int
     model: str
@@ -55,10 +61,13 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
 
 
 class RemoveModel(msgspec.Struct, frozen=True, tag="remove_model"):
-    """Answered by ModelRemoved when the weights are gone."""
+    """Answered by ModelRemoved when the weights are gone: with `sleep` into host memory if that holds them, else for
+    good. Of a model that sleeps, its host memory goes.
+    """
 
     call: int
     model: str
+    sleep: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -108,6 +117,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     total_blocks: int
     max_models: int | None = None
     constrains: bool = False
+    host_memory_bytes: int = 0
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):
@@ -123,6 +133,12 @@ class ModelFailed(msgspec.Struct, frozen=True, tag="model_failed"):
 
 class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
     call: int
+
+
+class Asleep(msgspec.Struct, frozen=True, tag="asleep"):
+    """All models that sleep from now on. Told before the answer to what changed it."""
+
+    models: tuple[SleepingWeights, ...]
 
 
 class QuotasChanged(msgspec.Struct, frozen=True, tag="quotas_changed"):
@@ -171,6 +187,7 @@ Notice = (
     | ModelLoaded
     | ModelFailed
     | ModelRemoved
+    | Asleep
     | QuotasChanged
     | DecisionsRead
     | LaunchTimed

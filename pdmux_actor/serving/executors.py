@@ -5,7 +5,7 @@ import os
 import psutil
 
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.executor.simulated import GPU_HOST_S, RealClock, SimulatedExecutor
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.known_latency import KnownLatency
@@ -14,7 +14,7 @@ from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
 
 
-def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Executor:
+def build_executor(settings: EngineSettings, known: KnownLatency | None) -> HostingExecutor:
     """`known` is what a profile says."""
     if settings.kind == "simulated":
         device = known.device if known is not None else _simulated_device(settings)
@@ -39,7 +39,7 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Exec
     )
 
 
-def _cuda_executor(settings: EngineSettings) -> Executor:
+def _cuda_executor(settings: EngineSettings) -> HostingExecutor:
     try:
         from pdmux_actor.executor.torch_cuda import open_cuda_executor
     except ImportError as missing:

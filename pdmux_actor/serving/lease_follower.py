@@ -8,12 +8,22 @@ from dataclasses import dataclass, field
 from pdmux_actor.backends.base import Engine
 from pdmux_actor.errors import EngineDied, ModelLoadError
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus
+from pdmux_actor.models.checkpoint import files_of
 from pdmux_actor.serving.detokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Slept:
+    """What a model was when it left the device. `files` are those its vocabulary was read from, with their times."""
+
+    assignment: ModelAssignment
+    vocabulary: Vocabulary
+    files: frozenset[tuple[str, int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +34,7 @@ class HeldModel:
     phase: ModelPhase = ModelPhase.LOADING
     in_engine: bool = False
     vocabulary: Vocabulary | None = None
+    files: frozenset[tuple[str, int]] = frozenset()
     max_model_len: int | None = None
     error: str | None = None
     open_streams: int = 0
@@ -40,8 +51,9 @@ class HeldModel:
 
 class LeaseFollower:
     """A model that the lease no longer names, or names with other weights, takes no new streams from then on; it leaves
-    the engine when its streams have ended, at the latest after `drain_timeout_s`. Loads wait for models that leave:
-    they may need the memory. A load that fails is tried again, with growing pauses.
+    the engine when its streams have ended, at the latest after `drain_timeout_s`: into host memory where the lease says
+    so. Loads wait for models that leave: they may need the memory. A load that fails is tried again, with growing
+    pauses.
     """
 
     def __init__(
@@ -61,6 +73,8 @@ class LeaseFollower:
         self._policy: str | None = None
         self._wanted: dict[str, ModelAssignment] = {}
         self._held: dict[str, HeldModel] = {}
+        self._may_sleep: dict[str, ModelAssignment] = {}
+        self._slept: dict[str, _Slept] = {}
         self._none_leaving = asyncio.Event()
         self._none_leaving.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +85,7 @@ class LeaseFollower:
             return False
         self.lease_version = lease.version
         self._wanted = {assignment.model: assignment for assignment in lease.models}
+        self._may_sleep = {assignment.model: assignment for assignment in lease.asleep}
         for held in self._held.values():
             if held.in_engine:
                 held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
@@ -80,6 +95,7 @@ class LeaseFollower:
                 held = self._held[model] = HeldModel(assignment)
                 self._spawn(self._follow(held))
         self._note_leaving()
+        self._spawn(self._forget_sleepers())
         self._spawn(self._tune(lease))
         return True
 
@@ -88,7 +104,11 @@ class LeaseFollower:
         return held if held is not None and held.phase is ModelPhase.READY else None
 
     def statuses(self) -> tuple[ModelStatus, ...]:
-        return tuple(held.status for held in self._held.values())
+        asleep = [weights for model, weights in self._engine.asleep().items() if model not in self._held]
+        return (
+            *(held.status for held in self._held.values()),
+            *(ModelStatus(model=w.model, phase=ModelPhase.ASLEEP, asleep=w) for w in asleep),
+        )
 
     def stream_ended(self, held: HeldModel) -> None:
         held.open_streams -= 1
@@ -112,6 +132,7 @@ class LeaseFollower:
                 await self._let_go(held)
             elif wanted is None:
                 del self._held[held.model]
+                await self._forget_sleepers()  # the lease may have changed its mind about this one meanwhile
                 return
             elif not self._none_leaving.is_set():
                 await self._none_leaving.wait()
@@ -128,13 +149,14 @@ class LeaseFollower:
     async def _load(self, held: HeldModel, wanted: ModelAssignment) -> bool:
         held.assignment, held.phase, held.error = wanted, ModelPhase.LOADING, None
         try:
-            held.vocabulary = await asyncio.to_thread(self._load_vocabulary, wanted)
+            held.vocabulary, held.files = await asyncio.to_thread(self._vocabulary_of, wanted)
             held.max_model_len = await self._engine.add_model(wanted)
         except ModelLoadError as error:
             logger.warning("a model does not load: %s", error)
             held.phase, held.error = ModelPhase.FAILED, str(error)
             return False
         held.in_engine = True
+        self._slept.pop(held.model, None)
         held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
         self._note_leaving()
         newest = self._wanted.get(held.model)
@@ -166,9 +188,34 @@ class LeaseFollower:
         # From here on the model goes even if a lease wants it back meanwhile: it is loaded again then.
         held.in_engine = False
         held.max_model_len = None
-        await self._engine.remove_model(held.model)
+        sleeps = self._sleeps(held.assignment)
+        if sleeps and held.vocabulary is not None:
+            self._slept[held.model] = _Slept(held.assignment, held.vocabulary, held.files)
+        await self._engine.remove_model(held.model, sleep=sleeps)
+        if held.model not in self._engine.asleep():
+            self._slept.pop(held.model, None)
         held.phase = ModelPhase.LOADING
         self._note_leaving()
+
+    def _vocabulary_of(self, wanted: ModelAssignment) -> tuple[Vocabulary, frozenset[tuple[str, int]]]:
+        """Of a model that wakes it is there already. On a thread."""
+        files, slept = files_of(wanted.source), self._slept.get(wanted.model)
+        if slept is not None and slept.files == files and _weights(slept.assignment) == _weights(wanted):
+            return slept.vocabulary, files
+        return self._load_vocabulary(wanted), files
+
+    async def _forget_sleepers(self) -> None:
+        """Those that the lease names no more, or with other weights."""
+        for model in tuple(self._engine.asleep()):
+            slept = self._slept.get(model)
+            is_due = slept is None or not self._sleeps(slept.assignment)
+            if is_due and model not in self._held and model not in self._wanted:
+                self._slept.pop(model, None)
+                await self._engine.remove_model(model)
+
+    def _sleeps(self, assignment: ModelAssignment) -> bool:
+        named = self._may_sleep.get(assignment.model)
+        return named is not None and _weights(named) == _weights(assignment)
 
     def _keeps(self, held: HeldModel) -> bool:
         """The lease wants the weights that `held` was loaded from."""

@@ -5,24 +5,32 @@ import threading
 from collections.abc import Mapping
 from queue import SimpleQueue
 
-from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.executor.base import Executor
+from pdmux_actor.errors import ModelLoadError, ModelTooLarge
+from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import AttachModel
 from pdmux_actor.scheduling.events import RemoveModel as RemoveFromScheduler
-from pdmux_actor.serving.commands import LoadModel, ModelFailed, ModelLoaded, ModelRemoved, RemoveModel
+from pdmux_actor.serving.commands import Asleep, LoadModel, ModelFailed, ModelLoaded, ModelRemoved, RemoveModel
 from pdmux_actor.serving.notice_sender import NoticeSender
+from pdmux_actor.serving.sleepers import Origin, Sleepers
 
 logger = logging.getLogger(__name__)
 
 
 class ModelShelf:
-    """Loads and removes models one at a time, in the order asked for, on a thread of its own: others keep serving."""
+    """Loads, wakes, puts to sleep and removes models one at a time, in the order asked for, on a thread of its own:
+    others keep serving.
+    """
 
-    def __init__(self, executor: Executor, inbox: Inbox, sender: NoticeSender) -> None:
+    def __init__(
+        self, executor: HostingExecutor, inbox: Inbox, sender: NoticeSender, *, host_memory_bytes: int = 0
+    ) -> None:
         self._executor = executor
+        self._sleepers = Sleepers(executor, host_memory_bytes)
+        self._told = self._sleepers.told()
+        self._origins: dict[str, Origin] = {}
         self._inbox = inbox
         self._sender = sender
         self._attached: dict[str, ModelInfo] = {}
@@ -53,14 +61,9 @@ class ModelShelf:
                     self._remove(command)
 
     def _load(self, command: LoadModel) -> None:
+        origin = Origin.of(command)
         try:
-            info = self._executor.load_model(
-                command.model,
-                command.source,
-                revision=command.revision,
-                dtype=command.dtype,
-                max_model_len=command.max_model_len,
-            )
+            info = self._fetch(command, origin)
         except ModelLoadError as error:
             self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
         except Exception as error:
@@ -69,14 +72,46 @@ class ModelShelf:
             reason = f"{type(error).__name__}: {error}"
             self._sender.send(ModelFailed(command.call, reason, "the unit's log has the traceback"))
         else:
-            self._attached[command.model] = info
+            self._attached[command.model], self._origins[command.model] = info, origin
             self._inbox.put(AttachModel(info, command.quota_blocks))
+            self._tell_sleepers()
             self._sender.send(ModelLoaded(command.call, longest_sequence_tokens(info, command.quota_blocks)))
+
+    def _fetch(self, command: LoadModel, origin: Origin) -> ModelInfo:
+        try:
+            return self._sleepers.wake(command.model, origin) or self._read(command)
+        except ModelTooLarge:
+            # Where both lie in one memory, those that serve come first.
+            if not (self._executor.memory_is_host and self._sleepers.forget_all()):
+                raise
+            self._tell_sleepers()
+            return self._read(command)
+
+    def _read(self, command: LoadModel) -> ModelInfo:
+        return self._executor.load_model(
+            command.model,
+            command.source,
+            revision=command.revision,
+            dtype=command.dtype,
+            max_model_len=command.max_model_len,
+        )
 
     def _remove(self, command: RemoveModel) -> None:
         if command.model in self._attached:
+            origin = self._origins.pop(command.model)
+            if command.sleep:
+                self._sleepers.put(command.model, origin)
             del self._attached[command.model]
             self._inbox.put(RemoveFromScheduler(command.model))
             detached = self._detached.get()
             assert detached == command.model, f"{detached} left, {command.model} was asked to"
+        elif not command.sleep:
+            self._sleepers.forget(command.model)
+        self._tell_sleepers()
         self._sender.send(ModelRemoved(command.call))
+
+    def _tell_sleepers(self) -> None:
+        told = self._sleepers.told()
+        if told != self._told:
+            self._told = told
+            self._sender.send(Asleep(told))

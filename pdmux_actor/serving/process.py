@@ -21,6 +21,7 @@ from pdmux_actor.serving.command_intake import CommandIntake
 from pdmux_actor.serving.commands import EngineSettings, Load, Started, Tokens
 from pdmux_actor.serving.executors import build_executor
 from pdmux_actor.serving.guard_keeper import GuardKeeper
+from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.known_latency import read_known_latency
 from pdmux_actor.serving.model_shelf import ModelShelf
 from pdmux_actor.serving.notice_sender import NoticeSender
@@ -63,13 +64,15 @@ def main(arguments: Sequence[str]) -> None:
         outbox=send_tokens,
         on_load_report=send_load,
     )
-    shelf = ModelShelf(executor, inbox, sender)
+    host_bytes = host_memory_budget(settings, executor.device)
+    shelf = ModelShelf(executor, inbox, sender, host_memory_bytes=host_bytes)
     sender.send(
         Started(
             device=executor.device.name,
             memory_bytes=settings.device_memory_bytes or executor.device.memory_bytes * settings.num_gpus,
             block_bytes=executor.block_bytes,
             total_blocks=executor.total_blocks,
+            host_memory_bytes=host_bytes,
         )
     )
     CommandIntake(connection, inbox, shelf, sender).start()

@@ -100,6 +100,7 @@ class Unit:
             total_blocks=self._capacity.total_blocks,
             max_models=self._capacity.max_models,
             constrains=self._capacity.constrains,
+            host_memory_bytes=self._capacity.host_memory_bytes,
             lease_version=self._follower.lease_version,
             models=self._model_statuses(),
             load=self._engine.load_report(),

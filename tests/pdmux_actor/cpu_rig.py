@@ -63,6 +63,13 @@ class CpuRig:
 
     def load(self, model: str, folder: Path, dtype: str | None = None, max_rows: int = 400) -> ModelInfo:
         info = self.executor.load_model(model, str(folder), revision=None, dtype=dtype, max_model_len=None)
+        return self._attach(info, max_rows)
+
+    def wake(self, model: str, max_rows: int = 400) -> ModelInfo:
+        return self._attach(self.executor.wake_model(model), max_rows)
+
+    def _attach(self, info: ModelInfo, max_rows: int) -> ModelInfo:
+        model = info.model
         table = np.zeros((max_rows, info.geometry.blocks_per_row), dtype=np.int64)
         self.executor.attach_model(info, table)
         self.infos[model], self._tables[model], self._next_row[model] = info, table, 0

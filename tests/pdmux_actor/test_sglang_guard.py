@@ -117,7 +117,7 @@ async def test_engine__model_leaves_while_the_process_ends__is_shut_down_once(tm
     settings = EngineSettings(kind="sglang_cpu", kv_pool_bytes=1 << 20, guard=str(tmp_path / "guard.json"))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        host = SglangHost(settings, H200, NoticeSender(ours), tmp_path)
+        host = SglangHost(settings, H200, NoticeSender(ours), tmp_path, host_bytes=0)
         host._engine = SimpleNamespace(shutdown=lambda: shut_down.append("engine"))
         await host.listen()
         host._line.expect_hello()

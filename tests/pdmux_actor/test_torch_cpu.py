@@ -194,7 +194,7 @@ def test_submit__non_finite_logits__fails_its_sequence_only(rig: CpuRig) -> None
     healthy = [rig.sequence("demo-llama", make_prompt(length), NEW_TOKENS) for length in (8, 5)]
     poison = 639
     assert not any(poison in s.token_ids for s in healthy)
-    rig.executor._attached["demo-llama"].decoder._weights.embedding[poison].fill_(float("nan"))
+    rig.executor._attached["demo-llama"].decoder.weights.embedding[poison].fill_(float("nan"))
     broken = rig.sequence("demo-llama", (*make_prompt(6), poison), NEW_TOKENS)
 
     rig.executor.submit(rig.prefill_slices([healthy[0], broken, healthy[1]], 1000)[0])

@@ -223,7 +223,8 @@ async def test_model__leaves_and_comes_back__is_woken_unless_it_is_another(
     """On a CPU no memory is given back, but all that happens around it does."""
     import psutil
 
-    settings = msgspec.structs.replace(SETTINGS, sglang=msgspec.structs.replace(SETTINGS.sglang, sleep=True))
+    sleeping = msgspec.structs.replace(SETTINGS.sglang, sleep=True)
+    settings = msgspec.structs.replace(SETTINGS, sglang=sleeping, host_memory_bytes=1 << 30)
     async with engine_of(settings, sglang_environment, monkeypatch) as (engine, client):
 
         def children():
@@ -243,8 +244,9 @@ async def test_model__leaves_and_comes_back__is_woken_unless_it_is_another(
 
         client.submit("cut off", max_tokens=3000)
         await client.until(lambda: len(client.tokens.get("cut off", ())) > 3)
-        await engine.remove_model("m")
+        await engine.remove_model("m", sleep=True)
         assert "has left this unit" in (await client.end_of("cut off")).error
+        assert engine.asleep().keys() == {"m"}
         client.submit("asleep")
         assert "not on this unit" in (await client.end_of("asleep")).error
 
@@ -256,9 +258,10 @@ async def test_model__leaves_and_comes_back__is_woken_unless_it_is_another(
         await client.until(lambda: quota_reported() == QUOTA_BLOCKS // 2)
         assert max_len <= 4096
 
-        await engine.remove_model("m")
+        await engine.remove_model("m", sleep=True)
         await engine.add_model(assignment(small_checkpoint, model="other"))
         await client.until(lambda: not children() & started)  # killed, and gone when the system has reaped them
+        assert not engine.asleep()
         client.submit("of another", model="other")
         assert (await client.end_of("of another")).finish is FinishReason.LENGTH
 

@@ -25,6 +25,7 @@ from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
     AbortRequest,
+    Asleep,
     ChangePolicy,
     ChangeQuotas,
     Command,
@@ -56,8 +57,13 @@ _EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
 class SglangHost:
     """Commands come on the event loop. Starting SGLang blocks it: there is no other model to serve meanwhile."""
 
-    def __init__(self, settings: EngineSettings, device: DeviceSpec, sender: NoticeSender, folder: Path) -> None:
+    def __init__(
+        self, settings: EngineSettings, device: DeviceSpec, sender: NoticeSender, folder: Path, *, host_bytes: int
+    ) -> None:
+        """`host_bytes` are for the weights of a model that sleeps."""
         self._settings = settings
+        self._host_bytes = host_bytes
+        self._wake_s_per_byte: float | None = None  # of its last return
         self._device = device
         self._sender = sender
         self._folder = folder
@@ -110,9 +116,11 @@ class SglangHost:
             async with self._changing:
                 launch = await self._wake(command) or await self._start(command)
         except ModelLoadError as error:
+            self._tell_sleeper()
             self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
             return
         self._launch, self._command, self._quota_blocks = launch, command, command.quota_blocks
+        self._tell_sleeper()
         self._streams.open(self._engine, launch, command.quota_blocks)
         self._sender.send(ModelLoaded(command.call, launch.max_len(command.quota_blocks)))
 
@@ -125,7 +133,9 @@ class SglangHost:
         if fuses or not sleeper.is_asked_for(command):
             await self._stop_engine()
             return None
+        began_s = time.perf_counter()
         await wake(self._engine)
+        self._wake_s_per_byte = (time.perf_counter() - began_s) / max(1, sleeper.launch.info.spec.weight_bytes)
         self._line.send(UsePolicy(self._policy))
         tokens = sleeper.launch.quota_tokens(command.quota_blocks)
         await asyncio.to_thread(self._engine.collective_rpc, QUOTA_RPC, tokens=tokens)
@@ -183,11 +193,28 @@ class SglangHost:
                 self._streams.close(f"model {command.model!r} has left this unit")
                 self._launch = None
                 files = checkpoint_files(launch)
-                if self._settings.sglang.sleep and await put_to_sleep(self._engine, self._watch):
-                    self._asleep = Sleeper(command=loaded, launch=launch, files=files)
+                if command.sleep and self._has_room(launch) and await put_to_sleep(self._engine, self._watch):
+                    self._asleep = Sleeper(command=loaded, launch=launch, files=files, wake_s=self._wake_s(launch))
                 else:
                     await self._stop_engine()
+            elif self._asleep is not None and self._asleep.command.model == command.model and not command.sleep:
+                self._asleep = None
+                await self._stop_engine()
+            self._tell_sleeper()
         self._sender.send(ModelRemoved(command.call))
+
+    def _has_room(self, launch: Launch) -> bool:
+        return self._settings.sglang.sleep and launch.info.spec.weight_bytes <= self._host_bytes
+
+    def _wake_s(self, launch: Launch) -> float:
+        weight_bytes, num_gpus = launch.info.spec.weight_bytes, self._settings.num_gpus
+        if self._wake_s_per_byte is not None:
+            return weight_bytes * self._wake_s_per_byte
+        copies_per_s = self._device.host_copy_bytes_per_s * num_gpus  # each GPU has its own link
+        return weight_bytes / copies_per_s if copies_per_s else 0.0
+
+    def _tell_sleeper(self) -> None:
+        self._sender.send(Asleep(() if self._asleep is None else (self._asleep.told,)))
 
     async def _stop_engine(self) -> None:
         if self._settings.guard is not None:

@@ -19,6 +19,7 @@ import psutil
 
 from pdmux_actor.backends.sglang.host import SglangHost
 from pdmux_actor.serving.commands import CommandReader, EngineSettings, Shutdown, Started
+from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
 from profiler.devices import device_named, laptop_cpu
@@ -45,7 +46,8 @@ async def _serve(connection: socket.socket, settings: EngineSettings, folder: Pa
     device = device_of(settings)
     if settings.guard is not None:  # before SGLang starts: its scheduler would fail on it in words of its own
         read_guard_grid(Path(settings.guard), device)
-    host = SglangHost(settings, device, sender, folder)
+    host_bytes = host_memory_budget(settings, device) if settings.sglang.sleep else 0
+    host = SglangHost(settings, device, sender, folder, host_bytes=host_bytes)
     await host.listen()
     sender.send(
         Started(
@@ -55,6 +57,7 @@ async def _serve(connection: socket.socket, settings: EngineSettings, folder: Pa
             total_blocks=settings.kv_pool_bytes // settings.block_bytes,
             max_models=1,
             constrains=settings.sglang.args.get("grammar_backend") != "none",
+            host_memory_bytes=host_bytes,
         )
     )
     commands = CommandReader()

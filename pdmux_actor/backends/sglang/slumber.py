@@ -6,11 +6,12 @@ A lease that brings the same model back finds it in a second, where a start take
 import asyncio
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pdmux_actor.backends.sglang.launch import Launch
 from pdmux_actor.backends.sglang.link import PluginLoad
+from pdmux_actor.lease import SleepingWeights
+from pdmux_actor.models.checkpoint import files_of
 from pdmux_actor.serving.commands import LoadModel
 
 logger = logging.getLogger(__name__)
@@ -21,11 +22,20 @@ _IDLE_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleeper:
-    """`files` are those that the weights came from, with their times: they may have changed meanwhile."""
+    """`files` are those that the weights came from, with their times: they may have changed meanwhile. `wake_s`: what
+    its return should take.
+    """
 
     command: LoadModel
     launch: Launch
     files: frozenset[tuple[str, int]]
+    wake_s: float
+
+    @property
+    def told(self) -> SleepingWeights:
+        return SleepingWeights(
+            model=self.command.model, host_bytes=self.launch.info.spec.weight_bytes, wake_s=self.wake_s
+        )
 
     def is_asked_for(self, command: LoadModel) -> bool:
         mine, its = self.command, command
@@ -40,11 +50,7 @@ class Sleeper:
 
 
 def checkpoint_files(launch: Launch) -> frozenset[tuple[str, int]]:
-    """Names and times; nothing when they are gone."""
-    try:
-        return frozenset((f.name, f.stat().st_mtime_ns) for f in Path(launch.arguments["model_path"]).iterdir())
-    except OSError:
-        return frozenset()
+    return files_of(launch.arguments["model_path"])
 
 
 class IdleWatch:

@@ -36,6 +36,18 @@ class LaneDevice(Protocol):
         """What can be had, torch's own reserves included."""
         ...
 
+    def copying(self) -> AbstractContextManager[object]:
+        """Makes a stream current that only copies: after what the default one holds, beside the lanes. At its end all
+        is done.
+        """
+        ...
+
+    def pin(self, memory: torch.Tensor) -> None:
+        """Locks pages of host memory, so that the GPU copies from and to them by itself."""
+        ...
+
+    def unpin(self, memory: torch.Tensor) -> None: ...
+
 
 class CudaLanes:
     """Implements LaneDevice on a GPU of `num_sms` SMs. `tells_sms`: kernels must be told the SMs of their stream."""
@@ -47,6 +59,7 @@ class CudaLanes:
         self.streams = streams
         self._num_sms = num_sms
         self._tells_sms = tells_sms
+        self._copies: torch.cuda.Stream | None = None
 
     @contextmanager
     def on(self, stream: Any, sms: int) -> Iterator[None]:
@@ -68,3 +81,17 @@ class CudaLanes:
         # Parts of blocks whose other parts are in use cannot be given back.
         free_bytes: int = torch.cuda.mem_get_info(self.device)[0]
         return free_bytes + kept - held.get("inactive_split_bytes.all.current", 0)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        stream = self._copies = self._copies or torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.default_stream(self.device))
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def pin(self, memory: torch.Tensor) -> None:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))

@@ -50,6 +50,8 @@ class CpuLanes:
         self.device = torch.device("cpu")
         self.streams = NoStreams()
         self.used: list[NoStream] = []
+        self.pinned: list[int] = []
+        self.num_copies = 0
 
     def on(self, stream: NoStream, sms: int) -> AbstractContextManager[object]:
         self.used.append(stream)
@@ -63,6 +65,16 @@ class CpuLanes:
 
     def free_memory_bytes(self) -> int:
         return 1 << 34
+
+    def copying(self) -> AbstractContextManager[object]:
+        self.num_copies += 1
+        return nullcontext()
+
+    def pin(self, memory: torch.Tensor) -> None:
+        self.pinned.append(memory.data_ptr())
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        self.pinned.remove(memory.data_ptr())
 
 
 class RerunCapture:

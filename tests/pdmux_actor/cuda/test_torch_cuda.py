@@ -15,7 +15,7 @@ from cpu_rig import make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, NUM_SMS, CpuLanes, NoStream, RerunCapture, make_cuda_rig
 
 from pdmux_actor.engine import build_engine
-from pdmux_actor.errors import DeviceUnavailable, ModelLoadError
+from pdmux_actor.errors import DeviceUnavailable, ModelLoadError, ModelTooLarge
 from pdmux_actor.executor import torch_cuda
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cuda import warm_up
@@ -248,6 +248,63 @@ def test_detach_model__prefill_half_done__forgets_its_states_and_graphs(tiny_che
 
     assert len(rig.executor._graphs) == 0
     assert rig.executor._runners[Lane.PREFILL]._prefills == {}
+
+
+def test_sleep_model__woken__computes_the_same_and_its_host_memory_is_let_go(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    rig = make_cuda_rig()
+    lanes = rig.executor._lanes
+    rig.load("llama", tiny_checkpoints["llama"])
+    before = rig.sequence("llama", make_prompt(8), NEW_TOKENS)
+    rig.prefill([before])
+    rig.decode([before], NEW_TOKENS - 1)
+
+    weight_bytes = rig.executor.sleep_model("llama", 1 << 30)
+    rig.executor.detach_model("llama")
+    assert len(lanes.pinned) == 1
+    copies = lanes.num_copies
+    rig.wake("llama")
+
+    assert weight_bytes >= rig.infos["llama"].spec.weight_bytes
+    assert lanes.num_copies > copies
+    assert lanes.pinned == []
+    after = rig.sequence("llama", make_prompt(8), NEW_TOKENS)
+    rig.prefill([after])
+    rig.decode([after], NEW_TOKENS - 1)
+    assert outputs([after], NEW_TOKENS) == outputs([before], NEW_TOKENS)
+
+
+def test_sleep_model__copy_fails__pages_are_unlocked(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+
+    def copying() -> None:
+        raise RuntimeError("the copy failed")
+
+    monkeypatch.setattr(rig.executor._lanes, "copying", copying)
+    with pytest.raises(RuntimeError, match="the copy failed"):
+        rig.executor.sleep_model("llama", 1 << 30)
+
+    assert rig.executor._lanes.pinned == []
+
+
+def test_wake_model__no_room_on_the_device__sleeps_on(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig(budget_bytes=0)
+    rig.load("llama", tiny_checkpoints["llama"])
+    rig.executor.sleep_model("llama", 1 << 30)
+    rig.executor.detach_model("llama")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.executor._lanes, "free_memory_bytes", lambda: 1000)
+        with pytest.raises(ModelTooLarge, match="1000 are free"):
+            rig.executor.wake_model("llama")
+
+    rig.wake("llama")
 
 
 def test_load_model__larger_than_the_device__is_refused(

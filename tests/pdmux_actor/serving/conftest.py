@@ -72,9 +72,13 @@ def fake_engine() -> ScriptedEngine:
 
 @pytest.fixture
 def make_lease(make_assignment):
-    def make(version: int, *models, policy: str = "mux") -> Lease:
-        assignments = tuple(m if isinstance(m, ModelAssignment) else make_assignment(m) for m in models)
-        return Lease(version=version, models=assignments, policy=policy, stream_token="secret")
+    def assigned(models) -> tuple[ModelAssignment, ...]:
+        return tuple(m if isinstance(m, ModelAssignment) else make_assignment(m) for m in models)
+
+    def make(version: int, *models, policy: str = "mux", asleep=()) -> Lease:
+        return Lease(
+            version=version, models=assigned(models), policy=policy, stream_token="secret", asleep=assigned(asleep)
+        )
 
     return make
 

@@ -2,7 +2,7 @@ import asyncio
 
 from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.errors import EngineDied, ModelLoadError
-from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.lease import ModelAssignment, SleepingWeights
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
 
 
@@ -15,6 +15,8 @@ class ScriptedEngine:
         self.failing_loads = 0
         self.load_gate = asyncio.Event()
         self.load_gate.set()
+        self.host_bytes = 0  # for weights that sleep; each model's are one byte
+        self.sleeping: dict[str, SleepingWeights] = {}
         self._queue: asyncio.Queue = asyncio.Queue()
         self._alive = True
 
@@ -23,14 +25,18 @@ class ScriptedEngine:
 
     async def add_model(self, assignment: ModelAssignment) -> int:
         await self.load_gate.wait()
-        self.calls.append(("add", assignment.model, assignment.quota_blocks))
+        is_woken = self.sleeping.pop(assignment.model, None) is not None
+        self.calls.append(("wake" if is_woken else "add", assignment.model, assignment.quota_blocks))
         if self.failing_loads:
             self.failing_loads -= 1
             raise ModelLoadError(model=assignment.model, reason="broken", remedy="mend it")
         return assignment.max_model_len or 4096
 
-    async def remove_model(self, model: str) -> None:
-        self.calls.append(("remove", model))
+    async def remove_model(self, model: str, *, sleep: bool = False) -> None:
+        self.calls.append(("sleep" if sleep else "remove", model))
+        self.sleeping.pop(model, None)
+        if sleep and len(self.sleeping) < self.host_bytes:
+            self.sleeping[model] = SleepingWeights(model=model, host_bytes=1, wake_s=0.1)
         for request_id in [r.request_id for r in self.requests.values() if r.model == model]:
             self.emit(TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error="has left this unit"))
         await asyncio.sleep(0)
@@ -67,6 +73,9 @@ class ScriptedEngine:
             if isinstance(item, EngineDied):
                 raise item
             yield item
+
+    def asleep(self) -> dict[str, SleepingWeights]:
+        return self.sleeping
 
     def load_report(self) -> None:
         return None

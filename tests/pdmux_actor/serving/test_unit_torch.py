@@ -34,3 +34,45 @@ async def test_unit__torch_cpu__three_models_answer_with_text_of_their_tokens(
         logprobs = [logprob for delta in peer.deltas[stream] for logprob in delta.logprobs]
         assert len(logprobs) == 12
         assert all(logprob.logprob <= 0 and len(logprob.top) == 2 for logprob in logprobs)
+
+
+async def test_unit__torch_cpu__model_that_slept_says_the_same_and_no_block_is_lost(
+    demo_checkpoints, make_unit, make_lease, make_assignment, make_request, connect, until, phases
+):
+    settings = EngineSettings(
+        kind="torch_cpu", kv_pool_bytes=64 * 1024 * 1024, num_cores=2, host_memory_bytes=1 << 30, dtype="float32"
+    )
+    unit = await make_unit(NativeEngine(settings))
+    a, b = [
+        make_assignment(name, quota_blocks=1000, source=str(folder))
+        for name, folder in list(demo_checkpoints.items())[:2]
+    ]
+    unit.apply_lease(make_lease(1, a, b))
+    await until(lambda: set(phases(unit).values()) == {"ready"}, timeout_s=120)
+    peer = await connect(unit)
+
+    async def says(stream):
+        request = make_request(f"r{stream}", model=a.model, max_tokens=12, sampling={"ignore_eos": True})
+        peer.send(Generate(stream=stream, request=request))
+        await peer.until_finished(stream)
+        return peer.token_ids(stream)
+
+    before = await says(1)
+    unit.apply_lease(make_lease(2, b, asleep=[a]))
+    await until(lambda: phases(unit) == {a.model: "asleep", b.model: "ready"})
+    (asleep,) = [s.asleep for s in unit.report().models if s.asleep is not None]
+    assert asleep.host_bytes > 100_000
+    assert asleep.wake_s > 0
+    assert unit.report().host_memory_bytes == 1 << 30
+
+    unit.apply_lease(make_lease(3, a, b))
+    await until(lambda: phases(unit) == {a.model: "ready", b.model: "ready"})
+    assert await says(2) == before
+    await until(lambda: {m.model for m in unit.report().load.models} == {a.model, b.model})
+
+    unit.apply_lease(make_lease(4, b, asleep=[a]))
+    await until(lambda: phases(unit) == {a.model: "asleep", b.model: "ready"})
+    unit.apply_lease(make_lease(5, b))
+    await until(lambda: phases(unit) == {b.model: "ready"})
+    load = unit.report().load
+    assert sum(m.used_blocks for m in load.models) == 0

@@ -1,0 +1,99 @@
+"""Sleepers within their budget, over an executor without tensors."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from pdmux_actor.errors import ModelTooLarge
+from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
+from pdmux_actor.serving.commands import LoadModel
+from pdmux_actor.serving.sleepers import Origin, Sleepers
+from profiler.devices import H100
+from profiler.roofline import RooflineLatency
+
+DEVICE = replace(H100, host_copy_bytes_per_s=1000.0)
+
+
+@pytest.fixture
+def executor():
+    return SimulatedExecutor(
+        device=DEVICE, latency=RooflineLatency(DEVICE), total_blocks=1000, block_bytes=16384, clock=VirtualClock()
+    )
+
+
+@pytest.fixture
+def attach(executor, checkpoint):
+    """Returns where the weights came from, and their bytes."""
+
+    def load(model, source=checkpoint, **changes):
+        command = LoadModel(call=1, model=model, source=str(source), quota_blocks=10, **changes)
+        info = executor.load_model(model, str(source), revision=None, dtype=None, max_model_len=None)
+        executor.attach_model(info, None)
+        return Origin.of(command), info.spec.weight_bytes
+
+    return load
+
+
+def test_sleepers__within_the_budget__first_wake_is_told_by_the_device_then_by_what_it_took(executor, attach):
+    origin, weight_bytes = attach("a")
+    sleepers = Sleepers(executor, weight_bytes)
+
+    sleepers.put("a", origin)
+    (told,) = sleepers.told()
+    assert (told.model, told.host_bytes, told.wake_s) == ("a", weight_bytes, weight_bytes / 1000.0)
+
+    assert sleepers.wake("a", origin).model == "a"
+    assert sleepers.told() == ()
+    sleepers.put("a", origin)
+    assert sleepers.told()[0].wake_s != told.wake_s
+
+
+def test_sleepers__over_the_budget__second_is_not_kept(executor, attach, caplog):
+    (first, weight_bytes), (second, _) = attach("a"), attach("b")
+    sleepers = Sleepers(executor, 2 * weight_bytes - 1)
+
+    sleepers.put("a", first)
+    sleepers.put("b", second)
+
+    assert [s.model for s in sleepers.told()] == ["a"]
+    assert "raise pools[].host_memory" in caplog.text
+    assert sleepers.wake("b", second) is None
+
+
+def test_sleepers__weights_or_their_files_changed__are_read_anew(executor, attach, checkpoint, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads((checkpoint / "config.json").read_text())))
+    origin, weight_bytes = attach("a", tmp_path)
+    sleepers = Sleepers(executor, weight_bytes)
+
+    sleepers.put("a", origin)
+    assert sleepers.wake("a", Origin.of(replace_dtype(origin.command, "float16"))) is None
+    assert sleepers.told() == ()
+
+    sleepers.put("a", origin)
+    os.utime(config, (1, 1))
+    assert sleepers.wake("a", Origin.of(origin.command)) is None
+    assert sleepers.told() == ()
+
+
+def test_sleepers__no_room_on_the_device__sleep_on(executor, attach, monkeypatch):
+    origin, weight_bytes = attach("a")
+    sleepers = Sleepers(executor, weight_bytes)
+    sleepers.put("a", origin)
+
+    def wake_model(model):
+        raise ModelTooLarge(model=model, reason="too large", remedy="none")
+
+    monkeypatch.setattr(executor, "wake_model", wake_model)
+    with pytest.raises(ModelTooLarge):
+        sleepers.wake("a", origin)
+
+    assert [s.model for s in sleepers.told()] == ["a"]
+    assert sleepers.forget_all()
+    assert not sleepers.forget_all()
+
+
+def replace_dtype(command, dtype):
+    return LoadModel(call=2, model=command.model, source=command.source, quota_blocks=10, dtype=dtype)
