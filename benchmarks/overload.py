@@ -6,10 +6,12 @@
 
 One unit in virtual time: the product's scheduler and policies, Llama 3.1 8B on an H200 by the roofline, 256 sequences.
 `load` 1 is the workload's capacity: what `prefill_first` finishes per second when more waits than it can take, whatever
-the targets. `--through gateway` puts the router's front desk before the unit (admission, fair queue, shedding), as
-`muxfleet simulate` does. Judged are the requests that arrive in the last three quarters of `--seconds`; arrivals go on
-for another second or two, and a run ends when every request is known to be in time or not. Requests that are turned
-away are not in time. Workloads (traces of ../shared/traces):
+the targets. The token budget of chunked_prefill is tuned to the workload. `--through gateway` puts the router's front
+desk before the unit (admission, fair queue, shedding), as `muxfleet simulate` does. Judged are the requests that arrive
+in the last three quarters of `--seconds`; arrivals go on for two seconds more, and a run ends when every request is
+known to be in time or not. Requests that are turned away are not in time.
+
+Workloads (traces of ../shared/traces):
 
   chat              ShareGPT lengths, TTFT 1 s, TBT 50 ms
   chat-default-slo  the same at the default targets, 2 s and 200 ms
@@ -26,7 +28,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,8 @@ from overload_workloads import TRACES, WORKLOADS, OverloadWorkload, coming_reque
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from virtual_fleet import Sent, VirtualFleet, h200_design
+from virtual_fleet import Coming, Sent, VirtualFleet, h200_design
 
-from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.engine import EngineDesign
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -55,6 +56,9 @@ _WARM_SHARE = 0.25  # of the arrivals, before the first that counts
 _TAIL_S = 2.0  # of arrivals after the last that counts: it should not find an empty queue behind it
 _FULL_S = (20.0, 60.0)  # when the reference is full, and until when its throughput is counted
 _REFERENCE = "prefill_first"
+_TUNED = "chunked_prefill"
+BUDGETS_TOKENS = (2048, 1024, 512, 256, 128)
+_TUNING_LOAD, _TUNING_S = 0.75, 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,59 +69,71 @@ class Point:
     load: float
 
 
-def design_of(workload: OverloadWorkload, policy: str) -> EngineDesign:
-    """The budget of chunked prefill is tuned to the workload's TBT target, as everywhere."""
-    design = h200_design(
+def design_of(policy: str, budget_tokens: int = BUDGETS_TOKENS[0]) -> EngineDesign:
+    """`budget_tokens` is chunked prefill's."""
+    return h200_design(
         policy=policy,
-        settings=SchedulerSettings(max_running_sequences=MAX_RUNNING),
+        settings=SchedulerSettings(max_running_sequences=MAX_RUNNING, chunk_budget_tokens=budget_tokens),
         models=(MODEL,),
         max_model_len=MAX_MODEL_LEN,
         total_blocks=KV_POOL_BYTES // BLOCK_BYTES,
         block_bytes=BLOCK_BYTES,
     )
-    budget = tuned_chunk_budget(
-        design.latency, [design.models[0].info.spec], design.device, workload.slo.tbt_s, host_s=design.host_s
-    )
-    return replace(design, settings=replace(design.settings, chunk_budget_tokens=budget))
 
 
-def capacity_per_s(workload: OverloadWorkload, *, seed: int, traces: Path) -> float:
-    """Requests that the reference finishes per second once it is full, when far more wait than it can take."""
-    fleet = VirtualFleet(design_of(workload, _REFERENCE), workload.slo)
-    flood = coming_requests(
-        workload, model=MODEL, rate_per_s=workload.flood_per_s, duration_s=_FULL_S[1], seed=seed, traces=traces
-    )
-    fleet.send(flood)
-    finished = []
-    for end_s in _FULL_S:
-        fleet.advance(end_s)
-        finished.append(sum(sent.times.finish is not None for sent in fleet.sent.values()))
-    return (finished[1] - finished[0]) / (_FULL_S[1] - _FULL_S[0])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """How every point is run."""
 
+    seconds: float
+    seed: int
+    traces: Path
 
-def measured(point: Point, *, capacity_per_s: float, seconds: float, seed: int, traces: Path) -> dict[str, Any]:
-    workload, rate_per_s = point.workload, point.load * capacity_per_s
-    limits = GatewayLimits() if point.through == GATEWAY else None
-    fleet = VirtualFleet(design_of(workload, point.policy), workload.slo, limits=limits)
-    fleet.send(
-        coming_requests(
-            workload, model=MODEL, rate_per_s=rate_per_s, duration_s=seconds + _TAIL_S, seed=seed, traces=traces
+    def capacity_per_s(self, workload: OverloadWorkload) -> float:
+        """Requests that the reference finishes per second once it is full, when far more wait than it can take."""
+        fleet = VirtualFleet(design_of(_REFERENCE), workload.slo)
+        fleet.send(self._coming(workload, workload.flood_per_s, _FULL_S[1]))
+        finished = []
+        for end_s in _FULL_S:
+            fleet.advance(end_s)
+            finished.append(sum(sent.times.finish is not None for sent in fleet.sent.values()))
+        return (finished[1] - finished[0]) / (_FULL_S[1] - _FULL_S[0])
+
+    def tuned_budget_tokens(self, workload: OverloadWorkload, capacity_per_s: float) -> int:
+        """With which chunked prefill has most requests in time near capacity; the largest of equals."""
+
+        def in_time(budget_tokens: int) -> int:
+            fleet = VirtualFleet(design_of(_TUNED, budget_tokens), workload.slo)
+            fleet.send(self._coming(workload, _TUNING_LOAD * capacity_per_s, _TUNING_S))
+            fleet.settle()
+            return sum(sent.is_in_time for sent in fleet.sent.values())
+
+        return max(BUDGETS_TOKENS, key=in_time)
+
+    def row(self, point: Point, *, rate_per_s: float, budget_tokens: int) -> dict[str, Any]:
+        workload = point.workload
+        limits = GatewayLimits() if point.through == GATEWAY else None
+        fleet = VirtualFleet(design_of(point.policy, budget_tokens), workload.slo, limits=limits)
+        fleet.send(self._coming(workload, rate_per_s, self.seconds + _TAIL_S))
+        fleet.settle()
+        from_s = _WARM_SHARE * self.seconds
+        judged = [sent for sent in fleet.sent.values() if from_s <= sent.coming.at_s < self.seconds]
+        return {
+            "workload": workload.name,
+            "through": point.through,
+            "policy": point.policy,
+            "load": point.load,
+            "rate_per_s": round(rate_per_s, 3),
+            "requests": len(judged),
+            "goodput_per_s": round(sum(sent.is_in_time for sent in judged) / (self.seconds - from_s), 3),
+            **_shares(judged),
+            "kinds": {kind: _shares([s for s in judged if s.coming.kind == kind]) for kind in workload.kinds()},
+        }
+
+    def _coming(self, workload: OverloadWorkload, rate_per_s: float, duration_s: float) -> list[Coming]:
+        return coming_requests(
+            workload, model=MODEL, rate_per_s=rate_per_s, duration_s=duration_s, seed=self.seed, traces=self.traces
         )
-    )
-    fleet.settle()
-    from_s = _WARM_SHARE * seconds
-    judged = [sent for sent in fleet.sent.values() if from_s <= sent.coming.at_s < seconds]
-    return {
-        "workload": workload.name,
-        "through": point.through,
-        "policy": point.policy,
-        "load": point.load,
-        "rate_per_s": round(rate_per_s, 3),
-        "requests": len(judged),
-        "goodput_per_s": round(sum(sent.is_in_time for sent in judged) / (seconds - from_s), 3),
-        **_shares(judged),
-        "kinds": {kind: _shares([s for s in judged if s.coming.kind == kind]) for kind in workload.kinds()},
-    }
 
 
 def _shares(judged: Sequence[Sent]) -> dict[str, Any]:
@@ -196,8 +212,9 @@ def main() -> None:
     loads = args.load or (QUICK_LOADS if args.quick else LOADS)
     if min(loads) <= 0 or (args.seconds or 1) <= 0:
         parser.error("--load and --seconds take numbers above 0")
-    seconds = args.seconds or (30.0 if args.quick else 60.0)
+    bench = Bench(seconds=args.seconds or (30.0 if args.quick else 60.0), seed=args.seed, traces=args.traces)
     capacities: dict[str, float] = {}
+    budgets: dict[str, int] = {}
     points = [
         Point(workload=WORKLOADS[name], through=through, policy=policy, load=load)
         for name in names
@@ -207,19 +224,21 @@ def main() -> None:
     ]
     rows = []
     for point in track(points, console=Console(stderr=True), transient=True):
-        name = point.workload.name
+        workload, name = point.workload, point.workload.name
         if name not in capacities:
-            capacities[name] = args.capacity or capacity_per_s(point.workload, seed=args.seed, traces=args.traces)
-        rows.append(
-            measured(point, capacity_per_s=capacities[name], seconds=seconds, seed=args.seed, traces=args.traces)
-        )
+            capacities[name] = args.capacity or bench.capacity_per_s(workload)
+        if point.policy == _TUNED and name not in budgets:
+            budgets[name] = bench.tuned_budget_tokens(workload, capacities[name])
+        rate_per_s, budget_tokens = point.load * capacities[name], budgets.get(name, BUDGETS_TOKENS[0])
+        rows.append(bench.row(point, rate_per_s=rate_per_s, budget_tokens=budget_tokens))
     rows = with_kept_shares(rows)
     print_table(rows, "goodput past capacity, virtual time")
     if args.json:
         facts = {
             "time": "virtual",
             "engine": f"Llama 3.1 8B on an H200 by the roofline, {MAX_RUNNING} sequences",
-            "seconds_per_point": seconds,
+            "seconds_per_point": bench.seconds,
+            "chunk_budget_tokens": budgets,
             "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
         }
         args.json.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n", encoding="utf-8")
