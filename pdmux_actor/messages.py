@@ -105,6 +105,9 @@ class ModelLoad:
     prefix_hit_ratio: float = 0.0  # of the prompt tokens that arrived
     ttft_attainment: float | None = None  # of first tokens, from the request's arrival at the unit
     tbt_attainment: float | None = None  # of gaps between tokens
+    request_attainment: float | None = None  # of requests that ended: first token and every gap
+    requests_ended_total: int = 0  # with their tokens, or late before
+    requests_in_time_total: int = 0
     prompt_tokens_per_s: float = 0.0  # that arrived
     output_tokens_per_s: float = 0.0
     prefill_base_s: float = 0.0

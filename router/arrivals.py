@@ -17,6 +17,7 @@ class _Totals:
     finished: int = 0
     ttft_met: int = 0
     tbt_met: int = 0
+    in_time: int = 0
 
 
 class Arrivals:
@@ -43,6 +44,7 @@ class Arrivals:
             totals.finished += 1
             totals.ttft_met += ttft_met
             totals.tbt_met += tbt_met
+            totals.in_time += ttft_met and tbt_met
 
     def report(
         self,
@@ -80,6 +82,7 @@ class Arrivals:
                     finished_total=totals.finished,
                     ttft_met_total=totals.ttft_met,
                     tbt_met_total=totals.tbt_met,
+                    in_time_total=totals.in_time,
                 )
                 for model, totals in sorted(self._totals.items())
             ),

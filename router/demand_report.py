@@ -10,7 +10,7 @@ class ModelAsked:
     `waiting` requests have no first token yet; of them `held` wait because no unit has the model ready: they wake a
     model that is scaled to zero. `oldest_wait_s`: how long the first that waits at the gateway has done so. `shed` ones
     were turned away by overload, `no_capacity` ones because no unit came in time. `finished` ones were answered to the
-    end; the last two are those of them within their targets.
+    end; of them `ttft_met` had their first token within its target, `tbt_met` every gap, and `in_time` both.
     """
 
     model: str
@@ -25,6 +25,7 @@ class ModelAsked:
     finished_total: int = 0
     ttft_met_total: int = 0
     tbt_met_total: int = 0
+    in_time_total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

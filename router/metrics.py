@@ -40,6 +40,8 @@ class GatewayMetrics:
         self.requests = counter("muxfleet_requests", text, "model", "endpoint", "status")
         self.answers = counter("muxfleet_answers", "Generations that finished", "model")
         self.slo_met = counter("muxfleet_answers_slo_met", "Finished generations within target", "model", "slo")
+        text = "Finished generations with their first token and every gap within target"
+        self.in_time = counter("muxfleet_requests_in_time", text, "model")
         self.prompt_tokens = counter("muxfleet_prompt_tokens", "Prompt tokens", "model")
         self.output_tokens = counter("muxfleet_generation_tokens", "Output tokens", "model")
         self.shed = counter("muxfleet_requests_shed", "Generations refused by overload", "model")
@@ -125,6 +127,7 @@ class GenerationStopwatch:
         # Also by 0: a model that misses every target needs the series too, or its alert would never fire.
         metrics.slo_met.labels(model, "ttft").inc(int(self.ttft_met))
         metrics.slo_met.labels(model, "tbt").inc(int(self.tbt_met))
+        metrics.in_time.labels(model).inc(int(self.ttft_met and self.tbt_met))
 
     def on_end(self) -> None:
         """Also for generations that did not finish: their tokens were paid for."""

@@ -60,6 +60,7 @@ class RequestSpans:
         span.set_attribute("muxfleet.cold_seconds", receipt.cold_s)
         span.set_attribute("muxfleet.ttft_met", receipt.ttft_met)
         span.set_attribute("muxfleet.tbt_met", receipt.tbt_met)
+        span.set_attribute("muxfleet.in_time", receipt.in_time)
         if receipt.predicted_ttft_s is not None:
             span.set_attribute("muxfleet.predicted_ttft_seconds", receipt.predicted_ttft_s)
 

@@ -108,7 +108,10 @@ class _ModelFamilies:
         self._blocks = _gauge("muxfleet_kv_blocks", "Token blocks", *both, "state")
         self._hits = _gauge("muxfleet_prefix_hit_ratio", "Of the prompt tokens of the last seconds", *both)
         self._attained = _gauge(
-            "muxfleet_unit_slo_attainment_ratio", "Of the last seconds: first tokens, gaps within target", *both, "slo"
+            "muxfleet_unit_slo_attainment_ratio",
+            "Of the last seconds: first tokens, gaps, whole requests within target",
+            *both,
+            "slo",
         )
         self._rate = _gauge("muxfleet_unit_tokens_per_second", "Of the last seconds", *both, "phase")
         self._preemptions = CounterMetricFamily("muxfleet_preemptions", "Sequences recomputed", labels=list(both))
@@ -126,6 +129,8 @@ class _ModelFamilies:
             self._attained.add_metric([*where, "ttft"], load.ttft_attainment)
         if load.tbt_attainment is not None:
             self._attained.add_metric([*where, "tbt"], load.tbt_attainment)
+        if load.request_attainment is not None:
+            self._attained.add_metric([*where, "request"], load.request_attainment)
         self._rate.add_metric([*where, "prefill"], load.prompt_tokens_per_s)
         self._rate.add_metric([*where, "decode"], load.output_tokens_per_s)
         self._preemptions.add_metric(where, load.preemptions_total)

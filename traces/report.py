@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from traces.outcome import Ending, RequestOutcome
-from traces.timeliness import SloTarget
+from traces.timeliness import SloTarget, is_in_time
 
 GAP_SHARE = 0.99
 
@@ -23,10 +23,12 @@ class Percentiles:
 class Figures:
     """Figures of one model, or of all. `requests` splits into finished, rejected, failed and lost.
 
-    `slo_attainment` is the share of all requests with a target that attained it (`attains`); None without a target.
-    `output_tokens_per_s` and `goodput_per_s` (requests that attained their target) are over the whole replay, from the
-    first request sent to the last answer, the same window for every model. `send_lag_s` says how late the client itself
-    was: times measured while it lags are the client's, not the server's.
+    Shares are of the requests with a target, None without any: `request_attainment` of those in time (first token and
+    every gap, `is_in_time`), `slo_attainment` of those with 99 % of their gaps in time (`attains`), `ttft_attainment`
+    of those with a timely first token; `tbt_attainment` is the share of their gaps. `output_tokens_per_s`,
+    `requests_in_time_per_s` and `goodput_per_s` (as `slo_attainment` counts) are over the whole replay, from the first
+    request sent to the last answer, the same window for every model. `send_lag_s` says how late the client itself was:
+    times measured while it lags are the client's, not the server's.
     """
 
     requests: int
@@ -37,8 +39,12 @@ class Figures:
     ttft_s: Percentiles
     tbt_s: Percentiles
     slo_attainment: float | None
+    request_attainment: float | None
+    ttft_attainment: float | None
+    tbt_attainment: float | None
     output_tokens_per_s: float | None
     goodput_per_s: float | None
+    requests_in_time_per_s: float | None
     send_lag_s: Percentiles
 
 
@@ -59,6 +65,11 @@ class Summary:
         """One row per model, then the total: what a table shows."""
         yield from self.models.items()
         yield "total", self.total
+
+
+def was_in_time(outcome: RequestOutcome, target: SloTarget) -> bool:
+    """It finished, and `is_in_time` holds of its times. A lost, rejected or failed request was not."""
+    return outcome.ending is Ending.FINISHED and is_in_time(outcome.ttft_s, outcome.gaps_s, target)
 
 
 def attains(outcome: RequestOutcome, target: SloTarget) -> bool:
@@ -89,7 +100,11 @@ def summarize(outcomes: Sequence[RequestOutcome], targets: Mapping[str, SloTarge
 
 
 def _figures(outcomes: Sequence[RequestOutcome], targets: Mapping[str, SloTarget], duration_s: float) -> Figures:
-    judged = [attains(outcome, targets[outcome.model]) for outcome in outcomes if outcome.model in targets]
+    aimed = [(outcome, targets[outcome.model]) for outcome in outcomes if outcome.model in targets]
+    attained = sum(attains(outcome, target) for outcome, target in aimed)
+    in_time = sum(was_in_time(outcome, target) for outcome, target in aimed)
+    first_in_time = sum(o.ttft_s is not None and o.ttft_s <= target.ttft_s for o, target in aimed)
+    gaps = [gap_s <= target.tbt_s for outcome, target in aimed for gap_s in outcome.gaps_s]
     return Figures(
         requests=len(outcomes),
         finished=_count(outcomes, Ending.FINISHED),
@@ -98,11 +113,19 @@ def _figures(outcomes: Sequence[RequestOutcome], targets: Mapping[str, SloTarget
         lost=_count(outcomes, Ending.LOST),
         ttft_s=_percentiles([o.ttft_s for o in outcomes if o.ttft_s is not None]),
         tbt_s=_percentiles([gap_s for o in outcomes for gap_s in o.gaps_s]),
-        slo_attainment=sum(judged) / len(judged) if judged else None,
+        slo_attainment=_share(attained, len(aimed)),
+        request_attainment=_share(in_time, len(aimed)),
+        ttft_attainment=_share(first_in_time, len(aimed)),
+        tbt_attainment=_share(sum(gaps), len(gaps)),
         output_tokens_per_s=sum(o.output_tokens for o in outcomes) / duration_s if duration_s > 0 else None,
-        goodput_per_s=sum(judged) / duration_s if judged and duration_s > 0 else None,
+        goodput_per_s=attained / duration_s if aimed and duration_s > 0 else None,
+        requests_in_time_per_s=in_time / duration_s if aimed and duration_s > 0 else None,
         send_lag_s=_percentiles([max(0.0, o.sent_s - o.scheduled_s) for o in outcomes]),
     )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _count(outcomes: Sequence[RequestOutcome], ending: Ending) -> int:

@@ -64,12 +64,13 @@ def _table(results: list[CaseResult]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("case", "figure", "system"):
         table.add_column(title)
-    for title in ("simulated", "published", "ratio", "absolute"):
+    for title in ("simulated", "published", "ratio", "absolute", "in time"):
         table.add_column(title, justify="right")
     for result in results:
         for row in result.rows:
             cells = (_number(row.simulated), _number(row.published), _number(row.ratio), _number(row.absolute))
-            table.add_row(row.case, row.metric, row.system, *cells)
+            in_time = "-" if row.request_attainment is None else f"{row.request_attainment:.1%}"
+            table.add_row(row.case, row.metric, row.system, *cells, in_time)
     return table
 
 

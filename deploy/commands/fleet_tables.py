@@ -41,7 +41,19 @@ def model_table(status: FleetStatus) -> Table:
 def unit_table(status: FleetStatus) -> Table:
     """One row per model on a unit."""
     table = _table(
-        *("unit", "SMs p/d", "model", "state", "running", "waiting", "blocks", "quota", "TTFT met", "TBT met"),
+        *(
+            "unit",
+            "SMs p/d",
+            "model",
+            "state",
+            "running",
+            "waiting",
+            "blocks",
+            "quota",
+            "in time",
+            "TTFT met",
+            "TBT met",
+        ),
         *("tokens/s", "silent"),
     )
     for unit in status.units:
@@ -99,7 +111,7 @@ def _unit_rows(unit: UnitState) -> Iterator[tuple[str, ...]]:
     loads = _loads(load)
     name = f"{report.unit_id} (leaving)" if report.is_leaving else report.unit_id
     if not report.models:
-        yield (name, shares, *([_NONE] * 9), silent)
+        yield (name, shares, *([_NONE] * 10), silent)
     for i, model in enumerate(report.models):
         head = (name, shares) if i == 0 else ("", "")
         figures = loads.get(model.model)
@@ -108,12 +120,13 @@ def _unit_rows(unit: UnitState) -> Iterator[tuple[str, ...]]:
 
 def _figures(load: ModelLoad | None) -> tuple[str, ...]:
     if load is None:
-        return (_NONE,) * 7
+        return (_NONE,) * 8
     return (
         str(load.running),
         str(load.waiting),
         str(load.used_blocks),
         str(load.quota_blocks),
+        _share(load.request_attainment),
         _share(load.ttft_attainment),
         _share(load.tbt_attainment),
         f"{load.output_tokens_per_s:.1f}",
@@ -148,6 +161,7 @@ def _load_dict(load: ModelLoad | None) -> dict[str, object]:
         "waiting": load.waiting,
         "used_blocks": load.used_blocks,
         "quota_blocks": load.quota_blocks,
+        "request_attainment": load.request_attainment,
         "ttft_attainment": load.ttft_attainment,
         "tbt_attainment": load.tbt_attainment,
         "output_tokens_per_s": load.output_tokens_per_s,

@@ -43,7 +43,7 @@ def replay_with_progress(
 def summary_table(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model")
-    for title in ("requests", "lost", "TTFT p50", "p99", "TBT p50", "p99", "SLO", "tokens/s"):
+    for title in ("requests", "lost", "TTFT p50", "p99", "TBT p50", "p99", "in time", "gaps", "tokens/s"):
         table.add_column(title, justify="right")
     for name, figures in summary.rows():
         table.add_row(name, *_cells(figures), style="bold" if name == "total" else None)
@@ -63,16 +63,20 @@ def first_errors(outcomes: list[RequestOutcome], limit: int = 3) -> list[str]:
 
 
 def _cells(figures: Figures) -> tuple[str, ...]:
-    attainment = "-" if figures.slo_attainment is None else f"{figures.slo_attainment:.1%}"
     rate = "-" if figures.output_tokens_per_s is None else f"{figures.output_tokens_per_s:.1f}"
     return (
         str(figures.requests),
         str(figures.lost),
         *_milliseconds(figures.ttft_s),
         *_milliseconds(figures.tbt_s),
-        attainment,
+        _percent(figures.request_attainment),
+        _percent(figures.tbt_attainment),
         rate,
     )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _milliseconds(percentiles: Percentiles) -> tuple[str, str]:

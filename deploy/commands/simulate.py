@@ -252,10 +252,12 @@ def _run_dict(deployed: DeployedFleet, outcome: FleetOutcome, wall_s: float) -> 
 def _sweep_dict(deployed: DeployedFleet, sweep: Sweep) -> dict[str, object]:
     return {
         "goodput_per_s": sweep.goodput_per_s,
+        "goodput_requests_per_s": sweep.goodput_requests_per_s,
         "points": [
             {
                 "rate_per_s": p.rate_per_s,
                 "slo_attainment": p.attainment,
+                "request_attainment": p.request_attainment,
                 "total": p.outcome.total().figures(p.outcome.duration_s).as_dict(),
             }
             for p in sweep.points

@@ -43,7 +43,7 @@ def figures_table(name: str, outcome: FleetOutcome) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", title=name, title_justify="left", title_style="bold")
     table.add_column("model")
     titles = ("requests", "ended", "TTFT mean", "p50", "p99", "TBT mean", "p50", "p99", "TPOT mean", "p99")
-    for title in (*titles, "SLO", "goodput", "tokens/s"):
+    for title in (*titles, "in time", "gaps", "in time/s", "tokens/s"):
         table.add_column(title, justify="right")
     for model, statistics in outcome.models.items():
         table.add_row(model, *_cells(statistics.figures(outcome.duration_s)))
@@ -71,15 +71,19 @@ def decisions_table(outcome: FleetOutcome) -> Table:
 
 
 def sweep_table(name: str, sweep: Sweep) -> Table:
-    title = f"{name}: goodput {sweep.goodput_per_s:.3g} requests/s"
+    title = (
+        f"{name}: goodput {sweep.goodput_requests_per_s:.3g} requests/s with 99 % of the requests in time "
+        f"({sweep.goodput_per_s:.3g} with 99 % of each one's gaps)"
+    )
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
-    for heading in ("rate", "SLO", "TTFT p50", "p99", "TBT p50", "p99", "tokens/s"):
+    for heading in ("rate", "in time", "gaps", "TTFT p50", "p99", "TBT p50", "p99", "tokens/s"):
         table.add_column(heading, justify="right")
     for point in sweep.points:
         figures = point.outcome.total().figures(point.outcome.duration_s)
         table.add_row(
             f"{point.rate_per_s:.3g}",
-            f"{point.attainment:.1%}",
+            f"{point.request_attainment:.1%}",
+            _percent(figures.tbt_attainment),
             _ms(figures.ttft_s.p50),
             _ms(figures.ttft_s.p99),
             _ms(figures.tbt_s.p50),
@@ -90,7 +94,6 @@ def sweep_table(name: str, sweep: Sweep) -> Table:
 
 
 def _cells(figures: SimulatedFigures) -> tuple[str, ...]:
-    attainment = "-" if figures.slo_attainment is None else f"{figures.slo_attainment:.1%}"
     spreads = (figures.ttft_s, figures.tbt_s)
     times = [_ms(value) for spread in spreads for value in (spread.mean, spread.p50, spread.p99)]
     return (
@@ -99,10 +102,15 @@ def _cells(figures: SimulatedFigures) -> tuple[str, ...]:
         *times,
         _ms(figures.tpot_s.mean),
         _ms(figures.tpot_s.p99),
-        attainment,
-        _number(figures.goodput_per_s),
+        _percent(figures.request_attainment),
+        _percent(figures.tbt_attainment),
+        _number(figures.requests_in_time_per_s),
         _number(figures.output_tokens_per_s),
     )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _ms(value_s: float | None) -> str:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from deploy.simulation.deployments import DeployedFleet
 from deploy.simulation.fleet_run import FleetOutcome, FleetRun
@@ -28,17 +29,23 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
+    """`attainment` is what the sweep was asked for, `request_attainment` the share of the requests in time."""
+
     rate_per_s: float
     attainment: float
+    request_attainment: float
     outcome: FleetOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """`points` ascend by rate. `goodput_per_s` is the highest rate tried that attained the targets; 0 if none did."""
+    """`points` ascend by rate. `goodput_per_s` is the highest rate tried that attained the targets; 0 if none did.
+    `goodput_requests_per_s`: the same with the first token and every gap of a request in time.
+    """
 
     points: tuple[SweepPoint, ...]
     goodput_per_s: float
+    goodput_requests_per_s: float
 
 
 def run_fleet(
@@ -81,9 +88,17 @@ def _seldom_collected() -> Iterator[None]:
 
 
 def attainment_of(outcome: FleetOutcome) -> float:
-    """Share of the requests that attained their targets; what had not ended when the run was stopped did not."""
+    """Share of the requests whose first token and 99 % of whose gaps were within target; what had not ended when the
+    run was stopped did not attain.
+    """
     total = outcome.total()
     return total.attained / total.requests if total.requests else 0.0
+
+
+def request_attainment_of(outcome: FleetOutcome) -> float:
+    """Share of the requests in time: first token and every gap. As above of what had not ended."""
+    total = outcome.total()
+    return total.in_time / total.requests if total.requests else 0.0
 
 
 def sweep_rates(
@@ -93,29 +108,53 @@ def sweep_rates(
     attains: Callable[[FleetOutcome], float] = attainment_of,
     needed: float = GOODPUT_ATTAINMENT,
     refinements: int = 4,
+    by_requests: bool = True,
 ) -> Sweep:
-    """Runs every rate up to the first that fails, then bisects between it and the last that did not."""
-    points: list[SweepPoint] = []
+    """Runs every rate up to the first that fails, then bisects between it and the last that did not.
 
-    def attempt(rate_per_s: float) -> bool:
-        outcome = run_at(rate_per_s)
-        points.append(SweepPoint(rate_per_s=rate_per_s, attainment=attains(outcome), outcome=outcome))
-        return points[-1].attainment >= needed
+    Twice: for what `attains` says, and for the share of the requests in time, where that fails at another rate. Without
+    `by_requests` the second is only read off the rates that the first has tried.
+    """
+    outcomes: dict[float, FleetOutcome] = {}
 
+    def passes(rate_per_s: float, measure: Callable[[FleetOutcome], float], share: float) -> bool:
+        if rate_per_s not in outcomes:
+            outcomes[rate_per_s] = run_at(rate_per_s)
+        return measure(outcomes[rate_per_s]) >= share
+
+    goodput_per_s = _highest(rates_per_s, lambda rate: passes(rate, attains, needed), refinements)
+    in_time = partial(passes, measure=request_attainment_of, share=GOODPUT_ATTAINMENT)
+    if by_requests:
+        requests_per_s = _highest(rates_per_s, in_time, refinements)
+    else:
+        requests_per_s = max((rate for rate in outcomes if in_time(rate)), default=0.0)
+    points = [
+        SweepPoint(
+            rate_per_s=rate_per_s,
+            attainment=attains(outcome),
+            request_attainment=request_attainment_of(outcome),
+            outcome=outcome,
+        )
+        for rate_per_s, outcome in sorted(outcomes.items())
+    ]
+    return Sweep(points=tuple(points), goodput_per_s=goodput_per_s, goodput_requests_per_s=requests_per_s)
+
+
+def _highest(rates_per_s: Sequence[float], passes: Callable[[float], bool], refinements: int) -> float:
     passed, failed = 0.0, None
     for rate_per_s in sorted(rates_per_s):
-        if not attempt(rate_per_s):
+        if not passes(rate_per_s):
             failed = rate_per_s
             break
         passed = rate_per_s
     for _ in range(refinements if failed is not None else 0):
         assert failed is not None
         middle = (passed + failed) / 2
-        if attempt(middle):
+        if passes(middle):
             passed = middle
         else:
             failed = middle
-    return Sweep(points=tuple(sorted(points, key=lambda p: p.rate_per_s)), goodput_per_s=passed)
+    return passed
 
 
 def is_hopeless(run: FleetRun) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traces.report import GAP_SHARE
-from traces.timeliness import SloTarget
+from traces.timeliness import SloTarget, is_in_time
 
 _LEAST_S, _LARGEST_S, _RATIO = 1e-5, 1e5, 1.004
 _LOG_RATIO = math.log(_RATIO)
@@ -89,7 +89,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedFigures:
-    """As `traces.report.Figures`, with means, TPOT and E2E. `lost` had no end when the simulation stopped.
+    """As `traces.report.Figures`, with means, TPOT and E2E; gaps are those of finished requests. `lost`
+    had no end when the simulation stopped.
 
     `tbt_s` is between deliveries, `gap_per_token_s` their sum over all tokens but the first ones. `cut` requests were
     shortened to their model's context, as `muxfleet bench` does.
@@ -108,26 +109,30 @@ class SimulatedFigures:
     tpot_s: Spread
     e2e_s: Spread
     slo_attainment: float | None
+    request_attainment: float | None
     ttft_attainment: float | None
     tbt_attainment: float | None
     output_tokens_per_s: float | None
     tokens_per_s: float | None
     requests_per_s: float | None
     goodput_per_s: float | None
+    requests_in_time_per_s: float | None
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
 class ModelStatistics:
-    """Of one model, or merged over several. Targets are those of `traces.report.attains`."""
+    """Of one model, or merged over several. `attained` counts as `traces.report.attains` does, `in_time` as
+    `traces.timeliness.is_in_time`.
+    """
 
     def __init__(self, target: SloTarget | None = None) -> None:
         self.target = target
         self.ttft, self.tbt, self.tpot, self.e2e = Durations(), Durations(), Durations(), Durations()
         self.requests = self.finished = self.rejected = self.failed = self.cut = 0
         self.output_tokens = self.prompt_tokens = 0
-        self.attained = self.ttft_attained = 0
+        self.attained = self.in_time = self.ttft_attained = 0
         self.gaps = self.gaps_in_time = 0
 
     def finish(
@@ -145,12 +150,13 @@ class ModelStatistics:
             self.tpot.add((e2e_s - ttft_s) / (output_tokens - 1))
         if self.target is None:
             return
-        in_time = int((gaps <= self.target.tbt_s).sum())
+        gaps_in_time = int((gaps <= self.target.tbt_s).sum())
         self.gaps += len(gaps)
-        self.gaps_in_time += in_time
+        self.gaps_in_time += gaps_in_time
         first_in_time = ttft_s <= self.target.ttft_s
         self.ttft_attained += first_in_time
-        self.attained += first_in_time and in_time >= GAP_SHARE * len(gaps)
+        self.attained += first_in_time and gaps_in_time >= GAP_SHARE * len(gaps)
+        self.in_time += is_in_time(ttft_s, gaps_s, self.target)
 
     def merge(self, other: "ModelStatistics") -> None:
         for mine, theirs in ((self.ttft, other.ttft), (self.tbt, other.tbt), (self.tpot, other.tpot)):
@@ -164,6 +170,7 @@ class ModelStatistics:
         self.output_tokens += other.output_tokens
         self.prompt_tokens += other.prompt_tokens
         self.attained += other.attained
+        self.in_time += other.in_time
         self.ttft_attained += other.ttft_attained
         self.gaps += other.gaps
         self.gaps_in_time += other.gaps_in_time
@@ -188,12 +195,14 @@ class ModelStatistics:
             tpot_s=_spread(self.tpot),
             e2e_s=_spread(self.e2e),
             slo_attainment=self.attained / requests if requests else None,
+            request_attainment=self.in_time / requests if requests else None,
             ttft_attainment=self.ttft_attained / requests if requests else None,
             tbt_attainment=self.gaps_in_time / self.gaps if self.gaps else None,
             output_tokens_per_s=per_s(self.output_tokens),
             tokens_per_s=per_s(self.output_tokens + self.prompt_tokens),
             requests_per_s=per_s(self.finished),
             goodput_per_s=per_s(self.attained),
+            requests_in_time_per_s=per_s(self.in_time),
         )
 
 

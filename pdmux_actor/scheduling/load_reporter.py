@@ -32,6 +32,8 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
     first_tokens_met: int
     gaps: int
     gaps_met: int
+    requests: int
+    requests_met: int
 
     @classmethod
     def of(cls, queue: ModelQueue, now_s: float) -> "_Counts":
@@ -44,6 +46,8 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
             first_tokens_met=queue.first_tokens_met,
             gaps=queue.gaps_total,
             gaps_met=queue.gaps_met,
+            requests=queue.requests_total,
+            requests_met=queue.requests_met,
         )
 
 
@@ -100,6 +104,7 @@ class LoadReporter:
             or 0.0,
             ttft_attainment=_share(now.first_tokens_met - then.first_tokens_met, now.first_tokens - then.first_tokens),
             tbt_attainment=_share(now.gaps_met - then.gaps_met, now.gaps - then.gaps),
+            request_attainment=_share(now.requests_met - then.requests_met, now.requests - then.requests),
             prompt_tokens_per_s=(now.prompt_tokens - then.prompt_tokens) / window_s,
             output_tokens_per_s=(now.output_tokens - then.output_tokens) / window_s,
             prefill_base_s=base_s,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.kv.prefix_hash import HashedPieces
-from pdmux_actor.messages import ModelLoad
+from pdmux_actor.messages import FinishReason, ModelLoad
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
 from profiler.latency import ChunkShape
@@ -36,6 +36,8 @@ class ModelQueue:
     first_tokens_met: int = 0  # within the request's TTFT target
     gaps_total: int = 0
     gaps_met: int = 0
+    requests_total: int = 0  # that ended: with their tokens, or late before
+    requests_met: int = 0  # of those, with the first token and every gap in time
     # Of `running`, until a sequence comes, goes or gets a token: policies ask several times per decision.
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
     _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
@@ -207,13 +209,25 @@ class ModelQueue:
         previous_s, sequence.last_token_s = sequence.last_token_s, now_s
         slo = sequence.request.slo
         if previous_s is not None:
+            late = now_s - previous_s > slo.tbt_s
             self.gaps_total += num_tokens
-            self.gaps_met += num_tokens - (now_s - previous_s > slo.tbt_s)
+            self.gaps_met += num_tokens - late
+            sequence.is_late = sequence.is_late or late
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
             if not sequence.request.output_token_ids:  # its first token came from another unit
+                late = now_s - sequence.arrival_s > slo.ttft_s
                 self.first_tokens_total += 1
-                self.first_tokens_met += now_s - sequence.arrival_s <= slo.ttft_s
+                self.first_tokens_met += not late
+                sequence.is_late = sequence.is_late or late
+
+    def note_end(self, sequence: Sequence, finish: FinishReason) -> None:
+        """As `traces.timeliness.is_in_time`. What was refused, failed or went away counts only if it was late already.
+        Of a request that came from another unit the tokens of this one are judged.
+        """
+        if sequence.is_late or finish in (FinishReason.STOP, FinishReason.LENGTH):
+            self.requests_total += 1
+            self.requests_met += not sequence.is_late
 
     def waiting_tokens(self) -> int:
         """Known tokens without KV, of what waits for a prefill."""
@@ -234,6 +248,8 @@ class ModelQueue:
             prompt_tokens_total=self.prompt_tokens_total,
             output_tokens_total=self.output_tokens_total,
             waiting_tokens=self.waiting_tokens(),
+            requests_ended_total=self.requests_total,
+            requests_in_time_total=self.requests_met,
             blocks_per_row=self.info.geometry.blocks_per_row,
             tokens_per_row=self.info.geometry.tokens_per_row,
         )

@@ -322,6 +322,8 @@ class Scheduler:
         if finish is not None:
             sequence.pending_finish = finish
             del self._sequences[request_id]
+            if (queue := self._queues.get(sequence.model)) is not None:
+                queue.note_end(sequence, finish)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """Answers the request now; its KV goes at once, or when the launch that uses it has completed."""

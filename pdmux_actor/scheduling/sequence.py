@@ -39,6 +39,7 @@ class Sequence:
     pending_finish: FinishReason | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    is_late: bool = False  # its first token or a gap was beyond its target
     num_preemptions: int = 0
     kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
 

@@ -91,6 +91,15 @@ def fleet_dashboard() -> Dashboard:
         ),
     ]
     service = [
+        Panel(
+            title="Requests in time",
+            queries={
+                "{{model}}": f"{_rate('muxfleet_requests_in_time_total', 'model')}"
+                f" / {_rate('muxfleet_answers_total', 'model')}"
+            },
+            unit="percentunit",
+            description="Share of finished answers whose first token and every gap were within target.",
+        ),
         _attainment("ttft"),
         _attainment("tbt"),
         Panel(

@@ -159,6 +159,8 @@ def test_sweep__growing_rates__ends_between_the_last_good_and_the_first_bad() ->
     assert [p.rate_per_s for p in found.points] == sorted(p.rate_per_s for p in found.points)
     for point in found.points:
         assert (point.attainment >= 0.99) == (point.rate_per_s <= found.goodput_per_s)
+        assert (point.request_attainment >= 0.99) == (point.rate_per_s <= found.goodput_requests_per_s)
+        assert point.request_attainment <= point.attainment
 
 
 def test_stream__at_rate__scales_times_and_nothing_else() -> None:

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from traces.outcome import Ending, RequestOutcome, write_outcomes_parquet
-from traces.report import attains, summarize
+from traces.report import attains, summarize, was_in_time
 from traces.timeliness import SloTarget
 
 TARGET = SloTarget(ttft_s=1.0, tbt_s=0.1)
@@ -48,6 +48,34 @@ def outcome(**changes):
 )
 def test_attains__an_outcome__judged_by_first_token_and_99_percent_of_gaps(changes, expected):
     assert attains(outcome(**changes), TARGET) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"gaps_s": (0.05,) * 199 + (0.2,)}, False),
+        ({"gaps_s": (0.2,) + (0.01,) * 199}, False),
+        ({"ttft_s": 1.001}, False),
+        ({"ending": Ending.LOST}, False),
+        ({"ending": Ending.REJECTED}, False),
+    ],
+)
+def test_was_in_time__an_outcome__judged_by_first_token_and_every_gap(changes, expected):
+    assert was_in_time(outcome(**changes), TARGET) is expected
+
+
+def test_summarize__requests_with_one_late_gap__count_in_gaps_and_not_in_requests():
+    outcomes = [outcome(), outcome(gaps_s=(0.05,) * 99 + (0.2,)), outcome(ttft_s=2.0, gaps_s=()), outcome(model="free")]
+
+    total = summarize(outcomes, {"a": TARGET}).total
+
+    assert total.request_attainment == pytest.approx(1 / 3)
+    assert total.slo_attainment == pytest.approx(2 / 3)
+    assert total.ttft_attainment == pytest.approx(2 / 3)
+    assert total.tbt_attainment == pytest.approx(101 / 102)
+    assert total.requests_in_time_per_s == pytest.approx(0.1)
+    assert total.goodput_per_s == pytest.approx(0.2)
 
 
 def test_summarize__mixed_endings__counts_shares_and_rates():
@@ -111,7 +139,15 @@ def test_as_dict__shape__is_what_scripts_rely_on():
     assert set(data) == {"models", "total"}
     assert set(data["models"]) == {"a", "b"}
     for figures in (*data["models"].values(), data["total"]):
-        assert figures.keys() >= {"requests", "lost", "ttft_s", "tbt_s", "slo_attainment", "output_tokens_per_s"}
+        assert figures.keys() >= {
+            "requests",
+            "lost",
+            "ttft_s",
+            "tbt_s",
+            "slo_attainment",
+            "request_attainment",
+            "output_tokens_per_s",
+        }
         assert set(figures["ttft_s"]) == set(figures["tbt_s"]) == {"p50", "p99"}
     assert [name for name, _ in summary.rows()] == ["a", "b", "total"]
 

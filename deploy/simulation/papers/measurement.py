@@ -26,7 +26,10 @@ OnRun = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`simulated` and `published` are as in the paper: absolute, or relative to the first system."""
+    """`simulated` and `published` are as in the paper: absolute, or relative to the first system. Beside them
+    `request_attainment`, the share of the requests whose first token and every gap met the case's targets: at the
+    goodput, or at the one rate of the case. None where no rate will do.
+    """
 
     case: str
     metric: Metric
@@ -34,6 +37,7 @@ class Row:
     simulated: float | None
     published: float | None
     absolute: float | None
+    request_attainment: float | None
 
     @property
     def ratio(self) -> float | None:
@@ -55,6 +59,12 @@ class Ordering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    metrics: Mapping[Metric, float | None]
+    request_attainment: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
     rows: tuple[Row, ...]
     orderings: tuple[Ordering, ...]
@@ -62,7 +72,7 @@ class CaseResult:
 
 
 def run_case(case: CaseSection, *, quick: bool, seed: int, on_run: OnRun) -> CaseResult:
-    measured: dict[str, Mapping[Metric, float | None]] = {}
+    measured: dict[str, _Measured] = {}
     unplaced: dict[str, Mapping[str, str]] = {}
     for system in case.systems:
         deployed = deploy_fleet(case.fleet, _deployment(case, system, seed))
@@ -100,7 +110,7 @@ def _stream(case: CaseSection, rate_per_s: float, *, quick: bool, seed: int) -> 
 
 def _measure(
     case: CaseSection, system: SystemSection, deployed: DeployedFleet, *, quick: bool, seed: int, on_run: OnRun
-) -> Mapping[Metric, float | None]:
+) -> _Measured:
     options = RunOptions(limits=_TAKES_ALL, gateways=1, window_s=case.window_s)
 
     def run_at(rate_per_s: float) -> FleetOutcome:
@@ -116,6 +126,7 @@ def _measure(
         run_at,
         attains=lambda outcome: float(sustains(outcome, case.need)),
         refinements=_QUICK_REFINEMENTS if quick else _REFINEMENTS,
+        by_requests=False,
     )
     best = next((p.outcome for p in found.points if p.rate_per_s == found.goodput_per_s), None)
     return _metrics(best, goodput_per_s=found.goodput_per_s)
@@ -152,11 +163,12 @@ def _cannot_sustain(need: NeedSection, stream: RequestStream) -> Callable[[Fleet
     return gives_up
 
 
-def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> Mapping[Metric, float | None]:
+def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> _Measured:
     if outcome is None:
-        return {"goodput_per_s": goodput_per_s, "goodput_tokens_per_s": 0.0}
+        nothing: Mapping[Metric, float | None] = {"goodput_per_s": goodput_per_s, "goodput_tokens_per_s": 0.0}
+        return _Measured(metrics=nothing, request_attainment=None)
     figures = outcome.total().figures(outcome.duration_s)
-    return {
+    metrics: Mapping[Metric, float | None] = {
         "goodput_per_s": goodput_per_s,
         "goodput_tokens_per_s": figures.tokens_per_s,
         "requests_per_s": figures.requests_per_s,
@@ -164,15 +176,14 @@ def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> Ma
         "tbt_mean_s": figures.gap_per_token_s,
         "slo_share": figures.slo_attainment,
     }
+    return _Measured(metrics=metrics, request_attainment=figures.request_attainment)
 
 
-def _rows(
-    case: CaseSection, published: PublishedSection, measured: Mapping[str, Mapping[Metric, float | None]]
-) -> list[Row]:
-    base = measured[case.systems[0].name].get(published.metric)
+def _rows(case: CaseSection, published: PublishedSection, measured: Mapping[str, _Measured]) -> list[Row]:
+    base = measured[case.systems[0].name].metrics.get(published.metric)
     rows = []
     for system in case.systems:
-        absolute = simulated = measured[system.name].get(published.metric)
+        absolute = simulated = measured[system.name].metrics.get(published.metric)
         if published.relative:
             simulated = absolute / base if absolute is not None and base else None
         rows.append(
@@ -183,6 +194,7 @@ def _rows(
                 simulated=simulated,
                 published=published.values.get(system.name),
                 absolute=absolute,
+                request_attainment=measured[system.name].request_attainment,
             )
         )
     return rows
