@@ -18,6 +18,7 @@ from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
 from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.engine_watch import WatchSettings
 from router.api_keys import KeyRing
 from router.limits import GatewayLimits
 from router.serve_adapter import GatewayIngress
@@ -39,7 +40,13 @@ def units_application(args: UnitsArgs, *, unit: type[UnitReplica]) -> Applicatio
 def gateway_application(
     args: GatewayArgs, *, gateway: type[GatewayIngress], controller: type[Controller]
 ) -> Application:
-    limits = GatewayLimits(max_body_bytes=args.max_body_bytes, max_queued=args.max_queued_requests, hold_s=args.hold_s)
+    limits = GatewayLimits(
+        max_body_bytes=args.max_body_bytes,
+        max_queued=args.max_queued_requests,
+        hold_s=args.hold_s,
+        suspect_s=args.unit_suspect_s,
+        lost_s=args.unit_lost_s,
+    )
     return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
         serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(),
         controller_deployment=CONTROLLER_DEPLOYMENT,
@@ -78,6 +85,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
         controller=CONTROLLER_DEPLOYMENT,
         controller_app=GATEWAY_APP,
         drain_timeout_s=DRAIN_TIMEOUT_S,
+        watch=WatchSettings(**shape.watch.model_dump()),
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deploy.setting_types import Dtype
 from deploy.settings import ModelSection, PlacementSection
+from deploy.watch_section import WatchSection
 
 UNITS_APP = "units"
 GATEWAY_APP = "gateway"
@@ -36,6 +37,7 @@ class UnitShape(Args):
     dtype: str | None = None
     max_batch_tokens: int
     max_running_sequences: int
+    watch: WatchSection = WatchSection()
 
 
 class UnitsArgs(Args):
@@ -46,6 +48,8 @@ class GatewayArgs(Args):
     max_body_bytes: int
     max_queued_requests: int
     hold_s: float
+    unit_suspect_s: float = 3.0
+    unit_lost_s: float = 10.0
     api_keys: str | None = None
     request_log: bool = False
 

@@ -33,7 +33,7 @@ from placement.solvers.base import PlacementModel, Solver
 from router.demand_report import DemandReport
 from router.view import FleetView, UnitView
 
-_HELD = frozenset({ModelPhase.READY, ModelPhase.LOADING})
+_HELD = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING})
 _TICK_S = 0.2  # heartbeats of a large fleet come thick and fast
 
 

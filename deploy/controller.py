@@ -84,6 +84,11 @@ class Controller:
             # Local checkpoints are read in milliseconds: plan with all of them at once.
             await asyncio.wait(list(self._reading.values()), timeout=_SPEC_PATIENCE_S)
 
+    async def check_health(self) -> None:
+        """Runs on the loop that hears units and gateways: Serve replaces a control loop on which it does not return.
+        Until then units keep their leases and gateways their view.
+        """
+
     async def heartbeat(self, report: UnitReport) -> Lease:
         lease = self._loop.heartbeat(report, time.monotonic())
         heard, self._heard = self._heard, asyncio.Event()

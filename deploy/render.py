@@ -18,8 +18,10 @@ from deploy.app_args import (
 from deploy.ray_environment import HAPROXY
 from deploy.settings import FleetFile, PoolSection
 
-# A crashed replica is replaced after one period, a hung one after three timeouts (Serve's defaults: 10 s and 30 s).
-_UNIT_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
+# A crashed replica is replaced after one period, one whose loop stands after three timeouts (Serve's defaults: 10 s and
+# 30 s). Each check runs on that loop.
+_UNIT_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
+_CONTROLLER_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
 _QUICK_SHUTDOWN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 10.0}
 DRAIN_TIMEOUT_S = 50.0
 """How long a unit that goes lets its streams finish; Serve ends it some seconds later."""
@@ -107,6 +109,7 @@ def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
         dtype=engine.dtype,
         max_batch_tokens=engine.max_batch_tokens,
         max_running_sequences=engine.max_running_sequences,
+        watch=engine.watch,
     )
 
 
@@ -136,6 +139,8 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
         max_body_bytes=gateway.max_body_bytes,
         max_queued_requests=gateway.max_queued_requests,
         hold_s=gateway.hold_s,
+        unit_suspect_s=gateway.unit_suspect_s,
+        unit_lost_s=gateway.unit_lost_s,
         api_keys=gateway.api_keys,
         request_log=gateway.request_log,
     )
@@ -161,8 +166,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
                 "max_ongoing_requests": _CONTROL_CALLS,
                 "user_config": controller_config(fleet).as_user_config(),
                 "ray_actor_options": {"num_cpus": _SMALL_CPUS},
-                "health_check_period_s": 1.0,
-                "health_check_timeout_s": 10.0,
+                **_CONTROLLER_HEALTH,
                 **_QUICK_SHUTDOWN,
             },
         ],

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, OptionNotUsable, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of, repeated
+from deploy.section import Section
 from deploy.setting_types import Backend, Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, Size, WrittenReplan
 from deploy.sglang_problems import sglang_problems
 from deploy.source_paths import absolute, resolve_source
+from deploy.watch_section import WatchSection
 from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
 from profiler.devices import device_named
@@ -23,10 +25,6 @@ from profiler.profile_file import read_profile
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_GPUS = 20_000
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class SloSection(Section):
@@ -139,6 +137,7 @@ class EngineSection(Section):
     """New tokens of one prefill batch."""
     max_running_sequences: PositiveInt = 64
     """Sequences of one model that hold KV at once."""
+    watch: WatchSection = WatchSection()
 
 
 class PlacementSection(Section):
@@ -170,6 +169,10 @@ class GatewaySection(Section):
     hold_s: PositiveFloat = 30.0
     """How long a request waits for its turn (then 429) or for its model to become ready (then 503), unless it brings a
     target of its own."""
+    unit_suspect_s: PositiveFloat = 3.0
+    """The streams of a unit that says nothing for so long go on on other units that can serve them."""
+    unit_lost_s: PositiveFloat = 10.0
+    """A unit that says nothing for so long is lost to the gateway, whether or not there is another."""
     api_keys: Annotated[str, Field(min_length=1)] | None = None
     """File of API keys (relative to this file), made with `muxfleet keys`; read again when it changes. Default: anybody
     may use every model."""

@@ -11,6 +11,7 @@ EngineError
 ├── PartitioningUnavailable  the GPU's SMs cannot be partitioned by green contexts
 ├── StreamRefused      a unit's frame stream refused the connection (token, version)
 └── UnitLost           the frame stream of a unit broke or went silent
+    └── UnitStalled    it is there, but its engine makes no progress
 """
 
 
@@ -49,10 +50,14 @@ class LaunchFailed(EngineError):
 
 
 class EngineDied(EngineError):
-    def __init__(self, *, pid: int | None, exit_code: int | None) -> None:
-        super().__init__(f"engine process {pid} ended with exit code {exit_code}; Serve restarts its unit")
+    """`hang`: it was killed because it made no progress, and this is how that showed."""
+
+    def __init__(self, *, pid: int | None, exit_code: int | None, hang: str | None = None) -> None:
+        end = f"ended with exit code {exit_code}" if hang is None else f"hung and was killed: {hang}"
+        super().__init__(f"engine process {pid} {end}; Serve restarts its unit")
         self.pid = pid
         self.exit_code = exit_code
+        self.hang = hang
 
 
 class DeviceUnavailable(EngineError):
@@ -82,6 +87,10 @@ class UnitLost(EngineError):
         super().__init__(f"lost the unit at {endpoint}: {reason}")
         self.endpoint = endpoint
         self.reason = reason
+
+
+class UnitStalled(UnitLost):
+    pass
 
 
 class EngineStartFailed(EngineError):

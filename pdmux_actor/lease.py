@@ -36,6 +36,7 @@ class Lease:
 class ModelPhase(StrEnum):
     LOADING = "loading"
     READY = "ready"
+    STALLED = "stalled"  # loaded, but the engine makes no progress: ready again when it does, or the unit is replaced
     DRAINING = "draining"
     FAILED = "failed"
     ASLEEP = "asleep"  # it serves nothing; its weights are in host memory

@@ -116,6 +116,18 @@ class ModelLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchInFlight:
+    """What a lane is busy with: told apart from others by its lane and `took_off_s`, on the engine's clock.
+    `is_learned`: launches like it have been measured, so `expected_s` is no guess.
+    """
+
+    lane: str
+    took_off_s: float
+    expected_s: float
+    is_learned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
     """State of a unit. `prefill_sms` and `decode_sms` are the partition in force (cores on a CPU).
 
@@ -138,6 +150,11 @@ class LoadReport:
     decode_headroom: float | None = None
     unpartitioned_reason: str | None = None  # why lanes compete for all SMs although they could have their own
     guard_cells_moved_total: int = 0  # observations that changed what the contention guard says
+    launches: tuple[LaunchInFlight, ...] = ()
+
+    @property
+    def has_work(self) -> bool:
+        return any(m.running or m.waiting for m in self.models)
 
     @property
     def fairness_gap(self) -> float:

@@ -1,12 +1,12 @@
 """The life of one accepted generation: choose a unit, stream, and go on elsewhere if the unit is lost."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdmux_actor.errors import StreamRefused, UnitLost
+from pdmux_actor.errors import StreamRefused, UnitLost, UnitStalled
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import FinishReason, GenerateRequest
 from pdmux_actor.serving.frames import Delta, TokenLogprob
@@ -19,6 +19,7 @@ from router.errors import (
     RequestKilledUnits,
     UnitsLost,
 )
+from router.frame_connection import Stall
 from router.front_desk import FrontDesk
 from router.generation import Generation, Output
 from router.limits import GatewayLimits
@@ -105,7 +106,7 @@ class Dispatcher:
                 self._desk.sent(generation.request_id, unit, self._clock())
             kept_tokens = len(progress.final)
             try:
-                async with aclosing(self._attempt(generation, unit, progress, attempts)) as outputs:
+                async with aclosing(self._attempt(generation, unit, progress, attempts, failed)) as outputs:
                     async for output in outputs:
                         yield output
                         if output.finish is not None:
@@ -117,7 +118,7 @@ class Dispatcher:
                 attempts += not isinstance(error, UnitUnreachable | StreamRefused)
                 if len(progress.final) > kept_tokens:
                     deaths = 0  # the unit died later, of something else as likely
-                deaths += not isinstance(error, UnitUnreachable | StreamRefused | _GivenBack)
+                deaths += not isinstance(error, UnitUnreachable | UnitStalled | StreamRefused | _GivenBack)
                 failed.add(unit.unit_id)
                 progress.open.clear()
                 self._note_loss(generation, unit, progress, error)
@@ -128,16 +129,25 @@ class Dispatcher:
         yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # only the end itself was lost
 
     async def _attempt(
-        self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int
+        self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int, failed: Set[str]
     ) -> AsyncGenerator[Output, None]:
         transport = self._transports.transport(unit.endpoint)
         async with aclosing(transport.generate(_continuation(generation, progress, attempt))) as deltas:
             async for delta in deltas:
+                if isinstance(delta, Stall):
+                    self._raise_if_others_can(generation, unit, delta, failed)
+                    continue
                 if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
                     raise _failure(generation.model, unit, delta)
                 output = progress.take(delta)
                 if output.text or output.num_tokens or output.finish is not None:
                     yield output
+
+    def _raise_if_others_can(self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str]) -> None:
+        """Where no other unit can serve it, the stream stays where it is: the unit comes to itself, or is replaced."""
+        self._desk.set_unreachable(self._unreachable_units())
+        if self._desk.route(generation.request_id, self._clock(), avoid=failed | {unit.unit_id}) is not None:
+            raise UnitStalled(endpoint=unit.endpoint, reason=stall.reason)
 
     def _note_loss(self, generation: Generation, unit: UnitChoice, progress: _Progress, error: Exception) -> None:
         self._on_continuation(generation.model)

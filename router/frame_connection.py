@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -31,6 +32,22 @@ from pdmux_actor.serving.frames import (
 
 logger = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceLimits:
+    """Of a unit that says nothing: after `suspect_s` its streams may go on elsewhere, after `lost_s` they must."""
+
+    suspect_s: float = 3.0
+    lost_s: float = SILENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Nothing comes of the stream for now, which is still open."""
+
+    reason: str
+
+
 _GRANT_DELTAS = INITIAL_CREDIT // 2  # credit is returned in lumps: one frame per that many Deltas
 
 
@@ -41,7 +58,8 @@ class DeltaStream:
         self.stream_id = stream_id
         self.finished = False
         self._connection = connection
-        self._arrived: asyncio.Queue[Delta | UnitLost] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Delta | UnitLost | None] = asyncio.Queue()  # None: look at `_stall`
+        self._stall: Stall | None = None
         self._expected_sequence = 0
         self._consumed = 0
 
@@ -51,18 +69,30 @@ class DeltaStream:
             return False
         self._expected_sequence += 1
         self.finished = delta.finish is not None
+        self._stall = None
         self._arrived.put_nowait(delta)
         return True
+
+    def note_stall(self, stall: Stall) -> None:
+        """Told once for all that is noted until somebody reads it, and not if a Delta comes first."""
+        if self._stall is None and not self.finished:
+            self._stall = stall
+            self._arrived.put_nowait(None)
 
     def fail(self, error: UnitLost) -> None:
         if not self.finished:
             self._arrived.put_nowait(error)
 
-    async def next(self) -> Delta:
-        """Raises:
-        UnitLost: the connection broke before the stream's last Delta.
+    async def next(self) -> Delta | Stall:
+        """Waits for as long as the connection does: `SilenceLimits` bound that.
+
+        Raises:
+            UnitLost: the connection broke before the stream's last Delta.
         """
-        item = await self._arrived.get()
+        while (item := await self._arrived.get()) is None:
+            if (stall := self._stall) is not None:
+                self._stall = None
+                return stall
         if isinstance(item, UnitLost):
             raise item
         self._consumed += 1
@@ -75,10 +105,11 @@ class DeltaStream:
 class FrameConnection(asyncio.Protocol):
     """Opened by `loop.create_connection`; `welcomed` resolves to the unit's id or raises."""
 
-    def __init__(self, *, endpoint: str, token: str) -> None:
+    def __init__(self, *, endpoint: str, token: str, silence: SilenceLimits) -> None:
         self._loop = asyncio.get_running_loop()
         self._endpoint = endpoint
         self._token = token
+        self._silence = silence
         self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(FromUnit)
         self._transport: asyncio.Transport | None = None
@@ -88,6 +119,7 @@ class FrameConnection(asyncio.Protocol):
         self._last_received_s = self._last_sent_s = self._loop.time()
         self._beat = Beat(HEARTBEAT_S / 2, self._on_beat)
         self.lost = False
+        self.stall: Stall | None = None  # of the unit: for what is sent there from now on, too
         self.welcomed: asyncio.Future[str] = self._loop.create_future()
 
     @property
@@ -98,7 +130,7 @@ class FrameConnection(asyncio.Protocol):
         """Raises:
         UnitLost: the connection broke while it was waiting for room in the socket.
         """
-        await self._writable.wait()
+        await self._writable.wait()  # of a peer that does not read comes nothing either, in the end `close`
         if self.lost:
             raise UnitLost(endpoint=self._endpoint, reason="the connection broke")
         stream = DeltaStream(self._next_stream, self)
@@ -170,6 +202,7 @@ class FrameConnection(asyncio.Protocol):
     def _on_message(self, message: FromUnit) -> None:
         match message:
             case Delta(stream=stream_id):
+                self.stall = None
                 stream = self._streams.get(stream_id)  # absent: cancelled, the Delta was on its way
                 if stream is not None and not stream.put(message):
                     self.close(
@@ -182,12 +215,21 @@ class FrameConnection(asyncio.Protocol):
                 if not self.welcomed.done():
                     self.welcomed.set_exception(StreamRefused(endpoint=self._endpoint, reason=reason))
                 self.close(f"the unit refused the stream: {reason}")
-            case Ping():
-                pass
+            case Ping(stalled=stalled):
+                self._note_stall("its engine makes no progress" if stalled else None)
+
+    def _note_stall(self, reason: str | None) -> None:
+        self.stall = None if reason is None else Stall(reason)
+        if self.stall is not None:
+            for stream in self._streams.values():
+                stream.note_stall(self.stall)
 
     def _on_beat(self, now_s: float, punctual: bool) -> None:
-        if punctual and now_s - self._last_received_s > SILENCE_S:
-            self.close(f"silent for {SILENCE_S:.0f} s")
+        silent_s = now_s - self._last_received_s
+        if punctual and silent_s > self._silence.lost_s:
+            self.close(f"silent for {silent_s:.1f} s")
             return
+        if punctual and silent_s > self._silence.suspect_s:
+            self._note_stall(f"silent for {silent_s:.1f} s")
         if now_s - self._last_sent_s >= HEARTBEAT_S:
             self.send(Ping())

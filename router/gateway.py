@@ -22,6 +22,7 @@ from router.errors import (
     UnsupportedParameter,
 )
 from router.fanout import interleave
+from router.frame_connection import SilenceLimits
 from router.front_desk import FrontDesk
 from router.generation import Generation
 from router.limits import GatewayLimits
@@ -60,7 +61,7 @@ class Gateway:
         )
         self._clock = clock
         self.access = Access(clock=clock, num_gateways=lambda: self.view.current.num_gateways)
-        self._pool = UnitPool()
+        self._pool = UnitPool(SilenceLimits(suspect_s=self.limits.suspect_s, lost_s=self.limits.lost_s))
         self._tokenizers = Tokenizers(max_entries=self.limits.max_tokenizers)
         self.metrics = GatewayMetrics(
             version=VERSION,

@@ -9,8 +9,9 @@ class GatewayLimits:
 
     `max_queued` counts requests of one model that wait for their first token. `max_attempts` bounds the units that one
     request may lose; `max_deaths` those that may die under it without a token in between: a request that kills engines
-    stops early. A client that does not send its body within
-    `body_timeout_s`, or reads nothing of a stream for `write_timeout_s`, is let go.
+    stops early. A client that does not send its body within `body_timeout_s`, or reads nothing of a stream for
+    `write_timeout_s`, is let go. The streams of a unit that says nothing for `suspect_s` go on elsewhere where they
+    can; after `lost_s` it is lost.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -26,3 +27,5 @@ class GatewayLimits:
     body_timeout_s: float = 60.0
     write_timeout_s: float = 120.0
     max_tokenizers: int = 64
+    suspect_s: float = 3.0
+    lost_s: float = 10.0

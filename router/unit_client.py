@@ -8,7 +8,7 @@ from typing import Protocol
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.serving.frames import Delta
-from router.frame_connection import FrameConnection
+from router.frame_connection import FrameConnection, SilenceLimits, Stall
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,9 @@ class UnitUnreachable(UnitLost):
 
 
 class UnitTransport(Protocol):
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        """Deltas until one has `finish` set. Closing the generator before that cancels the request on the unit.
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta | Stall, None]:
+        """Deltas until one has `finish` set, and a Stall now and then while the unit makes no progress. Closing the
+        generator before that cancels the request on the unit.
 
         Raises:
             UnitUnreachable: the unit could not be connected to.
@@ -36,8 +37,9 @@ class UnitTransport(Protocol):
 class FrameStreamClient:
     """One multiplexed connection to a unit, opened when first needed and again, with backoff, when it broke."""
 
-    def __init__(self, endpoint: str, token: str) -> None:
+    def __init__(self, endpoint: str, token: str, silence: SilenceLimits | None = None) -> None:
         self._endpoint = endpoint
+        self._silence = silence or SilenceLimits()
         self.token = token
         self._connection: FrameConnection | None = None
         self._connecting: asyncio.Task[FrameConnection] | None = None
@@ -46,14 +48,17 @@ class FrameStreamClient:
 
     @property
     def reachable(self) -> bool:
-        """False while the client keeps away from a unit that it could not reach."""
+        """False while the client keeps away from a unit that it could not reach, or that makes no progress."""
+        connection = self._connection
+        if connection is not None and not connection.lost and connection.stall is not None:
+            return False
         return asyncio.get_running_loop().time() >= self._retry_at_s
 
     @property
     def idle(self) -> bool:
         return self._connecting is None and (self._connection is None or self._connection.num_streams == 0)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta | Stall, None]:
         connection = self._connection
         if connection is None or connection.lost:
             connection = await self._connect_once()
@@ -62,7 +67,7 @@ class FrameStreamClient:
             while True:
                 delta = await stream.next()
                 yield delta
-                if delta.finish is not None:
+                if isinstance(delta, Delta) and delta.finish is not None:
                     return
         finally:
             connection.close_stream(stream)
@@ -76,7 +81,7 @@ class FrameStreamClient:
 
     async def _connect_once(self) -> FrameConnection:
         """All who wait share one attempt."""
-        if not self.reachable:
+        if asyncio.get_running_loop().time() < self._retry_at_s:
             reason = f"not reachable, next attempt within {self._backoff_s:.1f} s"
             raise UnitUnreachable(endpoint=self._endpoint, reason=reason)
         if self._connecting is None:
@@ -97,7 +102,7 @@ class FrameStreamClient:
     async def _connect(self) -> FrameConnection:
         loop = asyncio.get_running_loop()
         host, _, port = self._endpoint.rpartition(":")
-        connection = FrameConnection(endpoint=self._endpoint, token=self.token)
+        connection = FrameConnection(endpoint=self._endpoint, token=self.token, silence=self._silence)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await loop.create_connection(lambda: connection, host.strip("[]"), int(port))

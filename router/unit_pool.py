@@ -2,6 +2,7 @@
 
 import asyncio
 
+from router.frame_connection import SilenceLimits
 from router.unit_client import FrameStreamClient, UnitTransport
 from router.view import FleetView
 
@@ -13,7 +14,8 @@ class UnitPool:
     a registration that flickers cuts nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, silence: SilenceLimits | None = None) -> None:
+        self._silence = silence
         self._clients: dict[str, FrameStreamClient] = {}
         self._token = ""
         self._closing: set[asyncio.Task[None]] = set()
@@ -33,11 +35,11 @@ class UnitPool:
     def transport(self, endpoint: str) -> UnitTransport:
         client = self._clients.get(endpoint)
         if client is None:
-            client = self._clients[endpoint] = FrameStreamClient(endpoint, self._token)
+            client = self._clients[endpoint] = FrameStreamClient(endpoint, self._token, self._silence)
         return client
 
     def unreachable(self) -> frozenset[str]:
-        """Endpoints that could not be reached a moment ago."""
+        """Endpoints that could not be reached a moment ago, or whose units make no progress."""
         return frozenset(endpoint for endpoint, client in self._clients.items() if not client.reachable)
 
     async def close(self) -> None:

@@ -43,6 +43,7 @@ from pdmux_actor.serving.commands import (
     Tokens,
     encode,
 )
+from pdmux_actor.serving.engine_watch import EngineWatch, WatchSettings
 from profiler.probe import LaunchShape
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ _READ_BYTES = 256 * 1024
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
+_WATCH_PERIOD_S = 0.25
 
 _Call = LoadModel | RemoveModel | ChangeQuotas | ReadDecisions | TimeLaunch
 _Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead | LaunchTimed | LaunchNotTimed
@@ -69,12 +71,19 @@ class NativeEngine:
     """Implements backends.base.Engine over an engine process.
 
     Call `start` on a thread that lives as long as the engine: the kernel ends the process with the thread that started
-    it. The process's end shows as end-of-file on the socket, within milliseconds.
+    it. The process's end shows as end-of-file on the socket, within milliseconds. A process that hangs is killed; one
+    that runs SGLang is not watched for that, SGLang's own watchdog does it.
     """
 
-    def __init__(self, settings: EngineSettings, *, start_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, settings: EngineSettings, *, start_timeout_s: float = 120.0, watch: WatchSettings | None = None
+    ) -> None:
         self._settings = settings
         self._start_timeout_s = start_timeout_s
+        self._runs_sglang = settings.kind.startswith("sglang")
+        self._watch = EngineWatch(watch or WatchSettings())
+        self._watching: asyncio.Task[None] | None = None
+        self._hang: str | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,7 +112,7 @@ class NativeEngine:
                 "-c",
                 _RUN_PROGRAM,
                 str(_PACKAGES_FOLDER),
-                _SGLANG_PROGRAM if self._settings.kind.startswith("sglang") else _PROGRAM,
+                _SGLANG_PROGRAM if self._runs_sglang else _PROGRAM,
                 str(theirs.fileno()),
                 msgspec.json.encode(self._settings).decode(),
                 pass_fds=[theirs.fileno()],
@@ -122,6 +131,8 @@ class NativeEngine:
         except EngineDied as death:
             await asyncio.wait(self._tasks, timeout=1.0)
             raise EngineStartFailed(reason=f"{death}; its last words: {self._last_words()}") from death
+        if not self._runs_sglang:
+            self._watching = asyncio.create_task(self._keep_watch())
         return EngineCapacity(
             device=started.device,
             memory_bytes=started.memory_bytes,
@@ -143,7 +154,8 @@ class NativeEngine:
                 revision=assignment.revision,
                 dtype=assignment.dtype,
                 max_model_len=assignment.max_model_len,
-            )
+            ),
+            within_s=self._watch.settings.load_s,
         )
         if isinstance(answer, ModelFailed):
             raise ModelLoadError(model=assignment.model, reason=answer.reason, remedy=answer.remedy)
@@ -151,7 +163,9 @@ class NativeEngine:
         return answer.max_model_len
 
     async def remove_model(self, model: str, *, sleep: bool = False) -> None:
-        await self._call(RemoveModel(call=next(self._call_ids), model=model, sleep=sleep))
+        # Behind the loads that were asked for before.
+        command = RemoveModel(call=next(self._call_ids), model=model, sleep=sleep)
+        await self._call(command, within_s=self._watch.settings.load_s)
 
     def asleep(self) -> Mapping[str, SleepingWeights]:
         return self._asleep
@@ -195,11 +209,16 @@ class NativeEngine:
     def is_alive(self) -> bool:
         return self._process is not None and self._death is None and not self._stopping
 
+    def is_stalled(self) -> bool:
+        return self.is_alive() and self._watch.suspicion() is not None
+
     async def stop(self) -> None:
         """Ends the process: gently, then for good. What still runs is not answered."""
         self._stopping = True
         if self._process is None:
             return
+        if self._watching is not None:  # the last thing that an engine does takes as long as it takes
+            self._watching.cancel()
         self._send(Shutdown())
         try:
             await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
@@ -207,13 +226,17 @@ class NativeEngine:
             logger.warning("engine process %s does not end by itself", self.pid)
         await self._kill()
 
-    async def _call(self, command: _Call) -> _Answer:
+    async def _call(self, command: _Call, *, within_s: float | None = None) -> _Answer:
+        """Without `within_s` it ends with the engine at the latest: one that hangs is killed."""
         if self._death is not None:
             raise self._death
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._calls[command.call] = answer
         self._send(command)
         try:
+            if not (await asyncio.wait([answer], timeout=within_s))[0]:
+                # The thread that does such work keeps all that comes after it waiting.
+                self._give_up(f"{type(command).__name__} has not ended for {within_s:.0f} s")
             return await answer
         finally:
             del self._calls[command.call]
@@ -237,9 +260,11 @@ class NativeEngine:
     def _take(self, notice: Notice) -> None:
         match notice:
             case Tokens(events=events):
+                self._watch.hear_tokens()
                 self._events.put_nowait(events)
             case Load(report=report):
                 self._load = report
+                self._watch.hear(report)
             case Asleep(models=models):
                 self._asleep = {weights.model: weights for weights in models}
             case Started():
@@ -264,18 +289,49 @@ class NativeEngine:
         assert self._writer is not None
         self._writer.close()
         try:
-            exit_code = await asyncio.wait_for(self._process.wait(), 1.0)
+            exit_code: int | None = await asyncio.wait_for(self._process.wait(), 1.0)
         except TimeoutError:
             self._process.kill()
-            exit_code = await self._process.wait()
-        death = EngineDied(pid=self.pid, exit_code=exit_code)
+            exit_code = await self._exit_code()
+        death = EngineDied(pid=self.pid, exit_code=exit_code, hang=self._hang)
         self._death, self._was_stopped = death, self._stopping
+        if self._watching is not None:
+            self._watching.cancel()
         for waiting in [self._started, *self._calls.values()]:
             if waiting is not None and not waiting.done():
                 waiting.set_exception(death)
         self._events.put_nowait(None)
         if not self._was_stopped:
             await self._log_last_words(death)
+
+    async def _exit_code(self) -> int | None:
+        """None: the kernel does not let it go, as when it waits for a device; it is given up all the same."""
+        assert self._process is not None
+        try:
+            return await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
+        except TimeoutError:
+            return None
+
+    async def _keep_watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
+        while (hang := self._watch.hang()) is None:
+            await asyncio.sleep(_WATCH_PERIOD_S)
+            now_s = loop.time()
+            # What this loop itself missed, it did not see the engine miss.
+            self._watch.live(min(now_s - looked_s, 2 * _WATCH_PERIOD_S))
+            looked_s = now_s
+        self._give_up(hang)
+
+    def _give_up(self, hang: str) -> None:
+        """The end of the socket then tells its death."""
+        assert self._process is not None
+        assert self._writer is not None
+        logger.error("engine process %s hangs and is killed: %s", self.pid, hang)
+        self._hang = hang
+        if self._process.returncode is None:
+            self._process.kill()
+        self._writer.transport.abort()
 
     async def _log_last_words(self, death: EngineDied) -> None:
         await asyncio.wait(self._tasks[1:], timeout=1.0)
@@ -308,4 +364,4 @@ class NativeEngine:
         self._stopping = True
         if self._process.returncode is None:
             self._process.kill()
-        await asyncio.wait(self._tasks)
+        await asyncio.wait(self._tasks, timeout=_EXIT_TIMEOUT_S)  # not for a process that the kernel does not let go

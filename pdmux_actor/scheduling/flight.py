@@ -1,6 +1,6 @@
 """What is on the lanes, with which share, and how much of its time it had company."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -61,6 +61,9 @@ class LanesInFlight:
         if flight is None:
             return _IDLE
         return LaneState(busy=True, sms=flight.sms, ends_s=flight.took_off_s + flight.expected_s)
+
+    def flights(self) -> Collection[Flight]:
+        return self._lanes.values()
 
     def of(self, launch: ComputeLaunch) -> Flight:
         return self._lanes[launch.lane]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from pdmux_actor.kv.block_pool import BlockPool
-from pdmux_actor.messages import LoadReport, ModelLoad
+from pdmux_actor.messages import LaunchInFlight, LoadReport, ModelLoad
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.flight import LanesInFlight
@@ -85,6 +85,15 @@ class LoadReporter:
             decode_achieved_s=achieved_s,
             decode_headroom=1.0 - achieved_s / tightest_s if achieved_s and tightest_s != float("inf") else None,
             guard_cells_moved_total=self._predictor.guard.cells_moved,
+            launches=tuple(
+                LaunchInFlight(
+                    lane=flight.launch.lane.value,
+                    took_off_s=flight.took_off_s,
+                    expected_s=flight.expected_s,
+                    is_learned=self._predictor.has_measured(flight.launch),
+                )
+                for flight in lanes.flights()
+            ),
         )
 
     def _model(self, queue: ModelQueue, prefill_sms: int, decode_sms: int, now_s: float) -> ModelLoad:

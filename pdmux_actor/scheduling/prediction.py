@@ -139,6 +139,17 @@ class LatencyPredictor:
                 phase = PREFILL_BESIDE if beside_other_lane else PREFILL
                 return flight.modelled_s * self._scale(model, phase, sms, size)
 
+    def has_measured(self, launch: ComputeLaunch) -> bool:
+        """Whether a launch of this model and kind has been measured: what is expected of the first ones is a guess."""
+        match launch:
+            case DecodeStep():
+                phases: Sequence[str] = (DECODE,)
+            case MixedStep():
+                phases = (MIXED,)
+            case PrefillSlice():
+                phases = (PREFILL, PREFILL_BESIDE)
+        return self._scales.of_phase(launch.model, phases) is not None
+
     def learn(self, flight: Flight, contexts: Sequence[int], done: Completion) -> None:
         """`contexts` are those of the decoding sequences when the launch took off; of one without company they do not
         matter.

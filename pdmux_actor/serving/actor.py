@@ -14,6 +14,7 @@ from ray.util import get_node_ip_address
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import Lease
 from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.unit import DRAIN_TIMEOUT_S, Unit
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heartbeat_timeout_s: float = 5.0
     start_timeout_s: float = 120.0
     drain_timeout_s: float = DRAIN_TIMEOUT_S
+    watch: WatchSettings = WatchSettings()
 
 
 class PdmuxActor:
@@ -50,7 +52,11 @@ class PdmuxActor:
         self._settings = msgspec.convert(settings, ActorSettings)
         context = ray.get_runtime_context()
         self._unit = Unit(
-            NativeEngine(self._settings.engine, start_timeout_s=self._settings.start_timeout_s),
+            NativeEngine(
+                self._settings.engine,
+                start_timeout_s=self._settings.start_timeout_s,
+                watch=self._settings.watch,
+            ),
             unit_id=f"{self._settings.pool}-{uuid.uuid4().hex[:12]}",
             node=context.get_node_id(),
             pool=self._settings.pool,
@@ -63,7 +69,9 @@ class PdmuxActor:
         self._heartbeats = asyncio.create_task(self._beat())
 
     async def check_health(self) -> None:
-        """Never waits; a model that is absent or loading is no illness."""
+        """Runs on the loop that serves: Serve also replaces a unit whose check does not return. Never waits; a model
+        that is absent or loading is no illness.
+        """
         if self._heartbeats.done():
             raise UnitNotHealthy("the unit no longer talks to the control loop") from self._heartbeats.exception()
         if not self._unit.is_healthy():

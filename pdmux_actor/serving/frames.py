@@ -2,8 +2,9 @@
 
 A frame is a 4-byte big-endian length and a msgpack-encoded message of one of the tagged types below. The gateway opens
 the connection with Hello; the unit answers Welcome or Refused. `stream` ids are chosen by the gateway, unique within a
-connection. Either side sends Ping when it has been silent for `HEARTBEAT_S`; silence of `SILENCE_S` means that the peer
-is lost. A stream ends with a Delta whose `finish` is set; the unit forgets it then.
+connection. Either side sends Ping when it has been silent for `HEARTBEAT_S`; silence of `SILENCE_S`, unless
+settings say otherwise, means that the peer is lost. A stream ends with a Delta whose `finish` is set; the unit forgets
+it then.
 
 Credit: a unit sends at most `credit` Deltas per stream beyond what the gateway has granted and merges what it must hold
 back, so a slow client costs neither side unbounded memory. A stream's last Delta needs no credit.
@@ -20,7 +21,7 @@ from pdmux_actor.messages import FinishReason, GenerateRequest
 
 PROTOCOL_VERSION = 1
 HEARTBEAT_S = 1.0
-SILENCE_S = 5.0
+SILENCE_S = 10.0
 INITIAL_CREDIT = 64
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
@@ -94,7 +95,11 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    pass
+    """`stalled`, said by a unit: its engine makes no progress. Its streams stay open; a gateway that has another unit
+    for them goes on there.
+    """
+
+    stalled: bool = False
 
 
 ToUnit = Hello | Generate | Cancel | Credit | Ping

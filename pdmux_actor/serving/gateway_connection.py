@@ -50,6 +50,10 @@ class StreamHandler(Protocol):
         """Nobody waits for the stream any more: it sends nothing from now on, its sequence is freed."""
         ...
 
+    def is_stalled(self) -> bool:
+        """Nothing comes of the streams for now; who can have them served elsewhere should."""
+        ...
+
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     unit_id: str
@@ -86,6 +90,7 @@ class GatewayConnection(asyncio.Protocol):
         self._outgoing: list[bytes] = []
         self._last_received_s = self._last_sent_s = self._loop.time()
         self._opened_s = self._last_received_s
+        self._said_stalled = False
         self._beat = Beat(HEARTBEAT_S / 2, self._on_beat)
 
     def close(self) -> None:
@@ -209,5 +214,7 @@ class GatewayConnection(asyncio.Protocol):
             self._beat.stop()
             self.abort()
             return
-        if self._welcomed and now_s - self._last_sent_s >= HEARTBEAT_S:
-            self._queue(Ping())
+        stalled = self._handler.is_stalled()
+        if self._welcomed and (stalled is not self._said_stalled or now_s - self._last_sent_s >= HEARTBEAT_S):
+            self._said_stalled = stalled
+            self._queue(Ping(stalled=stalled))

@@ -12,7 +12,7 @@ from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus, U
 from pdmux_actor.messages import FinishReason, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.detokenizer import Vocabulary
-from pdmux_actor.serving.frames import Delta, Generate
+from pdmux_actor.serving.frames import SILENCE_S, Delta, Generate
 from pdmux_actor.serving.gateway_connection import StreamSettings
 from pdmux_actor.serving.lease_follower import FIRST_RETRY_S, HeldModel, LeaseFollower
 from pdmux_actor.serving.stream_server import StreamServer
@@ -49,9 +49,10 @@ class Unit:
         port: int = 0,
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
         first_retry_s: float = FIRST_RETRY_S,
+        silence_s: float = SILENCE_S,
         load_vocabulary: Callable[[ModelAssignment], Vocabulary] = load_vocabulary,
     ) -> None:
-        """`host` is bound and advertised."""
+        """`host` is bound and advertised. A gateway that says nothing for `silence_s` is taken for lost."""
         self._engine = engine
         self.unit_id = unit_id
         self._node = node
@@ -59,7 +60,7 @@ class Unit:
         self._num_gpus = num_gpus
         self._host = host
         self._port = port
-        self._server = StreamServer(StreamSettings(unit_id=unit_id), self)
+        self._server = StreamServer(StreamSettings(unit_id=unit_id, silence_s=silence_s), self)
         self._follower = LeaseFollower(
             engine, load_vocabulary, drain_timeout_s=drain_timeout_s, first_retry_s=first_retry_s
         )
@@ -111,9 +112,10 @@ class Unit:
 
     def _model_statuses(self) -> tuple[ModelStatus, ...]:
         statuses = self._follower.statuses()
-        if self._refusal is None:
+        if self._refusal is None and not self.is_stalled():
             return statuses
-        return tuple(replace(s, phase=ModelPhase.DRAINING) if s.phase is ModelPhase.READY else s for s in statuses)
+        phase = ModelPhase.STALLED if self._refusal is None else ModelPhase.DRAINING
+        return tuple(replace(s, phase=phase) if s.phase is ModelPhase.READY else s for s in statuses)
 
     async def decisions(self, last: int) -> LogExcerpt:
         """What the scheduler decided lately. Raises EngineDied."""
@@ -142,10 +144,13 @@ class Unit:
         await self._server.stop()
         await self._follower.stop()
         await self._engine.stop()
-        if self._pump is not None:
+        if self._pump is not None:  # ends with the engine's events
             await asyncio.wait([self._pump])
 
     # ---- StreamHandler ----
+
+    def is_stalled(self) -> bool:
+        return self._engine.is_stalled()
 
     def open(self, message: Generate, send: Callable[[Delta], None]) -> TokenStream | None:
         held = self._follower.ready(message.request.model)

@@ -12,6 +12,9 @@ import psutil
 from chaos_load import MODELS
 from fleet_process import FleetProcess, command_line
 
+from deploy.settings import GatewaySection
+from deploy.watch_section import WatchSection
+
 _RECOVER_S = 120.0
 _ENGINE = "pdmux_actor.serving.process"
 _GATEWAY = "ServeReplica:gateway:Gateway"
@@ -23,13 +26,14 @@ _LONG_PROMPTS = 24
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """`breaks_connections`: it kills what clients are connected to, so theirs may break; nothing else may be lost.
-    `takes_units`: others come in their place.
+    `takes_units`: others come in their place. `silence_s`: no stream is silent for so long.
     """
 
     name: str
     strike: Callable[[FleetProcess], Awaitable[None]]
     breaks_connections: bool = False
     takes_units: bool = False
+    silence_s: float | None = None
 
 
 def processes(fleet: FleetProcess, title: str) -> list[psutil.Process]:
@@ -92,6 +96,31 @@ async def slow_unit(fleet: FleetProcess) -> None:
         await asyncio.sleep(0.1)
 
 
+async def stop_engine(fleet: FleetProcess) -> None:
+    """For good, as one that waits for a GPU that never answers: its actor must kill it."""
+    await _stop_until_gone(processes(fleet, _ENGINE)[0])
+
+
+async def stop_actor(fleet: FleetProcess) -> None:
+    """For good: Serve must replace it."""
+    actor = processes(fleet, _ENGINE)[0].parent()
+    assert actor is not None
+    await _stop_until_gone(actor)
+
+
+async def stop_controller(fleet: FleetProcess) -> None:
+    """For good: Serve must replace it."""
+    await _stop_until_gone(processes(fleet, _CONTROLLER)[0])
+
+
+async def _stop_until_gone(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGSTOP)
+    until_s = time.monotonic() + _RECOVER_S
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until_s, f"nobody has replaced {process}"
+        await asyncio.sleep(0.1)
+
+
 async def _freeze(process: psutil.Process, span_s: float) -> None:
     process.send_signal(signal.SIGSTOP)
     try:
@@ -107,6 +136,9 @@ FAULTS = (
     Fault(name="controller killed", strike=kill_controller),
     Fault(name="telemetry cut", strike=cut_telemetry),
     Fault(name="slow unit", strike=slow_unit),
+    Fault(name="engine hung", strike=stop_engine, takes_units=True, silence_s=WatchSection().kill_s),
+    Fault(name="actor hung", strike=stop_actor, takes_units=True, silence_s=GatewaySection().unit_lost_s),
+    Fault(name="controller hung", strike=stop_controller),
     Fault(name="gateway killed", strike=kill_gateway, breaks_connections=True),
     Fault(name="two units killed", strike=kill_two_units, takes_units=True),
 )

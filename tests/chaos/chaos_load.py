@@ -18,7 +18,9 @@ _TIMEOUT_S = 150.0
 
 @dataclass(slots=True)
 class Answered:
-    """`ends` counts finish reasons and error events: exactly one is right. `broken`: the connection broke."""
+    """`ends` counts finish reasons and error events: exactly one is right. `broken`: the connection broke. `silent_s`:
+    the longest time without a token, from the request on.
+    """
 
     model: str
     prompt: int
@@ -26,6 +28,7 @@ class Answered:
     ends: Counter[str] = field(default_factory=Counter)
     broken: str | None = None
     ended_s: float = 0.0
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,9 @@ class Run:
     def lost(self) -> list[Answered]:
         """Without exactly one terminal answer."""
         return [a for a in self.answers if a.broken or sum(a.ends.values()) != 1]
+
+    def longest_silence_s(self) -> float:
+        return max(a.silent_s for a in self.answers)
 
     def broken(self) -> list[Answered]:
         return [a for a in self.answers if a.broken]
@@ -134,21 +140,25 @@ async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int, max_t
         "ignore_eos": True,
         "stream": True,
     }
+    began_s = time.monotonic()
     try:
         async with http.stream("POST", f"{url}/v1/completions", json=body) as response:
             if response.status_code != 200:
                 answered.ends[f"status {response.status_code}"] += 1
                 await response.aread()
             else:
-                await _read(response, answered)
+                await _read(response, answered, began_s)
     except httpx.HTTPError as error:
         answered.broken = f"{type(error).__name__}: {error}"
     answered.ended_s = time.monotonic()
     return answered
 
 
-async def _read(response: httpx.Response, answered: Answered) -> None:
+async def _read(response: httpx.Response, answered: Answered, heard_s: float) -> None:
     async for line in response.aiter_lines():
+        now_s = time.monotonic()
+        answered.silent_s = max(answered.silent_s, now_s - heard_s)
+        heard_s = now_s
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
         event = json.loads(line.removeprefix("data: "))

@@ -35,6 +35,7 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
 
     with capsys.disabled():
         print(f"\n  {fault.name}: {len(run.answers)} requests, well again after {recovered[0]:.1f} s", end="")
+        print(f", longest silence {run.longest_silence_s():.1f} s", end="")
         print(f", {len(run.broken())} connections broken" if run.broken() else "")
     if fault.breaks_connections:  # the client sees that, and asks again
         assert len(run.lost()) + len(run.refused()) <= 12, "only those that were connected to it"
@@ -42,6 +43,8 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
         assert not run.lost()
         assert not run.refused()
     assert not run.wrong()
+    if fault.silence_s is not None:  # streams go on elsewhere before who hangs is given up
+        assert run.longest_silence_s() < fault.silence_s
     asyncio.run(until_balanced(chaos_fleet))
 
 

@@ -17,6 +17,7 @@ from pdmux_actor.serving.frames import (
     Credit,
     Delta,
     FrameSplitter,
+    FromUnit,
     Generate,
     Hello,
     Ping,
@@ -109,6 +110,11 @@ class FakeUnit:
     def drop_connections(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
+
+    def say(self, message: FromUnit) -> None:
+        """To every gateway."""
+        for writer in self._writers:
+            writer.write(encode(message))
 
     def report(self, phase: ModelPhase = ModelPhase.READY) -> UnitReport:
         return UnitReport(

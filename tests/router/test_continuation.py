@@ -8,7 +8,7 @@ import pytest
 from fake_unit import SPEECH, FakeUnit, eventually, speech_tokens
 
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.serving.frames import Delta
+from pdmux_actor.serving.frames import Delta, Ping
 from router.limits import GatewayLimits
 
 MODEL = "demo/bytes"
@@ -88,6 +88,36 @@ async def test_only_unit__dies_and_comes_back__request_waits_for_it(serve) -> No
 
     assert reply.json()["usage"]["completion_tokens"] == 60
     assert len(reborn.requests[0].output_token_ids) == 10
+
+
+async def test_unit__stalls__its_streams_go_on_elsewhere_without_gap_or_repeat(serve) -> None:
+    units = [FakeUnit(unit_id="unit-a", token_gap_s=0.01), FakeUnit(unit_id="unit-b", token_gap_s=0.01)]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask(stream=True)))
+        await eventually(lambda: units[0].requests or units[1].requests)
+        stalled, other = units if units[0].requests else reversed(units)
+        stalled.say(Ping(stalled=True))
+        reply = await asking
+
+    text = "".join(c["choices"][0]["text"] for c in streamed(reply))
+    assert text == SPEECH.encode()[:60].decode(errors="replace")
+    assert len(other.requests) == 1
+    assert stalled.cancelled == [stalled.requests[0].request_id]
+
+
+async def test_only_unit__stalls__stream_stays_and_goes_on_when_the_unit_does(serve) -> None:
+    unit = FakeUnit(token_gap_s=0.01)
+    served = await serve(unit, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask()))
+        await eventually(lambda: unit.requests)
+        unit.say(Ping(stalled=True))
+        reply = await asking
+
+    assert reply.json()["usage"]["completion_tokens"] == 60
+    assert len(unit.requests) == 1
+    assert not unit.cancelled
 
 
 async def test_model__leaves_the_unit__retryable_error_moves_on(serve) -> None:

@@ -7,8 +7,9 @@ from fake_unit import TOKEN, FakeUnit, eventually
 
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
-from pdmux_actor.serving.frames import INITIAL_CREDIT, Cancel, Credit, Delta, encode
+from pdmux_actor.serving.frames import INITIAL_CREDIT, Cancel, Credit, Delta, Ping, encode
 from router import frame_connection
+from router.frame_connection import SilenceLimits, Stall
 from router.unit_client import FrameStreamClient, UnitUnreachable
 
 
@@ -36,7 +37,7 @@ async def client(unit):
 
 
 async def texts(client: FrameStreamClient, request: GenerateRequest) -> str:
-    return "".join([delta.text async for delta in client.generate(request)])
+    return "".join([delta.text async for delta in client.generate(request) if isinstance(delta, Delta)])
 
 
 async def test_streams__many_at_once__share_one_connection(unit, client) -> None:
@@ -101,18 +102,58 @@ async def test_token__wrong__refused(unit) -> None:
     await client.close()
 
 
-async def test_unit__silent__is_lost(unit, client, monkeypatch) -> None:
+@pytest.fixture
+async def make_client(unit, monkeypatch):
+    """Clients that beat fast."""
     monkeypatch.setattr(frame_connection, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(frame_connection, "SILENCE_S", 0.3)
+    clients = []
+
+    def make(**silence: float) -> FrameStreamClient:
+        clients.append(FrameStreamClient(unit.endpoint, TOKEN, SilenceLimits(**silence)))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.close()
+
+
+async def test_unit__silent__streams_are_told_of_the_stall_then_it_is_lost(unit, make_client) -> None:
+    client = make_client(suspect_s=0.1, lost_s=0.4)
     unit.mute = True
     unit.token_gap_s = 600
+    heard = []
+
+    async def listen() -> None:
+        async for item in client.generate(request_of()):
+            heard.append(item)
+            assert not client.reachable
+
     with pytest.raises(UnitLost, match="silent"):
-        await texts(client, request_of())
+        await listen()
+
+    assert heard
+    assert all(isinstance(item, Stall) and "silent" in item.reason for item in heard)
 
 
-async def test_heartbeat__idle_but_alive_unit__keeps_the_connection(unit, client, monkeypatch) -> None:
-    monkeypatch.setattr(frame_connection, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(frame_connection, "SILENCE_S", 0.5)
+async def test_unit__says_that_it_stalls__streams_are_told_and_go_on_when_it_comes_to_itself(unit, client) -> None:
+    unit.token_gap_s = 0.02
+    answer = client.generate(request_of(20))
+    first = await anext(answer)
+    unit.say(Ping(stalled=True))
+    async for item in answer:
+        if isinstance(item, Stall):
+            break
+    assert "no progress" in item.reason
+
+    texts_left = [item.text async for item in answer if isinstance(item, Delta)]
+
+    assert isinstance(first, Delta)
+    assert texts_left
+    assert client.reachable, "it spoke since"
+
+
+async def test_heartbeat__idle_but_alive_unit__keeps_the_connection(unit, make_client) -> None:
+    client = make_client(suspect_s=0.4, lost_s=0.5)
     await texts(client, request_of())
     await asyncio.sleep(1.0)
     await texts(client, request_of())
@@ -120,9 +161,8 @@ async def test_heartbeat__idle_but_alive_unit__keeps_the_connection(unit, client
     assert unit.connections == 1
 
 
-async def test_heartbeat__own_loop_was_held_up__unit_is_not_called_silent(unit, client, monkeypatch) -> None:
-    monkeypatch.setattr(frame_connection, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(frame_connection, "SILENCE_S", 0.1)
+async def test_heartbeat__own_loop_was_held_up__unit_is_not_called_silent(unit, make_client) -> None:
+    client = make_client(suspect_s=0.1, lost_s=0.1)
     unit.token_gap_s = 0.01
     asking = asyncio.create_task(texts(client, request_of(30)))
     await eventually(lambda: unit.requests)

@@ -12,8 +12,9 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError
 from deploy.fleet_problems import Problem, problems_of
+from deploy.section import Section
 from deploy.setting_types import PolicyName
-from deploy.settings import FleetFile, Section, read_text, resolved_fleet, semantic_problems
+from deploy.settings import FleetFile, read_text, resolved_fleet, semantic_problems
 from deploy.yaml_source import parse_yaml
 
 

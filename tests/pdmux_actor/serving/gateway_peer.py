@@ -13,6 +13,7 @@ class GatewayPeer:
         self.reader, self.writer = reader, writer
         self._splitter = FrameSplitter()
         self._frames: list = []
+        self.pings: list[Ping] = []
         self.deltas: dict[int, list[Delta]] = {}
 
     @classmethod
@@ -26,13 +27,20 @@ class GatewayPeer:
     def send(self, *messages) -> None:
         self.writer.write(b"".join(encode(message) for message in messages))
 
-    async def next(self, timeout_s: float = 60.0):
+    async def until_ping(self, *, stalled: bool) -> None:
+        while not (self.pings and self.pings[-1].stalled is stalled):
+            assert await self.next(returns_pings=True) is not None, "the unit closed the connection"
+
+    async def next(self, timeout_s: float = 60.0, *, returns_pings: bool = False):
         """The next frame that is no Ping; None at end-of-file."""
         async with asyncio.timeout(timeout_s):
             while True:
                 while self._frames:
                     frame = self._frames.pop(0)
                     if isinstance(frame, Ping):
+                        self.pings.append(frame)
+                        if returns_pings:
+                            return frame
                         continue
                     if isinstance(frame, Delta):
                         assert frame.sequence == len(self.deltas.setdefault(frame.stream, []))

@@ -19,6 +19,7 @@ class ScriptedEngine:
         self.sleeping: dict[str, SleepingWeights] = {}
         self._queue: asyncio.Queue = asyncio.Queue()
         self._alive = True
+        self.stalled = False
 
     async def start(self) -> EngineCapacity:
         return EngineCapacity(device="fake", memory_bytes=1 << 30, block_bytes=1024, total_blocks=1000)
@@ -79,6 +80,9 @@ class ScriptedEngine:
 
     def load_report(self) -> None:
         return None
+
+    def is_stalled(self) -> bool:
+        return self.stalled
 
     def is_alive(self) -> bool:
         return self._alive

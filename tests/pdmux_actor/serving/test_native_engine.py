@@ -14,12 +14,13 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.engine_watch import WatchSettings
 from profiler.probe import LaunchShape
 
 
 @asynccontextmanager
-async def running(settings):
-    engine = NativeEngine(settings, start_timeout_s=60)
+async def running(settings, **watch):
+    engine = NativeEngine(settings, start_timeout_s=60, watch=WatchSettings(**watch))
     try:
         yield engine, await engine.start()
     finally:
@@ -154,6 +155,54 @@ async def test_native_engine__process_killed__events_and_calls_raise(engine_sett
         with pytest.raises(EngineDied):
             await engine.add_model(make_assignment("b"))
         engine.submit(make_request("late"))  # to a dead engine: no error here, `events` has told
+
+
+async def test_native_engine__process_stopped__is_suspected_then_killed(
+    engine_settings, make_assignment, make_request, until
+):
+    async with running(engine_settings, suspect_s=1.0, kill_s=3.0) as (engine, _):
+        await engine.add_model(make_assignment("a"))
+        engine.submit(make_request("r", model="a", max_tokens=4000))
+        await until(lambda: engine.load_report() is not None and not engine.is_stalled())
+
+        os.kill(engine.pid, signal.SIGSTOP)
+        await until(engine.is_stalled)
+        assert engine.is_alive(), "suspected is not yet given up"
+
+        async with asyncio.timeout(60):
+            with pytest.raises(EngineDied, match="its loop has not turned for 3"):
+                async for _ in engine.events():
+                    pass
+        assert not engine.is_alive()
+        assert not engine.is_stalled()
+        assert not is_running(engine.pid)
+
+
+async def test_native_engine__stopped_for_a_while__comes_to_itself(
+    engine_settings, make_assignment, make_request, until
+):
+    async with running(engine_settings, suspect_s=1.0, kill_s=600.0) as (engine, _):
+        await engine.add_model(make_assignment("a"))
+        await until(lambda: engine.load_report() is not None)
+
+        os.kill(engine.pid, signal.SIGSTOP)
+        await until(engine.is_stalled)
+        os.kill(engine.pid, signal.SIGCONT)
+        await until(lambda: not engine.is_stalled())
+
+        engine.submit(make_request("r", model="a", max_tokens=3))
+        tokens, _ = await answers_of(engine, ["r"])
+        assert tokens == {"r": 3}
+
+
+async def test_native_engine__model_never_loads__engine_is_given_up(engine_settings, make_assignment):
+    async with running(engine_settings, kill_s=600.0, load_s=0.5) as (engine, _):
+        os.kill(engine.pid, signal.SIGSTOP)
+
+        with pytest.raises(EngineDied, match="LoadModel has not ended"):
+            await engine.add_model(make_assignment("a"))
+
+        assert not engine.is_alive()
 
 
 async def test_native_engine__cannot_start__raises_with_last_words(caplog):

@@ -19,6 +19,9 @@ class NoStreams:
     def cancel(self, stream):
         raise AssertionError("no stream was to be cancelled")
 
+    def is_stalled(self):
+        return False
+
 
 @pytest.fixture
 async def serve():
@@ -132,7 +135,7 @@ async def test_stream_server__idle__pings(serve, connect):
         data = await peer.reader.readexactly(4)
         data = await peer.reader.readexactly(int.from_bytes(data))
 
-    assert msgspec.msgpack.decode(data) == {"type": "ping"}
+    assert msgspec.msgpack.decode(data) == {"type": "ping", "stalled": False}
 
 
 async def test_stream_server__stopped__closes_connections_and_port(serve, connect):

@@ -82,6 +82,26 @@ async def test_unit__engine_dies__every_stream_ends_once_and_unit_is_ill(leased,
     assert peer.deltas[9][0].retryable
 
 
+async def test_unit__engine_stalls__is_not_ready_tells_gateways_and_keeps_its_streams(
+    leased, make_request, fake_engine, until, phases
+):
+    unit, peer = leased
+    peer.send(Generate(stream=1, request=make_request()))
+    (request_id,) = await submitted(fake_engine, until)
+
+    fake_engine.stalled = True
+    assert phases(unit) == {"tiny": "stalled"}
+    assert unit.is_healthy(), "it may come to itself"
+    await peer.until_ping(stalled=True)
+
+    fake_engine.stalled = False
+    await peer.until_ping(stalled=False)
+    fake_engine.emit(step(request_id, "a", FinishReason.LENGTH))
+    await peer.until_finished(1)
+    assert phases(unit) == {"tiny": "ready"}
+    assert peer.text(1) == "a"
+
+
 async def test_unit__drain__opens_no_more_and_waits_for_the_rest(leased, make_request, fake_engine, until, phases):
     unit, peer = leased
     peer.send(Generate(stream=1, request=make_request()))
