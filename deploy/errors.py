@@ -6,6 +6,7 @@ DeployError
 ├── SourceNotFound     a model's checkpoint is not where the fleet file says
 ├── PortTaken          something else listens on the gateway's port
 ├── FleetStartError    the fleet did not come up
+├── FleetLost          what the fleet runs on has ended
 ├── FleetUnreachable   no fleet answers where one was expected
 ├── RestartNeeded      a change would restart what serves, and nobody allowed it
 ├── UnitUnknown        the fleet has no such unit
@@ -63,6 +64,17 @@ class FleetStartError(DeployError):
         super().__init__(f"the fleet did not start: {reason}; {remedy}")
         self.reason = reason
         self.remedy = remedy
+
+
+class FleetLost(DeployError):
+    def __init__(self, *, part: str, pid: int, meaning: str) -> None:
+        super().__init__(
+            f"the fleet is lost: {part} (process {pid}) has ended: {meaning}; start the fleet again, "
+            "or have `muxfleet up --restart` do it; was memory short? `dmesg` tells"
+        )
+        self.part = part
+        self.pid = pid
+        self.meaning = meaning
 
 
 class FleetUnreachable(DeployError):

@@ -1,12 +1,17 @@
-"""HAProxy as muxfleet wants it run: without splicing. `muxfleet-haproxy` is a program of its own, for Serve to start.
+"""HAProxy as muxfleet wants it run: without splicing, and on loopback where the gateway is. `muxfleet-haproxy` is a
+program of its own, for Serve to start.
 
 Serve's HAProxy template switches `option splice-request` on. With it HAProxy does not notice that a client has left
 before the first byte of the answer, so a request that nobody waits for would run to its end. `-dS` switches it off.
+
+The template opens HAProxy's metrics and statistics on every interface, whatever the gateway's host is.
 """
 
 import os
+import re
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +27,26 @@ def program_path() -> Path | None:
 def main() -> None:
     """Becomes HAProxy: the process that Serve watches and signals is HAProxy itself."""
     binary = _haproxy()
-    os.execv(binary, [binary, "-dS", *sys.argv[1:]])
+    os.execv(binary, [binary, "-dS", *_on_loopback(sys.argv[1:])])
+
+
+def _on_loopback(arguments: Sequence[str]) -> Sequence[str]:
+    """The same with files of settings (-f) that open what the gateway's host does not on loopback only."""
+    changed = list(arguments)
+    for i, before in enumerate(arguments[:-1]):
+        if before == "-f":
+            written = Path(arguments[i + 1])
+            local = written.with_name(f"{written.name}.local")
+            local.write_text(loopback_settings(written.read_text()))
+            changed[i + 1] = str(local)
+    return changed
+
+
+def loopback_settings(text: str) -> str:
+    """Of a gateway that is on loopback; those of another stay as they are."""
+    if not re.search(r"^\s*bind 127\.", text, re.MULTILINE):
+        return text
+    return re.sub(r"^(\s*bind )\*?:(\d)", r"\g<1>127.0.0.1:\g<2>", text, flags=re.MULTILINE)
 
 
 def _haproxy() -> str:

@@ -1,5 +1,6 @@
 """A Ray cluster for as long as a command runs. Import it only after the environment is set: ray reads it on import."""
 
+import atexit
 import logging
 import math
 import shutil
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import ray
 from ray import serve
+from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 from ray.exceptions import RayError
 
 from deploy.errors import FleetStartError
+from deploy.supervisor import Supervisor
 
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE_S = 0.25
@@ -24,13 +27,16 @@ _OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
 
 
 @contextmanager
-def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
+def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> Iterator[Path]:
     """Starts a cluster of one node; yields the folder of its logs, which goes with it."""
-    # Sockets in it have paths of at most 107 bytes: no deep TMPDIR.
+    # Sockets in it have paths of at most 107 bytes: no deep TMPDIR. Ray lets everybody into its own folder: it lies in
+    # one for its owner only.
     folder = Path(tempfile.mkdtemp(prefix="muxfleet-", dir="/tmp"))
+    session = folder / "ray"
+    session.mkdir()
     try:
         # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
-        with _start_errors(), chdir(folder):
+        with _start_errors(), chdir(session):
             ray.init(
                 address="local",
                 num_cpus=math.ceil(num_cpus) + _SPARE_CPUS,
@@ -38,12 +44,18 @@ def local_ray(*, num_cpus: float, is_verbose: bool) -> Iterator[Path]:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=is_verbose,
                 logging_level=_level(is_verbose),
-                _temp_dir=str(folder),
+                _temp_dir=str(session),
             )
         quiet_serve(is_verbose)
-        yield folder / "session_latest" / "logs"
+        supervisor.watch(folder)
+        yield session / "session_latest" / "logs"
     finally:
-        ray.shutdown()
+        supervisor.now_ending()
+        if supervisor.is_lost:  # what is left of it answers nobody
+            supervisor.kill_cluster()
+            atexit.unregister(ray.shutdown)
+        else:
+            ray.shutdown()
         if not (is_verbose and _is_failing()):  # who asked for logs may want to read them
             _remove(folder)
 
@@ -58,6 +70,13 @@ def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def visible_gpus() -> int:
+    """NVIDIA GPUs of this machine that Ray would give to actors."""
+    found = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+    allowed = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()
+    return int(found) if allowed is None else min(int(found), len(allowed))
 
 
 def cluster_address() -> str:

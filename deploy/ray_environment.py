@@ -6,6 +6,8 @@ from pathlib import Path
 HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 """The same on the head, on workers and where an application is built."""
 
+# On Linux, too, the node's address is then 127.0.0.1, and Ray listens nowhere else.
+_LOOPBACK: Mapping[str, str] = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 _ALL_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "0"}
 # The only way to keep notices of the raylet ("a worker died ...") off a driver's terminal: `log_to_driver` does not.
@@ -23,6 +25,9 @@ def ray_environment(
         # Without it Ray writes a token to the user's home and every later `ray` command asks for it.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": auth_token,
+        **_LOOPBACK,
+        # Serve asks its proxies every 10 s otherwise: so long nobody notices that one is gone.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         # Ray's default of 15 lets any other program starve the engine.
         "RAY_worker_niceness": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -40,4 +45,5 @@ def ray_environment(
 
 def joining_environment(*, auth_token: str) -> Mapping[str, str]:
     """Of a command that changes a cluster of `muxfleet up`."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": auth_token, "RAY_USAGE_STATS_ENABLED": "0", **_NO_LOGS}
+    authentication = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": auth_token}
+    return {**authentication, **_LOOPBACK, "RAY_USAGE_STATS_ENABLED": "0", **_NO_LOGS}

@@ -31,12 +31,37 @@ class RunningFleet:
 def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / f"{fleet.pid}.json"
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-        opened.write(msgspec.json.encode(fleet))
+    _write(file, msgspec.json.encode(fleet))
     try:
         yield
     finally:
         file.unlink(missing_ok=True)
+
+
+def keep_applied(folder: Path, fleet: RunningFleet, fleet_file: str) -> None:
+    """What `muxfleet apply` made of a fleet."""
+    _write(_applied(folder, fleet.pid, fleet.started_s), fleet_file.encode())
+
+
+def take_applied(folder: Path) -> str | None:
+    """What `keep_applied` kept for the fleet that this process runs, or ran before; it is not there afterwards."""
+    file = _applied(folder, os.getpid(), this_process_started_s())
+    try:
+        kept = file.read_text()
+    except OSError:  # nothing was kept; whether the folder is any use is for others to say
+        return None
+    file.unlink(missing_ok=True)
+    return kept
+
+
+def _applied(folder: Path, pid: int, started_s: float) -> Path:
+    return folder / f"{pid}-{started_s:.0f}.applied"
+
+
+def _write(file: Path, content: bytes) -> None:
+    """For its owner only."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+        opened.write(content)
 
 
 def running_fleets(folder: Path) -> Sequence[RunningFleet]:

@@ -1,7 +1,7 @@
 """Deploys a fleet on Serve and watches it come up. Import it only after the environment is set, as `local_ray`."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -57,14 +57,21 @@ class ServeFleet:
         """The call behind `serve deploy`: it restarts no more than needed."""
         _client().deploy_apps(ServeDeploySchema.model_validate(serve_config(self._fleet)))
 
-    def wait_until_ready(self, *, on_change: Callable[[ModelState], None], deadline_s: float) -> None:
-        """Returns when every model is READY, asleep, or has a problem that waiting does not solve.
+    def wait_until_ready(
+        self,
+        *,
+        on_change: Callable[[ModelState], None],
+        deadline_s: float,
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        """Returns when every model is READY, asleep, or has a problem that waiting does not solve. `on_stage` is told
+        what is waited for, again and again.
 
         Raises:
             FleetStartError: an application failed, no model became READY, or the time is over.
         """
         until_s = time.monotonic() + deadline_s
-        self._wait_for_applications(until_s)
+        self._wait_for_applications(until_s, on_stage)
         shown: dict[str, ModelState] = {}
         while True:
             models = self._models(until_s)
@@ -72,6 +79,7 @@ class ServeFleet:
                 if (model.phases, model.problem) != _seen(shown.get(model.model)):
                     shown[model.model] = model
                     on_change(model)
+            on_stage(_loading(models))
             if all(m.is_ready or m.is_asleep or m.problem is not None for m in models):
                 break
             self._check_time(until_s, f"models not ready: {', '.join(m.model for m in models if not m.is_ready)}")
@@ -80,8 +88,8 @@ class ServeFleet:
             raise FleetStartError(
                 reason="no model is ready", remedy="; ".join(f"{m.model}: {m.problem}" for m in models)
             )
-        if any(m.is_ready or m.is_asleep for m in models):
-            self._wait_for_gateway(until_s)
+        on_stage("waiting for the gateways to see the models")
+        self._wait_for_gateway(until_s)
         self._wait_for_gateways({m.model for m in models if m.is_ready}, until_s)
 
     def _models(self, until_s: float) -> tuple[ModelState, ...]:
@@ -94,9 +102,10 @@ class ServeFleet:
                 self._check_time(until_s, f"the control loop does not answer: {_last_line(str(error))}")
             time.sleep(_POLL_S)
 
-    def _wait_for_applications(self, until_s: float) -> None:
+    def _wait_for_applications(self, until_s: float, on_stage: Callable[[str], None]) -> None:
         while True:
             statuses = serve.status().applications
+            on_stage(_starting(statuses))
             for name, app in statuses.items():
                 if app.status == ApplicationStatus.DEPLOY_FAILED:
                     raise FleetStartError(
@@ -135,9 +144,10 @@ class ServeFleet:
 
 
 @contextmanager
-def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool) -> Iterator[ServeFleet]:
+def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[], bool]) -> Iterator[ServeFleet]:
     """Deploys both applications and takes them down at the end, letting streams in flight finish for a while. In a
-    cluster that stays, Serve goes too if it was started here: its port cannot be changed while it runs.
+    cluster that stays, Serve goes too if it was started here: its port cannot be changed while it runs. Of a cluster
+    that `is_lost` nothing is asked any more.
 
     Raises:
         FleetStartError: Serve runs other applications in the cluster.
@@ -156,8 +166,9 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool) -> Iterator[ServeFle
     try:
         yield ServeFleet(fleet)
     finally:
-        _client().delete_apps(list(_APPS), blocking=True)
-        if outlived_by_ray and not was_running:
+        if not is_lost():
+            _client().delete_apps(list(_APPS), blocking=True)
+        if outlived_by_ray and not was_running and not is_lost():
             serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
 
 
@@ -202,6 +213,16 @@ def _seen(model: ModelState | None) -> tuple[object, object] | None:
 def _last_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[-1] if lines else "no message"
+
+
+def _starting(statuses: Any) -> str:  # noqa: ANN401  as `_describe`
+    waiting = [app for app in _APPS if app not in statuses or statuses[app].status != ApplicationStatus.RUNNING]
+    return f"starting the processes of the {' and the '.join(waiting) or 'fleet'}"
+
+
+def _loading(models: Sequence[ModelState]) -> str:
+    waiting = [m.model for m in models if not (m.is_ready or m.is_asleep or m.problem is not None)]
+    return f"loading {', '.join(waiting)}" if waiting else "every model has been loaded"
 
 
 def _describe(statuses: Any) -> str:  # noqa: ANN401  a mapping of Serve's own status objects

@@ -14,7 +14,10 @@ from ray.serve import Application
 from deploy.app import UnitReplica, gateway_application, units_application
 from deploy.app_args import GatewayArgs, UnitsArgs
 from deploy.controller import Controller
+from deploy.replica_calls import keep_calls_on_loopback
 from router.serve_adapter import GatewayIngress
+
+keep_calls_on_loopback()
 
 
 class Unit(UnitReplica):

@@ -8,11 +8,12 @@ import httpx
 import typer
 from rich.console import Console
 
-from deploy.commands.fleet_screen import ModelLines, at_port
+from deploy.commands.fleet_screen import at_port
+from deploy.commands.start_screen import ModelLines
 from deploy.commands.terminal import terminal
 from deploy.errors import RestartNeeded
 from deploy.ray_environment import joining_environment
-from deploy.running_fleets import find_fleet
+from deploy.running_fleets import RunningFleet, find_fleet, keep_applied
 from deploy.settings import (
     FleetFile,
     check_sources,
@@ -47,7 +48,7 @@ def apply(
     if source_root is None:
         check_sources(fleet)
     began_s = time.monotonic()
-    address, fleet = _found(fleet)
+    address, fleet, found = _found(fleet)
     from deploy.local_ray import joined_ray  # Ray reads its environment when it is imported
 
     with joined_ray(address, is_verbose=False):
@@ -65,6 +66,8 @@ def apply(
             raise RestartNeeded(changes=change.restarts)
         if not dry_run and (change.in_place or change.restarts):
             _deploy(running, console, wait_s=wait)
+            if found is not None:  # for its `--restart`
+                keep_applied(running_fleets_folder(), found, fleet.model_dump_json(exclude_defaults=True))
             console.print(f"applied in {time.monotonic() - began_s:.1f} s")
 
 
@@ -73,12 +76,14 @@ def _deploy(running: "ServeFleet", console: Console, *, wait_s: float) -> None:
     running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait_s)
 
 
-def _found(fleet: FleetFile) -> tuple[str, FleetFile]:
-    """The address of its cluster, and the fleet at the port that it has there. Sets the environment."""
+def _found(fleet: FleetFile) -> tuple[str, FleetFile, RunningFleet | None]:
+    """The address of its cluster, the fleet at the port that it has there, and what `muxfleet up` says of it, where one
+    runs it. Sets the environment.
+    """
     address = ray_address()
     if address is not None:
-        return address, fleet
+        return address, fleet, None
     found = find_fleet(running_fleets_folder(), fleet.name)
     export_environment(joining_environment(auth_token=found.auth_token))
     port = httpx.URL(found.url).port
-    return found.address, fleet if port is None else at_port(fleet, port)
+    return found.address, fleet if port is None else at_port(fleet, port), found

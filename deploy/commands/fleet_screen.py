@@ -11,29 +11,42 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from deploy.commands.start_screen import StartScreen
 from deploy.errors import PortTaken
-from deploy.fleet_status import ModelState
 from deploy.haproxy import program_path
 from deploy.ray_environment import ray_environment
 from deploy.render import logical_cpus, without_node_labels
 from deploy.running_fleets import RunningFleet, announced, this_process_started_s
 from deploy.settings import FleetFile, export_environment, ray_address, ray_auth_token, running_fleets_folder
+from deploy.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
+from deploy.supervisor import Supervisor, supervised
 
 if TYPE_CHECKING:
     from deploy.serve_fleet import ServeFleet
 
 _PORTS_TO_TRY = 50
+STOP_S = 30.0
+"""How long Ctrl-C lets streams finish and processes end."""
 
 
 @contextmanager
-def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wait_s: float) -> Iterator["ServeFleet"]:
-    """Yields the fleet when its models are ready. On the way out it stops everything it started.
+def fleet_on_screen(
+    fleet: FleetFile, console: Console, *, is_verbose: bool, wait_s: float, stop_s: float = STOP_S
+) -> Iterator["ServeFleet"]:
+    """Yields the fleet when its models are ready, at most `wait_s` later. On the way out it stops everything it
+    started, by force after `stop_s`.
 
     Raises:
         FleetStartError: it did not come up; what was started is stopped.
+        FleetLost: what it runs on has ended.
     """
-    is_joining = ray_address() is not None
-    if not is_joining:  # a cluster that is already there has its own, which this process was given
+    address = ray_address()
+    is_joining = address is not None
+    if address is not None:
+        check_cluster_answers(address)
+    else:  # a cluster that is already there has its own environment, which this process was given
+        check_notes_folder(running_fleets_folder())
+        check_weights(fleet)
         fleet = without_node_labels(fleet)
         export_environment(
             ray_environment(
@@ -44,41 +57,31 @@ def fleet_on_screen(fleet: FleetFile, console: Console, *, is_verbose: bool, wai
                 is_verbose=is_verbose,
             )
         )
-    # Ray reads its environment when it is imported.
-    from deploy.serve_fleet import serve_fleet
-
+        check_gpus(fleet, _visible_gpus)
     began_s = time.monotonic()
-    with _terminable(), _cluster(fleet, console, is_verbose=is_verbose):
-        console.print(f"  {time.monotonic() - began_s:5.1f} s  Ray is up, deploying fleet {fleet.name!r}")
-        # Terminable again: Ray has set a handler of its own meanwhile.
-        with _terminable(), serve_fleet(fleet, outlived_by_ray=is_joining) as running:
-            running.wait_until_ready(on_change=ModelLines(console, began_s).show, deadline_s=wait_s)
-            with _announced(fleet, running.url, is_joining=is_joining):
-                yield running
-            console.print("stopping")
+    supervisor = Supervisor(stop_s=stop_s, tell=lambda line: console.print(line, style="yellow", soft_wrap=True))
+    screen = StartScreen(console, began_s, supervisor.now_in)
+    with _terminable(), supervised(supervisor):
+        supervisor.limit_start(wait_s)
+        with screen, _cluster(fleet, screen, supervisor, is_verbose=is_verbose):
+            # Ray reads its environment when it is imported.
+            from deploy.serve_fleet import serve_fleet
 
-
-class ModelLines:
-    """A line for every phase that a model reaches."""
-
-    def __init__(self, console: Console, began_s: float | None = None) -> None:
-        self._console = console
-        self._began_s = time.monotonic() if began_s is None else began_s
-        self._shown: dict[str, tuple[str, str | None]] = {}
-
-    def show(self, model: ModelState) -> None:
-        if not model.phases and model.problem is None and not model.is_asleep:
-            return  # no unit has taken it up yet
-        elapsed = f"{time.monotonic() - self._began_s:5.1f} s"
-        phase = (
-            "ready" if model.is_ready else ", ".join(model.phases) or ("asleep" if model.is_asleep else "not placed")
-        )
-        if self._shown.get(model.model) == (phase, model.problem):
-            return  # another of its units got as far
-        self._shown[model.model] = (phase, model.problem)
-        self._console.print(f"  {elapsed}  {model.model}: {phase}")
-        if model.problem is not None:
-            self._console.print(f"           {' '.join(model.problem.split())}", style="yellow", soft_wrap=True)
+            screen.line(f"Ray is up, deploying fleet {fleet.name!r}")
+            # Terminable again: Ray has set a handler of its own meanwhile.
+            with (
+                _terminable(),
+                serve_fleet(fleet, outlived_by_ray=is_joining, is_lost=lambda: supervisor.is_lost) as running,
+            ):
+                remaining_s = max(1.0, began_s + wait_s - time.monotonic())
+                running.wait_until_ready(on_change=screen.model, deadline_s=remaining_s, on_stage=screen.stage)
+                supervisor.now_serving()
+                screen.close()
+                with _announced(fleet, running.url, is_joining=is_joining):
+                    yield running
+                supervisor.now_ending()
+                if supervisor.verdict is None:
+                    console.print("stopping")
 
 
 def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractContextManager[None]:
@@ -99,7 +102,7 @@ def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractConte
 
 
 def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: FleetFile) -> None:
-    """Returns on Ctrl-C or SIGTERM."""
+    """Returns on Ctrl-C or SIGTERM, and when the fleet is lost, which `fleet_on_screen` then raises."""
     console.print(f"\nserving at {running.url} (Ctrl-C stops)\n")
     console.print(curl_line(running.url, fleet.models[0].id), soft_wrap=True)
     try:
@@ -155,15 +158,23 @@ def _free_ports() -> tuple[int, int]:
         return one.getsockname()[1], other.getsockname()[1]
 
 
-def _cluster(fleet: FleetFile, console: Console, *, is_verbose: bool) -> AbstractContextManager[Any]:
+def _visible_gpus() -> int:
+    from deploy.local_ray import visible_gpus  # after the environment is set, as above
+
+    return visible_gpus()
+
+
+def _cluster(
+    fleet: FleetFile, screen: StartScreen, supervisor: Supervisor, *, is_verbose: bool
+) -> AbstractContextManager[Any]:
     from deploy.local_ray import joined_ray, local_ray  # after the environment is set, as above
 
     address = ray_address()
     if address is not None:
-        console.print(f"joining the Ray cluster at {address}")
+        screen.announce(f"joining the Ray cluster at {address}")
         return joined_ray(address, is_verbose=is_verbose)
-    console.print("starting Ray on this machine")
-    return local_ray(num_cpus=logical_cpus(fleet), is_verbose=is_verbose)
+    screen.announce("starting Ray on this machine")
+    return local_ray(num_cpus=logical_cpus(fleet), is_verbose=is_verbose, supervisor=supervisor)
 
 
 @contextmanager

@@ -1,19 +1,30 @@
 """muxfleet up"""
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupted, with_free_port
+from deploy.commands.fleet_screen import STOP_S, fleet_on_screen, serve_until_interrupted, with_free_port
 from deploy.commands.terminal import terminal
-from deploy.settings import check_sources, read_fleet_file
+from deploy.errors import FleetLost
+from deploy.running_fleets import take_applied
+from deploy.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file, running_fleets_folder
 
 
 def up(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file.")],
     port: Annotated[int | None, typer.Option(help="Instead of the file's gateway.port.", min=1, max=65535)] = None,
     wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 600.0,
+    stop_wait: Annotated[
+        float, typer.Option(help="Seconds that Ctrl-C lets streams finish before it ends all.", min=1, max=1e6)
+    ] = STOP_S,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start the fleet again, as last applied, when what it runs on dies.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of Ray and of the units.")] = False,
 ) -> None:
     """Start a fleet here, or on the cluster at RAY_ADDRESS, and serve until Ctrl-C.
@@ -22,8 +33,32 @@ def up(
     (its checkpoints: muxfleet demo --write examples)
     """
     console = terminal()
-    fleet = read_fleet_file(file)
+    fleet = _fleet(file, console)
     check_sources(fleet)
     fleet = with_free_port(fleet, console, asked=port)
-    with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=wait) as running:
-        serve_until_interrupted(console, running, fleet)
+    is_serving = False
+    try:
+        with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=wait, stop_s=stop_wait) as running:
+            is_serving = True
+            serve_until_interrupted(console, running, fleet)
+    except FleetLost as lost:
+        if not (restart and is_serving):  # one that dies before it serves would die so for ever
+            raise
+        console.print(f"{lost}\nstarting the fleet again", style="yellow", soft_wrap=True)
+        _run_again(console)
+    take_applied(running_fleets_folder())
+
+
+def _fleet(file: Path, console: Console) -> FleetFile:
+    """As the file says, or as it was last applied to the fleet that this process ran before it was lost."""
+    applied = take_applied(running_fleets_folder())
+    if applied is None:
+        return read_fleet_file(file)
+    console.print("as it was last applied")
+    return parse_fleet_file(applied, name=f"{file} (as applied)", base=file.resolve().parent)
+
+
+def _run_again(console: Console) -> None:
+    """This program afresh in this process: Ray cannot be started twice in one that lost it."""
+    console.file.flush()
+    os.execv(sys.executable, sys.orig_argv)

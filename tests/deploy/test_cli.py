@@ -135,6 +135,32 @@ def test_up__port_asked_for_is_taken__says_so(run: Run, demo_file: Path) -> None
     assert err == f"muxfleet: 127.0.0.1:{port} is in use by another process; choose another with --port\n"
 
 
+def test_up__stale_ray_address__is_one_line_and_nothing_is_started(
+    run: Run, demo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+
+    code, _, err = run("up", demo_file)
+
+    assert code == 1
+    assert err == (
+        "muxfleet: the fleet did not start: no Ray cluster answers at RAY_ADDRESS = '127.0.0.1:9': Connection refused; "
+        "start that cluster, correct RAY_ADDRESS (host:port), or unset it to start one here\n"
+    )
+
+
+def test_up__cache_folder_not_writable__is_one_line_and_nothing_is_started(
+    run: Run, demo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+
+    code, out, err = run("up", demo_file)
+
+    assert (code, err.count("\n")) == (1, 1)
+    assert "/dev/null/muxfleet/fleets cannot be written: Not a directory" in err
+    assert "starting Ray" not in out
+
+
 @pytest.mark.parametrize("verb", ["status", "bench"])
 def test_no_fleet__there__is_one_line(run: Run, tmp_path: Path, verb: str) -> None:
     trace = tmp_path / "trace.jsonl"

@@ -1,5 +1,6 @@
 """A fleet in a process of its own, started and stopped as a user does."""
 
+import ipaddress
 import os
 import queue
 import re
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -38,11 +39,15 @@ def _running_by_any_gateway(exposition: str) -> float | None:
 class FleetProcess:
     """`muxfleet up FILE` under a session of its own. `stop` is Ctrl-C."""
 
-    def __init__(self, fleet_file: Path, environment: Mapping[str, str] | None = None) -> None:
-        """It runs in the folder of the file. `environment`: RAY_ADDRESS, for a cluster that is already there."""
+    def __init__(
+        self, fleet_file: Path, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
+    ) -> None:
+        """It runs in the folder of the file. `environment`: RAY_ADDRESS, for a cluster that is already there. `options`
+        go to `muxfleet up`.
+        """
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | dict(environment or {})
         self._process = subprocess.Popen(
-            self.command("up", str(fleet_file), "--wait", str(START_S)),
+            self.command("up", str(fleet_file), "--wait", str(START_S), *options),
             cwd=fleet_file.parent,
             env=clean,
             stdout=subprocess.PIPE,
@@ -60,7 +65,7 @@ class FleetProcess:
 
     def wait_until_serving(self) -> None:
         until_s = time.monotonic() + START_S
-        line = ""
+        line, self.url = "", ""
         while not (self.url and line.startswith("curl ")):  # the last line that it prints
             new_line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
             assert new_line is not None, f"the fleet ended:\n{self.output}"
@@ -72,6 +77,35 @@ class FleetProcess:
     @property
     def output(self) -> str:
         return "".join(self.lines)
+
+    def wait_for_line(self, words: str) -> str:
+        """The first new line with these words."""
+        until_s = time.monotonic() + START_S
+        while True:
+            line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
+            assert line is not None, f"the fleet ended:\n{self.output}"
+            if words in line:
+                return line
+
+    def session_folder(self) -> Path:
+        """Where its Ray session lies."""
+        (folder,) = set(re.findall(r"(/tmp/muxfleet-\w+)/", command_line(self.process(title="/raylet/raylet"))))
+        return Path(folder)
+
+    def listening(self) -> dict[str, str]:
+        """By address, the process that listens there."""
+        found = {}
+        for process in [psutil.Process(self._process.pid), *self.processes()]:
+            for connection in process.net_connections(kind="inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found[f"{connection.laddr.ip} {connection.laddr.port}"] = command_line(process)
+        return found
+
+    def wait_until_ended(self) -> int:
+        """By itself; the exit code."""
+        code = self._process.wait(STOP_S)
+        self._reader.join(10)
+        return code
 
     def command(self, *arguments: str) -> list[str]:
         """For another `muxfleet` process."""
@@ -173,3 +207,14 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def assert_all_on_loopback(fleet: FleetProcess) -> None:
+    listening = fleet.listening()
+    assert listening
+    open_to_others = {
+        address: command
+        for address, command in listening.items()
+        if not ipaddress.ip_address(address.split()[0].removeprefix("::ffff:")).is_loopback
+    }
+    assert not open_to_others

@@ -13,7 +13,7 @@ import openai
 import psutil
 import pytest
 from clients import MODELS, chat, client_of, endings, streamed_chat
-from fleet_process import FleetProcess
+from fleet_process import FleetProcess, assert_all_on_loopback
 
 from deploy.cli import main
 from deploy.demo_fleet import recorded_trace
@@ -40,6 +40,14 @@ def test_up__terminal__shows_a_line_per_model_and_none_of_rays(fleet: FleetProce
         assert any(line.endswith(f"{model}: ready") for line in lines)
     assert lines[-1].startswith(f"curl {fleet.url}/v1/chat/completions")
     assert not [line for line in lines if "ray::" in line or "INFO" in line or "WARNING" in line or "pid=" in line]
+
+
+def test_sockets__gateway_on_loopback__none_is_reached_from_elsewhere(fleet: FleetProcess) -> None:
+    assert_all_on_loopback(fleet)
+
+
+def test_session_folder__any_fleet__is_its_owners_only(fleet: FleetProcess) -> None:
+    assert fleet.session_folder().stat().st_mode & 0o777 == 0o700
 
 
 def test_models__all_three__are_ready_on_one_unit(fleet: FleetProcess, client: openai.OpenAI) -> None:

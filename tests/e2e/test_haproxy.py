@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from clients import MODELS, chat, client_of, endings, streamed_chat
-from fleet_process import FleetProcess
+from fleet_process import FleetProcess, assert_all_on_loopback
 
 from deploy.cli import main
 from deploy.demo_fleet import generated_trace
@@ -26,6 +26,11 @@ def test_haproxy__chat__streamed_and_whole_are_the_same_text(haproxy_fleet: Flee
 
     assert whole
     assert streamed_chat(client, model, max_tokens=40) == whole
+
+
+def test_haproxy__gateway_on_loopback__no_socket_is_reached_from_elsewhere(haproxy_fleet: FleetProcess) -> None:
+    assert any("haproxy" in command for command in haproxy_fleet.listening().values())
+    assert_all_on_loopback(haproxy_fleet)
 
 
 def test_haproxy__replay__answers_everything(haproxy_fleet: FleetProcess) -> None:

@@ -1,0 +1,45 @@
+"""The processes that this one started, and those that they started."""
+
+import threading
+from collections.abc import Sequence
+
+import psutil
+
+_ROUNDS = 5
+_ROUND_S = 2.0
+
+
+class ProcessTree:
+    """Also those whose parent has ended meanwhile, if `look` saw them before."""
+
+    def __init__(self) -> None:
+        self._root = psutil.Process()
+        self._seen: set[psutil.Process] = set()
+        self._lock = threading.Lock()
+
+    def look(self) -> Sequence[psutil.Process]:
+        """Those that run now. A process that has ended and waits for its parent to take note does not run."""
+        with self._lock:
+            self._seen.update(self._root.children(recursive=True))
+            self._seen = {p for p in self._seen if _runs(p)}
+            return tuple(self._seen)
+
+    def kill(self) -> None:
+        """Returns when none is left, or after some seconds. They may start others meanwhile: hence the rounds."""
+        for _ in range(_ROUNDS):
+            running = self.look()
+            if not running:
+                return
+            for process in running:
+                try:
+                    process.kill()
+                except psutil.Error:  # it has ended by itself
+                    continue
+            psutil.wait_procs(running, timeout=_ROUND_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

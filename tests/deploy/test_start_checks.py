@@ -1,0 +1,75 @@
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import FleetStartError, SourceNotFound
+from deploy.settings import FleetFile, parse_fleet_file
+from deploy.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
+
+
+def fleet_of(text: str, base: Path = Path("/")) -> FleetFile:
+    return parse_fleet_file(text, name="fleet.yaml", base=base)
+
+
+def never_asked() -> int:
+    raise AssertionError("nobody needs a GPU")
+
+
+def test_gpus__none_here__say_which_pool_wants_how_many() -> None:
+    fleet = fleet_of("{models: [{id: a, source: a}], pools: [{name: big, device: cuda, gpus_per_node: 2}]}")
+
+    with pytest.raises(FleetStartError, match=r"pool 'big' asks for 2 .* this machine has 1 NVIDIA GPUs"):
+        check_gpus(fleet, lambda: 1)
+    check_gpus(fleet, lambda: 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_gpus__fleet_without__are_not_counted(device: str) -> None:
+    check_gpus(fleet_of(f"{{models: [{{id: a, source: a}}], pools: [{{device: {device}}}]}}"), never_asked)
+
+
+@pytest.mark.parametrize("place", ["/proc/muxfleet/fleets", "/dev/null/fleets"])
+def test_notes_folder__not_writable__is_said_with_the_remedy(place: str) -> None:
+    with pytest.raises(FleetStartError, match=f"{place} cannot be written: .*XDG_CACHE_HOME"):
+        check_notes_folder(Path(place))
+
+
+def test_notes_folder__not_there__is_made_for_its_owner(tmp_path: Path) -> None:
+    check_notes_folder(tmp_path / "fleets")
+
+    assert (tmp_path / "fleets").stat().st_mode & 0o777 == 0o700
+    assert not list((tmp_path / "fleets").iterdir())
+
+
+@pytest.mark.parametrize(("missing", "what"), [("*.safetensors", "weights"), ("tokenizer*", "tokenizer")])
+def test_weights__checkpoint_lacks_a_part__names_it(
+    demo_checkpoints: Mapping[str, Path], tmp_path: Path, missing: str, what: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(demo_checkpoints["demo-llama"], folder)
+    check_weights(fleet_of(f"models: [{{id: a, source: {folder}}}]"))
+    for file in folder.glob(missing):
+        file.unlink()
+
+    with pytest.raises(SourceNotFound, match=f"model 'a': .* no {what}"):
+        check_weights(fleet_of(f"models: [{{id: a, source: {folder}}}]"))
+    check_weights(fleet_of(f"{{models: [{{id: a, source: {folder}}}], pools: [{{device: simulated}}]}}"))
+
+
+def test_cluster__nobody_listens__is_said_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        port = taken.getsockname()[1]
+        with pytest.raises(FleetStartError, match=f"RAY_ADDRESS = '127.0.0.1:{port}': Connection refused"):
+            check_cluster_answers(f"127.0.0.1:{port}")
+        taken.listen()
+        check_cluster_answers(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["nowhere", "localhost:", "localhost:x", "ray://head"])
+def test_cluster__no_address__is_said(address: str) -> None:
+    with pytest.raises(FleetStartError, match="is no host:port"):
+        check_cluster_answers(address)

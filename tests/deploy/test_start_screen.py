@@ -1,0 +1,69 @@
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from deploy.commands.start_screen import ModelLines, StartScreen
+from deploy.fleet_status import ModelState
+from pdmux_actor.lease import ModelPhase
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=100)
+
+
+def state(*phases: ModelPhase, problem: str | None = None) -> ModelState:
+    return ModelState(model="m", phases=phases, planned_units=("u",), problem=problem)
+
+
+def test_model_lines__it_fails_again_and_again__its_problem_is_said_once(console: Console) -> None:
+    lines = ModelLines(console)
+    for _ in range(5):
+        lines.show(state(ModelPhase.LOADING))
+        lines.show(state(ModelPhase.FAILED, problem="no such file"))
+        lines.show(state(ModelPhase.LOADING, problem="no such file"))
+
+    assert written(console).count("no such file") == 1
+
+
+def test_model_lines__another_problem__is_said_too(console: Console) -> None:
+    lines = ModelLines(console)
+    lines.show(state(ModelPhase.FAILED, problem="no such file"))
+    lines.show(state(ModelPhase.FAILED, problem="no memory"))
+
+    assert "no memory" in written(console)
+
+
+def test_start_screen__no_terminal__a_line_per_stage(console: Console) -> None:
+    stages: list[str] = []
+    screen = StartScreen(console, time.monotonic(), stages.append)
+    with screen:
+        screen.announce("starting Ray")
+        for stage in ("loading m", "loading m", "waiting for the gateways", "waiting for the gateways"):
+            screen.stage(stage)
+
+    assert [line.split("s  ")[-1] for line in written(console).splitlines()] == [
+        "starting Ray",
+        "loading m",
+        "waiting for the gateways",
+    ]
+    assert stages == ["starting Ray", "loading m", "waiting for the gateways"]
+
+
+def test_start_screen__terminal__shows_the_stage_as_it_lives() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with StartScreen(console, time.monotonic(), lambda stage: None) as _:
+        pass
+    screen = StartScreen(console, time.monotonic(), lambda stage: None)
+    with screen:
+        screen.stage("loading m")
+        time.sleep(0.3)  # the spinner draws by itself
+
+    assert "loading m" in written(console)

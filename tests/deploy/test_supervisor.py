@@ -1,0 +1,101 @@
+"""The supervisor of a process that does not end by itself, in a process of its own."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PATIENCE_S = 60.0
+STUBBORN = """
+import subprocess, sys, time
+from pathlib import Path
+from deploy.supervisor import Supervisor, supervised
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+supervisor = Supervisor(stop_s={stop_s}, tell=lambda line: print(line, flush=True))
+with supervised(supervisor):
+    supervisor.watch(Path({folder!r}))
+    supervisor.now_in("waiting for nothing")
+    {before}
+    print("child", child.pid, flush=True)
+    while True:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print("not yet", flush=True)
+            {on_interrupt}
+"""
+
+
+class Stubborn:
+    def __init__(self, folder: Path, *, stop_s: float = 0.5, before: str = "", on_interrupt: str = "pass") -> None:
+        program = STUBBORN.format(stop_s=stop_s, folder=str(folder), before=before, on_interrupt=on_interrupt)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert self.process.stdout is not None
+        self.child = psutil.Process(int(self.process.stdout.readline().split()[1]))
+        time.sleep(1.5)  # until the supervisor has looked at its processes
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    session = tmp_path / "session"
+    session.mkdir()
+    return session
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted__main_thread_goes_on__all_is_ended_by_force(folder: Path, how: signal.Signals) -> None:
+    program = Stubborn(folder, before="import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)")
+
+    program.process.send_signal(how)
+    code, out, _ = program.end()
+
+    assert (code, folder.exists()) == (1, False)
+    assert "not yet\nstopping takes longer than 0.5 s: ending all by force\n" in out
+    assert not program.child.is_running()
+
+
+def test_interrupted_twice__main_thread_goes_on__the_second_ends_it(folder: Path) -> None:
+    program = Stubborn(folder, stop_s=PATIENCE_S * 10)
+
+    program.process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    program.process.send_signal(signal.SIGINT)
+    code, out, _ = program.end()
+
+    assert (code, folder.exists()) == (1, False)
+    assert "interrupted again: ending all by force\n" in out
+
+
+def test_start__not_ready_in_time__says_what_it_waited_for(folder: Path) -> None:
+    program = Stubborn(folder, before="supervisor.limit_start(-2.0)", on_interrupt="child.kill(); raise")
+
+    code, _, err = program.end()
+
+    assert code == 1
+    assert "FleetStartError: the fleet did not start: not ready after -2 s (waiting for nothing)" in err
+
+
+def test_vital_part_ends__main_thread_is_interrupted_with_the_verdict(folder: Path) -> None:
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(600)', '/gcs/gcs_server']"
+    vital = f"child.kill(); child = subprocess.Popen({sleeper})"
+    program = Stubborn(folder, before=vital, on_interrupt="raise")
+
+    program.child.kill()
+    code, _, err = program.end()
+
+    assert code == 1
+    assert f"FleetLost: the fleet is lost: Ray's GCS (process {program.child.pid}) has ended" in err
