@@ -33,6 +33,7 @@ class StoredKey(BaseModel):
     tokens_per_minute: Annotated[int, Field(ge=1, le=_MOST_PER_MINUTE)] | None = None
     priority: PriorityName = "normal"
     admin: bool = False
+    tighten_slo: bool = False
 
     def entry(self) -> KeyEntry:
         return KeyEntry(
@@ -44,6 +45,7 @@ class StoredKey(BaseModel):
             tokens_per_minute=self.tokens_per_minute,
             priority=_PRIORITIES[self.priority],
             is_admin=self.admin,
+            may_tighten_slo=self.tighten_slo,
         )
 
 

@@ -50,7 +50,13 @@ class Access:
         if self._keys is None:
             return Pass(caller=caller)
         entry = self._keys.admit(api_key_of(headers))
-        allowed = replace(caller, tenant=entry.name, key_id=entry.key_id, priority=min(caller.priority, entry.priority))
+        allowed = replace(
+            caller,
+            tenant=entry.name,
+            key_id=entry.key_id,
+            priority=min(caller.priority, entry.priority),
+            may_tighten_slo=entry.may_tighten_slo,
+        )
         return Pass(caller=allowed, entry=entry)
 
     def enter(self, who: Pass, model: str) -> Pass:

@@ -22,7 +22,8 @@ _NOBODY = "sha256:" + "0" * 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
     """`models` None means all. Rates None are unlimited; tokens are those of prompts and answers. `priority` is the
-    highest that its requests may ask for, and what they have when they ask for nothing beyond NORMAL.
+    highest that its requests may ask for, and what they have when they ask for nothing beyond NORMAL. Targets tighter
+    than the model's own hold only where `may_tighten_slo`.
     """
 
     key_id: str
@@ -33,6 +34,7 @@ class KeyEntry:
     tokens_per_minute: int | None = None
     priority: Priority = Priority.NORMAL
     is_admin: bool = False
+    may_tighten_slo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

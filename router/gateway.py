@@ -172,7 +172,7 @@ class Gateway:
         return card
 
     def _receipt(self, card: ModelCard, caller: Caller) -> Receipt:
-        return Receipt(slo=caller.slo(card.slo), started_s=self._clock())
+        return Receipt(granted=caller.slo(card.slo), started_s=self._clock())
 
     async def _answer(
         self,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdmux_actor.messages import Slo
+from router.caller import GrantedSlo
 from traces.timeliness import SloTarget, is_in_time
 
 
@@ -13,7 +14,7 @@ class Receipt:
     part of the queueing in which no unit had the model ready.
     """
 
-    slo: Slo
+    granted: GrantedSlo
     started_s: float
     unit_id: str = ""
     queue_s: float = 0.0
@@ -40,6 +41,10 @@ class Receipt:
         if self.ttft_s is None:
             self.ttft_s = now_s - self.started_s
             self.prefill_s = max(0.0, self.ttft_s - self.queue_s)
+
+    @property
+    def slo(self) -> Slo:
+        return self.granted.slo
 
     @property
     def ttft_met(self) -> bool:
@@ -82,7 +87,17 @@ class Receipt:
             "x-muxfleet-cold-ms": _ms(self.cold_s),
             "x-muxfleet-prefill-ms": _ms(self.prefill_s),
             "x-muxfleet-slo": "met" if self.in_time else "missed",
+            **self._clamped(),
         }
+
+    def _clamped(self) -> Mapping[str, str]:
+        """Targets that the client asked for tighter than it may, with what holds instead."""
+        parts = []
+        if self.granted.is_ttft_clamped:
+            parts.append(f"ttft-ms={self.slo.ttft_s * 1000:g}")
+        if self.granted.is_tbt_clamped:
+            parts.append(f"tpot-ms={self.slo.tbt_s * 1000:g}")
+        return {"x-muxfleet-slo-clamped": ", ".join(parts)} if parts else {}
 
 
 def _rounded_ms(seconds: float | None) -> float | None:

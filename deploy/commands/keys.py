@@ -34,6 +34,9 @@ def new(
         Literal["low", "normal", "high"], typer.Option(help="The highest that its requests may ask for.")
     ] = "normal",
     admin: Annotated[bool, typer.Option("--admin", help="May also read units' decisions.")] = False,
+    tighten_slo: Annotated[
+        bool, typer.Option("--tighten-slo", help="Its requests may have tighter targets than their model's own.")
+    ] = False,
 ) -> None:
     """Make a key. It is printed once, on standard output; the file holds its hash.
 
@@ -51,6 +54,7 @@ def new(
             tokens_per_minute=tokens_per_minute,
             priority=priority,
             admin=admin,
+            tighten_slo=tighten_slo,
         )
     except ValidationError as error:
         first = next(problems_of(error, StoredKey))
@@ -73,7 +77,7 @@ def list_keys(
     Example: muxfleet keys list --file keys.yaml
     """
     stored = read_key_file(file)
-    table = Table("id", "name", "models", "requests/min", "tokens/min", "priority", "admin")
+    table = Table("id", "name", "models", "requests/min", "tokens/min", "priority", "admin", "tight targets")
     for key in stored.keys:
         table.add_row(
             key.id,
@@ -83,6 +87,7 @@ def list_keys(
             str(key.tokens_per_minute or "-"),
             key.priority,
             "yes" if key.admin else "",
+            "yes" if key.tighten_slo else "",
         )
     terminal().print(table)
     if json is not None:

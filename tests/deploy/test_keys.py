@@ -21,7 +21,7 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
     file = tmp_path / "keys.yaml"
     assert run("keys", "new", "team-a", "--file", str(file), "--model", "m", "--requests-per-minute", "7") == 0
     secret = capsys.readouterr().out.strip()
-    assert run("keys", "new", "ops", "--file", str(file), "--admin", "--priority", "high") == 0
+    assert run("keys", "new", "ops", "--file", str(file), "--admin", "--priority", "high", "--tighten-slo") == 0
     capsys.readouterr()
 
     # The secret part may itself hold "_": only the first two are separators.
@@ -35,6 +35,8 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
     assert run("keys", "list", "--file", str(file), "--json", str(tmp_path / "keys.json")) == 0
     listed = json.loads((tmp_path / "keys.json").read_text())["keys"]
     assert [(k["name"], k["admin"]) for k in listed] == [("team-a", False), ("ops", True)]
+    assert [k["tighten_slo"] for k in listed] == [False, True]
+    assert [e.may_tighten_slo for e in (key.entry() for key in read_key_file(file).keys)] == [False, True]
     assert "hash" not in listed[0]
 
     assert run("keys", "revoke", listed[0]["id"], "--file", str(file)) == 0

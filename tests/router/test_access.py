@@ -11,6 +11,7 @@ from fake_unit import FakeUnit, eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdmux_actor.messages import Slo
 from router.api_keys import FreshKey, KeyEntry, KeyRing, make_key
 from router.ask import Priority
 from router.errors import InvalidApiKey
@@ -19,6 +20,7 @@ from router.rate_limits import RateLimits
 
 MODEL = "demo/bytes"
 BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
+OWN = Slo(ttft_s=2.0, tbt_s=0.2)  # of the model
 
 
 def entry(key: FreshKey, name: str = "team", **changes) -> KeyEntry:
@@ -109,13 +111,50 @@ async def test_rate__tokens_of_prompt_and_answer__count(http) -> None:
     assert (first.status_code, second.status_code) == (200, 429)
 
 
-async def test_headers__targets__reach_the_unit(http) -> None:
-    headers = {"x-muxfleet-slo-ttft-ms": "1500", "x-llm-d-slo-tpot-ms": "40", "x-muxfleet-priority": "high"}
+async def test_headers__looser_targets__reach_the_unit(http) -> None:
+    http.served.show(*http.served.units, slo=OWN)
+    headers = {"x-muxfleet-slo-ttft-ms": "9500", "x-llm-d-slo-tpot-ms": "900", "x-muxfleet-priority": "high"}
     reply = await http.post("/v1/completions", json=BODY, headers=headers)
 
     slo = http.served.units[0].requests[0].slo
     assert reply.status_code == 200
-    assert (slo.ttft_s, slo.tbt_s) == (1.5, 0.04)
+    assert (slo.ttft_s, slo.tbt_s) == (9.5, 0.9)
+    assert "x-muxfleet-slo-clamped" not in reply.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "targets_s", "told"),
+    [
+        ({"x-muxfleet-slo-tpot-ms": "1"}, (2.0, 0.2), "tpot-ms=200"),
+        ({"x-llm-d-slo-ttft-ms": "1999"}, (2.0, 0.2), "ttft-ms=2000"),
+        ({"x-muxfleet-slo-ttft-ms": "1500", "x-muxfleet-slo-tpot-ms": "199"}, (2.0, 0.2), "ttft-ms=2000, tpot-ms=200"),
+        ({"x-muxfleet-slo-ttft-ms": "1500", "x-muxfleet-slo-tpot-ms": "300"}, (2.0, 0.3), "ttft-ms=2000"),
+    ],
+)
+async def test_headers__tighter_target_than_the_models_own__the_models_own_holds_and_the_answer_says_so(
+    http, headers: dict[str, str], targets_s: tuple[float, float], told: str, stream: bool
+) -> None:
+    http.served.show(*http.served.units, slo=OWN)
+    reply = await http.post("/v1/completions", json={**BODY, "stream": stream}, headers=headers)
+
+    slo = http.served.units[0].requests[0].slo
+    assert reply.status_code == 200
+    assert (slo.ttft_s, slo.tbt_s) == targets_s
+    assert reply.headers["x-muxfleet-slo-clamped"] == told
+
+
+@pytest.mark.parametrize("may", [False, True])
+async def test_headers__tighter_target__is_granted_to_a_key_that_may(http, may: bool) -> None:
+    http.served.show(*http.served.units, slo=OWN)
+    key = make_key()
+    http.gateway.access.set_keys(KeyRing([entry(key, may_tighten_slo=may)]))
+    headers = {**bearer(key), "x-muxfleet-slo-ttft-ms": "1500", "x-muxfleet-slo-tpot-ms": "40"}
+    reply = await http.post("/v1/completions", json=BODY, headers=headers)
+
+    slo = http.served.units[0].requests[0].slo
+    assert (slo.ttft_s, slo.tbt_s) == ((1.5, 0.04) if may else (2.0, 0.2))
+    assert ("x-muxfleet-slo-clamped" in reply.headers) is not may
 
 
 @pytest.mark.parametrize(
@@ -123,6 +162,10 @@ async def test_headers__targets__reach_the_unit(http) -> None:
     [
         ("x-muxfleet-slo-ttft-ms", "soon"),
         ("x-muxfleet-slo-ttft-ms", "0"),
+        ("x-muxfleet-slo-ttft-ms", "-1"),
+        ("x-llm-d-slo-ttft-ms", "-inf"),
+        ("x-muxfleet-slo-tpot-ms", "0.0"),
+        ("x-muxfleet-slo-tpot-ms", "inf"),
         ("x-muxfleet-slo-tpot-ms", "nan"),
         ("x-muxfleet-slo-tpot-ms", "1e12"),
         ("x-muxfleet-priority", "urgent"),

@@ -1,5 +1,7 @@
 """Requests in time at the gateway: first token and every gap, in counters, the controller's view and the receipt."""
 
+from dataclasses import replace
+
 import pytest
 from fleet_values import fleet, unit
 from prometheus_client import CollectorRegistry
@@ -7,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdmux_actor.messages import Slo
 from router.arrivals import Arrivals
+from router.caller import GrantedSlo
 from router.ledger import QuotaLedger
 from router.metrics import GatewayMetrics
 from router.receipt import Receipt
@@ -59,7 +62,7 @@ def test_demand_report__finished_requests__tell_the_controller_how_many_were_in_
     ("first_s", "gap_s", "expected"), [(1.0, 0.1, "met"), (1.1, 0.1, "missed"), (1.0, 0.11, "missed")]
 )
 def test_receipt__first_token_and_worst_gap__decide(first_s: float, gap_s: float, expected: str) -> None:
-    receipt = Receipt(slo=SLO, started_s=0.0, unit_id="u")
+    receipt = Receipt(granted=GrantedSlo(slo=SLO), started_s=0.0, unit_id="u")
     receipt.first_token(first_s)
     receipt.worst_gap_s = gap_s
 
@@ -68,8 +71,6 @@ def test_receipt__first_token_and_worst_gap__decide(first_s: float, gap_s: float
 
 
 def test_unit_collector__attainment_of_requests__is_there_only_with_traffic() -> None:
-    from dataclasses import replace
-
     seen = unit("u1")
     load = seen.report.load
     registry = CollectorRegistry()
