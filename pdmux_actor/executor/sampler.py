@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.executor.draws import draw_filtered, draw_unfiltered
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import Sequence
 
@@ -45,6 +46,7 @@ class Sampler:
         self._logprob_rows = torch.tensor([i for i, p in enumerate(params) if p.logprobs is not None])
         drawn = self._temperatures > 0
         filtered = drawn & ((self._top_ps < 1) | (self._top_ks > 0))
+        self._temperatures.clamp_(min=1e-12)
         self._plain_rows = (drawn & ~filtered).nonzero().squeeze(1)
         self._filtered_rows = filtered.nonzero().squeeze(1)
 
@@ -63,10 +65,12 @@ class Sampler:
             highest, token_ids = logits.max(dim=-1)
         if len(self._plain_rows) + len(self._filtered_rows):
             uniforms = torch.from_numpy(uniform(self._seeds, self._output_indices + step))
-            scaled = (logits - highest[:, None]).double().div_(self._temperatures[:, None].clamp(min=1e-12))
-            for rows, draw_rows in ((self._plain_rows, draw), (self._filtered_rows, self._draw_filtered)):
-                if len(rows):
-                    token_ids[rows] = draw_rows(scaled[rows], uniforms[rows])
+            below_highest = logits.sub_(highest[:, None])
+            if len(rows := self._plain_rows):
+                token_ids[rows] = draw_unfiltered(below_highest[rows], self._temperatures[rows], uniforms[rows])
+            if len(rows := self._filtered_rows):
+                filters = self._temperatures[rows], self._top_ks[rows], self._top_ps[rows]
+                token_ids[rows] = draw_filtered(below_highest[rows], *filters, uniforms[rows])
         return self._with_logprobs(token_ids, report, broken_rows)
 
     def tokens(self, sampled: SampledBatch) -> list[SampledToken]:
@@ -104,28 +108,6 @@ class Sampler:
             top_logprobs=top_logprobs,
             broken_rows=broken_rows,
         )
-
-    def _draw_filtered(self, scaled: Tensor, uniforms: Tensor) -> Tensor:
-        """top-k first, then top-p over what top-k left, as transformers and vLLM do."""
-        rows = self._filtered_rows
-        ordered, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
-        ranks = torch.arange(scaled.shape[1])
-        ks = torch.where(self._top_ks[rows] > 0, self._top_ks[rows], scaled.shape[1])
-        ordered.masked_fill_(ranks >= ks[:, None], float("-inf"))
-        probabilities = ordered.softmax(dim=-1)
-        mass_before = probabilities.cumsum(dim=-1) - probabilities
-        outside = (mass_before >= self._top_ps[rows][:, None]) & (ranks > 0)
-        ordered.masked_fill_(outside, float("-inf"))
-        return token_ids.gather(1, draw(ordered, uniforms)[:, None]).squeeze(1)
-
-
-def draw(scaled: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse of the distribution function. float64 throughout: 150,000 tokens add up."""
-    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
-    total = cumulative[:, -1]
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    targets = torch.minimum(uniforms * total, below_total)
-    return torch.searchsorted(cumulative, targets[:, None], right=True).squeeze(1)
 
 
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

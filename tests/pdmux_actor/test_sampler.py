@@ -165,3 +165,44 @@ def test_sample__logits_not_finite__names_the_row_and_keeps_the_others(bad: floa
 
     assert sampled.broken_rows == {0}
     assert sampler.tokens(sampled)[1] == sample([make_sequence(temperature=0.7)])[0]
+
+
+def sorted_whole(logits: torch.Tensor, sampling: SamplingParams, uniform_number: float) -> int:
+    """The definition: the whole row in falling order, top-k, then top-p, then the inverse of what is left."""
+    scaled = (logits - logits.max()).double() / max(sampling.temperature, 1e-12)
+    ordered, token_ids = scaled.sort(descending=True, stable=True)
+    if sampling.top_k > 0:
+        ordered[sampling.top_k :] = float("-inf")
+    probabilities = ordered.softmax(-1)
+    mass_before = probabilities.cumsum(-1) - probabilities
+    mass_before[0] = -1.0
+    ordered[mass_before >= sampling.top_p] = float("-inf")
+    cumulative = ordered.softmax(-1).cumsum(-1)
+    return int(token_ids[torch.searchsorted(cumulative, uniform_number * cumulative[-1], right=True)])
+
+
+def test_sample__large_vocabulary__draws_as_if_whole_rows_were_sorted() -> None:
+    """Few tokens or nearly all are left, logits in float32 or rounded to many equal ones, some impossible."""
+    vocabulary, generator = 20_000, torch.Generator().manual_seed(3)
+    filters: list[dict[str, object]] = [
+        {"top_p": p, "top_k": k, "temperature": t}
+        for p in (1.0, 0.999999, 0.95, 0.3, 0.0)
+        for k in (0, 1, 50, 5000, 19_999, 20_000, 10**6)
+        for t in (0.1, 1.0, 3.0)
+        if p < 1 or k > 0
+    ]
+    sequences = [make_sequence(seed=seed, num_outputs=2, **of) for seed, of in enumerate(filters)]
+    logits = 2.5 * torch.randn(len(sequences), vocabulary, generator=generator)
+    logits[::3] = (4 * logits[::3]).round() / 4
+    logits[1::5, 7:15_000] = float("-inf")
+    uniforms = uniform(np.arange(len(filters), dtype=np.uint64), np.full(len(filters), 2))
+
+    sampler = Sampler(sequences, EOS)
+    drawn = sampler.sample(logits.clone()).token_ids.tolist()
+
+    expected = [
+        sorted_whole(row, sequence.request.sampling, number)
+        for row, sequence, number in zip(logits, sequences, uniforms, strict=True)
+    ]
+    assert drawn == expected
+    assert len(set(drawn)) > len(drawn) / 3

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.sampler import draw, uniform
+from pdmux_actor.executor.draws import draw
+from pdmux_actor.executor.sampler import uniform
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import Sequence
 
