@@ -145,6 +145,7 @@ class LoadReport:
     cached_blocks: int = 0
     prefill_bubble_share: float = 0.0  # of the last seconds: the lane idled although it had work and SMs
     decode_bubble_share: float = 0.0
+    decode_launches_at_once: float = 0.0  # of different models, on average while any ran; 0 when none did
     decode_predicted_s: float = 0.0
     decode_achieved_s: float = 0.0
     decode_headroom: float | None = None

@@ -1,8 +1,10 @@
 """An executor whose launches take the time that a latency model says. No tensors, no torch.
 
-Lanes that overlap slow each other down: every launch has remaining solo work, and while both lanes are busy it shrinks
-by 1 / slowdown per second. Tokens are made up: deterministic per sequence position, never an end-of-sequence token, so
-that a sequence ends at `max_tokens`, as a trace says.
+Lanes that overlap slow each other down: every launch has remaining solo work, and while other lanes are busy it shrinks
+by 1 / slowdown per second. Decodes of several models share the memory bandwidth (profiler/bandwidth_sharing.py) and the
+one thread that launches them: what the host does for one, it does not do for another meanwhile. A prefill is slowed
+more by several decodes than by one, in proportion to the bandwidth that they draw. Tokens are made up: deterministic
+per sequence position, never an end-of-sequence token, so that a sequence ends at `max_tokens`, as a trace says.
 """
 
 import json
@@ -23,19 +25,20 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
-    NUM_LANES,
+    PREFILL_LANE,
     Completion,
     ComputeLaunch,
     DecodeStep,
     DropPrefill,
-    Lane,
     Launch,
     MixedStep,
     PrefillSlice,
     Repartition,
+    lane_number,
     sampling_sequences,
 )
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
 from profiler.errors import UnsupportedModel
 from profiler.latency import LatencyModel
 from profiler.specs import AUTO_DTYPE, DeviceSpec, ModelSpec
@@ -99,18 +102,20 @@ class _Work(msgspec.Struct, gc=False):
     launch: ComputeLaunch
     started_s: float
     remaining_s: float  # of solo time
+    step_s: float = 0.0  # of a decode alone, without the host
+    rate: float = 1.0  # solo seconds of work done per second
+    demand: float | None = None  # share of the bandwidth, of a decode that has had company
 
 
 # To plan a step, launch its graph and read what was sampled: "less than 0.5 ms" (MuxWise §3.2.2, DuetServe §4.3).
 GPU_HOST_S = 0.5e-3
-_LANES = tuple(Lane)
 _MADE_UP_TOKENS = tuple((SampledToken(token_id=token_id),) for token_id in range(128))
 
 
 class SimulatedExecutor:
     """Implements executor.base.HostingExecutor.
 
-    `prefill_slowdown` and `decode_slowdown` are how much longer work on a lane takes while the other is busy too;
+    `prefill_slowdown` and `decode_slowdown` are how much longer prefill and one decode take while both run;
     `host_s` is what the host adds to every launch (to plan, to launch, to read what was sampled).
 
     `device` is one of the GPUs when the unit is a tensor-parallel group: the group is `latency`'s to know.
@@ -136,11 +141,12 @@ class SimulatedExecutor:
         self.unpartitioned_reason: str | None = None
         self._latency = latency
         self._clock = clock
-        self._slowdown = {Lane.PREFILL: prefill_slowdown, Lane.DECODE: decode_slowdown}
+        self._prefill_slowdown, self._decode_slowdown = prefill_slowdown, decode_slowdown
         self._host_s = host_s
         self._infos: dict[str, ModelInfo] = {}
         self._asleep: dict[str, ModelInfo] = {}
-        self._lanes: dict[Lane, _Work] = {}
+        self._lanes: dict[int, _Work] = {}  # by lane number
+        self._host_until_s = float("-inf")  # it works for decodes until then
         self._partition = Repartition(prefill_sms=0, decode_sms=device.num_sms)
         self._updated_s = clock.now()
         self._next_end_s: float | None = None  # until a launch starts or ends
@@ -192,13 +198,20 @@ class SimulatedExecutor:
 
     def submit(self, launch: Launch) -> None:
         if isinstance(launch, Repartition):
+            assert launch.prefill_sms + launch.decode_sms <= self.device.num_sms, f"{launch} exceeds the device"
             self._partition = launch
         elif not isinstance(launch, DropPrefill):  # there are no hidden states to forget
-            now_s = self._clock.now()
+            now_s, number = self._clock.now(), lane_number(launch)
             self._progress(now_s)
-            assert launch.lane not in self._lanes
-            self._next_end_s = None
-            self._lanes[launch.lane] = _Work(launch, now_s, self._host_s + self._solo_s(launch))
+            assert number not in self._lanes
+            host_s = self._host_s
+            if isinstance(launch, DecodeStep):
+                host_s += max(0.0, self._host_until_s - now_s)
+                self._host_until_s = now_s + host_s
+            solo_s = self._solo_s(launch)
+            step_s = solo_s / launch.steps if isinstance(launch, DecodeStep) else 0.0
+            self._lanes[number] = _Work(launch, now_s, host_s + solo_s, step_s)
+            self._changed()
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
         next_end_s = self.next_end_s()
@@ -210,7 +223,10 @@ class SimulatedExecutor:
         self._progress(now_s)
         if not reached and (next_end_s is None or now_s < next_end_s):
             return ()
-        return [self._complete(lane, now_s) for lane in _LANES if lane in self._lanes and self._is_done(lane)]
+        done = [self._complete(lane, now_s) for lane in sorted(self._lanes) if self._is_done(lane)]
+        if done:
+            self._changed()
+        return done
 
     def wake(self) -> None:
         self._clock.wake()
@@ -219,11 +235,11 @@ class SimulatedExecutor:
         self._lanes.clear()
 
     def next_end_s(self) -> float | None:
-        """When the first of the launches on the lanes ends if nothing else is submitted; None when both are idle."""
+        """When the first of the launches on the lanes ends if nothing else is submitted; None when all are idle."""
         if not self._lanes:
             return None
         if self._next_end_s is None:
-            rest_s = [max(0.0, work.remaining_s) / self._rate(lane) for lane, work in self._lanes.items()]
+            rest_s = [max(0.0, work.remaining_s) / work.rate for work in self._lanes.values()]
             self._next_end_s = self._updated_s + min(rest_s)
         return self._next_end_s
 
@@ -232,23 +248,42 @@ class SimulatedExecutor:
         """Launches on the lanes."""
         return len(self._lanes)
 
-    def _rate(self, lane: Lane) -> float:
-        """Solo seconds of work done per second."""
-        return 1 / self._slowdown[lane] if len(self._lanes) == NUM_LANES else 1.0
+    def _changed(self) -> None:
+        """A launch came or went: how fast the others get on."""
+        self._next_end_s = None
+        prefill = self._lanes.get(PREFILL_LANE)
+        decodes = [work for number, work in self._lanes.items() if number != PREFILL_LANE]
+        demands = [self._demand(work) for work in decodes] if len(decodes) > 1 else [0.0] * len(decodes)
+        drawn = sum(demands)
+        for work, demand in zip(decodes, demands, strict=True):
+            slowdown = 1.0 if prefill is None else self._decode_slowdown
+            work.rate = 1 / (slowdown * slowdown_beside(demand, drawn - demand))
+        if prefill is not None:
+            slowdown = self._prefill_slowdown if decodes else 1.0
+            if drawn > 0:
+                slowdown = 1 + (slowdown - 1) * max(1.0, min(1.0, drawn) / max(demands))
+            prefill.rate = 1 / slowdown
+
+    def _demand(self, work: _Work) -> float:
+        if work.demand is None:
+            launch = work.launch
+            contexts = [len(s.token_ids) for s in launch.sequences] if isinstance(launch, DecodeStep) else []
+            spec = self._infos[launch.model].spec
+            work.demand = bandwidth_demand(self.device, spec, contexts, work.step_s)
+        return work.demand
 
     def _progress(self, now_s: float) -> None:
         elapsed_s = now_s - self._updated_s
         if elapsed_s > 0:
-            for lane, work in self._lanes.items():
-                work.remaining_s -= elapsed_s * self._rate(lane)
+            for work in self._lanes.values():
+                work.remaining_s -= elapsed_s * work.rate
             self._updated_s = now_s
 
-    def _is_done(self, lane: Lane) -> bool:
+    def _is_done(self, lane: int) -> bool:
         return self._lanes[lane].remaining_s <= 1e-9  # seconds; what rounding leaves
 
-    def _complete(self, lane: Lane, now_s: float) -> Completion:
+    def _complete(self, lane: int, now_s: float) -> Completion:
         work = self._lanes.pop(lane)
-        self._next_end_s = None
         launch = work.launch
         spec = self._infos[launch.model].spec
         steps = launch.steps if isinstance(launch, DecodeStep) else 1
@@ -259,11 +294,13 @@ class SimulatedExecutor:
         return Completion(launch=launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
 
     def _solo_s(self, launch: ComputeLaunch) -> float:
+        """Without the host."""
         spec = self._infos[launch.model].spec
         match launch:
-            case DecodeStep(sequences=sequences, steps=steps):
-                contexts = [len(s.token_ids) for s in sequences]
-                return steps * self._latency.decode_s(spec, contexts, self._partition.decode_sms)
+            case DecodeStep(sequences=sequences, steps=steps, part=part):
+                contexts, decode_sms = [len(s.token_ids) for s in sequences], self._partition.decode_sms
+                assert part is None or part.end_sm <= decode_sms, f"{part} exceeds {self._partition}"
+                return steps * self._latency.decode_s(spec, contexts, decode_sms if part is None else part.sms)
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
                 whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], self._partition.prefill_sms)
                 return whole_s * (last - first) / spec.num_layers

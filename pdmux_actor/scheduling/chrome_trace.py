@@ -1,7 +1,7 @@
 """Decisions as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
-The JSON array format of the Trace Event Format: a process per unit, a track per lane with a slice per launch, a track
-per lane with its bubbles, counters for the partition and the KV blocks.
+The JSON array format of the Trace Event Format: a process per unit, a track per lane with a slice per launch (each of
+several decode lanes has its own), a track per lane with its bubbles, counters for the partition and the KV blocks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +14,7 @@ TraceEvent = dict[str, Any]  # JSON
 
 _LANE_TRACKS: Mapping[Lane, int] = {Lane.PREFILL: 1, Lane.DECODE: 2}
 _BUBBLE_TRACKS: Mapping[Lane, int] = {Lane.PREFILL: 3, Lane.DECODE: 4}
+_LAST_TRACK = 4  # further decode lanes follow
 
 
 def chrome_trace(logs: Mapping[str, LogExcerpt]) -> list[TraceEvent]:
@@ -21,7 +22,7 @@ def chrome_trace(logs: Mapping[str, LogExcerpt]) -> list[TraceEvent]:
     origin_s = min((_unix_s(log, log.decisions[0]) for log in logs.values() if log.decisions), default=0.0)
     events: list[TraceEvent] = []
     for pid, (unit, log) in enumerate(sorted(logs.items()), start=1):
-        events += _names(pid, unit)
+        events += _names(pid, unit, max((d.decode_lane for d in log.decisions), default=0))
         events += _UnitTrace(pid, log.unix_s - log.now_s - origin_s).events(log)
     return events
 
@@ -31,10 +32,15 @@ def _unix_s(log: LogExcerpt, decision: Decision) -> float:
     return log.unix_s - (log.now_s - began_s)
 
 
-def _names(pid: int, unit: str) -> Iterator[TraceEvent]:
+def _track(lane: Lane, decode_lane: int) -> int:
+    return _LANE_TRACKS[lane] if decode_lane == 0 else _LAST_TRACK + decode_lane
+
+
+def _names(pid: int, unit: str, last_decode_lane: int) -> Iterator[TraceEvent]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": unit}}
     tracks = [(tid, lane.value) for lane, tid in _LANE_TRACKS.items()]
     tracks += [(tid, f"{lane.value} bubbles") for lane, tid in _BUBBLE_TRACKS.items()]
+    tracks += [(_LAST_TRACK + i, f"{Lane.DECODE.value} {i + 1}") for i in range(1, last_decode_lane + 1)]
     for tid, name in tracks:
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
@@ -64,7 +70,7 @@ class _UnitTrace:
         if started_s is None or measured_s is None:
             return  # in flight: its end is not known
         name = f"{decision.kind.value} {decision.model}"
-        track, args = _LANE_TRACKS[lane], _arguments(decision, measured_s)
+        track, args = _track(lane, decision.decode_lane), _arguments(decision, measured_s)
         yield self._slice(name, decision.kind.value, track, started_s, measured_s, args)
 
     def _slice(
@@ -96,6 +102,8 @@ def _arguments(decision: Decision, measured_s: float) -> Mapping[str, Any]:
     args |= {"predicted_ms": _ms(decision.predicted_s), "measured_ms": _ms(measured_s)}
     args |= {"bubble_ms": _ms(decision.bubble_s)}
     args |= {"prefill_sms": decision.prefill_sms, "decode_sms": decision.decode_sms}
+    if decision.part_sms:
+        args |= {"part_sms": decision.part_sms}
     args |= {"requests": ", ".join(decision.request_ids), "failed": decision.failed}
     return args
 

@@ -18,6 +18,7 @@ from pdmux_actor.scheduling.launch import (
     Lane,
     MixedStep,
     Repartition,
+    lane_number,
 )
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 
@@ -43,9 +44,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """One launch. Times are in seconds of the engine's clock.
 
     `prefill_sms` and `decode_sms` are the partition it runs under. `chunks` are (start, length) of the prompt tokens,
-    `num_decoding` counts the decoding sequences. `predicted_s` is what was expected when it took off: beside a prefill,
-    a decode's worst case. `ready_s` is since when its lane idled although it had work and SMs to do it; None when work
-    and launch came together. `started_s` and `finished_s` are measured, None while it is in flight.
+    `num_decoding` counts the decoding sequences. Of a decode that had a part of the decode share, `decode_lane` is
+    which of the decode lanes it was on and `part_sms` its SMs; else both are 0. `predicted_s` is what was expected when
+    it took off: beside a prefill, a decode's worst case. `ready_s` is since when its lane idled although it had work
+    and SMs to do it; None when work and launch came together. `started_s` and `finished_s` are measured, None while it
+    is in flight.
 
     A Struct, since one is made per launch (a frozen dataclass takes five times as long).
     """
@@ -62,6 +65,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     chunks: tuple[tuple[int, int], ...] = ()
     num_decoding: int = 0
     steps: int = 0
+    decode_lane: int = 0
+    part_sms: int = 0
     request_ids: tuple[str, ...] = ()
     used_blocks: int = 0
     predicted_s: float = 0.0
@@ -98,7 +103,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
                 layers = f"[{self.first_layer},{self.last_layer})"
                 return f"prefill {self.model} batch {self.batch_id} layers {layers} tokens {spans}"
             case DecisionKind.DECODE:
-                return f"decode {self.model} x{self.steps}"
+                part = f" on {self.part_sms}" if self.part_sms else ""
+                return f"decode {self.model} x{self.steps}{part}"
             case DecisionKind.MIXED:
                 return f"mixed {self.model} tokens {spans} decodes {self.num_decoding}"
             case DecisionKind.DROP:
@@ -121,7 +127,8 @@ class DecisionLog:
     def __init__(self, max_entries: int, total_sms: int) -> None:
         self._ring: deque[Decision] = deque(maxlen=max_entries)
         self._num_recorded = 0
-        self._in_flight: dict[Lane, Decision] = {}
+        self._in_flight: dict[int, Decision] = {}  # by lane number
+        self._num_lanes = NUM_LANES  # that were ever in use
         self._prefill_sms, self._decode_sms = 0, total_sms
 
     def decisions(self, last: int | None = None) -> list[Decision]:
@@ -132,14 +139,14 @@ class DecisionLog:
     def since(self, start_s: float) -> list[Decision]:
         """Newest first: all decisions that a launch after `start_s` can have come from."""
         decisions: list[Decision] = []
-        earlier: set[Lane] = set()
+        earlier: set[tuple[Lane, int]] = set()
         for decision in reversed(self._ring):
             if decision.now_s < start_s and (lane := decision.lane) is not None:
-                if lane in earlier:
+                if (lane, decision.decode_lane) in earlier:
                     continue  # a lane has one launch in flight: this one had ended before
-                earlier.add(lane)
+                earlier.add((lane, decision.decode_lane))
             decisions.append(decision)
-            if len(earlier) == NUM_LANES:
+            if len(earlier) == self._num_lanes:
                 break
         return decisions
 
@@ -164,11 +171,14 @@ class DecisionLog:
     def take_off(
         self, now_s: float, launch: ComputeLaunch, *, predicted_s: float, ready_s: float | None, used_blocks: int
     ) -> None:
-        batch_id = first_layer = last_layer = steps = 0
+        batch_id = first_layer = last_layer = steps = decode_lane = part_sms = 0
         chunks: Sequence[Chunk] = ()
         decoding: Sequence[TokenSequence] = ()
         if isinstance(launch, DecodeStep):
             kind, decoding, steps = DecisionKind.DECODE, launch.sequences, launch.steps
+            if launch.part is not None:
+                decode_lane, part_sms = launch.part.index, launch.part.sms
+                self._num_lanes = max(self._num_lanes, NUM_LANES + decode_lane)
         elif isinstance(launch, MixedStep):
             kind, chunks, decoding, steps = DecisionKind.MIXED, launch.chunks, launch.sequences, 1
         else:
@@ -177,7 +187,7 @@ class DecisionLog:
         request_ids = [s.request.request_id for s in decoding]
         if chunks:
             request_ids = [c.sequence.request.request_id for c in chunks] + request_ids
-        self._in_flight[launch.lane] = self._append(
+        self._in_flight[lane_number(launch)] = self._append(
             Decision(
                 index=self._num_recorded,
                 now_s=now_s,
@@ -191,6 +201,8 @@ class DecisionLog:
                 chunks=tuple([(c.start, c.length) for c in chunks]) if chunks else (),
                 num_decoding=len(decoding),
                 steps=steps,
+                decode_lane=decode_lane,
+                part_sms=part_sms,
                 request_ids=tuple(request_ids),
                 used_blocks=used_blocks,
                 predicted_s=predicted_s,
@@ -199,7 +211,7 @@ class DecisionLog:
         )
 
     def land(self, done: Completion) -> None:
-        flying = self._in_flight.pop(done.launch.lane)
+        flying = self._in_flight.pop(lane_number(done.launch))
         place = flying.index - self._num_recorded  # from the end
         if -place <= len(self._ring):
             self._ring[place] = msgspec.structs.replace(

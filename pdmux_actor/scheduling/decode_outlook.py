@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from pdmux_actor.scheduling.learned_scales import ScalesByShare
+from profiler.bandwidth_sharing import decode_bytes
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.latency import ChunkShape
+from profiler.specs import DeviceSpec, ModelSpec
 
 
 class DecodeOutlook:
@@ -12,15 +14,20 @@ class DecodeOutlook:
 
     def __init__(
         self,
+        spec: ModelSpec,
         contexts: Sequence[int],
         modelled_s: Callable[[int], float],
         scales: ScalesByShare | None,
+        beside_scales: ScalesByShare | None,
         guard: ContentionGuard,
     ) -> None:
         """`contexts` are tokens by sequence, `modelled_s` is what the latency model says of the step by share; `scales`
-        what was learned of decode steps, if anything was.
+        what was learned of decode steps, `beside_scales` of those beside other models' steps, if anything was.
         """
         self.contexts = contexts
+        self._spec = spec
+        self._beside_scales = beside_scales
+        self._read_bytes: float | None = None
         self._modelled_s = modelled_s
         self._scales = scales
         self._bucket = len(contexts).bit_length()
@@ -36,6 +43,17 @@ class DecodeOutlook:
             scale = 1.0 if self._scales is None else self._scales.factor(sms, self._bucket)
             known_s = self._solo_s[sms] = self._modelled_s(sms) * scale
         return known_s
+
+    def demand(self, device: DeviceSpec, sms: int) -> float:
+        """Share of the device's memory bandwidth that the step alone draws."""
+        if self._read_bytes is None:
+            self._read_bytes = decode_bytes(self._spec, self.contexts)
+        step_s = self.solo_s(sms)
+        return min(1.0, self._read_bytes / (step_s * device.memory_bandwidth_bytes_per_s)) if step_s > 0 else 0.0
+
+    def beside_decodes_factor(self, sms: int) -> float:
+        """How much longer steps took beside other models' than sharing the bandwidth explains."""
+        return 1.0 if self._beside_scales is None else self._beside_scales.factor(sms, self._bucket)
 
     def worst_s(self, sms: int, beside: Sequence[ChunkShape]) -> float:
         """The worst case beside a prefill of these chunks."""

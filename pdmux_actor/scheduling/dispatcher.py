@@ -14,6 +14,7 @@ from pdmux_actor.scheduling.launch import (
     Launch,
     MixedStep,
     PrefillSlice,
+    Repartition,
     sampling_sequences,
 )
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
@@ -55,6 +56,16 @@ class Dispatcher:
         self.batches.remove(batch)
         self._queues[batch.model].num_prefilling -= len(batch.chunks)
 
+    @property
+    def is_full(self) -> bool:
+        """Nothing more can be launched before something lands."""
+        flight = self.flight
+        if not flight.both_busy:
+            return False
+        if flight.num_decodes >= self._settings.decode_lanes or not any(flight.decode_gaps()):
+            return True
+        return not any(queue.running and not flight.decodes(queue.model) for queue in self._queues.values())
+
     def state(self) -> UnitState:
         return UnitState(
             device=self._device,
@@ -65,6 +76,7 @@ class Dispatcher:
             suspended=self.batches[0] if len(self.batches) > 1 else None,
             prefill_lane=self.flight.lane_state(Lane.PREFILL),
             decode_lane=self.flight.lane_state(Lane.DECODE),
+            lanes=self.flight,
         )
 
     def land(self, done: Completion) -> None:
@@ -77,11 +89,22 @@ class Dispatcher:
             for place in done.sequence_errors:
                 sampling[place].kv_is_sound = False
 
-    def act(self, action: Action, now_s: float) -> list[Launch]:
-        """Launches for one action; none when KV ran out meanwhile."""
+    def act(self, actions: Seq[Action], now_s: float) -> list[Launch]:
+        """Launches for what a policy chose, in order."""
+        launches: list[Launch] = []
+        ahead_sms = 0
+        if len(actions) > 1:
+            ahead_sms = sum([action.sms for action in actions if isinstance(action, Decode)])
+        for action in actions:
+            if isinstance(action, Decode):
+                ahead_sms = max(0, ahead_sms - action.sms)
+                launches += self._decode(action, ahead_sms, now_s)
+            else:
+                launches += self._prefill_or_mix(action, now_s)
+        return launches
+
+    def _prefill_or_mix(self, action: StartPrefill | ContinuePrefill | Mixed, now_s: float) -> list[Launch]:
         match action:
-            case Decode(model=model, sms=sms, steps=steps):
-                return self._decode(self._queues[model], steps, sms, now_s)
             case StartPrefill():
                 return self._start_prefill(action, now_s)
             case ContinuePrefill(layers=layers, sms=sms):
@@ -119,17 +142,21 @@ class Dispatcher:
         )
         batch.in_flight = True
         batch.on_last_slice = last_layer == batch.num_layers
-        return self._take_off(launch, sms, now_s)
+        partition = self.flight.place_prefill(sms)
+        return self._take_off(launch, partition, self._device.num_sms - sms, sms, now_s)
 
-    def _decode(self, queue: ModelQueue, steps: int, sms: int, now_s: float) -> list[Launch]:
+    def _decode(self, action: Decode, ahead_sms: int, now_s: float) -> list[Launch]:
+        """None when KV ran out meanwhile. `ahead_sms` are those of decodes that follow."""
+        queue, steps = self._queues[action.model], action.steps
         if steps > 1:
             steps = min(steps, queue.look_ahead_room())
         sequences = grow_running(queue, steps, self._preempt, self._reclaim)
         if not sequences:
             return []
         set_in_flight(sequences, True)
-        launch = DecodeStep(model=queue.model, sequences=tuple(sequences), steps=steps)
-        return self._take_off(launch, sms, now_s)
+        part, partition = self.flight.place_decode(action.sms, ahead_sms=ahead_sms)
+        launch = DecodeStep(model=queue.model, sequences=tuple(sequences), steps=steps, part=part)
+        return self._take_off(launch, partition, 0 if part is None else part.first_sm, action.sms, now_s)
 
     def _mixed(self, queue: ModelQueue, token_budget: int, sms: int, now_s: float) -> list[Launch]:
         sequences = grow_running(queue, 1, self._preempt, self._reclaim)
@@ -138,15 +165,21 @@ class Dispatcher:
             return []
         queue.partial.extend(chunk.sequence for chunk in chunks)
         set_in_flight([*(chunk.sequence for chunk in chunks), *sequences], True)
+        part, partition = self.flight.place_decode(sms)
+        assert part is None, "a fused step has the decode share to itself"
         launch = MixedStep(model=queue.model, chunks=tuple(chunks), sequences=tuple(sequences))
-        return self._take_off(launch, sms, now_s)
+        return self._take_off(launch, partition, 0, sms, now_s)
 
-    def _take_off(self, launch: ComputeLaunch, sms: int, now_s: float) -> list[Launch]:
-        partition = self.flight.repartition(launch.lane, sms)
-        modelled_s = self._predictor.modelled_s(self._queues[launch.model].info.spec, launch, sms)
-        flight = Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s)
+    def _take_off(
+        self, launch: ComputeLaunch, partition: Repartition | None, first_sm: int, sms: int, now_s: float
+    ) -> list[Launch]:
+        spec = self._queues[launch.model].info.spec
+        modelled_s = self._predictor.modelled_s(spec, launch, sms)
+        flight = Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s, first_sm=first_sm)
+        if self._settings.decode_lanes > 1:
+            flight.demand = self._predictor.demand(self._device, spec, flight)
         self.flight.take_off(flight)
-        flight.expected_s = self._predictor.expected_s(flight, beside_other_lane=self.flight.all_busy)
+        flight.expected_s = self._predictor.expected_s(flight, beside_other_lane=self.flight.both_busy)
         return [launch] if partition is None else [partition, launch]
 
 

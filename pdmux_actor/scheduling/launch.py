@@ -23,6 +23,7 @@ class Lane(Enum):
 
 
 NUM_LANES = len(Lane)
+PREFILL_LANE, FIRST_DECODE_LANE = 0, 1  # numbers of the places for launches in flight; see `lane_number`
 _NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 
 
@@ -40,6 +41,21 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     @property
     def shape(self) -> ChunkShape:
         return ChunkShape(self.length, self.start)
+
+
+class DecodePart(msgspec.Struct, frozen=True, gc=False):
+    """SMs `[first_sm, first_sm + sms)` of the decode share, which begins at SM 0: the decode lane `index`.
+
+    Of launches in flight at once neither parts nor indices are the same, and a model has one of them at most.
+    """
+
+    index: int
+    first_sm: int
+    sms: int
+
+    @property
+    def end_sm(self) -> int:
+        return self.first_sm + self.sms
 
 
 class PrefillSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -64,16 +80,20 @@ class DropPrefill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DecodeStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`steps` tokens for each sequence, on the decode lane. KV rows for all steps are allocated beforehand."""
+    """`steps` tokens for each sequence. KV rows for all steps are allocated beforehand.
+
+    Decode steps of several models may run at once, each on its `part` of the decode share; None is all of it.
+    """
 
     lane: ClassVar[Lane] = Lane.DECODE
     model: str
     sequences: tuple[Sequence, ...]
     steps: int = 1
+    part: DecodePart | None = None
 
 
 class MixedStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All layers over prefill chunks and one decode step of `sequences`, fused, on the decode lane."""
+    """All layers over prefill chunks and one decode step of `sequences`, fused, on the whole decode share."""
 
     lane: ClassVar[Lane] = Lane.DECODE
     model: str
@@ -82,7 +102,11 @@ class MixedStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Repartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """SMs (cores on a CPU) of the lanes' next launches. Their sum never exceeds the device. Has no completion."""
+    """SMs (cores on a CPU) of the lanes' next launches: decode has the first ones, prefill the last.
+
+    Their sum never exceeds the device, nor is the decode share less than what its parts in flight reach to. Has no
+    completion.
+    """
 
     prefill_sms: int
     decode_sms: int
@@ -105,6 +129,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: tuple[tuple[SampledToken, ...], ...] = ()
     error: str | None = None
     sequence_errors: Mapping[int, str] = _NO_ERRORS
+
+
+def lane_number(launch: ComputeLaunch) -> int:
+    """Which of the launches in flight it is: prefill, the decode lane, or one of several decode lanes."""
+    if isinstance(launch, DecodeStep):
+        return FIRST_DECODE_LANE if launch.part is None else FIRST_DECODE_LANE + launch.part.index
+    return PREFILL_LANE if isinstance(launch, PrefillSlice) else FIRST_DECODE_LANE
 
 
 def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[Sequence, ...]:

@@ -81,6 +81,7 @@ class LoadReporter:
             steps_total=steps_total,
             prefill_bubble_share=shares[Lane.PREFILL].bubble,
             decode_bubble_share=shares[Lane.DECODE].bubble,
+            decode_launches_at_once=shares[Lane.DECODE].mean_launches,
             decode_predicted_s=predicted_s,
             decode_achieved_s=achieved_s,
             decode_headroom=1.0 - achieved_s / tightest_s if achieved_s and tightest_s != float("inf") else None,

@@ -7,13 +7,15 @@ from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.flight import Flight
 from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.learned_scales import LearnedScales
+from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share
-from profiler.specs import ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 _ALONE, _IN_COMPANY = 0.1, 0.9  # share of its time beside the other lane, for a launch to teach about either case
 
 PREFILL, PREFILL_BESIDE, DECODE, MIXED = "prefill", "prefill beside decode", "decode", "mixed"
+DECODE_BESIDE = "decode beside decodes"  # measured / what sharing the bandwidth makes of the expectation alone
 _REMEMBERED_PREFILLS = 4096  # on a share
 # Whose factor stands in, in this order, until a phase has been seen.
 _STAND_INS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -22,6 +24,7 @@ _STAND_INS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         PREFILL_BESIDE: (PREFILL_BESIDE, PREFILL, MIXED),
         DECODE: (DECODE, MIXED, PREFILL),
         MIXED: (MIXED, PREFILL, DECODE),
+        DECODE_BESIDE: (DECODE_BESIDE,),
     }
 )
 
@@ -31,7 +34,8 @@ class LatencyPredictor:
 
     The factor is a mean of measured / modelled (LearnedScales): a latency model of other hardware will do. Decode
     beside prefill is the solo-run prediction times the contention guard's maximum (MuxWise §3.3.2); prefill beside
-    decode has a mean factor of its own, since it needs no worst case (§3.4.1).
+    decode has a mean factor of its own, since it needs no worst case (§3.4.1). Decode beside decodes of other models
+    is what sharing the bandwidth makes of it (profiler/bandwidth_sharing.py), times one more learned factor.
     """
 
     def __init__(self, latency: LatencyModel, guard: ContentionGuard | None = None) -> None:
@@ -85,7 +89,8 @@ class LatencyPredictor:
         outlook = self._outlooks.get(model)
         if outlook is None or (outlook.contexts is not contexts and outlook.contexts != contexts):
             scales = self._scales.of_phase(model, _STAND_INS[DECODE])
-            outlook = DecodeOutlook(contexts, self._by_share(spec, contexts), scales, self.guard)
+            beside = self._scales.of_phase(model, _STAND_INS[DECODE_BESIDE])
+            outlook = DecodeOutlook(spec, contexts, self._by_share(spec, contexts), scales, beside, self.guard)
             self._outlooks[model] = outlook
         return outlook
 
@@ -129,6 +134,9 @@ class LatencyPredictor:
         match flight.launch:
             case DecodeStep(sequences=sequences):
                 solo_s = flight.modelled_s * self._scale(model, DECODE, sms, size)
+                if flight.beside_demand > 0.0:
+                    solo_s *= slowdown_beside(flight.demand, flight.beside_demand)
+                    solo_s *= self._scale(model, DECODE_BESIDE, sms, size)
                 if not flight.beside:
                     return solo_s
                 contexts = [len(s.token_ids) for s in sequences]
@@ -150,6 +158,14 @@ class LatencyPredictor:
                 phases = (PREFILL, PREFILL_BESIDE)
         return self._scales.of_phase(launch.model, phases) is not None
 
+    def demand(self, device: DeviceSpec, spec: ModelSpec, flight: Flight) -> float:
+        """Share of the device's bandwidth that a decode alone is expected to draw on its SMs."""
+        launch = flight.launch
+        if not isinstance(launch, DecodeStep):
+            return 0.0
+        step_s = flight.modelled_s * self._scale(launch.model, DECODE, flight.sms, size_of(launch)) / launch.steps
+        return bandwidth_demand(device, spec, [len(s.token_ids) for s in launch.sequences], step_s)
+
     def learn(self, flight: Flight, contexts: Sequence[int], done: Completion) -> None:
         """`contexts` are those of the decoding sequences when the launch took off; of one without company they do not
         matter.
@@ -161,11 +177,20 @@ class LatencyPredictor:
         if not isinstance(flight.launch, DecodeStep):
             self._predicted_prefills.clear()
         company = min(1.0, flight.company_s / measured_s)
+        among_decodes = flight.decode_company_s / measured_s
         model, sms, ratio = flight.launch.model, flight.sms, measured_s / flight.modelled_s
         size = size_of(flight.launch)
         match flight.launch:
             case DecodeStep() if company <= _ALONE:
                 self._scales.observe(model, DECODE, sms, size, ratio)
+            case DecodeStep() if among_decodes > _ALONE:
+                if among_decodes >= _IN_COMPANY and not flight.beside:
+                    ratio /= slowdown_beside(flight.demand, flight.beside_demand)
+                    if self._scales.knows(model, DECODE):
+                        ratio /= self._scale(model, DECODE, sms, size)
+                        self._scales.observe(model, DECODE_BESIDE, sms, size, ratio)
+                    else:  # a model whose steps never run alone
+                        self._scales.observe(model, DECODE, sms, size, ratio)
             case DecodeStep() if company >= _IN_COMPANY and self._scales.knows(model, DECODE):
                 cell = GuardCell.of(sms, flight.beside, contexts)
                 self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))

@@ -125,12 +125,11 @@ class Scheduler:
         self._now_s = now_s
         if not self._sequences:
             self._readiness.clear()
-        elif not self._dispatcher.flight.all_busy:
+        elif not self._dispatcher.is_full:
             self._settle_quotas(now_s)
             state = self._dispatcher.state()
             self._readiness.observe(state, now_s)
-            for action in self._policy.choose(state, now_s):
-                launches += self._dispatcher.act(action, now_s)
+            launches += self._dispatcher.act(self._policy.choose(state, now_s), now_s)
         self._log(now_s, launches)
         return launches
 
@@ -141,13 +140,14 @@ class Scheduler:
             else:
                 flight = self._dispatcher.flight.of(launch)
                 predicted_s = flight.expected_s
-                if len(launches) > 1 and self._dispatcher.flight.all_busy:  # by one that took off after this
-                    predicted_s = self._predictor.expected_s(flight, beside_other_lane=True)
+                if len(launches) > 1:  # others took off after this one
+                    beside = self._dispatcher.flight.both_busy
+                    predicted_s = self._predictor.expected_s(flight, beside_other_lane=beside)
                 self.log.take_off(
                     now_s,
                     launch,
                     predicted_s=predicted_s,
-                    ready_s=self._readiness.take(launch.lane, sms_left=self._device.num_sms - flight.sms),
+                    ready_s=self._readiness.take(launch.lane, sms_left=self._dispatcher.flight.sms_left(launch.lane)),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )
 

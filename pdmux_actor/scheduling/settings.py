@@ -19,6 +19,7 @@ class SchedulerSettings:
     quota_period_s: float = 4.0
     kv_watermark: float = 0.02  # share of a model's quota kept free at admission, so that running sequences can grow
     static_decode_share: float = 0.5  # of the SMs, for the policies that do not choose a partition
+    decode_lanes: int = 1  # decode steps of different models at once, at most, for the policies that ask for several
     max_look_ahead_steps: int = 4
     solo_slice_s: float = 0.05  # of a prefill that has the device to itself, so that it can be preempted
     layer_slicing: bool = True  # these three exist to be switched off, to see what each is worth

@@ -12,12 +12,12 @@ from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_replay__real_time_run__same_decisions(policy):
+@pytest.mark.parametrize(("policy", "decode_lanes"), [*((policy, 1) for policy in sorted(POLICIES)), ("adbs", 3)])
+def test_replay__real_time_run__same_decisions(policy, decode_lanes):
     tape = Tape()
     clock = RealClock()
     simulated = SimulatedExecutor(
-        device=make_device(), latency=LinearLatency(), total_blocks=TOTAL_BLOCKS, block_bytes=BLOCK_BYTES, clock=clock
+        device=make_device(4), latency=LinearLatency(), total_blocks=TOTAL_BLOCKS, block_bytes=BLOCK_BYTES, clock=clock
     )
     start_s = clock.now()
     arrivals = [
@@ -26,15 +26,16 @@ def test_replay__real_time_run__same_decisions(policy):
     ]
     models = [(0.0, AttachModel(INFOS[m], 160)) for m in "abc"]
     timetable = Timetable([*models, *arrivals, (start_s + 0.05, Abort("r10")), (start_s + 0.6, Stop())])
-    recorded = _loop(RecordingExecutor(simulated, tape), RecordingEvents(timetable, tape), policy)
+    recorded = _loop(RecordingExecutor(simulated, tape), RecordingEvents(timetable, tape), policy, decode_lanes)
     recorded.run()
 
-    replayed = _loop(ReplayExecutor(tape, simulated), ReplayEvents(tape), policy)
+    replayed = _loop(ReplayExecutor(tape, simulated), ReplayEvents(tape), policy, decode_lanes)
     replayed.run()
 
     decisions = recorded.scheduler.log.decisions()
     assert len(decisions) > 20
     assert replayed.scheduler.log.decisions() == decisions
+    assert max(d.decode_lane for d in decisions) == decode_lanes - 1
 
 
 def test_engine_loop__events_from_another_thread__wake_it():
@@ -69,6 +70,7 @@ def test_engine_loop__events_from_another_thread__wake_it():
     assert sum(len(e.tokens) for e in got) == 3
 
 
-def _loop(executor, events, policy):
-    scheduler = build_scheduler(executor, policy=policy, settings=SchedulerSettings(), latency=LinearLatency())
+def _loop(executor, events, policy, decode_lanes):
+    settings = SchedulerSettings(decode_lanes=decode_lanes)
+    scheduler = build_scheduler(executor, policy=policy, settings=settings, latency=LinearLatency())
     return EngineLoop(executor=executor, scheduler=scheduler, events=events, outbox=lambda events: None)

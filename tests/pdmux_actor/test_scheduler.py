@@ -309,9 +309,10 @@ _events = st.lists(
     policy=st.sampled_from(ALL_POLICIES),
     prefix_cache=st.booleans(),
     lendable_share=st.sampled_from([0.0, 0.5, 1.0]),
+    decode_lanes=st.sampled_from([1, 2, 4]),
 )
 def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
-    plan, gap_s, num_sms, policy, prefix_cache, lendable_share
+    plan, gap_s, num_sms, policy, prefix_cache, lendable_share, decode_lanes
 ):
     events, requests = [], []
     for i, step in enumerate(plan):
@@ -336,6 +337,7 @@ def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
         prefix_cache=prefix_cache,
         kv_lendable_share=lendable_share,
         quota_period_s=0.05,
+        decode_lanes=decode_lanes,
     )
     engine = VirtualEngine(events, policy=policy, models="abc", num_sms=num_sms, settings=small).run()
 

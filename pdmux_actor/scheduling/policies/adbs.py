@@ -1,13 +1,16 @@
 """ADBS as published (MuxServe, Algorithm 3): prefills of the models in turn, decodes fill what is left.
 
-It knows no latency targets: decode has a fixed share while a prefill runs (`static_decode_share`). Unlike the released
-code, a prefill that waits for token blocks does not hold decodes up: they are what frees the blocks.
+It knows no latency targets: decode has a fixed share while a prefill runs (`static_decode_share`). As long as resources
+are left, the inner loop takes the next model's decode, which runs beside the others on a part of that share: up to
+`decode_lanes` at once, in equal parts, since there is no profile that says how many SMs each model needs. Unlike the
+released code, a prefill that waits for token blocks does not hold decodes up: they are what frees the blocks.
 """
 
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.partition import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
+from pdmux_actor.scheduling.policies.decode_lanes import fill_lanes, part_of
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.rotation import Rotation
 
@@ -27,11 +30,18 @@ class Adbs:
         if not state.prefill_lane.busy and prefill_sms > 0:
             actions += self._prefills.act(state, prefill_sms)
         lane_taken = state.prefill_lane.sms or (prefill_sms if actions else 0)
-        decode_sms = min(decode_sms, state.total_sms - lane_taken)
-        if not state.decode_lane.busy and decode_sms > 0:
-            model = self._decode_turn.take(q.model for q in state.decoding())
-            actions += () if model is None else (Decode(model, decode_sms),)
-        return actions
+        return [*actions, *self._decodes(state, min(decode_sms, state.total_sms - lane_taken))]
+
+    def _decodes(self, state: UnitState, decode_sms: int) -> Sequence[Decode]:
+        if decode_sms <= 0:
+            return ()
+        lanes = min(state.settings.decode_lanes, len(state.decoding()))
+        part_sms = None
+        while lanes > 1 and (part_sms := part_of(state.device, decode_sms, lanes)) is None:
+            lanes -= 1
+        if part_sms is None:
+            lanes, part_sms = 1, decode_sms
+        return fill_lanes(state, self._decode_turn, lanes=lanes, part_sms=part_sms, share_sms=decode_sms)
 
     def _shares(self, state: UnitState, wants_prefill: bool) -> tuple[int, int]:
         """SMs for (prefill, decode)."""

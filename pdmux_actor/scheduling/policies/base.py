@@ -10,7 +10,7 @@ import msgspec
 
 from pdmux_actor.scheduling.batch import PrefillBatch
 from pdmux_actor.scheduling.batching import next_for_prefill
-from pdmux_actor.scheduling.flight import LaneState
+from pdmux_actor.scheduling.flight import LanesInFlight, LaneState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -40,7 +40,7 @@ class ContinuePrefill(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decode(msgspec.Struct, frozen=True, gc=False):
-    """`steps` decode steps of all running sequences of the model."""
+    """`steps` decode steps of all running sequences of the model. Several at once are of different models."""
 
     model: str
     sms: int
@@ -60,7 +60,8 @@ Action = StartPrefill | ContinuePrefill | Decode | Mixed
 
 class UnitState(msgspec.Struct, kw_only=True, gc=False):
     """A policy reads this; it changes nothing in it, nor does anybody while it chooses: what several rules ask for is
-    looked up once. `suspended` is the batch that `batch` has preempted.
+    looked up once. `suspended` is the batch that `batch` has preempted. `decode_lane` is all decode lanes together:
+    busy while one is, with the SMs that they reach to.
     """
 
     device: DeviceSpec
@@ -71,6 +72,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
     suspended: PrefillBatch | None
     prefill_lane: LaneState
     decode_lane: LaneState
+    lanes: LanesInFlight | None = None  # None: there is one decode lane
     _decoding: Sequence[ModelQueue] | None = None
     _prefillable: dict[str, bool] = msgspec.field(default_factory=dict)
 
@@ -87,6 +89,26 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
         if self._decoding is None:
             self._decoding = [queue for queue in self.queues.values() if queue.running]
         return self._decoding
+
+    def idle_decoding(self) -> Sequence[ModelQueue]:
+        """The same without those that have a decode step in flight."""
+        if self.lanes is None:
+            return () if self.decode_lane.busy else self.decoding()
+        return [queue for queue in self.decoding() if not self.lanes.decodes(queue.model)]
+
+    @property
+    def num_decodes(self) -> int:
+        """Decode launches in flight."""
+        return int(self.decode_lane.busy) if self.lanes is None else self.lanes.num_decodes
+
+    def decode_gaps(self) -> Sequence[tuple[int, int]]:
+        """SMs that further decodes could have, `[start, end)`, ascending; the next one has the first gap that is wide
+        enough.
+        """
+        if self.lanes is not None:
+            return list(self.lanes.decode_gaps())
+        end = self.total_sms - self.prefill_lane.sms
+        return [] if self.decode_lane.busy or end == 0 else [(0, end)]
 
     def prefillable_models(self) -> list[str]:
         return [queue.model for queue in self.queues.values() if self.prefillable(queue)]
@@ -110,5 +132,7 @@ class DispatchPolicy(Protocol):
     earliest_deadline_first: bool
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
-        """At most one action per idle lane; the shares of the two lanes never sum to more than the device."""
+        """At most one action for an idle prefill lane, and decodes of models that have none in flight: one for an idle
+        decode lane, or as many as `settings.decode_lanes` admits. All shares never sum to more than the device.
+        """
         ...

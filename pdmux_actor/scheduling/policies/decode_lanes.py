@@ -1,0 +1,81 @@
+"""Whether the decode steps of several models run one after the other or at once, each on a part of the decode share.
+
+One after the other a step of every model takes the sum of their times on the whole share. On k lanes, each with a k-th
+of the share, k steps are under way at once: model i takes T_i on its part alone, and s_i times as long beside the
+others, with which it shares the memory bandwidth (profiler/bandwidth_sharing.py). Lanes take the models in turn, so
+
+    cycle(k) = max(sum_i s_i T_i / k, max_i s_i T_i)
+
+and the number of lanes with the shortest cycle is chosen. Decode is bound by bandwidth: what several lanes win is the
+time in which a step does not read, because it starts kernels, waits for the host or has few sequences.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
+from pdmux_actor.scheduling.policies.base import Decode, UnitState
+from pdmux_actor.scheduling.rotation import Rotation
+from profiler.bandwidth_sharing import slowdown_beside
+from profiler.specs import DeviceSpec
+
+_WORTH_IT = 0.95  # of the cycle: predictions are of the mean, and a step on a part is a longer gap for one model alone
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """`lanes` parts of `sms` each. In `cycle_s` every model has a step."""
+
+    lanes: int
+    sms: int
+    cycle_s: float
+
+
+def divide(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], share_sms: int, max_lanes: int) -> Division:
+    """Of the decode share, for one step of every model in turn. On equal terms fewer lanes."""
+    best = Division(1, share_sms, sum([outlook.solo_s(share_sms) for outlook in outlooks]))
+    for lanes in range(2, min(max_lanes, len(outlooks)) + 1):
+        part_sms = part_of(device, share_sms, lanes)
+        if part_sms is None:
+            break
+        cycle_s = _cycle_s(device, outlooks, part_sms, lanes)
+        if cycle_s < _WORTH_IT * best.cycle_s:
+            best = Division(lanes, part_sms, cycle_s)
+    return best
+
+
+def part_of(device: DeviceSpec, share_sms: int, lanes: int) -> int | None:
+    """SMs of each of so many equal parts, in steps of the device's granularity; None when they would have none."""
+    step = device.partition_granularity_sms
+    return share_sms // lanes // step * step or None
+
+
+def _cycle_s(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], part_sms: int, lanes: int) -> float:
+    demands = [outlook.demand(device, part_sms) for outlook in outlooks]
+    drawn, others_per_lane = sum(demands), (lanes - 1) / (len(outlooks) - 1)
+    steps_s = [
+        outlook.solo_s(part_sms)
+        * outlook.beside_decodes_factor(part_sms)
+        * slowdown_beside(demand, (drawn - demand) * others_per_lane)
+        for outlook, demand in zip(outlooks, demands, strict=True)
+    ]
+    return max(sum(steps_s) / lanes, max(steps_s))
+
+
+def fill_lanes(
+    state: UnitState, turn: Rotation, *, lanes: int, part_sms: int, share_sms: int, steps: int = 1
+) -> list[Decode]:
+    """Decodes for the lanes that are free: of models that have none in flight, in turn, within the first `share_sms`.
+
+    None while launches of a finer division leave no part free: they end soon.
+    """
+    free = sum([max(0, min(end, share_sms) - start) // part_sms for start, end in state.decode_gaps()])
+    free = min(free, lanes - state.num_decodes)
+    candidates = [queue.model for queue in state.idle_decoding()]
+    actions: list[Decode] = []
+    while len(actions) < free and candidates:
+        model = turn.take(candidates)
+        assert model is not None
+        candidates.remove(model)
+        actions.append(Decode(model, part_sms, steps))
+    return actions
