@@ -44,6 +44,7 @@ def gateway_application(
         max_body_bytes=args.max_body_bytes,
         max_queued=args.max_queued_requests,
         hold_s=args.hold_s,
+        template_timeout_s=args.template_timeout_s,
         suspect_s=args.unit_suspect_s,
         lost_s=args.unit_lost_s,
     )
@@ -55,6 +56,7 @@ def gateway_application(
         read_keys=None if args.api_keys is None else partial(_key_ring, args.api_keys),
         logs_requests=args.request_log,
         otlp_endpoint=otlp_endpoint,
+        cors_origins=args.cors_origins,
     )
 
 

@@ -52,6 +52,8 @@ class GatewayArgs(Args):
     unit_lost_s: float = 10.0
     api_keys: str | None = None
     request_log: bool = False
+    cors_origins: tuple[str, ...] = ()
+    template_timeout_s: float = 2.0
 
 
 class ControllerConfig(Args):

@@ -143,6 +143,8 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
         unit_lost_s=gateway.unit_lost_s,
         api_keys=gateway.api_keys,
         request_log=gateway.request_log,
+        cors_origins=gateway.cors_origins,
+        template_timeout_s=gateway.template_timeout_s,
     )
     return {
         "name": GATEWAY_APP,

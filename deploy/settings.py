@@ -174,10 +174,13 @@ class GatewaySection(Section):
     unit_lost_s: PositiveFloat = 10.0
     """A unit that says nothing for so long is lost to the gateway, whether or not there is another."""
     api_keys: Annotated[str, Field(min_length=1)] | None = None
-    """File of API keys (relative to this file), made with `muxfleet keys`; read again when it changes. Default: anybody
-    may use every model."""
+    """File of API keys (relative to this file), from `muxfleet keys`; read again when changed. Default: open to all."""
     request_log: bool = False
     """One JSON line per request on the gateways' standard output."""
+    cors_origins: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
+    """Web pages of these origins may call the API from a browser, such as https://chat.example.org; "*": all may."""
+    template_timeout_s: PositiveFloat = 2.0
+    """How long a model's chat template may take for one request; then it is stopped and the request answered 400."""
 
 
 class FleetFile(Section):

@@ -1,13 +1,14 @@
 """The gateway as an ASGI application."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -50,6 +51,17 @@ not answer.
 ReadMetrics = Callable[[], Awaitable[bytes]]
 """The exposition of all gateways."""
 
+# To a browser's page; without this it sees none of them.
+_SHOWN_HEADERS = (
+    "retry-after",
+    "x-muxfleet-cold-ms",
+    "x-muxfleet-prefill-ms",
+    "x-muxfleet-queue-ms",
+    "x-muxfleet-slo",
+    "x-muxfleet-unit",
+    "x-request-id",
+    "x-should-retry",
+)
 _MAX_DECISIONS = 4096
 _RETRY_AFTER_S = 5
 
@@ -63,9 +75,11 @@ def create_app(
     read_metrics: ReadMetrics | None = None,
     spans: RequestSpans | None = None,
     echo_request_id: bool = True,
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
-    add the `x-request-id` header to responses by themselves.
+    add the `x-request-id` header to responses by themselves. Browsers' pages from `cors_origins` ("*": from anywhere)
+    may call the API.
     """
     app = FastAPI(
         title="muxfleet",
@@ -75,6 +89,14 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan(gateway, feed),
     )
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=list(_SHOWN_HEADERS),
+        )
     app.add_middleware(
         RequestIdentity,
         metrics=gateway.metrics,
@@ -121,14 +143,15 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", response_model=ModelList)
     async def list_models(request: Request) -> ModelList:
-        return model_list(gateway.view, gateway.access.identify(request.headers).may_see)
+        return model_list(gateway.view, gateway.access.identify(request.headers).may_see, gateway.lacks_tokenizer)
 
     # Ids contain slashes, raw or as %2F: servers hand over the decoded path.
     @app.get("/v1/models/{model:path}", response_model=Model, **responses_of(Model, 404, 503))
     async def retrieve_model(model: str, request: Request) -> Model:
         if not gateway.access.identify(request.headers).may_see(model):
             raise ModelNotFound(model=model)
-        return model_entry(gateway.view, gateway.card(model))
+        card = gateway.card(model)
+        return model_entry(gateway.view, card, lacks_tokenizer=gateway.lacks_tokenizer(card))
 
 
 def _add_operation_routes(app: FastAPI, gateway: Gateway, read_metrics: ReadMetrics | None) -> None:

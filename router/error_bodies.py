@@ -47,7 +47,9 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.Overloaded: ErrorShape(status=429, type="rate_limit_error", code="slow_down", should_retry=True),
     errors.ModelUnavailable: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
     errors.GatewayNotReady: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
-    errors.TokenizerUnavailable: ErrorShape(status=500, type="server_error", code="tokenizer_unavailable"),
+    errors.TokenizerUnavailable: ErrorShape(
+        status=503, type="service_unavailable", code="tokenizer_unavailable", should_retry=True
+    ),
     errors.GenerationFailed: ErrorShape(status=500, type="server_error", code="generation_failed"),
     errors.UnitsLost: ErrorShape(status=502, type="server_error", code="unit_lost", should_retry=True),
     errors.RequestKilledUnits: ErrorShape(status=500, type="server_error", code="request_killed_units"),

@@ -21,7 +21,7 @@ RouterError
 ├── Overloaded               the model's queue is full
 ├── ModelUnavailable         no unit serves the model within the time a request may wait
 ├── GatewayNotReady          no model is routable
-├── TokenizerUnavailable     the gateway cannot load the model's tokenizer
+├── TokenizerUnavailable     the gateway cannot load the model's tokenizer, or lost the process that works on text
 ├── GenerationFailed         the engine gave the request up
 ├── UnitsLost                every unit that was tried died under the request
 └── RequestKilledUnits       units died under the request one after the other, without a token between
@@ -191,10 +191,12 @@ class GatewayNotReady(RouterError):
 
 
 class TokenizerUnavailable(RouterError):
-    def __init__(self, *, model: str, reason: str) -> None:
+    def __init__(self, *, model: str, reason: str, retry_after_s: int) -> None:
         super().__init__(
-            f"The gateway cannot load the tokenizer of model {model!r}; the gateway's log tells its operator why.",
+            f"The gateway has no tokenizer of model {model!r}: it does not load, and the gateway's log tells "
+            f"why. It is tried again; ask again in {retry_after_s} s, or another model of /v1/models.",
             code="tokenizer_unavailable",
+            retry_after_s=retry_after_s,
         )
         self.model = model
         self.reason = reason

@@ -3,7 +3,7 @@
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 
 from pdmux_actor.lease import ModelPhase
@@ -38,6 +38,7 @@ from router.prompts import Prompt, chat_prompt, completion_prompts, completion_t
 from router.receipt import Receipt
 from router.routing import RoutingSettings
 from router.runner import Runner
+from router.text.process import TextProcess, TextService
 from router.tokenization import Tokenizers
 from router.unit_pool import UnitPool
 from router.view import FleetView, ModelCard
@@ -51,7 +52,14 @@ _PRELOADED_TOKENIZERS = 16
 class Gateway:
     """Call from one event loop. `update_view` is its only news of the fleet."""
 
-    def __init__(self, limits: GatewayLimits | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: GatewayLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        start_text: Callable[[], Awaitable[TextService]] = TextProcess.start,
+    ) -> None:
+        """`start_text` starts what works on prompts' text."""
         self.limits = limits or GatewayLimits()
         self.view = LiveView()
         self.desk = FrontDesk(
@@ -62,7 +70,7 @@ class Gateway:
         self._clock = clock
         self.access = Access(clock=clock, num_gateways=lambda: self.view.current.num_gateways)
         self._pool = UnitPool(SilenceLimits(suspect_s=self.limits.suspect_s, lost_s=self.limits.lost_s))
-        self._tokenizers = Tokenizers(max_entries=self.limits.max_tokenizers)
+        self._tokenizers = Tokenizers(self.limits, clock=clock, start=start_text)
         self.metrics = GatewayMetrics(
             version=VERSION,
             view=lambda: self.view.current,
@@ -89,7 +97,6 @@ class Gateway:
         )
 
     def update_view(self, view: FleetView) -> None:
-        known = {(card.source, card.revision) for card in self.view.current.models}
         now_s = self._clock()
         self.view.update(view, now_s)
         self._pool.update(view)
@@ -98,8 +105,7 @@ class Gateway:
         self.desk.update_view(view, now_s)
         self._room.pump()
         for card in view.models[:_PRELOADED_TOKENIZERS]:
-            if (card.source, card.revision) not in known:
-                self._tokenizers.preload(card)
+            self._tokenizers.preload(card)
 
     async def close(self) -> None:
         self._room.close()
@@ -122,7 +128,11 @@ class Gateway:
     def routable_models(self) -> list[str]:
         """Models that a request would find ready here: on a unit, and their tokenizer loaded, which takes seconds."""
         cards = [card for card in self.view.current.models if self.desk.is_ready(card.model)]
-        return [card.model for card in cards if not self._tokenizers.is_loading(card)]
+        return [card.model for card in cards if not (self._tokenizers.is_loading(card) or self.lacks_tokenizer(card))]
+
+    def lacks_tokenizer(self, card: ModelCard) -> bool:
+        """Its tokenizer did not load: requests to the model are refused until it does."""
+        return self._tokenizers.has_failed(card)
 
     def card(self, model: str) -> ModelCard:
         """Raises:
@@ -137,7 +147,7 @@ class Gateway:
         """Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs."""
         card = self._enter(request.model)
         receipt = self._receipt(card, caller)
-        prompt = await chat_prompt(request, await self._tokenizers.of(card), self._tokenizers)
+        prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
         head = self._head(card, "chatcmpl")
         with_logprobs = request.asked_logprobs is not None
         reply = ChatReply(head, with_logprobs=with_logprobs, usage_is_asked=request.include_usage)
@@ -150,7 +160,7 @@ class Gateway:
             message = f"Prompts times n exceed {self.limits.max_choices} choices; send fewer per request."
             raise InvalidRequest(message, param="prompt")
         receipt = self._receipt(card, caller)
-        prompts = await completion_prompts(request, await self._tokenizers.of(card), self._tokenizers)
+        prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
         reply = CompletionReply(
             self._head(card, "cmpl"),
             with_logprobs=request.logprobs is not None,
@@ -170,6 +180,11 @@ class Gateway:
             self.metrics.shed.labels(model).inc()
             raise Overloaded(model=model, retry_after_s=self.desk.turned_away(model))
         return card
+
+    def _longest(self, card: ModelCard) -> int:
+        """Tokens of the longest sequence: what the model's units take, or any, before one was ready."""
+        context = self.view.context(card.model)
+        return self.limits.max_prompt_tokens if context is None else min(context.lately, self.limits.max_prompt_tokens)
 
     def _receipt(self, card: ModelCard, caller: Caller) -> Receipt:
         return Receipt(granted=caller.slo(card.slo), started_s=self._clock())

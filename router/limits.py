@@ -11,7 +11,8 @@ class GatewayLimits:
     request may lose; `max_deaths` those that may die under it without a token in between: a request that kills engines
     stops early. A client that does not send its body within `body_timeout_s`, or reads nothing of a stream for
     `write_timeout_s`, is let go. The streams of a unit that says nothing for `suspect_s` go on elsewhere where they
-    can; after `lost_s` it is lost.
+    can; after `lost_s` it is lost. `template_timeout_s` is how long a chat template may take;
+    `max_waiting_characters` how much text may wait to be turned into tokens.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -26,6 +27,8 @@ class GatewayLimits:
     max_prompt_tokens: int = 1 << 20
     body_timeout_s: float = 60.0
     write_timeout_s: float = 120.0
-    max_tokenizers: int = 64
+    template_timeout_s: float = 2.0
+    tokenizer_load_timeout_s: float = 600.0
+    max_waiting_characters: int = 64 * 1024 * 1024
     suspect_s: float = 3.0
     lost_s: float = 10.0

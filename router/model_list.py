@@ -9,16 +9,19 @@ from router.openai.schemas import Model, ModelList, SloTargets
 from router.view import ModelCard
 
 
-def model_list(view: LiveView, may_see: Callable[[str], bool]) -> ModelList:
-    return ModelList(data=[model_entry(view, card) for card in view.current.models if may_see(card.model)])
+def model_list(
+    view: LiveView, may_see: Callable[[str], bool], lacks_tokenizer: Callable[[ModelCard], bool]
+) -> ModelList:
+    cards = [card for card in view.current.models if may_see(card.model)]
+    return ModelList(data=[model_entry(view, card, lacks_tokenizer=lacks_tokenizer(card)) for card in cards])
 
 
-def model_entry(view: LiveView, card: ModelCard) -> Model:
+def model_entry(view: LiveView, card: ModelCard, *, lacks_tokenizer: bool) -> Model:
     return Model(
         id=card.model,
         created=card.created_s,
         max_model_len=view.max_model_len(card.model),
-        status=_status(view.phases(card.model)),
+        status="failed" if lacks_tokenizer else _status(view.phases(card.model)),
         slo=SloTargets(ttft_s=card.slo.ttft_s, tbt_s=card.slo.tbt_s),
     )
 

@@ -6,7 +6,8 @@ from router.errors import ContextLengthExceeded, InvalidRequest
 from router.live_view import ContextLengths
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
-from router.tokenization import PromptEncoder, Tokenizers
+from router.tokenization import Tokenizers
+from router.view import ModelCard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,41 +18,43 @@ class Prompt:
     echo: str = ""
 
 
-async def chat_prompt(request: ChatCompletionRequest, encoder: PromptEncoder, tokenizers: Tokenizers) -> Prompt:
-    """Raises:
-    InvalidRequest: the model's chat template cannot render the messages.
-    """
+async def chat_prompt(
+    request: ChatCompletionRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
+) -> Prompt:
+    """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode_chat`."""
     messages = [message.for_template() for message in request.messages]
-    text = await tokenizers.render_chat(encoder, messages, request.chat_template_kwargs or {})
-    token_ids = await tokenizers.encode(encoder, text, add_special_tokens=False)  # the template writes its own
+    arguments = request.chat_template_kwargs or {}
+    token_ids = await tokenizers.encode_chat(card, messages, arguments, max_tokens=max_tokens)
     if not token_ids:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
     return Prompt(token_ids=tuple(token_ids))
 
 
 async def completion_prompts(
-    request: CompletionRequest, encoder: PromptEncoder, tokenizers: Tokenizers
+    request: CompletionRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
 ) -> list[Prompt]:
-    """Raises:
+    """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode`, and:
+
     InvalidRequest: a prompt is empty, or holds token ids that the model does not have.
     """
     if request.echo and request.logprobs is not None:
         raise InvalidRequest("'echo' with 'logprobs' is not implemented: leave one out.", param="echo")
+    vocab_size = (await tokenizers.of(card)).vocab_size
     prompts = []
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            token_ids = await tokenizers.encode(encoder, prompt, add_special_tokens=True)
+            token_ids = await tokenizers.encode(card, prompt, add_special_tokens=True, max_tokens=max_tokens)
         else:
             token_ids = prompt
             highest = max(token_ids)
-            if highest >= encoder.vocab_size:
-                message = f"Token id {highest} is outside the model's vocabulary of {encoder.vocab_size} tokens."
+            if highest >= vocab_size:
+                message = f"Token id {highest} is outside the model's vocabulary of {vocab_size} tokens."
                 raise InvalidRequest(message, param="prompt")
         if not token_ids:
             raise InvalidRequest("The prompt is empty: it has no tokens.", param="prompt")
         echo = ""
         if request.echo:
-            echo = prompt if isinstance(prompt, str) else encoder.decode(token_ids)
+            echo = prompt if isinstance(prompt, str) else await tokenizers.decode(card, token_ids)
         prompts.append(Prompt(token_ids=tuple(token_ids), echo=echo))
     return prompts
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -46,6 +46,7 @@ class GatewayIngress:
         read_keys: Callable[[], KeyRing] | None = None,
         logs_requests: bool = False,
         otlp_endpoint: Callable[[], str | None] = lambda: None,
+        cors_origins: Sequence[str] = (),
     ) -> None:
         """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application.
 
@@ -57,6 +58,7 @@ class GatewayIngress:
         self._controller_app = controller_app
         self._gateways: DeploymentHandle[Any] | None = None
         self._gateway = Gateway(limits)
+        self._cors_origins = cors_origins
         self._read_keys = read_keys
         if read_keys is not None:
             self._gateway.access.set_keys(read_keys())
@@ -75,7 +77,14 @@ class GatewayIngress:
             read_metrics=self._read_metrics,
             spans=self._spans,
             echo_request_id=False,
+            cors_origins=self._cors_origins,
         )
+
+    async def check_health(self) -> None:
+        """Serve asks on the loop that serves: where that stands, none comes in time and Serve replaces the replica.
+        What else a gateway waits for (units, the control loop) is no reason to.
+        """
+        await asyncio.sleep(0)  # through the loop, as a request
 
     async def routable_models(self) -> list[str]:
         """What this replica could route now: a gateway follows the fleet by itself, a moment behind."""

@@ -1,146 +1,267 @@
-"""From messages and text to token ids.
+"""From messages and text to token ids, off the event loop: all of it is done by processes that can be killed.
 
-transformers takes seconds to import, so it is imported with the first tokenizer, in a worker thread.
+Two of them: what is small goes to one, what takes long to the other, so that a large prompt delays large prompts only.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from pdmux_actor.models.checkpoint import is_shape_only
-from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
-from router.errors import InvalidRequest, TokenizerUnavailable
+from router.errors import ContextLengthExceeded, InvalidRequest, Overloaded, TokenizerUnavailable
+from router.limits import GatewayLimits
+from router.text.calls import (
+    Decoded,
+    DecodeTokens,
+    EncodeChat,
+    Encoded,
+    EncodeText,
+    TextAnswer,
+    TextRefused,
+    TokenizerFailed,
+    TokenizerKey,
+    TokenizerLoaded,
+)
+from router.text.lane import TextLane, TextLaneFull, TextTooSlow
+from router.text.process import TextProcess, TextProcessLost, TextService
 from router.view import ModelCard
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-ResultT = TypeVar("ResultT")
+_QUICK_CHARACTERS = 64 * 1024  # some 20 ms of work
+_SLOWEST_CHARACTERS_PER_S = 100_000  # long words take a tokenizer longest: some 600,000 on an idle core
+_RETRY_AFTER_S = 5
+_RELOAD_AFTER_S = 15.0
 
-_INLINE_CHARACTERS = 8192  # encoding this much takes about as long as a hop to a thread and back
 
-
-class PromptEncoder:
-    """One model's tokenizer and chat template. Safe to use from several threads: nothing in it changes."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        # A slow tokenizer has no backend; every architecture we serve has a fast one. The backend's `encode` is used
-        # directly because the wrapper's own sets truncation on the shared backend, which is not thread-safe.
-        self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer
-        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
-
-    def render_chat(self, messages: Sequence[Mapping[str, str]], template_arguments: Mapping[str, Any]) -> str:
-        """Raises:
-        InvalidRequest: the model has no chat template, or the template refuses these messages.
-        """
-        if not self._tokenizer.chat_template:
-            raise InvalidRequest(
-                "This model has no chat template; use /v1/completions with a prompt in the model's own format.",
-                param="messages",
-                code="no_chat_template",
-            )
-        import jinja2  # not at the top: the template engine is transformers' and comes with it
-
-        arguments = {"tokenize": False, "add_generation_prompt": True, **template_arguments}
-        try:
-            rendered = self._tokenizer.apply_chat_template([dict(m) for m in messages], **arguments)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            message = f"The model's chat template refuses these messages: {error}"
-            raise InvalidRequest(message[:500], param="messages", code="chat_template_error") from error
-        if not isinstance(rendered, str):
-            message = "These chat_template_kwargs keep the template from rendering text."
-            raise InvalidRequest(message, param="chat_template_kwargs")
-        return rendered
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
-        return text
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    reason: str
+    at_s: float
 
 
 class Tokenizers:
-    """Encoders by model source, loaded when first asked for; the least recently used goes first."""
+    """By model source. Loaded when first asked for; what did not load is tried again after a while."""
 
-    def __init__(self, *, max_entries: int) -> None:
-        self._max_entries = max_entries
-        self._encoders: OrderedDict[tuple[str, str | None], asyncio.Task[PromptEncoder]] = OrderedDict()
-        self._preloads: set[asyncio.Future[PromptEncoder]] = set()
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
-        # One at a time: transformers fills its modules lazily, and two threads that import it at once see half of it.
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load-tokenizer")
+    def __init__(
+        self,
+        limits: GatewayLimits,
+        *,
+        clock: Callable[[], float],
+        start: Callable[[], Awaitable[TextService]] = TextProcess.start,
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._quick = self._lane(start)
+        self._large = self._lane(start)
+        self._loaded: dict[TokenizerKey, TokenizerLoaded] = {}
+        self._loads: dict[TokenizerKey, asyncio.Task[TokenizerLoaded]] = {}
+        self._failures: dict[TokenizerKey, _Failure] = {}
+        self._slow_templates: set[TokenizerKey] = set()
 
-    async def of(self, card: ModelCard) -> PromptEncoder:
+    def _lane(self, start: Callable[[], Awaitable[TextService]]) -> TextLane:
+        limits = self._limits
+        return TextLane(
+            start,
+            max_waiting=limits.max_queued,
+            max_waiting_characters=limits.max_waiting_characters,
+            load_timeout_s=limits.tokenizer_load_timeout_s,
+        )
+
+    async def of(self, card: ModelCard) -> TokenizerLoaded:
         """Raises:
         TokenizerUnavailable: the source has no usable tokenizer, or the gateway cannot reach it.
         """
-        key = (card.source, card.revision)
-        task = self._encoders.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._encoders[key] = asyncio.create_task(self._load(card))
-            if len(self._encoders) > self._max_entries:
-                self._encoders.popitem(last=False)
-        self._encoders.move_to_end(key)
-        return await asyncio.shield(task)  # a client that leaves does not stop the load for the others
+        key = _key(card)
+        loaded = self._loaded.get(key)
+        if loaded is not None:
+            return loaded
+        if self._failed_lately(key):
+            raise TokenizerUnavailable(
+                model=card.model, reason=self._failures[key].reason, retry_after_s=int(_RELOAD_AFTER_S)
+            )
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = asyncio.create_task(self._load(card, key))
+            load.add_done_callback(lambda task: self._load_ended(key, task))
+        return await asyncio.shield(load)  # a client that leaves does not stop the load for the others
 
     def preload(self, card: ModelCard) -> None:
-        """Starts loading; a failure is logged and tried again when a request asks."""
-        task = asyncio.ensure_future(self.of(card))
-        self._preloads.add(task)
-        task.add_done_callback(self._preloaded)
+        """Starts loading, if that is to be done; a failure is logged."""
+        key = _key(card)
+        if key not in self._loaded and key not in self._loads and not self._failed_lately(key):
+            load = self._loads[key] = asyncio.create_task(self._load(card, key))
+            load.add_done_callback(lambda task: self._load_ended(key, task))
 
     def is_loading(self, card: ModelCard) -> bool:
-        task = self._encoders.get((card.source, card.revision))
-        return task is not None and not task.done()
+        return _key(card) in self._loads and not self.has_failed(card)
 
-    def _preloaded(self, task: asyncio.Future[PromptEncoder]) -> None:
-        self._preloads.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log what `_load` has logged
+    def has_failed(self, card: ModelCard) -> bool:
+        """Whether requests to the model are refused for want of a tokenizer."""
+        return _key(card) in self._failures
 
-    async def encode(self, encoder: PromptEncoder, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) <= _INLINE_CHARACTERS:
-            return encoder.encode(text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(lambda: encoder.encode(text, add_special_tokens=add_special_tokens))
+    async def encode_chat(
+        self,
+        card: ModelCard,
+        messages: Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, Any],
+        *,
+        max_tokens: int,
+    ) -> list[int]:
+        """Raises:
+        InvalidRequest: the model has no chat template, or it does not render these messages with these arguments; or
+            they are longer than the model's context of `max_tokens`.
+        TokenizerUnavailable, Overloaded
+        """
+        loaded = await self.of(card)
+        _check_template_arguments(loaded.template_variables, template_arguments)
+        characters = sum(len(message["content"]) for message in messages)
+        _check_characters(characters, loaded, max_tokens, "messages")
+        key = _key(card)
+        call = EncodeChat(
+            call=0,
+            tokenizer=key,
+            messages=[dict(message) for message in messages],
+            template_arguments=dict(template_arguments),
+            template_timeout_s=self._limits.template_timeout_s,
+            max_tokens=self._limits.max_prompt_tokens,
+        )
+        answer = await self._ask(card, call, characters, "messages", is_slow=key in self._slow_templates)
+        if isinstance(answer, TextRefused):
+            self._note_slow(key, answer)
+            raise InvalidRequest(
+                f"The model's chat template refuses these messages: {answer.reason}"[:500],
+                param="messages",
+                code="chat_template_error",
+            )
+        return self._token_ids(answer, "messages")
 
-    async def render_chat(
-        self, encoder: PromptEncoder, messages: Sequence[Mapping[str, str]], template_arguments: Mapping[str, Any]
-    ) -> str:
-        if sum(len(m["content"]) for m in messages) <= _INLINE_CHARACTERS:
-            return encoder.render_chat(messages, template_arguments)
-        return await self._in_thread(lambda: encoder.render_chat(messages, template_arguments))
+    async def encode(self, card: ModelCard, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:
+        """Raises as `encode_chat`."""
+        loaded = await self.of(card)
+        _check_characters(len(text), loaded, max_tokens, "prompt")
+        call = EncodeText(
+            call=0,
+            tokenizer=_key(card),
+            text=text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=self._limits.max_prompt_tokens,
+        )
+        return self._token_ids(await self._ask(card, call, len(text), "prompt"), "prompt")
+
+    async def decode(self, card: ModelCard, token_ids: Sequence[int]) -> str:
+        """Raises as `encode_chat`."""
+        await self.of(card)
+        call = DecodeTokens(call=0, tokenizer=_key(card), token_ids=list(token_ids))
+        answer = await self._ask(card, call, len(token_ids), "prompt")
+        if isinstance(answer, TextRefused):
+            raise InvalidRequest(f"These tokens are no text: {answer.reason}", param="prompt")
+        assert isinstance(answer, Decoded), answer
+        return answer.text
 
     def close(self) -> None:
-        for task in self._encoders.values():
-            task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        for load in self._loads.values():
+            load.cancel()
+        self._quick.close()
+        self._large.close()
 
-    async def _load(self, card: ModelCard) -> PromptEncoder:
+    async def _ask(
+        self,
+        card: ModelCard,
+        call: EncodeChat | EncodeText | DecodeTokens,
+        characters: int,
+        param: str,
+        *,
+        is_slow: bool = False,
+    ) -> TextAnswer:
+        lane = self._large if is_slow or characters > _QUICK_CHARACTERS else self._quick
+        # A template that loops ends itself; what does not heed that is killed a little later.
+        limit_s = 2 * self._limits.template_timeout_s + characters / _SLOWEST_CHARACTERS_PER_S
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._loader, lambda: _load_encoder(card.source, card.revision))
-        except Exception as error:  # a tokenizer's loader raises whatever its files provoke
-            logger.exception("tokenizer does not load", extra={"model": card.model, "source": card.source})
-            raise TokenizerUnavailable(model=card.model, reason=str(error)) from error
+            answer = await lane.answer(call, characters=characters, limit_s=limit_s)
+        except TextLaneFull:
+            raise Overloaded(model=card.model, retry_after_s=_RETRY_AFTER_S) from None
+        except TextTooSlow:
+            self._slow_templates.add(call.tokenizer)
+            raise InvalidRequest(
+                f"To turn this into tokens takes longer than {limit_s:.0f} s; send a shorter prompt.",
+                param=param,
+                code="prompt_too_slow",
+            ) from None
+        except (TextProcessLost, OSError) as error:
+            reason = f"the process that works on text ended under this request ({error})"
+            raise TokenizerUnavailable(model=card.model, reason=reason, retry_after_s=_RETRY_AFTER_S) from error
+        if isinstance(answer, TokenizerFailed):
+            raise TokenizerUnavailable(model=card.model, reason=answer.reason, retry_after_s=_RETRY_AFTER_S)
+        return answer
 
-    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    def _token_ids(self, answer: TextAnswer, param: str) -> list[int]:
+        if isinstance(answer, TextRefused):
+            raise InvalidRequest(f"The prompt does not become tokens: {answer.reason}", param=param)
+        assert isinstance(answer, Encoded), answer
+        limit = self._limits.max_prompt_tokens
+        if answer.num_tokens > limit:
+            message = f"The prompt has {answer.num_tokens} tokens or more; this gateway takes {limit}."
+            raise InvalidRequest(message, param=param)
+        return answer.token_ids
+
+    def _note_slow(self, key: TokenizerKey, refused: TextRefused) -> None:
+        if refused.too_slow:
+            logger.warning("a chat template does not end in time", extra={"source": key.source})
+            self._slow_templates.add(key)
+
+    async def _load(self, card: ModelCard, key: TokenizerKey) -> TokenizerLoaded:
+        try:
+            answer = await self._quick.load(key)
+            reason = answer.reason if isinstance(answer, TokenizerFailed) else ""
+        except (TextProcessLost, TextTooSlow, OSError) as error:
+            answer, reason = None, f"{type(error).__name__} {error}"
+        if isinstance(answer, TokenizerLoaded):
+            self._loaded[key] = answer
+            self._failures.pop(key, None)
+            return answer
+        known = self._failures.get(key)
+        if known is None or known.reason != reason:
+            logger.error("tokenizer does not load", extra={"model": card.model, "source": key.source, "reason": reason})
+        self._failures[key] = _Failure(reason, self._clock())
+        raise TokenizerUnavailable(model=card.model, reason=reason, retry_after_s=int(_RELOAD_AFTER_S))
+
+    def _load_ended(self, key: TokenizerKey, load: asyncio.Task[TokenizerLoaded]) -> None:
+        self._loads.pop(key, None)
+        if not load.cancelled():
+            load.exception()  # retrieved, so that asyncio does not log what `_load` has logged
+
+    def _failed_lately(self, key: TokenizerKey) -> bool:
+        failure = self._failures.get(key)
+        return failure is not None and self._clock() - failure.at_s < _RELOAD_AFTER_S
 
 
-def _load_encoder(source: str, revision: str | None) -> PromptEncoder:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # seconds; see the module docstring
+def _key(card: ModelCard) -> TokenizerKey:
+    return TokenizerKey(card.source, card.revision)
 
-    if is_shape_only(Path(source)):
-        tokenizer = build_demo_tokenizer(SHAPE_ONLY_VOCABULARY)
-        return PromptEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE))
-    return PromptEncoder(AutoTokenizer.from_pretrained(source, revision=revision))
+
+def _check_template_arguments(variables: Sequence[str] | None, arguments: Mapping[str, Any]) -> None:
+    if variables is None:
+        raise InvalidRequest(
+            "This model has no chat template; use /v1/completions with a prompt in the model's own format.",
+            param="messages",
+            code="no_chat_template",
+        )
+    for name in arguments:
+        if name not in variables:
+            allowed = f"it takes {', '.join(map(repr, variables))}" if variables else "it takes none"
+            raise InvalidRequest(
+                f"The chat template of this model takes no {name[:100]!r} from a request: {allowed}.",
+                param=f"chat_template_kwargs.{name[:100]}",
+                code="unknown_parameter",
+            )
+
+
+def _check_characters(characters: int, loaded: TokenizerLoaded, max_tokens: int, param: str) -> None:
+    """What cannot fit, whatever it says, is refused before anybody works on it."""
+    per_token = loaded.characters_per_token
+    if per_token is not None and characters > max_tokens * per_token:
+        raise ContextLengthExceeded(
+            max_model_len=max_tokens, prompt_tokens=-(-characters // per_token), max_tokens=None, param=param
+        )

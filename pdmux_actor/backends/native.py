@@ -4,10 +4,8 @@ import asyncio
 import itertools
 import logging
 import socket
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -44,19 +42,13 @@ from pdmux_actor.serving.commands import (
     encode,
 )
 from pdmux_actor.serving.engine_watch import EngineWatch, WatchSettings
+from pdmux_actor.serving.own_program import own_program
 from profiler.probe import LaunchShape
 
 logger = logging.getLogger(__name__)
 
 _PROGRAM = "pdmux_actor.serving.process"
 _SGLANG_PROGRAM = "pdmux_actor.backends.sglang.process"
-# Where this package and those it imports lie. The program finds them there and nowhere else: neither the folder that a
-# worker happens to run in nor another distribution's package of the same name comes first.
-_PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
-_RUN_PROGRAM = (
-    "import runpy, sys; folder, program = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, folder); "
-    "runpy.run_module(program, run_name='__main__', alter_sys=True)"
-)
 _READ_BYTES = 256 * 1024
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
@@ -107,12 +99,7 @@ class NativeEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-c",
-                _RUN_PROGRAM,
-                str(_PACKAGES_FOLDER),
-                _SGLANG_PROGRAM if self._runs_sglang else _PROGRAM,
+                *own_program(_SGLANG_PROGRAM if self._runs_sglang else _PROGRAM),
                 str(theirs.fileno()),
                 msgspec.json.encode(self._settings).decode(),
                 pass_fds=[theirs.fileno()],

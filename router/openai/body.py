@@ -8,24 +8,32 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from router.errors import InvalidRequest, UnsupportedParameter
+from router.openai.chat import unsupported_part
+from router.openai.large_body import parameters_and_prompt
 from router.openai.parameters import UNIMPLEMENTED, GenerationParameters
 
 RequestT = TypeVar("RequestT", bound=GenerationParameters)
+
+_SMALL_BYTES = 64 * 1024  # pydantic reads so much in some ms, whatever it is, and says best what is wrong
 
 
 def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
     """Raises:
     InvalidRequest: the body is not JSON, or breaks `schema`; `param` names the first offending field.
     """
+    prompt: dict[str, Any] = {}
     try:
-        document = msgspec.json.decode(body)
+        if len(body) <= _SMALL_BYTES:
+            document = msgspec.json.decode(body)
+        else:
+            document, prompt = parameters_and_prompt(body, schema)
     except (ValueError, RecursionError) as error:
         message = f"We could not parse the JSON body of your request: {error}."
         raise InvalidRequest(message, code="invalid_json") from error
     if not isinstance(document, dict):
         raise InvalidRequest("The JSON body of the request must be an object.", code="invalid_type")
     try:
-        return schema.model_validate(document)
+        return schema.model_validate(document).model_copy(update=prompt)
     except ValidationError as error:
         raise _invalid(document, error.errors(include_url=False, include_context=False)) from error
 
@@ -41,6 +49,9 @@ def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails]) -> Inval
     if field in UNIMPLEMENTED:
         return UnsupportedParameter(f"{field!r} with this value is not implemented; leave it out.", param=field)
     param = _param(document, first)
+    part = next((d for d in details if _is_part_type(d)), None)
+    if part is not None:
+        return unsupported_part(_param(document, part).removesuffix(".type"))
     if first["type"] == "missing":
         message = f"Missing required parameter: {param!r}."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
@@ -52,6 +63,12 @@ def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails]) -> Inval
     got = "" if given is None else f", not {str(given).lower()[:40]}"
     message = f"Invalid value for {param!r}: {'; or '.join(list(wishes)[:4])}{got}."
     return InvalidRequest(message, param=param, code=code)
+
+
+def _is_part_type(detail: ErrorDetails) -> bool:
+    """The type of a content part is another than text."""
+    location = detail["loc"]
+    return location[0] == "messages" and location[-1] == "type" and detail["type"] == "literal_error"
 
 
 def _param(document: object, detail: ErrorDetails) -> str:

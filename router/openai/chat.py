@@ -4,14 +4,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from router.errors import UnsupportedParameter
 from router.openai.parameters import (
     MAX_LOGPROBS,
     Empty,
     EmptyObject,
     GenerationParameters,
+    Integer,
     RequestPart,
     Tokens,
 )
+
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 16_384
 
 
 class TextPart(RequestPart):
@@ -21,7 +26,7 @@ class TextPart(RequestPart):
 
 class ChatMessage(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS, fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
@@ -49,10 +54,10 @@ class ChatMessage(RequestPart):
 
 
 class ChatCompletionRequest(GenerationParameters):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     # Accepted and without effect here.
@@ -78,3 +83,9 @@ class ChatCompletionRequest(GenerationParameters):
     @property
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def unsupported_part(param: str) -> UnsupportedParameter:
+    """For a content part that is no text: an image, audio, a file."""
+    message = f"{param!r} is not text: this API takes content parts of type 'text' only; leave it out."
+    return UnsupportedParameter(message, param=param)

@@ -3,21 +3,30 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pdmux_actor.messages import SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_N = 16
 MAX_LOGPROBS = 20
+MAX_STOP_CHARACTERS = 1024
 _SEED_MASK = 2**63 - 1
+
+
+def _whole(value: object) -> object:
+    """JSON Schema's integers are numbers without a fraction: 1.0 is one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_whole)]
+Tokens = Annotated[Integer, Field(ge=1, le=2**31)]
 
 Empty = Annotated[list[Any], Field(max_length=0)]
 EmptyObject = Annotated[dict[str, Any], Field(max_length=0)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]
-Tokens = Annotated[int, Field(ge=1, le=2**31)]
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 # Parameters that change the output and are not implemented: only the value that changes nothing is accepted.
 UNIMPLEMENTED = frozenset(
@@ -82,11 +91,11 @@ class GenerationParameters(RequestPart):
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1, le=2**31)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_N)] | None = None
+    min_tokens: Annotated[Integer, Field(ge=0, le=2**31)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -10,6 +10,8 @@ from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer
 from router.app import create_app
 from router.gateway import Gateway
 from router.limits import GatewayLimits
+from router.text.calls import LoadTokenizer, TextAnswer, TextCall
+from router.text.worker import TextDesk
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +21,25 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     assert AutoTokenizer is not None
     return write_byte_tokenizer(tmp_path_factory.mktemp("byte-tokenizer"))
+
+
+class InlineText:
+    """Implements TextService without its process, which takes a second to start."""
+
+    def __init__(self) -> None:
+        self._desk = TextDesk()
+
+    @classmethod
+    async def start(cls) -> "InlineText":
+        return cls()
+
+    async def ask(self, call: TextCall) -> TextAnswer:
+        if isinstance(call, LoadTokenizer):
+            return self._desk.load(call)
+        return self._desk.answer(call)
+
+    def kill(self) -> None:
+        """Nothing of it is left behind."""
 
 
 class ServedGateway:
@@ -42,7 +63,7 @@ async def serve(tokenizer_folder: Path):
         async def start(*units: FakeUnit, limits: GatewayLimits | None = None) -> ServedGateway:
             for unit in units:
                 await stack.enter_async_context(unit)
-            gateway = Gateway(limits)
+            gateway = Gateway(limits, start_text=InlineText.start)
             url = await stack.enter_async_context(running(gateway))
             served = ServedGateway(gateway, url, tokenizer_folder, list(units))
             served.show(*units)

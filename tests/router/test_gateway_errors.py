@@ -278,12 +278,12 @@ async def test_template__missing_or_refusing__400(http, tmp_path) -> None:
     assert_error(missing, 400, "no_chat_template", "messages")
 
 
-async def test_tokenizer__does_not_load__500_without_the_path(http, tmp_path) -> None:
+async def test_tokenizer__does_not_load__503_without_the_path(http, tmp_path) -> None:
     http.served.folder = tmp_path / "nothing-here"
     http.served.show(http.served.units[0])
     reply = await http.post("/v1/chat/completions", json=CHAT)
 
-    assert_error(reply, 500, "tokenizer_unavailable")
+    assert_error(reply, 503, "tokenizer_unavailable")
     assert "nothing-here" not in reply.text
 
 

@@ -15,7 +15,7 @@ from pdmux_actor.serving.vocabulary_source import load_vocabulary
 from profiler.devices import device_named
 from profiler.latency import ChunkShape
 from profiler.roofline import RooflineLatency
-from router.tokenization import _load_encoder
+from router.text.encoder import load_encoder
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -34,7 +34,7 @@ def test_example_model__simulated__loads_without_weights(folder: Path) -> None:
 
 
 def test_shape_only_folder__gateway_and_unit__speak_the_same_tokens() -> None:
-    encoder = _load_encoder(str(MODELS / "llama-3.1-8b"), None)
+    encoder = load_encoder(str(MODELS / "llama-3.1-8b"), None)
     ids = encoder.encode("Hello, world", add_special_tokens=False)
     load_vocabulary(assignment(MODELS / "llama-3.1-8b"))
     assert encoder.decode(ids) == "Hello, world"

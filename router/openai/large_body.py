@@ -1,0 +1,184 @@
+"""Bodies of many bytes, read in a time that their bytes bound: pydantic looks at the parameters only, which are small.
+
+Messages and prompts are decoded into fixed types, which ends at the first thing that is wrong, and counted before
+anything is made of them; pydantic would look at every one of a million faults.
+"""
+
+import gc
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from router.errors import InvalidRequest
+from router.openai.chat import MAX_CONTENT_PARTS, MAX_MESSAGES, ChatMessage, unsupported_part
+
+MAX_PARAMETER_BYTES = 256 * 1024
+MAX_PROMPTS = 4096
+MAX_TOKEN_IDS = 1 << 20
+_MAX_EXTRA_BYTES = 64  # of a message's fields that must be empty
+_NOTHING = msgspec.Raw(b"null")
+_PROMPT_FIELDS: Mapping[str, Any] = {"messages": [{"role": "user"}], "prompt": "x"}  # what stands for them meanwhile
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
+_PLACE = re.compile(r" - at `\$(.*?)`$", re.DOTALL)
+
+ValueT = TypeVar("ValueT")
+
+
+class _Part(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True, gc=False):
+    text: str
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    role: str
+    content: str | list[_Part] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    tool_calls: msgspec.Raw = _NOTHING
+    annotations: msgspec.Raw = _NOTHING
+    audio: msgspec.Raw = _NOTHING
+    function_call: msgspec.Raw = _NOTHING
+
+
+_EXTRAS = ("tool_calls", "annotations", "audio", "function_call")
+
+
+def parameters_and_prompt(body: bytes, schema: type[BaseModel]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A document for `schema` with something small in the place of messages or prompt, and what belongs there.
+
+    Raises:
+        InvalidRequest
+        msgspec.DecodeError, RecursionError: not JSON.
+    """
+    with _without_cycles():
+        raws = _fields(body, schema)
+        prompt = {name: _prompt_field(name, raws.pop(name)) for name in _PROMPT_FIELDS if name in raws}
+    longest = max(raws, key=lambda name: len(memoryview(raws[name])), default=None)
+    if sum(len(memoryview(raw)) for raw in raws.values()) > MAX_PARAMETER_BYTES:
+        message = f"Besides messages and prompt, a body may hold {MAX_PARAMETER_BYTES} bytes; shorten {longest!r}."
+        raise InvalidRequest(message, param=longest)
+    document = {name: msgspec.json.decode(raw) for name, raw in raws.items()}
+    return document | {name: _PROMPT_FIELDS[name] for name in prompt}, prompt
+
+
+def _fields(body: bytes, schema: type[BaseModel]) -> dict[str, msgspec.Raw]:
+    names = schema.model_fields
+    envelope = msgspec.defstruct("Body", [(n, msgspec.Raw, _NOTHING) for n in names], forbid_unknown_fields=True)
+    try:
+        read = msgspec.json.decode(body, type=envelope)
+    except msgspec.ValidationError as error:
+        unknown = _UNKNOWN_FIELD.match(str(error))
+        if unknown is None:
+            raise InvalidRequest("The JSON body of the request must be an object.", code="invalid_type") from error
+        name = unknown.group(1)[:100]
+        message = f"Unrecognized request argument supplied: {name}"
+        raise InvalidRequest(message, param=name, code="unknown_parameter") from error
+    raws = {name: getattr(read, name) for name in names}
+    return {name: raw for name, raw in raws.items() if raw is not _NOTHING}
+
+
+def _prompt_field(name: str, raw: msgspec.Raw) -> object:
+    return _messages(raw) if name == "messages" else _prompt(bytes(memoryview(raw)).strip())
+
+
+def _messages(raw: msgspec.Raw) -> list[ChatMessage]:
+    messages = _decoded(raw, list[_Message], "messages")
+    if not messages:
+        raise InvalidRequest("Invalid value for 'messages': List should have at least 1 item.", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        message = f"'messages' has {len(messages)} entries; a request may have {MAX_MESSAGES}."
+        raise InvalidRequest(message, param="messages")
+    parts = sum(len(m.content) for m in messages if isinstance(m.content, list))
+    if parts > MAX_CONTENT_PARTS:
+        message = f"The messages have {parts} content parts; a request may have {MAX_CONTENT_PARTS}."
+        raise InvalidRequest(message, param="messages")
+    return [_message(index, message) for index, message in enumerate(messages)]
+
+
+def _message(index: int, message: _Message) -> ChatMessage:
+    for name in _EXTRAS:
+        raw = getattr(message, name)
+        if len(memoryview(raw)) > _MAX_EXTRA_BYTES or msgspec.json.decode(raw):
+            param = f"messages[{index}].{name}"
+            raise InvalidRequest(f"{param!r} with a value in it is not implemented; leave it out.", param=param)
+    if message.role not in ("system", "developer", "user", "assistant", "tool"):
+        param = f"messages[{index}].role"
+        raise InvalidRequest(f"Invalid value for {param!r}: no such role.", param=param)
+    content = message.content
+    return ChatMessage.model_construct(
+        role=message.role,  # type: ignore[arg-type]  # checked above, against the values of the Literal
+        content="".join([part.text for part in content]) if isinstance(content, list) else content,
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _prompt(raw: bytes) -> str | list[str] | list[int] | list[list[int]]:
+    match raw[:1], raw[1:].lstrip()[:1]:
+        case b"[", b'"':
+            texts = _decoded(raw, list[str], "prompt")
+            _check_prompts(len(texts))
+            return texts
+        case b"[", b"[":
+            _check_prompts(raw.count(b"[") - 1)  # of nothing but numbers: each begins a prompt
+            _check_token_ids(raw)
+            prompts = _decoded(raw, list[list[int]], "prompt")
+            return [_token_ids(prompt) for prompt in prompts]
+        case b"[", _:
+            _check_token_ids(raw)
+            return _token_ids(_decoded(raw, list[int], "prompt"))
+    return _decoded(raw, str, "prompt")
+
+
+def _check_prompts(count: int) -> None:
+    if count > MAX_PROMPTS:
+        raise InvalidRequest(f"Invalid value for 'prompt': more than {MAX_PROMPTS} prompts.", param="prompt")
+
+
+def _check_token_ids(raw: bytes) -> None:
+    if raw.count(b",") > MAX_TOKEN_IDS:
+        raise InvalidRequest(f"Invalid value for 'prompt': more than {MAX_TOKEN_IDS} token ids.", param="prompt")
+
+
+def _token_ids(prompt: list[int]) -> list[int]:
+    if not prompt or min(prompt) < 0 or max(prompt) > 2**31 - 1:
+        message = "Invalid value for 'prompt': a prompt has one token id or more, each from 0 to 2147483647."
+        raise InvalidRequest(message, param="prompt")
+    return prompt
+
+
+def _decoded(raw: msgspec.Raw | bytes, kind: type[ValueT], field: str) -> ValueT:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        _refuse(field, str(error), error)
+
+
+def _refuse(field: str, reason: str, error: Exception) -> NoReturn:
+    place = _PLACE.search(reason)
+    path = place.group(1) if place is not None else ""
+    if path.endswith(".type"):
+        raise unsupported_part(field + path.removesuffix(".type")) from error
+    param = (field + path)[:200]
+    missing = "missing required field" in reason
+    raise InvalidRequest(
+        f"Invalid value for {param!r}: {_PLACE.sub('', reason)[:200]}.",
+        param=param,
+        code="missing_required_parameter" if missing else "invalid_type",
+    ) from error
+
+
+@contextmanager
+def _without_cycles() -> Iterator[None]:
+    """Nothing decoded from JSON is part of a cycle, and looking for some takes longer than decoding."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,93 @@
+"""One model's tokenizer and chat template, in the process that works on text. Needs transformers, and no torch."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdmux_actor.models.checkpoint import is_shape_only
+from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
+from router.text.characters import characters_per_token
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Arguments of transformers' `apply_chat_template`, and variables that are the gateway's to set.
+_OURS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+class TemplateRefusal(Exception):
+    """The chat template does not render these messages."""
+
+
+class PromptEncoder:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        # A slow tokenizer has no backend; every architecture we serve has a fast one.
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self.characters_per_token = characters_per_token(self._backend)
+        self.template_variables = _settable_variables(tokenizer) if tokenizer.chat_template else None
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], template_arguments: Mapping[str, Any]) -> str:
+        """Raises:
+        TemplateRefusal: the template says no, or these arguments make it fail.
+        """
+        import jinja2  # not at the top: the template engine is transformers' and comes with it
+
+        arguments = {**template_arguments, "tokenize": False, "add_generation_prompt": True}
+        try:
+            rendered = self._tokenizer.apply_chat_template([dict(m) for m in messages], **arguments)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise TemplateRefusal(str(error)) from error
+        if not isinstance(rendered, str):
+            raise TemplateRefusal("it does not render text")
+        return rendered
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The backend's own: the wrapper's would set truncation on it.
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+
+def load_encoder(source: str, revision: str | None) -> PromptEncoder:
+    """Slow: imports transformers, reads files, may download. Raises whatever a broken tokenizer provokes."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes a second
+
+    if is_shape_only(Path(source)):
+        tokenizer = build_demo_tokenizer(SHAPE_ONLY_VOCABULARY)
+        return PromptEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE))
+    return PromptEncoder(AutoTokenizer.from_pretrained(source, revision=revision))
+
+
+def _settable_variables(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """What the default template looks up in its context, without what we, transformers and the checkpoint set."""
+    from jinja2 import meta
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = tokenizer.get_chat_template()
+    environment = _compile_jinja_template(template).environment
+    read = meta.find_undeclared_variables(environment.parse(template))
+    ours = _OURS | set(environment.globals) | set(tokenizer.special_tokens_map)
+    return sorted(name for name in read - ours if not name.startswith(("return_", "_")))

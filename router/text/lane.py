@@ -1,0 +1,150 @@
+"""Work on text, one call after the other, in a process that is replaced when it dies or takes too long."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from router.text.calls import (
+    DecodeTokens,
+    EncodeChat,
+    EncodeText,
+    LoadTokenizer,
+    TextAnswer,
+    TokenizerFailed,
+    TokenizerKey,
+    TokenizerLoaded,
+)
+from router.text.process import TextProcessLost, TextService
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 2  # a call whose process ended under it is tried once more
+
+
+class TextLaneFull(Exception):
+    """As much text waits as may."""
+
+
+class TextTooSlow(Exception):
+    """The call did not end in time; its process was replaced."""
+
+
+class TextLane:
+    """Started with the first call. A caller that leaves while its call is worked on leaves the work behind: it ends by
+    its own limit.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[TextService]],
+        *,
+        max_waiting: int,
+        max_waiting_characters: int,
+        load_timeout_s: float,
+    ) -> None:
+        self._start = start
+        self._max_waiting = max_waiting
+        self._max_waiting_characters = max_waiting_characters
+        self._load_timeout_s = load_timeout_s
+        self._turn = asyncio.Lock()
+        self._starting = asyncio.Lock()
+        self._service: TextService | None = None
+        self._loads: dict[TokenizerKey, asyncio.Task[TokenizerLoaded | TokenizerFailed]] = {}
+        self._work: set[asyncio.Task[TextAnswer]] = set()
+        self._waiting = 0
+        self._waiting_characters = 0
+
+    async def load(self, tokenizer: TokenizerKey) -> TokenizerLoaded | TokenizerFailed:
+        """Raises TextProcessLost, TextTooSlow, OSError."""
+        service = await self._running()
+        load = self._loads.get(tokenizer)
+        if load is None or (load.done() and _has_failed(load)):
+            load = self._loads[tokenizer] = asyncio.create_task(self._load_on(service, tokenizer))
+            load.add_done_callback(_retrieve)
+        return await asyncio.shield(load)  # a caller that leaves does not stop the load for the others
+
+    async def answer(
+        self, call: EncodeChat | EncodeText | DecodeTokens, *, characters: int, limit_s: float
+    ) -> TextAnswer:
+        """`limit_s` counts from the call's turn.
+
+        Raises:
+            TextLaneFull, TextTooSlow, OSError
+            TextProcessLost: processes ended under the call.
+        """
+        if self._waiting >= self._max_waiting or self._waiting_characters > self._max_waiting_characters:
+            raise TextLaneFull
+        self._waiting += 1
+        self._waiting_characters += characters
+        try:
+            await self._turn.acquire()
+            work = asyncio.create_task(self._answer(call, limit_s))
+            self._work.add(work)
+            work.add_done_callback(self._turn_over)
+            return await asyncio.shield(work)
+        finally:
+            self._waiting -= 1
+            self._waiting_characters -= characters
+
+    def close(self) -> None:
+        for task in (*self._work, *self._loads.values()):
+            task.cancel()
+        self._discard(self._service)
+
+    def _turn_over(self, work: asyncio.Task[TextAnswer]) -> None:
+        self._turn.release()
+        self._work.discard(work)
+        _retrieve(work)
+
+    async def _answer(self, call: EncodeChat | EncodeText | DecodeTokens, limit_s: float) -> TextAnswer:
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                loaded = await self.load(call.tokenizer)
+                if isinstance(loaded, TokenizerFailed):
+                    return loaded
+                service = await self._running()
+                return await self._within(service, service.ask(call), limit_s)
+            except TextProcessLost:
+                if not left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _within(self, service: TextService, answer: Awaitable[TextAnswer], limit_s: float) -> TextAnswer:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            logger.warning("work on text takes too long; its process is replaced", extra={"limit_s": limit_s})
+            self._discard(service)
+            raise TextTooSlow from None
+        except TextProcessLost:
+            logger.warning("the process that works on text ended")
+            self._discard(service)
+            raise
+
+    async def _load_on(self, service: TextService, tokenizer: TokenizerKey) -> TokenizerLoaded | TokenizerFailed:
+        call = LoadTokenizer(0, tokenizer)
+        answer = await self._within(service, service.ask(call), self._load_timeout_s)
+        assert isinstance(answer, TokenizerLoaded | TokenizerFailed), answer
+        return answer
+
+    async def _running(self) -> TextService:
+        async with self._starting:
+            if self._service is None:
+                self._service = await self._start()
+            return self._service
+
+    def _discard(self, service: TextService | None) -> None:
+        if service is not None and service is self._service:
+            service.kill()
+            self._service = None
+            self._loads.clear()
+
+
+def _has_failed(load: asyncio.Task[TokenizerLoaded | TokenizerFailed]) -> bool:
+    return load.cancelled() or load.exception() is not None or isinstance(load.result(), TokenizerFailed)
+
+
+def _retrieve(task: asyncio.Task[TextAnswer] | asyncio.Task[TokenizerLoaded | TokenizerFailed]) -> None:
+    if not task.cancelled():
+        task.exception()  # retrieved, so that asyncio does not log what every caller was told

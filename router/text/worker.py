@@ -1,0 +1,155 @@
+"""The process that works on text for one gateway: it can be killed, a gateway's event loop cannot. Its argument is the
+number of an inherited socket.
+
+Calls are answered in order; tokenizers load on a thread of their own beside them. It ends with the gateway: at
+end-of-file on the socket, or by the kernel's parent-death signal.
+"""
+
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
+
+import msgspec
+
+from pdmux_actor.serving.parent_death import die_with_parent
+from router.text.calls import (
+    LENGTH,
+    Decoded,
+    DecodeTokens,
+    EncodeChat,
+    Encoded,
+    EncodeText,
+    LoadTokenizer,
+    TextAnswer,
+    TextCall,
+    TextRefused,
+    TokenizerFailed,
+    TokenizerKey,
+    TokenizerLoaded,
+    frame,
+)
+from router.text.encoder import PromptEncoder, TemplateRefusal, load_encoder
+
+_MAX_TOKENIZERS = 64
+_MAX_ADDRESS_SPACE_BYTES = 16 * 1024**3  # what a template multiplies does not take the machine's memory
+
+
+class _TooSlow(BaseException):
+    """Not an Exception, for template engines catch those."""
+
+
+Alarm = Callable[[float], None]
+"""Raises `_TooSlow` in the thread that asked after so many seconds; 0 takes it back."""
+
+
+def set_alarm(after_s: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+
+
+class TextDesk:
+    """Answers calls, in whichever process it lives. `alarm` is None where no signal may be used."""
+
+    def __init__(self, alarm: Alarm | None = None) -> None:
+        self._alarm = alarm
+        self._encoders: OrderedDict[TokenizerKey, PromptEncoder] = OrderedDict()
+
+    def load(self, call: LoadTokenizer) -> TokenizerLoaded | TokenizerFailed:
+        try:
+            encoder = load_encoder(call.tokenizer.source, call.tokenizer.revision)
+        except Exception as error:  # a tokenizer's loader raises whatever its files provoke
+            return TokenizerFailed(call.call, f"{type(error).__name__}: {error}"[:2000])
+        self._encoders[call.tokenizer] = encoder
+        if len(self._encoders) > _MAX_TOKENIZERS:
+            self._encoders.popitem(last=False)
+        return TokenizerLoaded(call.call, encoder.vocab_size, encoder.template_variables, encoder.characters_per_token)
+
+    def answer(self, call: EncodeChat | EncodeText | DecodeTokens) -> TextAnswer:
+        encoder = self._encoders.get(call.tokenizer)
+        if encoder is None:  # it was the least recently used of too many
+            loaded = self.load(LoadTokenizer(call.call, call.tokenizer))
+            if isinstance(loaded, TokenizerFailed):
+                return loaded
+            encoder = self._encoders[call.tokenizer]
+        self._encoders.move_to_end(call.tokenizer)
+        try:
+            match call:
+                case EncodeChat():
+                    with self._limited(call.template_timeout_s):
+                        text = encoder.render_chat(call.messages, call.template_arguments)
+                    return self._encoded(encoder, call, text, add_special_tokens=False)  # the template writes its own
+                case EncodeText():
+                    return self._encoded(encoder, call, call.text, add_special_tokens=call.add_special_tokens)
+                case DecodeTokens():
+                    return Decoded(call.call, encoder.decode(call.token_ids))
+        except TemplateRefusal as refusal:
+            return TextRefused(call.call, str(refusal)[:500])
+        except _TooSlow:
+            return TextRefused(call.call, "it did not come to an end", too_slow=True)
+        except (MemoryError, RecursionError, OverflowError) as error:
+            return TextRefused(call.call, f"{type(error).__name__} while working on the text")
+
+    @contextmanager
+    def _limited(self, limit_s: float) -> Iterator[None]:
+        if self._alarm is None:
+            yield
+            return
+        self._alarm(limit_s)
+        try:
+            yield
+        finally:
+            self._alarm(0)
+
+    @staticmethod
+    def _encoded(
+        encoder: PromptEncoder, call: EncodeChat | EncodeText, text: str, *, add_special_tokens: bool
+    ) -> Encoded:
+        per_token = encoder.characters_per_token
+        if per_token is not None and len(text) > call.max_tokens * per_token:
+            return Encoded(call.call, -(-len(text) // per_token), [])
+        ids = encoder.encode(text, add_special_tokens=add_special_tokens)
+        return Encoded(call.call, len(ids), ids if len(ids) <= call.max_tokens else [])
+
+
+def main(arguments: Sequence[str]) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the gateway decides
+    signal.signal(signal.SIGALRM, _on_alarm)
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE_BYTES, _MAX_ADDRESS_SPACE_BYTES))
+    sys.modules["torch"] = None  # type: ignore[assignment]  # how to say "not installed": no tokenizer needs it
+    logging.disable(logging.WARNING)  # among others, that there is no torch
+    connection = socket.socket(fileno=int(arguments[0]))
+    _serve(connection, TextDesk(set_alarm))
+
+
+def _serve(connection: socket.socket, desk: TextDesk) -> None:
+    decoder: msgspec.msgpack.Decoder[TextCall] = msgspec.msgpack.Decoder(TextCall)
+    sending = Lock()
+
+    def send(answer: TextAnswer) -> None:
+        with sending:
+            connection.sendall(frame(answer))
+
+    with connection.makefile("rb") as calls, ThreadPoolExecutor(1, "load-tokenizer") as loader:
+        while header := calls.read(LENGTH.size):
+            call = decoder.decode(calls.read(*LENGTH.unpack(header)))
+            if isinstance(call, LoadTokenizer):
+                loader.submit(lambda load: send(desk.load(load)), call)
+            else:
+                send(desk.answer(call))
+        os._exit(0)  # the gateway is gone: nobody waits for a load
+
+
+def _on_alarm(_signal: int, _frame: object) -> None:
+    raise _TooSlow
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
