@@ -7,13 +7,18 @@ from typing import Any, Literal
 
 import msgspec
 from ray import serve
+from ray._raylet import (  # type: ignore[attr-defined]  # Ray's compiled module has no types
+    AuthenticationMode,
+    get_authentication_mode,
+)
 from ray.serve import Application
 
 from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, GatewayArgs, UnitsArgs, UnitShape
 from deploy.controller import Controller
+from deploy.environment import allows_open_ray, otlp_endpoint
+from deploy.errors import OpenCluster
 from deploy.key_file import read_key_file
 from deploy.render import DRAIN_TIMEOUT_S
-from deploy.settings import otlp_endpoint
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
@@ -32,7 +37,8 @@ class UnitReplica(PdmuxActor):
 
 
 def units_application(args: UnitsArgs, *, unit: type[UnitReplica]) -> Application:
-    """One deployment per mesh shape."""
+    """One deployment per mesh shape. Raises OpenCluster."""
+    _check_token()
     first, *others = args.shapes
     return _bind(unit, first, *(_bind(unit, shape) for shape in others))
 
@@ -40,6 +46,8 @@ def units_application(args: UnitsArgs, *, unit: type[UnitReplica]) -> Applicatio
 def gateway_application(
     args: GatewayArgs, *, gateway: type[GatewayIngress], controller: type[Controller]
 ) -> Application:
+    """Raises OpenCluster."""
+    _check_token()
     limits = GatewayLimits(
         max_body_bytes=args.max_body_bytes,
         max_queued=args.max_queued_requests,
@@ -58,6 +66,11 @@ def gateway_application(
         otlp_endpoint=otlp_endpoint,
         cors_origins=args.cors_origins,
     )
+
+
+def _check_token() -> None:
+    if get_authentication_mode() != AuthenticationMode.TOKEN and not allows_open_ray():
+        raise OpenCluster
 
 
 def _key_ring(path: str) -> KeyRing:

@@ -7,6 +7,7 @@ DeployError
 ├── PortTaken          something else listens on the gateway's port
 ├── FleetStartError    the fleet did not come up
 ├── FleetLost          what the fleet runs on has ended
+├── OpenCluster        a Ray cluster asks nobody for a token
 ├── FleetUnreachable   no fleet answers where one was expected
 ├── RestartNeeded      a change would restart what serves, and nobody allowed it
 ├── UnitUnknown        the fleet has no such unit
@@ -75,6 +76,14 @@ class FleetLost(DeployError):
         self.part = part
         self.pid = pid
         self.meaning = meaning
+
+
+class OpenCluster(DeployError):
+    def __init__(self) -> None:
+        super().__init__(
+            "this Ray cluster asks for no token: whoever reaches its ports runs code in it; start it with "
+            "RAY_AUTH_MODE=token, or with MUXFLEET_ALLOW_OPEN_RAY=1 if nobody else reaches them"
+        )
 
 
 class FleetUnreachable(DeployError):

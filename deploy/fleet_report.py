@@ -6,9 +6,9 @@ from typing import Any, cast
 import httpx
 import msgspec
 
+from deploy.environment import bearer_headers
 from deploy.errors import FleetUnreachable
 from deploy.fleet_status import FleetStatus
-from deploy.settings import bearer_headers
 from placement.explain import Explanation
 
 _TIMEOUT_S = 10.0

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deploy.environment import bearer_headers
 from deploy.errors import FleetUnreachable
-from deploy.settings import bearer_headers
 from traces.timeliness import SloTarget
 
 _TIMEOUT_S = 10.0

@@ -1,4 +1,4 @@
-"""The fleet file: its schema, and the only place that reads files or the environment for configuration."""
+"""The fleet file: its schema, and the only place that reads files for configuration."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
-from deploy.errors import FleetFileError, OptionNotUsable, SourceNotFound
+from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of, repeated
 from deploy.section import Section
 from deploy.setting_types import Backend, Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, Size, WrittenReplan
@@ -281,56 +281,6 @@ def check_sources(fleet: FleetFile) -> None:
                 source=model.source,
                 remedy="it must be a folder in Hugging Face layout with a config.json",
             )
-
-
-def cache_folder() -> Path:
-    """Where generated checkpoints live: the XDG cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "muxfleet"
-
-
-def running_fleets_folder() -> Path:
-    """Where `muxfleet up` notes what it runs on this machine."""
-    return cache_folder() / "fleets"
-
-
-def api_key(given: str | None = None) -> str | None:
-    """For requests to a fleet's gateway: the key given, or that of MUXFLEET_API_KEY.
-
-    Raises OptionNotUsable: no header can carry it.
-    """
-    key = given or os.environ.get("MUXFLEET_API_KEY") or None
-    if key is not None and not (key.isascii() and key.isprintable()):
-        remedy = "a key is printable ASCII on one line, as `muxfleet keys new` prints it"
-        raise OptionNotUsable(option="--api-key, MUXFLEET_API_KEY", value="(not shown)", remedy=remedy)
-    return key
-
-
-def bearer_headers(given: str | None = None) -> Mapping[str, str]:
-    """Of `api_key`."""
-    key = api_key(given)
-    return {} if key is None else {"authorization": f"Bearer {key}"}
-
-
-def otlp_endpoint() -> str | None:
-    """Where OpenTelemetry traces go, from OTEL_EXPORTER_OTLP_ENDPOINT of the process that asks."""
-    return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
-
-
-def ray_address() -> str | None:
-    """An existing cluster to join, from RAY_ADDRESS."""
-    return os.environ.get("RAY_ADDRESS") or None
-
-
-def ray_auth_token() -> str:
-    """Of the cluster that this process started or joined; empty without one."""
-    return os.environ.get("RAY_AUTH_TOKEN", "")
-
-
-def export_environment(variables: Mapping[str, str]) -> None:
-    """For this process and those it starts. What the user has set already stays."""
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
 
 
 def semantic_problems(fleet: FleetFile) -> list[Problem]:

@@ -5,8 +5,8 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from deploy.environment import bearer_headers
 from deploy.errors import FleetUnreachable
-from deploy.settings import bearer_headers
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 
 _TIMEOUT_S = 20.0

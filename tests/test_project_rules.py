@@ -20,7 +20,7 @@ MUTABLE_CALLS = frozenset({"dict", "list", "set", "defaultdict", "deque", "Order
 PICKLES = frozenset({"pickle", "cloudpickle", "dill", "marshal", "shelve"})
 FROZEN_CALLS = frozenset({"frozenset", "tuple", "MappingProxyType"})
 
-# File -> why it may look at the environment although it is not deploy/settings.py.
+# File -> why it may look at the environment although it is not deploy/environment.py.
 ENVIRONMENT_READERS: dict[str, str] = {
     "pdmux_actor/executor/cuda/cuda_device.py": "CUDA takes its number of hardware queues from nowhere else",
 }
@@ -235,14 +235,14 @@ def environment_reads(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
-def test_environment__outside_settings__is_not_read() -> None:
+def test_environment__outside_its_file__is_not_read() -> None:
     found = [
         f"{relative(path)}:{line}"
         for path in product_files()
-        if relative(path) != "deploy/settings.py" and relative(path) not in ENVIRONMENT_READERS
+        if relative(path) != "deploy/environment.py" and relative(path) not in ENVIRONMENT_READERS
         for line in environment_reads(tree_of(path))
     ]
-    assert not found, f"only deploy/settings.py reads the environment: {found}"
+    assert not found, f"only deploy/environment.py reads the environment: {found}"
 
 
 def test_environment__allow_list__names_files_that_read_it() -> None:

@@ -11,17 +11,11 @@ from rich.console import Console
 from deploy.commands.fleet_screen import at_port
 from deploy.commands.start_screen import ModelLines
 from deploy.commands.terminal import terminal
+from deploy.environment import export_environment, ray_address, running_fleets_folder
 from deploy.errors import RestartNeeded
 from deploy.ray_environment import joining_environment
 from deploy.running_fleets import RunningFleet, find_fleet, keep_applied
-from deploy.settings import (
-    FleetFile,
-    check_sources,
-    export_environment,
-    ray_address,
-    read_fleet_file,
-    running_fleets_folder,
-)
+from deploy.settings import FleetFile, check_sources, read_fleet_file
 
 if TYPE_CHECKING:
     from deploy.serve_fleet import ServeFleet

@@ -8,9 +8,9 @@ import typer
 from deploy.commands.json_file import FiguresFile, writable, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
+from deploy.environment import api_key as known_api_key
 from deploy.errors import OutputNotWritable
 from deploy.served_models import ServedModel, served_models
-from deploy.settings import api_key as known_api_key
 from deploy.workload import fit_lengths, fit_models, fit_rate
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.entry import read_trace

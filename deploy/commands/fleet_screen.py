@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from deploy.commands.start_screen import StartScreen
+from deploy.environment import export_environment, ray_address, ray_auth_token, running_fleets_folder
 from deploy.errors import PortTaken
 from deploy.haproxy import program_path
 from deploy.ray_environment import ray_environment
 from deploy.render import logical_cpus, without_node_labels
 from deploy.running_fleets import RunningFleet, announced, this_process_started_s
-from deploy.settings import FleetFile, export_environment, ray_address, ray_auth_token, running_fleets_folder
+from deploy.settings import FleetFile
 from deploy.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 from deploy.supervisor import Supervisor, supervised
 

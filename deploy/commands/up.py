@@ -10,9 +10,10 @@ from rich.console import Console
 
 from deploy.commands.fleet_screen import STOP_S, fleet_on_screen, serve_until_interrupted, with_free_port
 from deploy.commands.terminal import terminal
+from deploy.environment import running_fleets_folder
 from deploy.errors import FleetLost
 from deploy.running_fleets import take_applied
-from deploy.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file, running_fleets_folder
+from deploy.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file
 
 
 def up(

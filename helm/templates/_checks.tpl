@@ -127,6 +127,9 @@
 {{- if and .Values.rayAuth.existingSecret (ne .Values.rayAuth.mode "token") -}}
 {{- include "muxfleet.refuse" (dict "key" "rayAuth.existingSecret" "value" .Values.rayAuth.existingSecret "remedy" "only for rayAuth.mode: token; remove it or change the mode") -}}
 {{- end -}}
+{{- if and (ne .Values.rayAuth.mode "token") (not .Values.rayAuth.allowDisabled) -}}
+{{- include "muxfleet.refuse" (dict "key" "rayAuth.mode" "value" .Values.rayAuth.mode "remedy" "every pod that reaches the cluster could run code in it; leave it at token, or set rayAuth.allowDisabled if a network policy keeps all others out") -}}
+{{- end -}}
 {{- if and .Values.modelCache.existingClaim (not .Values.modelCache.enabled) -}}
 {{- include "muxfleet.refuse" (dict "key" "modelCache.existingClaim" "value" .Values.modelCache.existingClaim "remedy" "modelCache.enabled is false; switch it on or remove the claim") -}}
 {{- end -}}

@@ -118,6 +118,10 @@ spec:
 {{- $cache := ternary $values.modelCache.mountPath "/var/lib/muxfleet" $values.modelCache.enabled -}}
 - {name: HOME, value: /var/lib/muxfleet}
 - {name: XDG_CACHE_HOME, value: /var/lib/muxfleet/.cache}
+{{- if ne $values.rayAuth.mode "token" }}
+# rayAuth.allowDisabled: without it muxfleet's applications refuse a cluster that asks for no token.
+- {name: MUXFLEET_ALLOW_OPEN_RAY, value: "1"}
+{{- end }}
 - {name: TRITON_CACHE_DIR, value: /var/lib/muxfleet/.cache/triton}
 - {name: TORCHINDUCTOR_CACHE_DIR, value: /var/lib/muxfleet/.cache/torchinductor}
 - {name: HF_HOME, value: {{ printf "%s/huggingface" (trimSuffix "/" $cache) }}}

@@ -85,6 +85,8 @@ class RayAuth(Section):
 
     mode: Literal["token", "disabled"] = "token"
     """disabled lets every pod that reaches the cluster run code in it."""
+    allow_disabled: bool = False
+    """Must be true for mode: disabled."""
     existing_secret: SecretName = ""
     """Secret with the key auth_token. Default: KubeRay makes one."""
 

@@ -51,6 +51,7 @@ class RayNodes:
         self._address = f"127.0.0.1:{gcs}"
         self._clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "RAY_AUTH_MODE": "disabled",
+            "MUXFLEET_ALLOW_OPEN_RAY": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",

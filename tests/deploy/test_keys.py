@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
+from deploy.environment import bearer_headers
 from deploy.errors import KeyFileError, OptionNotUsable
 from deploy.key_file import parse_key_file, read_key_file
-from deploy.settings import bearer_headers
 from router.errors import InvalidApiKey
 
 

@@ -30,6 +30,7 @@ class Cluster:
         self.dashboard = f"http://127.0.0.1:{dashboard}"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "RAY_AUTH_MODE": "disabled",
+            "MUXFLEET_ALLOW_OPEN_RAY": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
             "RAY_ADDRESS": f"127.0.0.1:{gcs}",

@@ -146,6 +146,11 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         {"rayAuth": {"mode": "disabled", "existingSecret": "s"}},
         'muxfleet: rayAuth.existingSecret = "s": only for rayAuth.mode: token; remove it or change the mode',
     ),
+    "no tokens": (
+        {"rayAuth": {"mode": "disabled"}},
+        'muxfleet: rayAuth.mode = "disabled": every pod that reaches the cluster could run code in it; '
+        "leave it at token, or set rayAuth.allowDisabled if a network policy keeps all others out",
+    ),
     "claim without a cache": (
         {"modelCache": {"existingClaim": "c"}},
         'muxfleet: modelCache.existingClaim = "c": modelCache.enabled is false; switch it on or remove the claim',

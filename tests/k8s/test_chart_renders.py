@@ -221,6 +221,17 @@ def test_serve_environment__head_and_workers__is_the_same(helm4: Helm, chart: Pa
     assert head["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"), [({}, None), ({"rayAuth": {"mode": "disabled", "allowDisabled": True}}, "1")], ids=str
+)
+def test_open_cluster__allowed__applications_are_told_so(
+    helm4: Helm, chart: Path, values: dict[str, Any], expected: str | None
+) -> None:
+    for group in groups(ray_service(objects(helm4, chart, values))):
+        env = {v["name"]: v.get("value") for v in group["template"]["spec"]["containers"][0]["env"]}
+        assert env.get("MUXFLEET_ALLOW_OPEN_RAY") == expected
+
+
 def test_model_cache__kept__has_the_policy_and_an_existing_claim_makes_none(helm4: Helm, chart: Path) -> None:
     def claims(**cache: Any) -> list[dict[str, Any]]:
         return of_kind(objects(helm4, chart, {"modelCache": {"enabled": True} | cache}), "PersistentVolumeClaim")

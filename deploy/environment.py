@@ -1,0 +1,62 @@
+"""The only place that reads the environment for configuration."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.errors import OptionNotUsable
+
+
+def cache_folder() -> Path:
+    """Where generated checkpoints live: the XDG cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "muxfleet"
+
+
+def running_fleets_folder() -> Path:
+    """Where `muxfleet up` notes what it runs on this machine."""
+    return cache_folder() / "fleets"
+
+
+def api_key(given: str | None = None) -> str | None:
+    """For requests to a fleet's gateway: the key given, or that of MUXFLEET_API_KEY.
+
+    Raises OptionNotUsable: no header can carry it.
+    """
+    key = given or os.environ.get("MUXFLEET_API_KEY") or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        remedy = "a key is printable ASCII on one line, as `muxfleet keys new` prints it"
+        raise OptionNotUsable(option="--api-key, MUXFLEET_API_KEY", value="(not shown)", remedy=remedy)
+    return key
+
+
+def bearer_headers(given: str | None = None) -> Mapping[str, str]:
+    """Of `api_key`."""
+    key = api_key(given)
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+def otlp_endpoint() -> str | None:
+    """Where OpenTelemetry traces go, from OTEL_EXPORTER_OTLP_ENDPOINT of the process that asks."""
+    return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
+
+
+def ray_address() -> str | None:
+    """An existing cluster to join, from RAY_ADDRESS."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+def ray_auth_token() -> str:
+    """Of the cluster that this process started or joined; empty without one."""
+    return os.environ.get("RAY_AUTH_TOKEN", "")
+
+
+def allows_open_ray() -> bool:
+    """MUXFLEET_ALLOW_OPEN_RAY=1 on a node of a Ray cluster: whoever started that knows that it asks for no token."""
+    return os.environ.get("MUXFLEET_ALLOW_OPEN_RAY") == "1"
+
+
+def export_environment(variables: Mapping[str, str]) -> None:
+    """For this process and those it starts. What the user has set already stays."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,58 @@
+"""What `serve deploy` runs on a node of the cluster."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+from deploy.demo_fleet import write_demo
+from deploy.errors import OpenCluster
+from deploy.render import serve_config
+from deploy.settings import read_fleet_file
+from muxfleet import serve_applications
+from pathlib import Path
+import sys
+for application in serve_config(read_fleet_file(write_demo(Path(sys.argv[1]))))["applications"]:
+    build = getattr(serve_applications, application["import_path"].split(":")[1])
+    try:
+        build(build.__annotations__["args"].model_validate(application["args"]))
+        print("built")
+    except OpenCluster as error:
+        print(error)
+"""
+
+
+def built(folder: str, **environment: str) -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, folder],
+        env={"PATH": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_applications__cluster_without_a_token__are_refused_with_the_remedy(tmp_path: Path) -> None:
+    lines = built(str(tmp_path), RAY_AUTH_MODE="disabled")
+
+    assert len(lines) == 2
+    assert all(
+        line.startswith("this Ray cluster asks for no token") and "RAY_AUTH_MODE=token" in line for line in lines
+    )
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32},
+        {"RAY_AUTH_MODE": "disabled", "MUXFLEET_ALLOW_OPEN_RAY": "1"},
+    ],
+    ids=["token", "allowed"],
+)
+def test_applications__token_or_leave__are_built(tmp_path: Path, environment: dict[str, str]) -> None:
+    assert built(str(tmp_path), **environment) == ["built", "built"]
