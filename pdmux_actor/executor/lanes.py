@@ -1,4 +1,4 @@
-"""A lane: launches run one after the other on cores of their own."""
+"""A lane: launches run on cores of their own, those on the same cores one after the other."""
 
 import logging
 import os
@@ -55,7 +55,9 @@ class PinnedThread:
 
 
 class Lane:
-    """Jobs run in the order of submission as long as one that changes cores is submitted when none is running."""
+    """Jobs on the same cores run in the order of submission, on disjoint cores beside each other. One whose cores
+    overlap another one's is submitted when that has ended.
+    """
 
     def __init__(self, name: str, cores: tuple[int, ...]) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""The executor on CPU cores: two lanes of threads over one block pool."""
+"""The executor on CPU cores: lanes of threads, each on its cores, over one block pool."""
 
 import logging
 import queue
@@ -23,7 +23,18 @@ from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
-from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition
+from pdmux_actor.scheduling.launch import (
+    FIRST_DECODE_LANE,
+    PREFILL_LANE,
+    Completion,
+    ComputeLaunch,
+    DecodeStep,
+    DropPrefill,
+    Lane,
+    Launch,
+    Repartition,
+    lane_number,
+)
 from profiler.specs import DeviceSpec, ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +44,7 @@ class TorchCpuExecutor:
     """Implements executor.base.HostingExecutor.
 
     Decode takes the partition's lowest cores, prefill its highest. Until the first Repartition either lane may use all.
+    Decode steps of several models run at once on threads of their own, each bound to its part of decode's cores.
     """
 
     memory_is_host = True
@@ -62,7 +74,7 @@ class TorchCpuExecutor:
         self._loaded: dict[str, Decoder] = {}
         self._attached: dict[str, AttachedModel] = {}
         self._asleep: dict[str, HostCopy] = {}
-        self._runners = {lane: ModelRunner(self._attached) for lane in Lane}
+        self._runners = {number: ModelRunner(self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._lanes = {lane: CpuLane(lane.value, self._cores) for lane in Lane}
         self._lane_cores = dict.fromkeys(Lane, self._cores)
         self._completions: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
@@ -123,11 +135,11 @@ class TorchCpuExecutor:
             case Repartition():
                 self._repartition(launch)
             case DropPrefill(batch_id=batch_id):
-                drop = partial(self._runners[Lane.PREFILL].drop_prefill, batch_id)
+                drop = partial(self._runners[PREFILL_LANE].drop_prefill, batch_id)
                 self._lanes[Lane.PREFILL].submit_in_place(drop)
             case _:
-                lane = launch.lane
-                self._lanes[lane].submit(partial(self._execute, self._runners[lane], launch), self._lane_cores[lane])
+                job = partial(self._execute, self._runner(launch), launch)
+                self._lanes[launch.lane].submit(job, self._cores_of(launch))
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
         timeout_s = None if deadline_s is None else max(0.0, deadline_s - self.now())
@@ -157,6 +169,22 @@ class TorchCpuExecutor:
             _LOG.exception("a launch of model %s failed", launch.model)
             completion = replace(completion, error=f"{type(error).__name__}: {error}")
         self._completions.put(replace(completion, finished_s=self.now()))
+
+    def _runner(self, launch: ComputeLaunch) -> ModelRunner:
+        """Each lane has its own: what a launch computes in is its lane's until it has ended."""
+        number = lane_number(launch)
+        if number not in self._runners:
+            self._runners[number] = ModelRunner(self._attached)
+        return self._runners[number]
+
+    def _cores_of(self, launch: ComputeLaunch) -> tuple[int, ...]:
+        """The cores of a launch."""
+        cores = self._lane_cores[launch.lane]
+        part = launch.part if isinstance(launch, DecodeStep) else None
+        if part is None:
+            return cores
+        assert part.end_sm <= len(cores), f"{part} exceeds the {len(cores)} cores of decode"
+        return cores[part.first_sm : part.end_sm]
 
     def _repartition(self, shares: Repartition) -> None:
         total = shares.prefill_sms + shares.decode_sms

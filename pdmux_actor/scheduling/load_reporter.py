@@ -11,7 +11,7 @@ from pdmux_actor.messages import LaunchInFlight, LoadReport, ModelLoad
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.flight import LanesInFlight
-from pdmux_actor.scheduling.launch import Lane
+from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from profiler.latency import ChunkShape
@@ -88,7 +88,7 @@ class LoadReporter:
             guard_cells_moved_total=self._predictor.guard.cells_moved,
             launches=tuple(
                 LaunchInFlight(
-                    lane=flight.launch.lane.value,
+                    lane=_lane_name(flight.launch),
                     took_off_s=flight.took_off_s,
                     expected_s=flight.expected_s,
                     is_learned=self._predictor.has_measured(flight.launch),
@@ -133,6 +133,12 @@ class LoadReporter:
     def _decode_step_s(self, queue: ModelQueue, sms: int) -> float:
         contexts = queue.context_tokens
         return self._predictor.decode_s(queue.model, queue.info.spec, contexts, sms) if contexts else 0.0
+
+
+def _lane_name(launch: ComputeLaunch) -> str:
+    """No two launches in flight are on one lane."""
+    number = lane_number(launch)
+    return launch.lane.value if number <= FIRST_DECODE_LANE else f"{launch.lane.value} {number}"
 
 
 def _share(part: int, whole: int) -> float | None:

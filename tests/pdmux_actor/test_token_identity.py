@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pdmux_actor.engine import build_engine
+from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.events import Arrival, AttachModel, SetPolicy, Stop
@@ -110,6 +111,18 @@ def test_engine__any_policy__same_tokens(demo_checkpoints, expected, policy, tbt
     assert tokens == expected
 
 
+@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+@pytest.mark.parametrize("policy", ["adbs", "mux"])
+def test_engine__models_decode_at_once__same_tokens(demo_checkpoints, expected, policy):
+    requests = list(make_requests(demo_checkpoints, tbt_s=0.001))
+    settings = SchedulerSettings(max_batch_tokens=512, chunk_budget_tokens=64, decode_lanes=4)
+
+    tokens, report = run_engine(demo_checkpoints, requests, policy=policy, settings=settings)
+
+    assert tokens == expected
+    assert policy != "adbs" or report.decode_launches_at_once > 1.2
+
+
 def test_engine__little_memory_and_changing_policies__same_tokens(demo_checkpoints, expected):
     short = [r for r in make_requests(demo_checkpoints, tbt_s=0.002) if len(r.prompt_token_ids) < 140]
     requests = list(reversed(short))
@@ -123,7 +136,7 @@ def test_engine__little_memory_and_changing_policies__same_tokens(demo_checkpoin
         changes=changes,
         quota_tokens=160,
         settings=SchedulerSettings(
-            max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0, kv_lendable_share=0.0
+            max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0, kv_lendable_share=0.0, decode_lanes=3
         ),
     )
 

@@ -17,7 +17,16 @@ from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.lanes import PinnedThread, available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
-from pdmux_actor.scheduling.launch import Completion, DecodeStep, DropPrefill, Lane, PrefillSlice, Repartition
+from pdmux_actor.scheduling.launch import (
+    PREFILL_LANE,
+    Completion,
+    DecodePart,
+    DecodeStep,
+    DropPrefill,
+    Lane,
+    PrefillSlice,
+    Repartition,
+)
 from pdmux_actor.scheduling.sequence import Sequence
 
 NEW_TOKENS = 10
@@ -86,6 +95,40 @@ def test_lanes__prefill_beside_decode_on_disjoint_cores__tokens_as_in_serial(
 
 
 @two_cores
+def test_lanes__two_models_decode_on_cores_of_their_own__tokens_as_in_serial(rig: CpuRig) -> None:
+    models = ("demo-llama", "demo-qwen3")
+    expected = {model: generate(rig, model, (20, 90, 7)) for model in models}
+    sequences = {m: [rig.sequence(m, make_prompt(n), NEW_TOKENS) for n in (20, 90, 7)] for m in models}
+    for of_model in sequences.values():
+        rig.prefill(of_model)
+    rig.executor.submit(Repartition(prefill_sms=0, decode_sms=2))
+
+    for _ in range(NEW_TOKENS - 1):
+        for index, model in enumerate(models):
+            part = DecodePart(index, index, 1)
+            rig.executor.submit(DecodeStep(model=model, sequences=tuple(sequences[model]), part=part))
+        landed = 0
+        while landed < len(models):
+            done = rig.executor.wait(rig.executor.now() + DEADLINE_S)
+            assert done, "no completion before the deadline"
+            for completion in done:
+                rig.apply(completion)
+            landed += len(done)
+
+    assert {model: outputs(sequences[model], NEW_TOKENS) for model in models} == expected
+    threads = {thread.name for thread in threading.enumerate()}
+    assert "decode-lane-1" in threads
+
+
+def test_submit__part_beyond_the_decode_share__is_refused(rig: CpuRig) -> None:
+    sequence = rig.sequence("demo-llama", make_prompt(3), 2)
+    rig.executor.submit(Repartition(prefill_sms=1, decode_sms=1))
+
+    with pytest.raises(AssertionError, match="exceeds"):
+        rig.executor.submit(DecodeStep(model="demo-llama", sequences=(sequence,), part=DecodePart(1, 1, 1)))
+
+
+@two_cores
 def test_repartition__between_launches__tokens_do_not_change(rig: CpuRig) -> None:
     expected = generate(rig, "demo-llama", (30, 5))
     sequences = [rig.sequence("demo-llama", make_prompt(length), NEW_TOKENS) for length in (30, 5)]
@@ -147,7 +190,7 @@ def test_drop_prefill__between_slices__frees_the_hidden_states(rig: CpuRig) -> N
     rig.decode([later], NEW_TOKENS - 1)
 
     assert outputs([later], NEW_TOKENS) == expected
-    assert rig.executor._runners[Lane.PREFILL]._prefills == {}
+    assert rig.executor._runners[PREFILL_LANE]._prefills == {}
 
 
 def test_drop_prefill__unknown_batch__does_nothing(rig: CpuRig) -> None:
@@ -164,7 +207,7 @@ def test_detach_model__prefill_half_done__forgets_it_and_keeps_the_others(
 
     rig.executor.detach_model("demo-qwen3")
 
-    assert rig.executor._runners[Lane.PREFILL]._prefills == {}
+    assert rig.executor._runners[PREFILL_LANE]._prefills == {}
     assert generate(rig, "demo-llama", (12,)) == expected
     rig.load("demo-qwen3", demo_checkpoints["demo-qwen3"])
     assert generate(rig, "demo-qwen3", (12,))
