@@ -73,9 +73,7 @@ class CatalogModel:
             slo=SloTarget(ttft_s=self.slo.ttft_s, tbt_s=self.slo.tbt_s),
             min_replicas=self.settings.replicas.min,
             max_replicas=self.settings.replicas.max,
-            max_model_len=min(
-                self.settings.max_model_len or self.spec.max_position_embeddings, self.spec.max_position_embeddings
-            ),
+            max_model_len=self.spec.context_tokens(self.settings.max_model_len),
         )
 
 

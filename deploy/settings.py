@@ -64,7 +64,9 @@ class ModelSection(Section):
     dtype: Dtype | None = None
     """Default: engine.dtype."""
     max_model_len: PositiveInt | None = None
-    """Default: what the checkpoint allows."""
+    """Tokens of the longest sequence, prompt and answer. Default: `max_position_embeddings` of the checkpoint. Where
+    its `config.json` scales rotary positions it may be more: the length before scaling times `factor`. SGLang pools:
+    no more than the default."""
     slo: SloSection = SloSection()
     demand: DemandSection = DemandSection()
     replicas: ReplicasSection = ReplicasSection()

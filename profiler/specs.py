@@ -19,6 +19,7 @@ class ModelSpec:
 
     `num_experts` 0 means dense. Of a mixture, `num_dense_layers` have an ordinary MLP of `intermediate_size`, the
     others a router and `num_experts` MLPs of `expert_intermediate_size`, of which a token passes `experts_per_token`.
+    `scaled_context_tokens` is how far its rotary scaling reaches, if that is beyond `max_position_embeddings`, else 0.
     """
 
     architecture: str
@@ -36,6 +37,7 @@ class ModelSpec:
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
     num_dense_layers: int = 0
+    scaled_context_tokens: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dtype: str | None = None) -> "ModelSpec":
@@ -70,8 +72,14 @@ class ModelSpec:
             max_position_embeddings=_count(config, "max_position_embeddings", default=2048),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             dtype=spec_dtype,
+            scaled_context_tokens=_scaled_context(config),
             **_experts(architecture, config),
         )
+
+    def context_tokens(self, requested: int | None) -> int:
+        """Of the longest sequence: what is asked for, as far as the checkpoint goes; what it names if nothing is."""
+        longest = max(self.max_position_embeddings, self.scaled_context_tokens)
+        return self.max_position_embeddings if requested is None else min(requested, longest)
 
     @property
     def dtype_bytes(self) -> int:
@@ -147,6 +155,25 @@ def _count(config: Mapping[str, Any], field: str, *, default: int | None = None)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise UnsupportedModel(field=field, value=str(value), remedy="it must be a positive whole number")
     return value
+
+
+def _scaled_context(config: Mapping[str, Any]) -> int:
+    """YaRN as Qwen's model cards switch it on leaves `max_position_embeddings` at the length before the scaling, and so
+    do linear and dynamic scaling. Llama 3.1 and LongRoPE name the length after it. What is no number is for whoever
+    reads the scaling itself to refuse.
+    """
+    given = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(given, Mapping):
+        return 0
+    rope_type, named = given.get("rope_type") or given.get("type"), _number(config.get("max_position_embeddings"))
+    original = _number(given.get("original_max_position_embeddings")) if rope_type == "yarn" else 0.0
+    reach = int((original or named) * _number(given.get("factor")))
+    return reach if rope_type in ("yarn", "linear", "dynamic") and reach > named else 0
+
+
+def _number(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
+    return float(value) if is_number else 0.0  # type: ignore[arg-type]  # a number, as just seen
 
 
 def _experts(architecture: str, config: Mapping[str, Any]) -> dict[str, int]:

@@ -88,11 +88,11 @@ def check_room(model: str, spec: ModelSpec, needed_bytes: int, available_bytes: 
 
 
 def _max_model_len(model: str, config: DecoderConfig, requested: int | None) -> int:
-    limit = config.spec.max_position_embeddings
+    length = config.spec.context_tokens(requested)
     window = config.attention_window_tokens
-    if window is not None and window < limit:
+    if window is not None and window < length:
         _LOG.warning("%s: sequences are limited to its sliding window of %d tokens", model, window)
-        limit = window
-    if requested is not None and requested > limit:
-        _LOG.warning("%s: max_model_len %d exceeds what the checkpoint supports, %d", model, requested, limit)
-    return limit if requested is None else min(requested, limit)
+        length = window
+    if requested is not None and requested > length:
+        _LOG.warning("%s: max_model_len %d exceeds what the checkpoint supports, %d", model, requested, length)
+    return length

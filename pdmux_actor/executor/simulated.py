@@ -169,13 +169,12 @@ class SimulatedExecutor:
             ) from None
         except (UnsupportedModel, ValueError) as error:
             raise ModelLoadError(model=model, reason=str(error), remedy="fix its config.json") from error
-        limit = min(spec.max_position_embeddings, max_model_len or spec.max_position_embeddings)
         return ModelInfo(
             model=model,
             spec=spec,
             geometry=KvGeometry.of(spec, self.block_bytes),
             eos_token_ids=frozenset(),
-            max_model_len=limit,
+            max_model_len=spec.context_tokens(max_model_len),
         )
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:

@@ -61,8 +61,15 @@ class CpuRig:
         self._next_row: dict[str, int] = {}
         self._tables: dict[str, np.ndarray] = {}
 
-    def load(self, model: str, folder: Path, dtype: str | None = None, max_rows: int = 400) -> ModelInfo:
-        info = self.executor.load_model(model, str(folder), revision=None, dtype=dtype, max_model_len=None)
+    def load(
+        self,
+        model: str,
+        folder: Path,
+        dtype: str | None = None,
+        max_rows: int = 400,
+        max_model_len: int | None = None,
+    ) -> ModelInfo:
+        info = self.executor.load_model(model, str(folder), revision=None, dtype=dtype, max_model_len=max_model_len)
         return self._attach(info, max_rows)
 
     def wake(self, model: str, max_rows: int = 400) -> ModelInfo:

@@ -135,6 +135,25 @@ def test_variants__prompts_of_1_to_700_tokens__match_transformers(
     assert outputs(sequences, NEW_TOKENS) == [reference(tmp_path, prompt) for prompt in prompts]
 
 
+def test_yarn__asked_for_more_than_the_config_names__matches_transformers_beyond_it(
+    rig: CpuRig, tmp_path: Path, reference: Reference
+) -> None:
+    """As Qwen's model cards switch it on: `max_position_embeddings` stays at the length before the scaling."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    shape = CheckpointShape(model_type="qwen3", max_position_embeddings=128, rope_scaling=scaling, **TINY)
+    write_random_checkpoint(tmp_path, shape, seed=5)
+    assert rig.load("by default", tmp_path, max_rows=1).max_model_len == 128
+    assert rig.load("far too long", tmp_path, max_rows=1, max_model_len=10_000).max_model_len == 512
+
+    assert rig.load("yarn", tmp_path, max_model_len=512).max_model_len == 512
+    prompts = [make_prompt(length) for length in (50, 120, 130, 480)]
+    sequences = [rig.sequence("yarn", prompt, NEW_TOKENS) for prompt in prompts]
+    rig.prefill(sequences)
+    rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=4)
+
+    assert outputs(sequences, NEW_TOKENS) == [reference(tmp_path, prompt) for prompt in prompts]
+
+
 @pytest.mark.parametrize("model", DEMOS)
 def test_log_probabilities__prefill_and_every_decode_step__match_transformers(
     rig: CpuRig, demo_checkpoints: Mapping[str, Path], model: str

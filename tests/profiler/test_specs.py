@@ -120,3 +120,25 @@ def test_spec__of_a_dense_model__has_no_experts() -> None:
 
     assert not spec.is_moe
     assert spec == replace(spec, num_experts=0, num_dense_layers=0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named", "longest"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 32768, 131072),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 40960, 131072),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072, 131072),
+        ({"rope_type": "linear", "factor": 2.0}, 4096, 8192),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 131072, 131072),
+        ({"rope_type": "yarn", "factor": "4"}, 32768, 32768),
+        (None, 32768, 32768),
+    ],
+)
+def test_context_tokens__rotary_scaling__is_as_far_as_an_operator_may_go(
+    scaling: dict[str, Any] | None, named: int, longest: int
+) -> None:
+    spec = ModelSpec.from_config({**LLAMA_3_8B, "max_position_embeddings": named, "rope_scaling": scaling})
+
+    assert spec.context_tokens(None) == named
+    assert spec.context_tokens(10**7) == longest
+    assert spec.context_tokens(1000) == 1000
