@@ -118,7 +118,11 @@ def rows_of(setting: Setting, clock: str, variant: str, run: Run) -> Iterator[di
             "requests": total.requests,
             "served_share": total.finished / max(1, total.requests),
             "slo_attainment": total.slo_attainment,
+            "request_attainment": total.request_attainment,
             "worst_model": min((f.slo_attainment or 0.0 for f in summary.models.values() if f.requests), default=None),
+            "worst_model_request_attainment": min(
+                (f.request_attainment or 0.0 for f in summary.models.values() if f.requests), default=None
+            ),
             "lost": total.lost + total.failed,
             "rejected": total.rejected,
             "ttft_p50_s": total.ttft_s.p50,
@@ -144,13 +148,28 @@ def rows_of(setting: Setting, clock: str, variant: str, run: Run) -> Iterator[di
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    titles = ("fleet", "clock", "phase", "variant", "requests", "served", "SLO met", "worst model", "TTFT p99", "lost")
+    titles = (
+        "fleet",
+        "clock",
+        "phase",
+        "variant",
+        "requests",
+        "served",
+        "in time",
+        "99 % of gaps",
+        "worst model",
+        "TTFT p99",
+        "lost",
+    )
     for title in (*titles, "loads"):
         table.add_column(title)
     for row in rows:
         table.add_row(
             *(row["fleet"], row["clock"], row["phase"], row["variant"], str(row["requests"])),
-            *(f"{row[key] or 0:.1%}" for key in ("served_share", "slo_attainment", "worst_model")),
+            *(
+                f"{row[key] or 0:.1%}"
+                for key in ("served_share", "request_attainment", "slo_attainment", "worst_model")
+            ),
             "-" if row["ttft_p99_s"] is None else f"{row['ttft_p99_s']:.2f} s",
             *(str(row["lost"]), str(row.get("loads", ""))),
         )

@@ -65,6 +65,11 @@ class RunOutcome:
 
     @property
     def request_attainment(self) -> float:
+        """Share of requests in time: the first token and every gap."""
+        return sum(r.is_in_time for r in self.requests) / len(self.requests) if self.requests else 1.0
+
+    @property
+    def slo_attainment(self) -> float:
         """Share of requests with a timely first token and 99 % timely gaps."""
         good = sum(
             r.ttft_s <= r.slo.ttft_s and r.gaps_within >= 0.99 * (r.num_tokens_wanted - 1) for r in self.requests

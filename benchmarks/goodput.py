@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine_run import RunOutcome
 from request_times import RequestTimes
@@ -61,6 +62,34 @@ class RateSearch:
             self.passing_per_s = max(rate_per_s, self.passing_per_s or 0.0)
         else:
             self.failing_per_s = min(rate_per_s, self.failing_per_s or math.inf)
+
+
+class Judge(Protocol):
+    """Whether a run has attained what was asked of it."""
+
+    def met_by(self, outcome: RunOutcome) -> bool: ...
+
+    def out_of_reach(self, times: Sequence[RequestTimes]) -> bool:
+        """More has been missed already than a run may miss in all."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAttainment:
+    """Share of requests in time, first token and every gap. One late request is always borne, as one late gap below."""
+
+    share: float = 0.99
+
+    def met_by(self, outcome: RunOutcome) -> bool:
+        late = sum(not r.is_in_time for r in outcome.requests)
+        return late <= self._borne(len(outcome.requests)) and not outcome.gave_up
+
+    def out_of_reach(self, times: Sequence[RequestTimes]) -> bool:
+        late = sum(t.ttft_s > t.slo.ttft_s or t.gaps_within < len(t.gaps_s) for t in times if t.token_times_s)
+        return late > self._borne(len(times))
+
+    def _borne(self, requests: int) -> float:
+        return max(1.0, (1 - self.share) * requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

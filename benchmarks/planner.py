@@ -160,6 +160,7 @@ def _over_all(plans: Sequence[SimulatedPlan]) -> Iterator[Row]:
             "workload": "all",
             "solver": solver,
             "simulated_attainment": attained,
+            "simulated_request_attainment": sum(p.simulated_request_attainment * p.requests for p in mine) / requests,
             "requests": requests,
         }
     correlation = rank_correlation(plans)

@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from deploy.planning import plan_fleet
 from deploy.settings import FleetFile, read_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
-from deploy.simulation.runs import RunOptions, attainment_of, run_fleet
+from deploy.simulation.runs import RunOptions, attainment_of, request_attainment_of, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from placement.demand import ModelDemand, demand_of_trace
 from router.limits import GatewayLimits
@@ -35,6 +35,7 @@ class SimulatedPlan:
     estimated_share: float
     least_headroom: float
     simulated_attainment: float
+    simulated_request_attainment: float
     goodput_per_s: float
     requests: int
 
@@ -80,6 +81,7 @@ def _plans(workload: str, fleet: FleetFile, stream: RequestStream) -> Iterator[S
             estimated_share=planned.served_share,
             least_headroom=min(u.headroom for u in planned.units),
             simulated_attainment=attained,
+            simulated_request_attainment=request_attainment_of(outcome),
             goodput_per_s=attained * stream.rate_per_s,
             requests=stream.count,
         )

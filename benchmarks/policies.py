@@ -5,9 +5,9 @@
 
 One model of about 100 M random parameters. TBT targets are 1.5 times ("tight") and 2 times ("loose") the solo decode
 step of 8 sequences on all cores, measured at start; a first token is due after 10 such steps plus 5 times the prompt's
-own solo prefill. A rate passes with 99 % of the gaps (`--gap-share`) and 95 % of the first tokens within target. The
-token budget of chunked_prefill is tuned to the target beforehand. Policies take turns, run by run, on the same arrivals
-and lengths.
+own solo prefill. A rate is searched for at which 99 % of the requests are in time, first token and every gap; beside
+it, as before, one with 99 % of all gaps (`--gap-share`) and 95 % of the first tokens within target. The token budget of
+chunked_prefill is tuned to the target beforehand. Policies take turns, run by run, on the same arrivals and lengths.
 
 A run that fails while other processes keep more than a quarter core busy is repeated, twice at most (--quick: once).
 With --minutes any run that fails is repeated once: the host of a virtual machine takes its cores away for 100 ms now
@@ -18,7 +18,6 @@ machine that is too busy, or without noise.
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench_models import DEFAULT_CACHE, llama_checkpoint
+from effort import FULL, QUICK, TIMED, Effort
 from engine_run import EngineSession, RunOutcome
-from goodput import Attainment, RateSearch
+from goodput import Attainment, Judge, RateSearch, RequestAttainment
 from machine_facts import machine_facts, write_report
 from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
 from request_times import TimedRequest
@@ -49,39 +49,13 @@ TARGETS = {"tight": 1.5, "loose": 2.0}
 DEFAULT_POLICIES = ("mux", "muxwise", "duetserve", "chunked_prefill", "prefill_first", "static_split")
 BATCH = 8  # the typical batch that targets and budgets are measured at
 MODEL = "llama"
+GAPS, REQUESTS = "gaps", "requests"  # what a rate is judged by
 _QUIET_CORES = 0.25
 _GROWTH_FROM_A_GUESS = 1.3
 _TTFT_STEPS, _TTFT_PREFILLS = 10, 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much is run. `window_s` is how long requests arrive in one run."""
-
-    layers: int
-    window_s: float
-    least_requests: int
-    most_runs: int
-    resolution: float
-    repeats: int
-    retries: int
-    retries_when_quiet: bool = False
-    limit_s: float = math.inf  # per workload and target
-
-
-FULL = Effort(layers=16, window_s=20.0, least_requests=24, most_runs=10, resolution=0.08, repeats=3, retries=2)
-QUICK = Effort(layers=16, window_s=8.0, least_requests=16, most_runs=6, resolution=0.2, repeats=1, retries=1)
-# For a run of so many minutes; guesses make the searches short.
-TIMED = Effort(
-    layers=16,
-    window_s=12.0,
-    least_requests=16,
-    most_runs=6,
-    resolution=0.14,
-    repeats=3,
-    retries=1,
-    retries_when_quiet=True,
-)
+Session = EngineSession | VirtualSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +66,18 @@ class Bench:
     device: DeviceSpec
     effort: Effort
     prefill_s_per_token: float
-    attainment: Attainment
+    judges: Mapping[str, Judge]
     times: StepTimes
     steps: MeasuredSteps | None
     guesses_per_s: Mapping[tuple[str, str, str], float]  # by workload, target and policy
 
-    def session(self, policy: str, settings: SchedulerSettings) -> "EngineSession | VirtualSession":
+    @property
+    def gap_share(self) -> float:
+        judge = self.judges[GAPS]
+        assert isinstance(judge, Attainment)
+        return judge.gap_share
+
+    def session(self, policy: str, settings: SchedulerSettings) -> "Session":
         checkpoints = {MODEL: self.checkpoint}
         if self.steps is not None:
             return VirtualSession(checkpoints=checkpoints, policy=policy, settings=settings, steps=self.steps)
@@ -135,7 +115,7 @@ def _read_guesses(report: Path) -> dict[tuple[str, str, str], float]:
 def measured_bench(args: argparse.Namespace, effort: Effort) -> Iterator[Bench]:
     """With `--virtual --steps FILE` nothing is measured if FILE exists, and the measurement is kept in it if not."""
     checkpoint = llama_checkpoint(args.cache, num_layers=effort.layers)
-    attainment = Attainment(gap_share=args.gap_share)
+    judges = {GAPS: Attainment(gap_share=args.gap_share), REQUESTS: RequestAttainment()}
     guesses = _read_guesses(args.guess) if args.guess else {}
     steps = MeasuredSteps.read(args.steps) if args.virtual and args.steps and args.steps.exists() else None
     solo = None if steps is not None else SoloSteps(checkpoint)
@@ -148,11 +128,11 @@ def measured_bench(args: argparse.Namespace, effort: Effort) -> Iterator[Bench]:
             spec = ModelSpec.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
             modelled = ModelledSteps(steps.latency, spec, steps.device.num_sms)
             per_token_s = modelled.prefill_s(256) / 256
-            yield Bench(checkpoint, steps.device, effort, per_token_s, attainment, modelled, steps, guesses)
+            yield Bench(checkpoint, steps.device, effort, per_token_s, judges, modelled, steps, guesses)
         else:
             assert solo is not None
             per_token_s = solo.prefill_s(256, solo.device.num_sms) / 256
-            yield Bench(checkpoint, solo.device, effort, per_token_s, attainment, solo, None, guesses)
+            yield Bench(checkpoint, solo.device, effort, per_token_s, judges, solo, None, guesses)
     finally:
         if solo is not None:
             solo.close()
@@ -182,33 +162,48 @@ def compare(
 ) -> list[dict[str, object]]:
     """Rows of the variants, which take turns: none has a quieter machine than the others."""
     sessions = {variant.label: bench.session(variant.policy, variant.settings) for variant in variants}
-    trial = Trial(bench, workload, target, advance)
-    ends_s = time.monotonic() + bench.effort.limit_s
-    found: dict[str, list[RateSearch]] = {label: [] for label in sessions}
+    by_gaps, by_requests = (Trial(bench, workload, target, bench.judges[kind], advance) for kind in (GAPS, REQUESTS))
+    limit_s, started_s = bench.effort.limit_s / 2, time.monotonic()
     try:
         for session in sessions.values():
-            trial.warm(session)
-        for repeat in range(bench.effort.repeats):
-            searches = {label: _search(bench, workload, target, label, found[label]) for label in sessions}
-            while not all(search.done for search in searches.values()) and time.monotonic() < ends_s:
-                for label, search in searches.items():
-                    if not search.done and time.monotonic() < ends_s:
-                        trial.take(label, sessions[label], search, repeat)
-            for label, search in searches.items():
-                if repeat == 0 or search.done:  # when time is out, the last repeat counts where it has come to an end
-                    found[label].append(search)
-            if time.monotonic() >= ends_s:
-                break
+            by_gaps.warm(session)
+        found = _searches(by_gaps, sessions, {}, ends_s=started_s + limit_s)
+        near = {label: searches[-1].goodput_per_s for label, searches in found.items()}
+        by_requests.runs = by_gaps.runs
+        of_requests = _searches(by_requests, sessions, near, ends_s=started_s + 2 * limit_s)
     finally:
         for session in sessions.values():
             session.close()
-    return [_row(trial, variant.label, found[variant.label]) for variant in variants]
+    return [_row(by_gaps, label, found[label], of_requests[label]) for label in sessions]
 
 
-def _search(bench: Bench, workload: Workload, target: Target, label: str, earlier: Sequence[RateSearch]) -> RateSearch:
+def _searches(
+    trial: "Trial", sessions: Mapping[str, "Session"], near_per_s: Mapping[str, float], *, ends_s: float
+) -> dict[str, list[RateSearch]]:
+    """`near_per_s` is where to begin, where that is known."""
+    bench = trial.bench
+    found: dict[str, list[RateSearch]] = {label: [] for label in sessions}
+    for repeat in range(bench.effort.repeats):
+        searches = {label: _search(trial, label, found[label], near_per_s.get(label)) for label in sessions}
+        while not all(search.done for search in searches.values()) and time.monotonic() < ends_s:
+            for label, search in searches.items():
+                if not search.done and time.monotonic() < ends_s:
+                    trial.take(label, sessions[label], search, repeat)
+        for label, search in searches.items():
+            if repeat == 0 or search.done:  # when time is out, the last repeat counts where it has come to an end
+                found[label].append(search)
+        if time.monotonic() >= ends_s:
+            break
+    return found
+
+
+def _search(trial: "Trial", label: str, earlier: Sequence[RateSearch], near_per_s: float | None) -> RateSearch:
     """From what is known already (this run's last search, another run's result) in small steps, else in large ones."""
+    bench, workload, target = trial.bench, trial.workload, trial.target
     effort = bench.effort
-    guess_per_s = earlier[-1].goodput_per_s if earlier else bench.guesses_per_s.get((workload.name, target.name, label))
+    guess_per_s = near_per_s or bench.guesses_per_s.get((workload.name, target.name, label))
+    if earlier:
+        guess_per_s = earlier[-1].goodput_per_s
     if guess_per_s:
         return RateSearch(guess_per_s, effort.resolution, effort.most_runs, growth=_GROWTH_FROM_A_GUESS)
     return RateSearch(first_guess_per_s(bench, workload, target), effort.resolution, effort.most_runs)
@@ -221,29 +216,31 @@ class Trial:
     bench: Bench
     workload: Workload
     target: Target
+    judge: Judge
     advance: Callable[[str], None]
     best: dict[str, RunOutcome] = field(default_factory=dict)
     other_cores: list[float] = field(default_factory=list)
     runs: int = 0
 
-    def warm(self, session: "EngineSession | VirtualSession") -> None:
+    def warm(self, session: "Session") -> None:
         """Its predictions have seen the workload before the first run that counts."""
         rate_per_s = first_guess_per_s(self.bench, self.workload, self.target) / 2
-        session.run(self._requests(rate_per_s, seed=0), give_up=self.bench.attainment.out_of_reach)
+        session.run(self._requests(rate_per_s, seed=0), give_up=self.judge.out_of_reach)
 
-    def take(self, label: str, session: "EngineSession | VirtualSession", search: RateSearch, seed: int) -> None:
-        rate_per_s, attainment, effort = search.next_rate_per_s(), self.bench.attainment, self.bench.effort
+    def take(self, label: str, session: "Session", search: RateSearch, seed: int) -> None:
+        rate_per_s, judge, effort = search.next_rate_per_s(), self.judge, self.bench.effort
         for _ in range(1 + effort.retries):
-            outcome = session.run(self._requests(rate_per_s, seed=seed), give_up=attainment.out_of_reach)
+            outcome = session.run(self._requests(rate_per_s, seed=seed), give_up=judge.out_of_reach)
             self.other_cores.append(outcome.other_cores)
             quiet = outcome.other_cores < _QUIET_CORES
-            if attainment.met_by(outcome) or (quiet and not effort.retries_when_quiet):
+            if judge.met_by(outcome) or (quiet and not effort.retries_when_quiet):
                 break
-        search.note(rate_per_s, passed=attainment.met_by(outcome))
-        if attainment.met_by(outcome):
+        search.note(rate_per_s, passed=judge.met_by(outcome))
+        if judge.met_by(outcome):
             self.best[label] = outcome
         self.advance(
-            f"{self.workload.name} {self.target.name} {label} {rate_per_s:.2f}/s, gaps {outcome.gap_attainment:.1%}"
+            f"{self.workload.name} {self.target.name} {label} {rate_per_s:.2f}/s, "
+            f"gaps {outcome.gap_attainment:.1%}, requests {outcome.request_attainment:.1%}"
         )
 
     def _requests(self, rate_per_s: float, *, seed: int) -> list[TimedRequest]:
@@ -268,22 +265,33 @@ def first_guess_per_s(bench: Bench, workload: Workload, target: Target) -> float
     return 0.5 / max(prefill_s, decode_s)
 
 
-def _row(trial: Trial, label: str, searches: Sequence[RateSearch]) -> dict[str, object]:
-    """`spread` is the widest distance between a rate that passed and one that failed, or between repeats."""
-    target, best = trial.target, trial.best.get(label)
+def _spread(searches: Sequence[RateSearch]) -> float:
+    """The widest distance between a rate that passed and one that failed, or between repeats."""
     goodputs = [search.goodput_per_s for search in searches]
     brackets = [(search.failing_per_s or search.goodput_per_s) - search.goodput_per_s for search in searches]
+    return max(max(goodputs) - min(goodputs), *brackets) if len(goodputs) > 1 else brackets[0]
+
+
+def _row(
+    trial: Trial, label: str, searches: Sequence[RateSearch], of_requests: Sequence[RateSearch]
+) -> dict[str, object]:
+    """`goodput_per_s` is by gaps and first tokens, `goodput_requests_per_s` by requests in time."""
+    target, best = trial.target, trial.best.get(label)
+    goodputs = [search.goodput_per_s for search in searches]
+    requests_per_s = [search.goodput_per_s for search in of_requests]
     row: dict[str, object] = {
         "workload": trial.workload.name,
         "tbt_target": target.name,
         "policy": label,
         "goodput_per_s": statistics.median(goodputs),
-        "spread": max(max(goodputs) - min(goodputs), *brackets) if len(goodputs) > 1 else brackets[0],
+        "spread": _spread(searches),
         "repeats": goodputs,
+        "goodput_requests_per_s": statistics.median(requests_per_s),
+        "spread_requests": _spread(of_requests),
         "bracketed": all(search.bracketed for search in searches),
         "tbt_target_s": target.tbt_s,
         "chunk_budget_tokens": target.budget_tokens,
-        "gap_share": trial.bench.attainment.gap_share,
+        "gap_share": trial.bench.gap_share,
         "other_cores": statistics.mean(trial.other_cores),
     }
     if best is not None:
@@ -300,7 +308,9 @@ def policy_variants(names: Sequence[str], target: Target) -> list[Variant]:
 
 
 def print_table(rows: Sequence[dict[str, object]], title: str) -> None:
-    table = Table("workload", "TBT target", "policy", "goodput 1/s", "spread", "bubbles p/d", title=title)
+    table = Table(
+        "workload", "TBT target", "policy", "requests in time 1/s", "±", "by gaps 1/s", "±", "bubbles p/d", title=title
+    )
     for row in rows:
         bubbles = row.get("bubble_ratio")
         shares = bubbles.values() if isinstance(bubbles, dict) else ()
@@ -309,6 +319,8 @@ def print_table(rows: Sequence[dict[str, object]], title: str) -> None:
             str(row["workload"]),
             f"{row['tbt_target']} {1e3 * float(str(row['tbt_target_s'])):.0f} ms",
             str(row["policy"]),
+            f"{row['goodput_requests_per_s']:.2f}",
+            f"{row['spread_requests']:.2f}",
             f"{row['goodput_per_s']:.2f}",
             f"{row['spread']:.2f}",
             shown,

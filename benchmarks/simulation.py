@@ -90,6 +90,7 @@ def measure(name: str, file: str, factor: int, duration_s: float, trace: str | N
         "requests": total.requests,
         "finished": total.finished,
         "slo_attainment": total.slo_attainment,
+        "request_attainment": total.request_attainment,
         "virtual_s": outcome.duration_s,
         "plan_s": planned_s,
         "cpu_s": cpu_s,
