@@ -1,4 +1,4 @@
-"""The executor on an NVIDIA GPU: two lanes of streams over one block pool, one thread.
+"""The executor on an NVIDIA GPU: lanes of streams over one block pool, one thread.
 
 A launch is enqueued by `submit`, which returns before the GPU has done it; `wait` polls the lanes' events. A decode
 launch is a graph replay of well under a millisecond on the host, a prefill slice is launched layer by layer while
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,19 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
-from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Lane, Launch, Repartition
+from pdmux_actor.scheduling.launch import (
+    FIRST_DECODE_LANE,
+    PREFILL_LANE,
+    Completion,
+    ComputeLaunch,
+    DecodePart,
+    DecodeStep,
+    DropPrefill,
+    Lane,
+    Launch,
+    Repartition,
+    lane_number,
+)
 from pdmux_actor.scheduling.partition import decode_shares
 from placement.memory import resident_bytes
 from profiler.partition_rates import PartitionRate
@@ -93,9 +106,9 @@ class TorchCudaExecutor:
         self._asleep: dict[str, HostCopy] = {}
         self._graphs = graphs
         self._captured_batches = sorted(captured_batches, reverse=True)  # what the small ones need, a large one left
-        self._runners = {lane: CudaRunner(self._attached, graphs, lanes.device) for lane in Lane}
+        self._runners = {number: self._new_runner() for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._sms = dict.fromkeys(Lane, device.num_sms)
-        self._in_flight: dict[Lane, _InFlight] = {}
+        self._in_flight: dict[int, _InFlight] = {}  # by lane number
         self._failed: list[Completion] = []
         self._woken = threading.Event()
 
@@ -149,7 +162,7 @@ class TorchCudaExecutor:
             stream = self._lanes.streams.stream(Lane.DECODE, sms)
             with torch.inference_mode(), self._lanes.on(stream, sms):
                 for batch in self._captured_batches:
-                    self._runners[Lane.DECODE].capture(info.model, batch, sms, stream)
+                    self._runners[FIRST_DECODE_LANE].capture(info.model, batch, sms, stream)
 
     def detach_model(self, model: str) -> None:
         self._loaded.pop(model, None)
@@ -194,13 +207,15 @@ class TorchCudaExecutor:
             case Repartition():
                 self._repartition(launch)
             case DropPrefill(batch_id=batch_id):
-                self._runners[Lane.PREFILL].drop_prefill(batch_id)
+                self._runners[PREFILL_LANE].drop_prefill(batch_id)
             case _:
-                self._enqueue(launch.lane, launch)
+                self._enqueue(launch)
 
     def wait(self, deadline_s: float | None) -> Sequence[Completion]:
         while True:
-            done = self._failed + [self._complete(lane) for lane in Lane if self._is_done(lane)]
+            done = self._failed + [
+                self._complete(number) for number in sorted(self._in_flight) if self._is_done(number)
+            ]
             self._failed = []
             if done or self._woken.is_set():
                 self._woken.clear()
@@ -244,15 +259,21 @@ class TorchCudaExecutor:
         self._graphs.clear()
         self._lanes.streams.close()
 
-    def _enqueue(self, lane: Lane, launch: ComputeLaunch) -> None:
-        assert lane not in self._in_flight, f"the {lane.value} lane has a launch in flight"
-        sms = self._sms[lane]
-        assert sms > 0, f"the {lane.value} lane has no SMs in the partition in force"
-        stream = self._lanes.streams.stream(lane, sms)
+    def _new_runner(self) -> CudaRunner:
+        return CudaRunner(self._attached, self._graphs, self._lanes.device)
+
+    def _enqueue(self, launch: ComputeLaunch) -> None:
+        number, lane = lane_number(launch), launch.lane
+        assert number not in self._in_flight, f"the {lane.value} lane has a launch in flight"
+        if number not in self._runners:  # what a launch computes in is its lane's until it has ended
+            self._runners[number] = self._new_runner()
+        part = launch.part if isinstance(launch, DecodeStep) else None
+        sms, stream = self._place(lane, part)
+        first_sm = 0 if part is None else part.first_sm
         started_s = self.now()
         try:
             with torch.inference_mode(), self._lanes.on(stream, sms):
-                enqueue = self._runners[lane].prepare(launch, sms, stream)
+                enqueue = self._runners[number].prepare(launch, sms, stream, first_sm=first_sm)
                 started_s = self.now()
                 read, event = enqueue(), self._lanes.record(stream)
         except torch.AcceleratorError:
@@ -270,13 +291,22 @@ class TorchCudaExecutor:
                 )
             )
             return
-        self._in_flight[lane] = _InFlight(launch=launch, started_s=started_s, read=read, event=event)
+        self._in_flight[number] = _InFlight(launch=launch, started_s=started_s, read=read, event=event)
 
-    def _is_done(self, lane: Lane) -> bool:
-        return lane in self._in_flight and self._in_flight[lane].event.query()
+    def _place(self, lane: Lane, part: DecodePart | None) -> tuple[int, Any]:
+        """SMs and stream of a launch."""
+        sms = self._sms[lane]
+        assert sms > 0, f"the {lane.value} lane has no SMs in the partition in force"
+        if part is None:
+            return sms, self._lanes.streams.stream(lane, sms)
+        assert part.end_sm <= sms, f"{part} exceeds the {sms} SMs of decode"
+        return part.sms, self._lanes.streams.part_stream(part.first_sm, part.sms)
 
-    def _complete(self, lane: Lane) -> Completion:
-        done = self._in_flight.pop(lane)
+    def _is_done(self, number: int) -> bool:
+        return self._in_flight[number].event.query()
+
+    def _complete(self, number: int) -> Completion:
+        done = self._in_flight.pop(number)
         produced = done.read()
         return Completion(
             launch=done.launch,
@@ -332,8 +362,10 @@ def open_cuda_executor(
     device_index: int = 0,
     captured_batches: Sequence[int] = (),
     captures: bool = True,
+    divides_decode: bool = False,
 ) -> TorchCudaExecutor:
     """Its device's `memory_bytes` are what KV and models may fill. Without `captures` decode runs launch by launch.
+    `divides_decode`: several models decode at once, each on a part of the decode share.
 
     Raises:
         DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
@@ -341,7 +373,7 @@ def open_cuda_executor(
     device = open_cuda_device(device_index)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
-    streams = open_partition_streams(device, num_sms)
+    streams = open_partition_streams(device, num_sms, divides_decode=divides_decode)
     gains = streams.unpartitioned_reason is None and _products_gain_when_told(device, streams, num_sms)
     lanes = CudaLanes(device, streams, num_sms=num_sms, tells_sms=gains or flash != BUILT_IN)
     spec = cuda_device_spec(device, step_sms=streams.step_sms)

@@ -47,7 +47,10 @@ def _cuda_executor(settings: EngineSettings) -> HostingExecutor:
             reason=f"the Python package {missing.name} is not installed", remedy="pip install 'muxfleet[cuda]'"
         ) from missing
     return open_cuda_executor(
-        kv_pool_bytes=settings.kv_pool_bytes, block_bytes=settings.block_bytes, default_dtype=settings.dtype
+        kv_pool_bytes=settings.kv_pool_bytes,
+        block_bytes=settings.block_bytes,
+        default_dtype=settings.dtype,
+        divides_decode=settings.scheduler.decode_lanes > 1,
     )
 
 

@@ -76,8 +76,9 @@ class CudaRunner:
         self._stage = HostStage(device)
         self._prefills: dict[int, _PrefillState] = {}
 
-    def prepare(self, launch: ComputeLaunch, sms: int, stream: Any) -> Enqueue:
-        """For `stream`, which the caller has made current and keeps so, and which has `sms` SMs.
+    def prepare(self, launch: ComputeLaunch, sms: int, stream: Any, *, first_sm: int = 0) -> Enqueue:
+        """For `stream`, which the caller has made current and keeps so, and which has `sms` SMs, for a decode from
+        `first_sm` on.
 
         A decode step of a new shape is captured here: that takes several steps' time once, and is no part of the step.
         """
@@ -85,7 +86,7 @@ class CudaRunner:
             case PrefillSlice():
                 return partial(self._prefill, launch)
             case DecodeStep():
-                return self._prepare_decode(launch, sms, stream)
+                return self._prepare_decode(launch, sms, stream, first_sm)
             case MixedStep():
                 return partial(self._mixed, launch, sms)
 
@@ -139,18 +140,23 @@ class CudaRunner:
     def capture(self, model: str, num_sequences: int, sms: int, stream: Any) -> None:
         """A greedy decode step ahead of its first use; `sms` and `stream` as in `prepare`."""
         attached = self._models[model]
-        self._captured(attached, attached.bucket(num_sequences), SamplingKind.GREEDY, sms, stream)
+        self._captured(attached, attached.bucket(num_sequences), SamplingKind.GREEDY, sms, stream, first_sm=0)
 
-    def _prepare_decode(self, launch: DecodeStep, sms: int, stream: Any) -> Enqueue:
+    def _prepare_decode(self, launch: DecodeStep, sms: int, stream: Any, first_sm: int) -> Enqueue:
         model = self._models[launch.model]
         bucket = model.bucket(len(launch.sequences))
         rows = bucket.sampling(launch.sequences, launch.steps)
         if not rows.is_plain:
             return partial(self._decode_with_reports, launch, model, bucket, rows, sms)
-        return partial(self._decode, launch, model, bucket, rows, self._captured(model, bucket, rows.kind, sms, stream))
+        step = self._captured(model, bucket, rows.kind, sms, stream, first_sm=first_sm)
+        return partial(self._decode, launch, model, bucket, rows, step)
 
-    def _captured(self, model: CudaModel, bucket: DecodeBucket, kind: SamplingKind, sms: int, stream: Any) -> Step:
-        key = GraphKey(model=model.info.model, bucket=bucket.size, decode_sms=sms, sampling=kind.value)
+    def _captured(
+        self, model: CudaModel, bucket: DecodeBucket, kind: SamplingKind, sms: int, stream: Any, *, first_sm: int
+    ) -> Step:
+        key = GraphKey(
+            model=model.info.model, bucket=bucket.size, decode_sms=sms, sampling=kind.value, first_sm=first_sm
+        )
 
         def step() -> None:
             bucket.step(kind, sms)

@@ -20,12 +20,15 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphKey:
-    """`sampling` names what the step does after the logits; see device_sampler.SamplingKind."""
+    """`sampling` names what the step does after the logits; see device_sampler.SamplingKind. `first_sm` is where the
+    stream's SMs begin: other than 0 when decode is divided among models.
+    """
 
     model: str
     bucket: int
     decode_sms: int
     sampling: str
+    first_sm: int = 0
 
 
 class Capture(Protocol):
@@ -122,8 +125,8 @@ def bucket_of(num_sequences: int) -> int:
 
 
 class CudaGraphCapture:
-    """Captures with torch's CUDA graphs; all share one memory pool, since one lane replays them one after another. In
-    it torch's allocator gives what one graph has left to others of the same stream, that is of the same partition.
+    """Captures with torch's CUDA graphs; all share one memory pool. In it torch's allocator gives what one graph has
+    left to others of the same stream, that is of the same SMs, where one graph is replayed after the other.
 
     torch.cuda.graph would do, but it waits for the whole device and gives the allocator's free memory back: a prefill
     in flight would be waited for, and the next one would allocate anew.

@@ -1,7 +1,10 @@
-"""SM partitions: pairs of disjoint CUDA green contexts. The only file that calls the CUDA driver API.
+"""SM partitions: disjoint CUDA green contexts. The only file that calls the CUDA driver API.
 
 A pair splits the device's SMs into a group, whose SMs the driver keeps in whole clusters, for the one lane and the
 remainder for the other. A pair costs about 4 MB (MuxWise §4.5) and lives until `close`.
+
+For more than two lanes one split makes slots of equal size, and a context has the slots of a range: the driver admits
+several resources in one descriptor if they are of one split, its remainder included. Not yet run on a GPU.
 """
 
 from collections.abc import Sequence
@@ -45,6 +48,7 @@ class GreenContexts:
         self._all_sms = self._call("cuDeviceGetDevResource", self._device, kind)
         self._contexts: list[Any] = []
         self._streams: list[Any] = []
+        self._slots: list[list[Any]] = []
 
     @property
     def resource(self) -> SmResource:
@@ -68,6 +72,23 @@ class GreenContexts:
     def pair_for_prefill(self, prefill_sms: int) -> SmPair:
         """A pair whose group is for prefill. Raises PartitioningUnavailable."""
         return self._pair(prefill_sms, group_is_decode=False)
+
+    def split_into_slots(self, step_sms: int) -> int:
+        """How many slots of `step_sms` there are; what remains belongs to the last. Raises PartitioningUnavailable."""
+        asked = self.resource.num_sms // step_sms
+        groups, count, rest = self._call("cuDevSmResourceSplitByCount", asked, self._all_sms, 0, step_sms)
+        self._slots = [[group] for group in groups[:count]]
+        if not self._slots:
+            reason = f"{asked} slots of {step_sms} SMs cannot be split off"
+            raise PartitioningUnavailable(call="cuDevSmResourceSplitByCount", reason=reason, remedy=_REMEDY)
+        if rest.sm.smCount:
+            self._slots[-1].append(rest)
+        return len(self._slots)
+
+    def slots_stream(self, first: int, end: int, *, is_decode: bool) -> int:
+        """A stream on slots `[first, end)`. Raises PartitioningUnavailable."""
+        resources = [resource for slot in self._slots[first:end] for resource in slot]
+        return int(self._stream(resources, priority=-1 if is_decode else 0))
 
     def close(self) -> None:
         """Destroys streams, then contexts: the other way round the driver refuses the streams."""
@@ -99,12 +120,12 @@ class GreenContexts:
             decode_sms=decode.sm.smCount,
             prefill_sms=prefill.sm.smCount,
             # Decode has priority where both lanes wait for the same hardware queue.
-            decode_stream=int(self._stream(decode, priority=-1)),
-            prefill_stream=int(self._stream(prefill, priority=0)),
+            decode_stream=int(self._stream([decode], priority=-1)),
+            prefill_stream=int(self._stream([prefill], priority=0)),
         )
 
-    def _stream(self, resource: Any, *, priority: int) -> Any:
-        descriptor = self._call("cuDevResourceGenerateDesc", [resource], 1)
+    def _stream(self, resources: Sequence[Any], *, priority: int) -> Any:
+        descriptor = self._call("cuDevResourceGenerateDesc", list(resources), len(resources))
         flag = int(self._driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
         context = self._call("cuGreenCtxCreate", descriptor, self._device, flag)
         self._contexts.append(context)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from pdmux_actor.errors import PartitioningUnavailable
-from pdmux_actor.executor.cuda.green_contexts import GreenContexts, SmPair
+from pdmux_actor.executor.cuda.green_contexts import GreenContexts, SmPair, SmResource
 from pdmux_actor.scheduling.launch import Lane
 
 _LOG = logging.getLogger(__name__)
@@ -25,14 +25,18 @@ class PartitionStreams(Protocol):
     unpartitioned_reason: str | None
 
     def stream(self, lane: Lane, sms: int) -> Any:
-        """The torch stream for `lane` with `sms` SMs."""
+        """The torch stream for `lane` with `sms` SMs: decode has the first ones of the device, prefill the last."""
+        ...
+
+    def part_stream(self, first_sm: int, sms: int) -> Any:
+        """For one of several decodes at once: SMs `[first_sm, first_sm + sms)`."""
         ...
 
     def close(self) -> None: ...
 
 
 class PlainStreams:
-    """One stream per lane, and the whole device for both: what remains when it cannot be partitioned."""
+    """One stream per lane, and the whole device for all: what remains when it cannot be partitioned."""
 
     def __init__(self, device: torch.device, num_sms: int, reason: str) -> None:
         self.kind = f"plain streams ({reason})"
@@ -42,9 +46,16 @@ class PlainStreams:
             Lane.DECODE: torch.cuda.Stream(device, priority=_DECODE_PRIORITY),
             Lane.PREFILL: torch.cuda.Stream(device),
         }
+        self._device = device
+        self._parts: dict[int, Any] = {}  # by their first SM
 
     def stream(self, lane: Lane, sms: int) -> Any:
         return self._streams[lane]
+
+    def part_stream(self, first_sm: int, sms: int) -> Any:
+        if first_sm not in self._parts:
+            self._parts[first_sm] = torch.cuda.Stream(self._device, priority=_DECODE_PRIORITY)
+        return self._parts[first_sm]
 
     def close(self) -> None:
         pass
@@ -58,18 +69,12 @@ class GreenStreams:
     def __init__(self, contexts: GreenContexts, *, whole: "PartitionStreams", wrap: Callable[[int], Any]) -> None:
         """`whole` has the streams of lanes alone on the device; `wrap` makes a torch stream of a raw handle."""
         self.unpartitioned_reason: str | None = None
-        resource = contexts.resource
-        # A slice of a GPU (MIG) is cut finer, so that there is something to choose from.
-        step = max(1, min(PARTITION_STEP_SMS, resource.num_sms // 4) // resource.step_sms) * resource.step_sms
-        if resource.num_sms < 2 * step:
-            reason = f"{resource.num_sms} SMs are too few for two partitions of {step}"
-            raise PartitioningUnavailable(call="SM partitions", reason=reason, remedy="use a larger slice of the GPU")
-        self.step_sms = step
-        self._num_sms = resource.num_sms
+        self.step_sms = step = partition_step(contexts.resource)
+        self._num_sms = contexts.resource.num_sms
         self._contexts = contexts
         self._whole = whole
         self._wrap = wrap
-        shares = range(step, resource.num_sms, step)
+        shares = range(step, self._num_sms, step)
         self._streams: dict[tuple[Lane, int], Any] = {}
         for share, pair in zip(shares, contexts.pairs(shares), strict=True):
             self._keep(share, pair)
@@ -82,6 +87,9 @@ class GreenStreams:
             prefill_sms = sms if lane is Lane.PREFILL else self._num_sms - sms
             self._keep(self._num_sms - prefill_sms, self._contexts.pair_for_prefill(prefill_sms))
         return self._streams[lane, sms]
+
+    def part_stream(self, first_sm: int, sms: int) -> Any:
+        raise AssertionError("decode is not divided: its SMs and prefill's are of pairs")
 
     def _keep(self, decode_share: int, pair: SmPair) -> None:
         if pair.decode_sms != decode_share:
@@ -103,14 +111,66 @@ class GreenStreams:
         self._contexts.close()
 
 
-def open_partition_streams(device: torch.device, num_sms: int) -> PartitionStreams:
+class SlotStreams:
+    """A stream per range of slots, for any number of decodes at once: all ranges are of one split of the device, so
+    that such without a common slot have no SM in common. Contexts are made when first needed.
+    """
+
+    kind = "green contexts of slots"
+
+    def __init__(self, contexts: GreenContexts, *, whole: PartitionStreams, wrap: Callable[[int], Any]) -> None:
+        """As GreenStreams."""
+        self.unpartitioned_reason: str | None = None
+        self.step_sms = partition_step(contexts.resource)
+        self._num_sms = contexts.resource.num_sms
+        self._num_slots = contexts.split_into_slots(self.step_sms)
+        self._contexts = contexts
+        self._whole = whole
+        self._wrap = wrap
+        self._streams: dict[tuple[Lane, int, int], Any] = {}
+
+    def stream(self, lane: Lane, sms: int) -> Any:
+        if sms >= self._num_sms:
+            return self._whole.stream(lane, sms)
+        if lane is Lane.DECODE:
+            return self._range(lane, 0, max(1, round(sms / self.step_sms)))
+        first = round((self._num_sms - sms) / self.step_sms)
+        return self._range(lane, min(first, self._num_slots - 1), self._num_slots)
+
+    def part_stream(self, first_sm: int, sms: int) -> Any:
+        first = round(first_sm / self.step_sms)
+        return self._range(Lane.DECODE, first, first + max(1, round(sms / self.step_sms)))
+
+    def close(self) -> None:
+        self._contexts.close()
+
+    def _range(self, lane: Lane, first: int, end: int) -> Any:
+        end = min(end, self._num_slots)
+        assert first < end, f"slots [{first}, {end}) of {self._num_slots}"
+        key = lane, first, end
+        if key not in self._streams:
+            self._streams[key] = self._wrap(self._contexts.slots_stream(first, end, is_decode=lane is Lane.DECODE))
+        return self._streams[key]
+
+
+def partition_step(resource: SmResource) -> int:
+    """Granularity of shares. Raises PartitioningUnavailable: too few SMs for two."""
+    # A slice of a GPU (MIG) is cut finer, so that there is something to choose from.
+    step = max(1, min(PARTITION_STEP_SMS, resource.num_sms // 4) // resource.step_sms) * resource.step_sms
+    if resource.num_sms < 2 * step:
+        reason = f"{resource.num_sms} SMs are too few for two partitions of {step}"
+        raise PartitioningUnavailable(call="SM partitions", reason=reason, remedy="use a larger slice of the GPU")
+    return step
+
+
+def open_partition_streams(device: torch.device, num_sms: int, *, divides_decode: bool = False) -> PartitionStreams:
     """Green contexts if the driver has them; otherwise plain streams, and a warning that says why."""
     try:
         from cuda.bindings import driver
     except ImportError:
         return _plain(device, num_sms, "the Python package cuda-bindings is not installed")
     try:
-        return GreenStreams(
+        return (SlotStreams if divides_decode else GreenStreams)(
             GreenContexts(driver, device.index or 0),
             whole=PlainStreams(device, num_sms, "whole device"),
             wrap=lambda handle: torch.cuda.ExternalStream(handle, device),

@@ -35,7 +35,9 @@ class BookkeepingDriver:
         self.contexts: dict[int, int] = {}
         self.streams: dict[int, int] = {}
         self.destroyed: list[str] = []
+        self.numbers: list[list[int]] = []  # of the groups of each context, in their split; the remainder is the last
         self._next = 100
+        self._splits = 0
 
     def _answer(self, name: str, *values: object) -> tuple[object, ...]:
         if name == self.broken:
@@ -52,12 +54,19 @@ class BookkeepingDriver:
 
     def cuDevSmResourceSplitByCount(self, groups: int, all_sms: object, flags: int, least: int) -> tuple[object, ...]:
         given = -(-least // 8) * 8
-        return self._answer("cuDevSmResourceSplitByCount", [sms(given)], 1, sms(self.num_sms - given))
+        made, self._splits = min(groups, self.num_sms // given), self._splits + 1
+        parts = [sms(given) for _ in range(made)]
+        rest = sms(self.num_sms - made * given)
+        for number, part in enumerate([*parts, rest]):
+            part.split, part.number = self._splits, number
+        return self._answer("cuDevSmResourceSplitByCount", parts, made, rest)
 
     def cuDevResourceGenerateDesc(self, resources: list, count: int) -> tuple[object, ...]:
-        num_sms = resources[0].sm.smCount
-        if num_sms < LEAST_SMS:
+        num_sms = sum(resource.sm.smCount for resource in resources)
+        one_split = len({resource.split for resource in resources}) == 1
+        if num_sms < LEAST_SMS or count != len(resources) or not one_split:
             return (Result.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, None)
+        self.numbers.append([resource.number for resource in resources])
         return self._answer("cuDevResourceGenerateDesc", num_sms)
 
     def cuGreenCtxCreate(self, descriptor: int, device: int, flags: int) -> tuple[object, ...]:

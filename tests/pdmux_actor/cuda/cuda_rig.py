@@ -34,6 +34,9 @@ class NoStreams:
     def stream(self, lane: Lane, sms: int) -> NoStream:
         return NoStream(lane, sms)
 
+    def part_stream(self, first_sm: int, sms: int) -> NoStream:
+        return NoStream(Lane.DECODE, sms)
+
     def close(self) -> None:
         pass
 

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity
 
 from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
-from pdmux_actor.scheduling.launch import Lane
+from pdmux_actor.scheduling.launch import PREFILL_LANE, Lane
 from profiler.devices import H200
 from profiler.specs import ModelSpec
 
@@ -270,7 +270,7 @@ def test_hot_path__tiny_model__drives_both_lanes_and_reads_its_trace(tmp_path: P
     assert kept.facts["decode_sms"] == 2
     assert statistics.fmean(kept.facts["busy_share_of_streams"].values() or [0.0]) == 0.0  # no device here
     assert {stream.lane for stream in executor._lanes.used} == set(Lane)
-    assert executor._runners[Lane.PREFILL]._prefills == {}
+    assert executor._runners[PREFILL_LANE]._prefills == {}
     assert picture.stat().st_size > 1000
 
 

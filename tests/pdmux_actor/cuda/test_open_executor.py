@@ -23,7 +23,7 @@ FREE_BYTES = 100 * GIB
 def one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 GiB of it are free."""
     monkeypatch.setattr(torch_cuda, "open_cuda_device", lambda index: torch.device("cpu"))
-    monkeypatch.setattr(torch_cuda, "open_partition_streams", lambda device, num_sms: NoStreams())
+    monkeypatch.setattr(torch_cuda, "open_partition_streams", lambda device, num_sms, divides_decode: NoStreams())
     monkeypatch.setattr(torch_cuda, "cuda_device_spec", lambda device, *, step_sms: H200)
     monkeypatch.setattr(torch_cuda, "_products_gain_when_told", lambda device, streams, num_sms: True)
     monkeypatch.setattr(CudaLanes, "free_memory_bytes", lambda self: FREE_BYTES)

@@ -7,7 +7,7 @@ from bookkeeping_driver import NUM_SMS, BookkeepingDriver
 
 from pdmux_actor.errors import PartitioningUnavailable
 from pdmux_actor.executor.cuda.green_contexts import GreenContexts
-from pdmux_actor.executor.cuda.partition_streams import GreenStreams
+from pdmux_actor.executor.cuda.partition_streams import GreenStreams, PartitionStreams, SlotStreams
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.partition import decode_shares
 from profiler.devices import H200
@@ -21,6 +21,9 @@ class WholeDevice:
 
     def stream(self, lane: Lane, sms: int) -> str:
         return f"whole {lane.value}"
+
+    def part_stream(self, first_sm: int, sms: int) -> str:
+        raise AssertionError
 
     def close(self) -> None:
         pass
@@ -99,3 +102,43 @@ def test_stream__slice_of_a_gpu__is_cut_finer(num_sms: int, shares: list[int]) -
 def test_open__gpu_too_small_for_two_partitions__says_so() -> None:
     with pytest.raises(PartitioningUnavailable, match="14 SMs are too few for two partitions of 8; use a larger slice"):
         open_streams(BookkeepingDriver(num_sms=14))
+
+
+def test_slots__parts_of_decode_beside_prefill__have_no_sm_in_common() -> None:
+    driver = BookkeepingDriver()
+    streams = SlotStreams(GreenContexts(driver, 0), whole=WholeDevice(), wrap=lambda handle: handle)
+
+    parts = [streams.part_stream(0, 32), streams.part_stream(32, 16), streams.part_stream(48, 48)]
+    prefill = streams.stream(Lane.PREFILL, NUM_SMS - 96)
+
+    assert [sms_of(driver, part) for part in parts] == [32, 16, 48]
+    assert sms_of(driver, prefill) == NUM_SMS - 96
+    assert driver.numbers == [[0, 1], [2], [3, 4, 5], [6, 7, 8]]
+    assert driver.streams[parts[1]] < driver.streams[prefill]
+    assert streams.part_stream(32, 16) == parts[1]
+    assert streams.stream(Lane.DECODE, 32) == parts[0]
+    assert streams.stream(Lane.DECODE, NUM_SMS) == "whole decode"
+    streams.close()
+    assert (driver.contexts, driver.streams) == ({}, {})
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_slots__every_share_that_a_profile_measures__has_about_its_sms(lane: Lane) -> None:
+    driver = BookkeepingDriver()
+    streams: PartitionStreams = SlotStreams(GreenContexts(driver, 0), whole=WholeDevice(), wrap=lambda handle: handle)
+    device = SimpleNamespace(**{**vars_of(H200), "partition_granularity_sms": streams.step_sms})
+
+    for share in partition_shares(device)[:-1]:
+        assert abs(sms_of(driver, streams.stream(lane, share)) - share) <= 8
+
+
+def test_open_slots__driver_without_green_contexts__is_unavailable() -> None:
+    driver = BookkeepingDriver(broken="cuDevSmResourceSplitByCount")
+
+    with pytest.raises(PartitioningUnavailable, match="cuDevSmResourceSplitByCount"):
+        SlotStreams(GreenContexts(driver, 0), whole=WholeDevice(), wrap=lambda handle: handle)
+
+
+def test_part_stream__decode_is_not_divided__is_refused() -> None:
+    with pytest.raises(AssertionError, match="not divided"):
+        open_streams(BookkeepingDriver()).part_stream(0, 16)
