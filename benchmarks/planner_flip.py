@@ -273,6 +273,9 @@ class PlannedMove:
     def total_blocks(self, unit_id: str) -> int:
         return self._units[unit_id].design.total_blocks
 
+    def asleep(self) -> Mapping[str, Mapping[str, float]]:
+        return {}
+
     def lingering(self, unit_id: str) -> frozenset[str]:
         return frozenset(self._phases(unit_id))
 

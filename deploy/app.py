@@ -89,6 +89,8 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             num_cores=shape.cores,
             device_type=shape.gpu_type,
             device_memory_bytes=shape.device_memory_bytes,
+            host_memory_bytes=shape.host_memory_bytes,
+            units_per_node=shape.gpus_per_node // shape.num_gpus,
             profile=shape.profile,
             guard=shape.guard,
             scheduler=SchedulerSettings(

@@ -31,6 +31,8 @@ class UnitShape(Args):
     cores: int | None = None
     kv_pool_bytes: int
     device_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    gpus_per_node: int = 1
     profile: str | None = None
     guard: str | None = None
     block_bytes: int

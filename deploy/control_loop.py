@@ -20,6 +20,7 @@ from deploy.control.planning import (
 )
 from deploy.control.popularity import Popularity
 from deploy.control.rules import ControlRules, ControlTiming
+from deploy.control.sleepers import sleepers_of
 from deploy.control.transition import Transition, in_words, without_replica, without_unit
 from deploy.control.unit_registry import KnownUnit, Lost, without_blocks
 from deploy.control.wakefulness import Wakefulness
@@ -108,7 +109,10 @@ class ControlLoop:
         lease = self._leases.current(report.unit_id)
         if lease is not None and report.is_leaving:  # who leaves keeps its lease to the end
             return lease
-        return self._leases.renew(report, self._plan.models_of(report.unit_id), self._catalog)
+        placements = self._plan.models_of(report.unit_id)
+        placed = {p.model for p in placements}
+        asleep = sleepers_of(report, placed, self._catalog, self._wakefulness.last_used_s)
+        return self._leases.renew(report, placements, self._catalog, asleep)
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
         """What a gateway has been asked for; it comes with each of its questions for the view."""
@@ -147,10 +151,17 @@ class ControlLoop:
         )
 
     def explain(self, model: str, now_s: float) -> Explanation:
-        """Of the plan that the control loop goes for, with the demand of now. Raises ModelUnknown."""
+        """Of the plan that the control loop goes for, with the demand of now; of one that is asleep, what its place
+        would be. Raises ModelUnknown.
+        """
         self._tick(now_s)
         needs = self._needs(now_s)
-        return explain(model, needs.units, needs.models, self._goal, Estimator())
+        sleeper = self._catalog.get(model) if model in self._asleep else None
+        asleep = None if sleeper is None else self._placement(sleeper, now_s)
+        if asleep is None:
+            return explain(model, needs.units, needs.models, self._goal, Estimator())
+        told = explain(model, needs.units, (*needs.models, asleep), self._goal, Estimator())
+        return replace(told, unplaced="nobody asks for it; the next request wakes it")
 
     def _need_plan(self, why: str) -> None:
         self._why = self._why or why
@@ -343,7 +354,8 @@ class ControlLoop:
         )
 
     def _model_state(self, model: CatalogModel, now_s: float) -> ModelState:
-        statuses = [s for u in self._fleet.registry for s in u.report.models if s.model == model.id]
+        reports = [u.report for u in self._fleet.registry]
+        statuses = [s for r in reports for s in r.models if s.model == model.id and s.asleep is None]
         error = model.problem or next((s.error for s in statuses if s.error is not None), None)
         error = error or self._fleet.held_back(model.id, now_s)
         demand = self._popularity.demand(model.id)
@@ -353,5 +365,6 @@ class ControlLoop:
             planned_units=self._goal.units_of(model.id),
             problem=error or self._goal.unplaced.get(model.id),
             is_asleep=model.id in self._asleep,
+            asleep_on=tuple(r.unit_id for r in reports if any(s.model == model.id and s.asleep for s in r.models)),
             rate_per_s=demand.rate_per_s,
         )

@@ -53,6 +53,20 @@ class SourceNotFound(DeployError):
         self.remedy = remedy
 
 
+class HostMemoryTooSmall(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, field: str, value: str, model: str, needed: str) -> None:
+        super().__init__(
+            f"{field} = {value}: holds the weights of no model (the smallest, {model}, takes {needed}); "
+            "raise it, or set 0 and models that leave a unit are read anew"
+        )
+        self.field = field
+        self.value = value
+        self.model = model
+        self.needed = needed
+
+
 class PortTaken(DeployError):
     def __init__(self, *, host: str, port: int) -> None:
         super().__init__(f"{host}:{port} is in use by another process; choose another with --port")

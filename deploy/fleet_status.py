@@ -9,8 +9,9 @@ from placement.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """`phases` has one entry per unit that reports the model. `problem` says why it is not served, and the remedy.
-    `is_asleep`: nobody asks for it, and nothing holds it. `rate_per_s` is what the control loop plans for.
+    """`phases` has one entry per unit that has the model on its device or on the way there. `problem` says why it is
+    not served, and the remedy. `is_asleep`: nobody asks for it, and no device holds it. `asleep_on`: units whose host
+    memory holds its weights. `rate_per_s` is what the control loop plans for.
     """
 
     model: str
@@ -18,6 +19,7 @@ class ModelState:
     planned_units: tuple[str, ...]
     problem: str | None
     is_asleep: bool = False
+    asleep_on: tuple[str, ...] = ()
     rate_per_s: float = 0.0
 
     @property

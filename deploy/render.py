@@ -103,6 +103,8 @@ def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
         cores=pool.cores,
         kv_pool_bytes=pool.kv_memory,
         device_memory_bytes=pool.device_memory,
+        host_memory_bytes=pool.host_memory,
+        gpus_per_node=pool.gpus_per_node,
         profile=pool.profile,
         guard=pool.guard,
         block_bytes=engine.block_bytes,

@@ -11,6 +11,8 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_problems import Problem, problems_of, repeated
+from deploy.host_memory import HostMemory, check_host_memory, host_memory_problems
+from deploy.known_devices import unknown_device
 from deploy.section import Section
 from deploy.setting_types import Backend, Dtype, LabelKey, LabelValue, ModelId, Name, PolicyName, Size, WrittenReplan
 from deploy.sglang_problems import sglang_problems
@@ -18,8 +20,6 @@ from deploy.source_paths import absolute, resolve_source
 from deploy.watch_section import WatchSection
 from deploy.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
-from profiler.devices import device_named
-from profiler.errors import UnknownDevice
 from profiler.guard_file import read_guard_grid
 from profiler.profile_file import read_profile
 
@@ -120,6 +120,9 @@ class PoolSection(Section):
     """Token-block pool of one unit, for example 256MiB."""
     device_memory: Size | None = None
     """Memory for weights and KV of one unit. Default: what the device has."""
+    host_memory: HostMemory = None
+    """Host memory of one unit in which models that leave it keep their weights, to be back in the time of a copy; for
+    example 64GiB, or 0 for none. Default: auto, a quarter of the node's memory, shared by its units."""
     profile: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """What `muxfleet profile` measured on such a node (relative to this file); it must be there on every node."""
     guard: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
@@ -270,6 +273,7 @@ def check_sources(fleet: FleetFile) -> None:
     Raises:
         SourceNotFound: a local checkpoint has no config.json.
         ProfileUnusable: a pool's profile is none, or its guard is another file or in no folder.
+        HostMemoryTooSmall: a pool's host_memory holds no model.
     """
     for pool in fleet.pools:
         if pool.profile is not None:
@@ -283,6 +287,7 @@ def check_sources(fleet: FleetFile) -> None:
                 source=model.source,
                 remedy="it must be a folder in Hugging Face layout with a config.json",
             )
+    check_host_memory(fleet)
 
 
 def semantic_problems(fleet: FleetFile) -> list[Problem]:
@@ -299,8 +304,10 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
             remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"
             problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
     for i, pool in enumerate(fleet.pools):
-        problems += _pool_problems(pool, ("pools", i), fleet.backend(pool))
-        if fleet.backend(pool) == "sglang":
+        backend, sleeps = fleet.backend(pool), pool.sglang.sleep
+        problems += _pool_problems(pool, ("pools", i), backend)
+        problems += host_memory_problems(pool.host_memory, backend=backend, sleeps=sleeps, path=("pools", i))
+        if backend == "sglang":
             problems += sglang_problems(
                 pool.sglang.options(),
                 device=pool.device,
@@ -334,19 +341,10 @@ def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: str)
             refuse("gpu_type", pool.gpu_type, "a cpu pool has no GPUs; remove it")
         if pool.gpus_per_node != 1:
             refuse("gpus_per_node", pool.gpus_per_node, "a cpu pool has one device per node; remove it")
-    elif pool.gpu_type is not None and (unknown := _unknown_device(pool.gpu_type)):
+    elif pool.gpu_type is not None and (unknown := unknown_device(pool.gpu_type)):
         refuse("gpu_type", pool.gpu_type, unknown)
     if pool.device != "cpu" and pool.cores is not None:
         refuse("cores", pool.cores, "only for cpu pools; remove it")
     if pool.device_memory is not None and pool.kv_memory >= pool.device_memory:
         refuse("kv_memory", pool.kv_memory.human_readable(), "leaves no device_memory for weights; lower it")
     return problems
-
-
-def _unknown_device(gpu_type: str) -> str | None:
-    try:
-        device_named(gpu_type)
-    except UnknownDevice as error:
-        near = f"did you mean {error.nearest}?" if error.nearest else f"known: {', '.join(error.known)}"
-        return f"unknown device; {near}"
-    return None

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from placement.plan import Plan
 from placement.quotas import proportional
@@ -16,11 +17,14 @@ class SetQuotas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadModel:
-    """Done when the unit reports the model ready. Until the unit's last SetQuotas the quota may be a small one."""
+    """Done when the unit reports the model ready. Until the unit's last SetQuotas the quota may be a small one.
+    `wake_s`: what it takes where the weights are in the unit's host memory; None: they are read.
+    """
 
     unit_id: str
     model: str
     quota_blocks: int
+    wake_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,8 @@ class DrainModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCost:
-    """`load_bytes`: weights that are read. `seconds`: until the last step is done, if units work side by side and each
-    takes its own steps one after the other. `interrupted` models are not served in between.
+    """`loads` includes `wakes`. `load_bytes`: weights that are read. `seconds`: until the last step is done, if units
+    work side by side and each takes its own steps one after the other. `interrupted` models are not served in between.
     """
 
     loads: int
@@ -45,20 +49,23 @@ class MoveCost:
     load_bytes: int
     seconds: float
     interrupted: tuple[str, ...]
+    wakes: int = 0
 
 
 Step = SetQuotas | LoadModel | DrainModel
 Fits = Callable[[str, frozenset[str]], bool]
+Asleep = Mapping[str, Mapping[str, float]]
+"""By unit: models whose weights are in its host memory, with the seconds that waking each takes."""
 
 
-def steps_between(old: Plan, new: Plan, *, fits: Fits) -> tuple[Step, ...]:
+def steps_between(old: Plan, new: Plan, *, fits: Fits, asleep: Asleep = MappingProxyType({})) -> tuple[Step, ...]:
     """Steps to take one after the other. `fits(unit_id, models)` says whether a unit's memory holds these models; it
     must hold for every unit of `new`.
 
-    Loads come before drains wherever memory admits. After every step the quotas of a unit sum to no more than in the
-    larger of the two plans, so they never exceed its pool.
+    Loads come before drains wherever memory admits, the quickest wakes before other loads. After every step the quotas
+    of a unit sum to no more than in the larger of the two plans, so they never exceed its pool.
     """
-    return _Transition(old, new, fits).steps()
+    return _Transition(old, new, fits, asleep).steps()
 
 
 def move_cost(
@@ -73,26 +80,30 @@ def move_cost(
     drains = [s for s in steps if isinstance(s, DrainModel)]
     busy_s: defaultdict[str, float] = defaultdict(float)
     for load in loads:
-        busy_s[load.unit_id] += weight_bytes[load.model] / load_bytes_per_s
+        read_s = weight_bytes[load.model] / load_bytes_per_s
+        busy_s[load.unit_id] += read_s if load.wake_s is None else load.wake_s
     for drain in drains:
         busy_s[drain.unit_id] += drain_s
     return MoveCost(
         loads=len(loads),
         drains=len(drains),
-        load_bytes=sum(weight_bytes[load.model] for load in loads),
+        load_bytes=sum(weight_bytes[load.model] for load in loads if load.wake_s is None),
         seconds=max(busy_s.values(), default=0.0),
         interrupted=tuple(sorted({d.model for d in drains if d.interrupts})),
+        wakes=sum(load.wake_s is not None for load in loads),
     )
 
 
 class _Transition:
-    def __init__(self, old: Plan, new: Plan, fits: Fits) -> None:
+    def __init__(self, old: Plan, new: Plan, fits: Fits, asleep: Asleep) -> None:
         self._fits = fits
+        self._asleep = asleep
         self._old = {u.unit_id: {p.model: p.quota_blocks for p in u.models} for u in old.units}
         self._new = {u.unit_id: {p.model: p.quota_blocks for p in u.models} for u in new.units}
         self._held = {u: set(models) for u, models in self._old.items()}
         self._units = sorted(self._old.keys() | self._new.keys())
-        self._loads = [(u, m) for u in self._units for m in sorted(self._added(u))]
+        added = [(u, m) for u in self._units for m in sorted(self._added(u))]
+        self._loads = sorted(added, key=lambda pair: (self._wake_s(*pair) is None, self._wake_s(*pair) or 0.0))
         self._drains = [(u, m) for u in self._units for m in sorted(self._removed(u))]
         self._steps: list[Step] = []
 
@@ -105,6 +116,9 @@ class _Transition:
                 self._interrupt_one()
         self._set_quotas(on_the_way, {u: self._new.get(u, {}) for u in self._units})
         return tuple(self._steps)
+
+    def _wake_s(self, unit_id: str, model: str) -> float | None:
+        return self._asleep.get(unit_id, {}).get(model)
 
     def _added(self, unit_id: str) -> set[str]:
         return self._new.get(unit_id, {}).keys() - self._old.get(unit_id, {}).keys()
@@ -138,7 +152,8 @@ class _Transition:
             if self._fits(unit_id, frozenset({*held, model})):
                 held.add(model)
                 self._loads.remove((unit_id, model))
-                self._steps.append(LoadModel(unit_id=unit_id, model=model, quota_blocks=quotas[unit_id][model]))
+                quota, wake_s = quotas[unit_id][model], self._wake_s(unit_id, model)
+                self._steps.append(LoadModel(unit_id=unit_id, model=model, quota_blocks=quota, wake_s=wake_s))
 
     def _drain_what_is_spare(self) -> bool:
         """Replicas of models that have another one, or that the new plan does not serve at all."""

@@ -1,7 +1,7 @@
 """Why a model sits where it sits: what each of its homes gives it, and what every other unit would have given."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,12 +39,15 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """`rejected`: the closest first. `unplaced` says why replicas are missing."""
+    """`rejected`: the closest first. `unplaced` says why replicas are missing. `asleep`: units whose host memory holds
+    its weights, with the seconds that waking it takes there.
+    """
 
     model: ModelEstimate
     homes: tuple[HomeReason, ...]
     rejected: tuple[Rejection, ...]
     unplaced: str | None
+    asleep: Mapping[str, float] = field(default_factory=dict)
 
 
 def explain(
@@ -64,6 +67,7 @@ def explain(
         homes=tuple(trial.homes()),
         rejected=tuple(sorted(trial.rejections(), key=_closeness)),
         unplaced=plan.unplaced.get(model),
+        asleep={u.unit_id: u.asleep[model] for u in units if model in u.asleep},
     )
 
 

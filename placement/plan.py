@@ -14,7 +14,8 @@ from profiler.specs import DeviceSpec
 class UnitCapacity:
     """What a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool, `block_bytes`
     their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not known, and only
-    memory can be planned for. `max_models` None: as many as fit.
+    memory can be planned for. `max_models` None: as many as fit. `asleep` are models whose weights its host memory
+    holds, with the seconds that waking each takes; they change what a move costs, not what the unit offers.
     """
 
     unit_id: str
@@ -26,6 +27,7 @@ class UnitCapacity:
     node: str = ""
     device: DeviceSpec | None = None
     max_models: int | None = None
+    asleep: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

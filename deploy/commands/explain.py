@@ -85,6 +85,8 @@ def show(console: Console, told: Explanation) -> None:
         console.print("its SLO cannot be met on any unit of this fleet, at any load", style="red")
     if told.unplaced is not None:
         console.print(f"not placed: {told.unplaced}", style="red", soft_wrap=True)
+    for unit_id, wake_s in sorted(told.asleep.items()):
+        console.print(f"  asleep on {unit_id}: its weights are in host memory there, {wake_s:.1f} s from ready")
     for home in told.homes:
         replica = next(r for r in home.unit.replicas if r.model == figures.model)
         beside = f"beside {', '.join(home.neighbours)}" if home.neighbours else "alone"

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from deploy.control.history import Decision
 from deploy.fleet_status import FleetStatus, ModelState, UnitState
+from pdmux_actor.lease import ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
 
 _NONE = "-"
@@ -20,7 +21,7 @@ def state_of(model: ModelState) -> str:
 
 
 def model_table(status: FleetStatus) -> Table:
-    table = _table("model", "status", "planned on", "requests/s", "context")
+    table = _table("model", "status", "planned on", "asleep on", "requests/s", "context")
     for model in status.models:
         lengths = [
             s.max_model_len
@@ -32,6 +33,7 @@ def model_table(status: FleetStatus) -> Table:
             model.model,
             state_of(model),
             ", ".join(model.planned_units) or _NONE,
+            ", ".join(model.asleep_on) or _NONE,
             f"{model.rate_per_s:.2f}",
             str(max(lengths)) if lengths else _NONE,
         )
@@ -90,6 +92,7 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
                 "id": m.model,
                 "status": state_of(m),
                 "planned_units": list(m.planned_units),
+                "asleep_on": list(m.asleep_on),
                 "rate_per_s": m.rate_per_s,
                 "problem": m.problem,
             }
@@ -115,7 +118,14 @@ def _unit_rows(unit: UnitState) -> Iterator[tuple[str, ...]]:
     for i, model in enumerate(report.models):
         head = (name, shares) if i == 0 else ("", "")
         figures = loads.get(model.model)
-        yield (*head, model.model, str(model.phase), *_figures(figures), silent if i == 0 else "")
+        yield (*head, model.model, _phase(model), *_figures(figures), silent if i == 0 else "")
+
+
+def _phase(status: ModelStatus) -> str:
+    """A sleeper with the host memory that it takes and what waking it should."""
+    if status.asleep is None:
+        return str(status.phase)
+    return f"{status.phase} ({status.asleep.host_bytes / 2**30:.1f} GiB, {status.asleep.wake_s:.1f} s)"
 
 
 def _figures(load: ModelLoad | None) -> tuple[str, ...]:
@@ -143,14 +153,25 @@ def _unit_dict(unit: UnitState) -> dict[str, object]:
         "report_age_s": unit.silent_s,
         "out_for_s": unit.out_for_s,
         "is_leaving": report.is_leaving,
+        "host_memory_bytes": report.host_memory_bytes,
         "prefill_sms": None if report.load is None else report.load.prefill_sms,
         "decode_sms": None if report.load is None else report.load.decode_sms,
         "unpartitioned_reason": None if report.load is None else report.load.unpartitioned_reason,
         "models": [
-            {"model": s.model, "phase": str(s.phase), "error": s.error, **_load_dict(loads.get(s.model))}
+            {
+                "model": s.model,
+                "phase": str(s.phase),
+                "error": s.error,
+                **_load_dict(loads.get(s.model)),
+                **_sleep_dict(s.asleep),
+            }
             for s in report.models
         ],
     }
+
+
+def _sleep_dict(asleep: SleepingWeights | None) -> dict[str, object]:
+    return {} if asleep is None else {"host_bytes": asleep.host_bytes, "wake_s": asleep.wake_s}
 
 
 def _load_dict(load: ModelLoad | None) -> dict[str, object]:

@@ -169,7 +169,8 @@ def _step_cells(step: Step) -> tuple[str, str, str, str]:
     match step:
         case SetQuotas(unit_id=unit_id, quota_blocks=quotas):
             return "set quotas", unit_id, ", ".join(quotas), ", ".join(str(q) for q in quotas.values())
-        case LoadModel(unit_id=unit_id, model=model, quota_blocks=blocks):
-            return "load, then shift traffic", unit_id, model, str(blocks)
+        case LoadModel(unit_id=unit_id, model=model, quota_blocks=blocks, wake_s=wake_s):
+            how = "load" if wake_s is None else "wake"
+            return f"{how}, then shift traffic", unit_id, model, str(blocks)
         case DrainModel(unit_id=unit_id, model=model, interrupts=interrupts):
             return "drain and unload" + (" (its last replica)" if interrupts else ""), unit_id, model, ""

@@ -8,6 +8,7 @@ from deploy.control.places import UnitPlaces
 from deploy.control.rules import ControlRules, ControlTiming
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
 from pdmux_actor.lease import ModelPhase, UnitReport
+from placement.diff import Asleep
 
 _TRUSTED_S = 3.0  # a unit that is silent for longer is not relied on for a model that leaves another
 
@@ -89,6 +90,11 @@ class Fleet:
         is_heard = unit is not None and self._now_s - unit.heard_s <= _TRUSTED_S
         return is_heard and not self._leases.has_dropped(unit_id, model)
 
+    def asleep(self) -> Asleep:
+        return {unit.unit_id: unit.capacity.asleep for unit in self.registry}
+
     def _phases(self, unit_id: str) -> Mapping[str, ModelPhase]:
+        """Of models that are on the device, or on the way."""
         unit = self.registry.get(unit_id)
-        return {} if unit is None else {s.model: s.phase for s in unit.report.models}
+        statuses = () if unit is None else unit.report.models
+        return {s.model: s.phase for s in statuses if s.phase is not ModelPhase.ASLEEP}

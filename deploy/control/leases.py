@@ -1,7 +1,7 @@
 """The leases given out, with versions that only grow."""
 
 from deploy.catalog import Catalog
-from pdmux_actor.lease import Lease, UnitReport
+from pdmux_actor.lease import Lease, ModelAssignment, UnitReport
 from placement.plan import ModelPlacement
 
 
@@ -23,19 +23,31 @@ class LeaseBook:
         lease = self._leases.get(unit_id)
         return lease is not None and all(a.model != model for a in lease.models)
 
-    def renew(self, report: UnitReport, placements: tuple[ModelPlacement, ...], catalog: Catalog) -> Lease:
+    def renew(
+        self,
+        report: UnitReport,
+        placements: tuple[ModelPlacement, ...],
+        catalog: Catalog,
+        asleep: tuple[ModelAssignment, ...] = (),
+    ) -> Lease:
         """The same lease again while nothing in it changes and the unit has seen nothing newer."""
         known = ((catalog.get(p.model), p.quota_blocks) for p in placements)
         models = tuple(model.assignment(quota) for model, quota in known if model is not None)
         old = self._leases.get(report.unit_id)
         if (
             old is not None
-            and (old.models, old.policy) == (models, catalog.policy)
+            and (old.models, old.policy, old.asleep) == (models, catalog.policy, asleep)
             and report.lease_version <= old.version
         ):
             return old
         self._version = max(self._version, report.lease_version) + 1
-        lease = Lease(version=self._version, models=models, policy=catalog.policy, stream_token=self._stream_token)
+        lease = Lease(
+            version=self._version,
+            models=models,
+            policy=catalog.policy,
+            stream_token=self._stream_token,
+            asleep=asleep,
+        )
         self._leases[report.unit_id] = lease
         return lease
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from deploy.control.rules import ControlRules
 from pdmux_actor.lease import ModelPhase
-from placement.diff import DrainModel, Fits, LoadModel, SetQuotas, Step, steps_between
+from placement.diff import Asleep, DrainModel, Fits, LoadModel, SetQuotas, Step, steps_between
 from placement.plan import ModelPlacement, Plan, UnitPlan
 
 _MINUTE_S = 60.0
@@ -23,8 +23,10 @@ class FleetState(Protocol):
     def total_blocks(self, unit_id: str) -> int: ...
 
     def lingering(self, unit_id: str) -> frozenset[str]:
-        """Models that the unit still has although its lease no longer names them."""
+        """Models that the unit still has on its device although its lease no longer names them."""
         ...
+
+    def asleep(self) -> Asleep: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class Transition:
         attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering)
         skipped: list[Step] = []
         taken: list[Step] = []
-        for step in steps_between(current, goal, fits=fits):
+        for step in steps_between(current, goal, fits=fits, asleep=fleet.asleep()):
             if self._may(step, attempt, skipped=bool(skipped), now_s=now_s):
                 self._note(step, attempt, now_s)
                 attempt.take(step)
@@ -219,7 +221,7 @@ def without_replica(plan: Plan, unit_id: str, model: str) -> Plan:
 def in_words(step: Step) -> str:
     match step:
         case LoadModel():
-            return f"load {step.model} on {step.unit_id}"
+            return f"{'load' if step.wake_s is None else 'wake'} {step.model} on {step.unit_id}"
         case DrainModel():
             return f"drain {step.model} from {step.unit_id}" + (" (interrupts it)" if step.interrupts else "")
         case SetQuotas():

@@ -36,6 +36,7 @@ class KnownUnit:
             node=report.node,
             max_models=report.max_models,
             device=_device_of(report),
+            asleep={s.model: s.asleep.wake_s for s in report.models if s.asleep is not None},
         )
 
 

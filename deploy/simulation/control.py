@@ -16,19 +16,27 @@ from deploy.simulation.news import FleetModel, FleetNews, TellNews, longest_plac
 from deploy.simulation.units import SimulatedUnit
 from placement.solvers.base import Solver
 from placement.solvers.search import SearchSolver
-from profiler.specs import ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 from router.view import FleetView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTimes:
-    """What a load takes: weights at `bytes_per_s` (a fast local disk), and `fixed_s` whatever the model."""
+    """What a load takes: weights at `bytes_per_s` (a fast local disk), and `fixed_s` whatever the model. A wake takes a
+    copy from host memory, over the link of each GPU, and `wake_fixed_s`.
+    """
 
     bytes_per_s: float = 2e9
     fixed_s: float = 0.5
+    wake_fixed_s: float = 0.05
 
     def of(self, spec: ModelSpec) -> float:
         return self.fixed_s + spec.weight_bytes / self.bytes_per_s
+
+    def of_wake(self, spec: ModelSpec, device: DeviceSpec, num_gpus: int) -> float:
+        # Where there is no link, weights are copied within one memory: each byte is read and written.
+        copies_per_s = device.host_copy_bytes_per_s * num_gpus or device.memory_bandwidth_bytes_per_s / 2
+        return self.wake_fixed_s + spec.weight_bytes / copies_per_s
 
 
 class ControlledFleet:

@@ -15,7 +15,7 @@ from deploy.simulation.control import LoadTimes, led_by_control_loop
 from deploy.simulation.decode_only import DecodeOnlyLatency
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
 from deploy.simulation.fleet_run import BuildUnits
-from deploy.simulation.hardware import UnitHardware, gpu_hardware, hardware_of
+from deploy.simulation.hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.news import FixedPlan, FleetModel, TellNews
 from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
@@ -175,6 +175,7 @@ def _unit_design(
         num_gpus=capacity.num_gpus * (2 if deployment.disaggregated else 1),
         memory_bytes=capacity.memory_bytes,
         node=capacity.node,
+        host_memory_bytes=host_memory_of(fleet.pool(capacity.pool), capacity.num_gpus),
     )
     return identity, design
 
@@ -191,16 +192,22 @@ def _leased_builder(
     designs: Sequence[tuple[UnitIdentity, EngineDesign]], planned: PlannedFleet, loads: LoadTimes
 ) -> BuildUnits:
     loadable = {
-        capacity.unit_id: {
-            m.model: LoadableModel(info=model_info(m, capacity), load_s=loads.of(m.spec)) for m in planned.models
-        }
-        for capacity in planned.units
+        capacity.unit_id: {m.model: _loadable(m, capacity, loads) for m in planned.models} for capacity in planned.units
     }
 
     def build(agenda: Agenda, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         return [LeasedUnit(i, design, loadable[i.unit_id], agenda, on_tokens) for i, design in designs]
 
     return build
+
+
+def _loadable(model: PlacementModel, capacity: UnitCapacity, loads: LoadTimes) -> LoadableModel:
+    assert capacity.device is not None, "a simulated unit's speed is known"
+    return LoadableModel(
+        info=model_info(model, capacity),
+        load_s=loads.of(model.spec),
+        wake_s=loads.of_wake(model.spec, capacity.device, capacity.num_gpus),
+    )
 
 
 def _pair(identity: UnitIdentity, design: EngineDesign, agenda: Agenda, on_tokens: OnTokens) -> DisaggregatedUnit:

@@ -8,6 +8,7 @@ import psutil
 
 from deploy.settings import PoolSection
 from pdmux_actor.executor.simulated import GPU_HOST_S
+from placement.host_memory import host_share_bytes, host_share_of_gpus
 from profiler.devices import device_named, laptop_cpu
 from profiler.latency import LatencyModel
 from profiler.profile_file import read_profile
@@ -37,6 +38,15 @@ def hardware_of(pool: PoolSection) -> UnitHardware:
         return gpu_hardware(device_named(pool.gpu_type), pool.mesh_gpus)
     device = laptop_cpu(num_cores=pool.cores or os.cpu_count() or 1, memory_bytes=psutil.virtual_memory().total)
     return UnitHardware(device=device, num_gpus=1, latency=RooflineLatency(device), host_s=CPU_HOST_S)
+
+
+def host_memory_of(pool: PoolSection, num_gpus: int) -> int:
+    """For the weights of models that sleep, of one unit."""
+    if pool.host_memory is not None:
+        return int(pool.host_memory)
+    if pool.gpu_type is not None:
+        return host_share_of_gpus(device_named(pool.gpu_type), num_gpus)
+    return host_share_bytes(psutil.virtual_memory().total, pool.gpus_per_node // pool.mesh_gpus)
 
 
 def gpu_hardware(device: DeviceSpec, num_gpus: int) -> UnitHardware:

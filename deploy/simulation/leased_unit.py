@@ -7,7 +7,7 @@ from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
 from deploy.simulation.units import UnitIdentity, heartbeat
 from pdmux_actor.kv.capacity import longest_sequence_tokens
-from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import AttachModel, RemoveModel, SetPolicy, SetQuotas
@@ -18,10 +18,17 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadableModel:
-    """`load_s`: from the order to the first request that the unit takes."""
+    """From the order to the first request that the unit takes: `load_s` from disk, `wake_s` from host memory, which
+    takes as long the other way.
+    """
 
     info: ModelInfo
     load_s: float
+    wake_s: float = 0.0
+
+    @property
+    def asleep(self) -> SleepingWeights:
+        return SleepingWeights(model=self.info.model, host_bytes=self.info.spec.weight_bytes, wake_s=self.wake_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +70,8 @@ class LeasedUnit:
         self._policy = design.policy
         self._version = 0
         self._loading: str | None = None
+        self._may_sleep: frozenset[str] = frozenset()
+        self._asleep: set[str] = set()
         self._load: LoadReport | None = None
 
     # ---- requests ----
@@ -104,6 +113,8 @@ class LeasedUnit:
             self.is_stale = False
             self._load = self._engine.load_report()
         models = tuple(_status(held) for held in self._held.values())
+        asleep = sorted(self._asleep - self._held.keys())
+        models += tuple(ModelStatus(model=m, phase=ModelPhase.ASLEEP, asleep=self.loadable[m].asleep) for m in asleep)
         return heartbeat(self.identity, self.design, lease_version=self._version, models=models, load=self._load)
 
     def obey(self, lease: Lease) -> None:
@@ -112,6 +123,8 @@ class LeasedUnit:
             return
         self._version = lease.version
         self._wanted = {a.model: a.quota_blocks for a in lease.models}
+        self._may_sleep = frozenset(a.model for a in lease.asleep)
+        self._asleep &= self._may_sleep | self._wanted.keys()
         if lease.policy != self._policy:
             self._policy = lease.policy
             self._engine.tell(SetPolicy(lease.policy))
@@ -146,13 +159,15 @@ class LeasedUnit:
             return
         self._loading = next((m for m, held in self._held.items() if held.phase is ModelPhase.LOADING), None)
         if self._loading is not None:
-            held = self._held[self._loading]
-            self._agenda.at(self._agenda.clock.now_s + self.loadable[self._loading].load_s, lambda: self._loaded(held))
+            held, loadable = self._held[self._loading], self.loadable[self._loading]
+            took_s = loadable.wake_s if self._loading in self._asleep else loadable.load_s
+            self._agenda.at(self._agenda.clock.now_s + took_s, lambda: self._loaded(held))
 
     def _loaded(self, held: _Held) -> None:
         self._loading = None
         self.is_stale = True
         quota_blocks = self._wanted.get(held.info.model)
+        self._asleep.discard(held.info.model)
         if quota_blocks is None:  # its lease has ended meanwhile
             del self._held[held.info.model]
         else:
@@ -184,7 +199,15 @@ class LeasedUnit:
         """From here on it goes, even if a lease wants it back: it is loaded again then."""
         held.is_leaving = True
         self._engine.tell(RemoveModel(held.info.model))
-        self._forget(held)
+        model = held.info.model
+        if model in self._may_sleep and self._host_bytes_with(model) <= self.identity.host_memory_bytes:
+            self._asleep.add(model)
+            self._agenda.at(self._agenda.clock.now_s + self.loadable[model].wake_s, lambda: self._forget(held))
+        else:
+            self._forget(held)
+
+    def _host_bytes_with(self, model: str) -> int:
+        return sum(self.loadable[m].asleep.host_bytes for m in self._asleep | {model})
 
     def _forget(self, held: _Held) -> None:
         """Once nothing of it is on the lanes."""

@@ -14,11 +14,14 @@ from profiler.specs import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitIdentity:
+    """`host_memory_bytes` are for the weights of models that sleep."""
+
     unit_id: str
     pool: str
     num_gpus: int
     memory_bytes: int
     node: str = "simulated"
+    host_memory_bytes: int = 0
 
 
 class SimulatedUnit(Protocol):
@@ -144,6 +147,7 @@ def heartbeat(
         models=models,
         load=load,
         device=design.device.name,
+        host_memory_bytes=identity.host_memory_bytes,
     )
 
 

@@ -20,6 +20,7 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $isSet = true -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq $field.kind "bytes") (eq (toString $v) "auto") -}}{{- $isSet = false -}}{{- end -}}
 {{- if $isSet -}}
 {{- if eq $field.kind "section" -}}
 {{- $v = include "muxfleet.section" (dict "data" $data "type" $field.type "value" $v "path" $here) | fromJson -}}

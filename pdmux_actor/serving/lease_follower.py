@@ -191,6 +191,7 @@ class LeaseFollower:
         sleeps = self._sleeps(held.assignment)
         if sleeps and held.vocabulary is not None:
             self._slept[held.model] = _Slept(held.assignment, held.vocabulary, held.files)
+            await self._forget_sleepers()  # it may need their place
         await self._engine.remove_model(held.model, sleep=sleeps)
         if held.model not in self._engine.asleep():
             self._slept.pop(held.model, None)

@@ -95,7 +95,9 @@ class _Packing:
         self._replicas[model] -= 1
 
     def _roomiest(self, model: PlacementModel) -> str | None:
-        return next((u for u in self._by_free_memory() if self._fits(u, model)), None)
+        """Where its weights sleep before others."""
+        units = sorted(self._by_free_memory(), key=lambda u: self._units[u].asleep.get(model.model, math.inf))
+        return next((u for u in units if self._fits(u, model)), None)
 
     def _by_free_memory(self) -> list[str]:
         return sorted(self._units, key=lambda u: (-self._free_bytes[u], u))

@@ -20,6 +20,7 @@ from placement.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.relief import evict_spare, insert_missing, keep_spare, relieve
 from placement.solvers.base import PlacementModel
+from placement.waking import prefer_waking
 
 _RULE = "the search ended before it was used; give it more time"
 _ROOMY_MARGIN = 1.15
@@ -55,6 +56,7 @@ class SearchSolver:
         best = self._built(lambda: Packing.of_units(instance, ordered), [rules])
         self._improve(best, [spread, InsertionRules(margin=self.least_margin)])
         add_headroom(best, is_time_up=self.is_time_up)
+        prefer_waking(best, dict(enumerate(ordered)), frozenset())
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
 
     def _margins(self) -> tuple[float, float]:
@@ -72,12 +74,14 @@ class SearchSolver:
             balance(packing)
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
             add_headroom(packing, moves=False, is_time_up=self.is_time_up)
+        prefer_waking(packing, units, running)
         kept = key_of(packing, running)
         kept_plan = plan_of_packing(packing, units, rule=_RULE)
         if serves_all(kept):
             return kept_plan
         self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)], running=running)
         keep_spare(packing, running)
+        prefer_waking(packing, units, running)
         better = key_of(packing, running)
         gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
         return plan_of_packing(packing, units, rule=_RULE) if gains else kept_plan

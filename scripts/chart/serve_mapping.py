@@ -39,6 +39,7 @@ _RENAMED: Mapping[str, str] = {
     "num_gpus": "pool.mesh_gpus",
     "kv_pool_bytes": "pool.kv_memory",
     "device_memory_bytes": "pool.device_memory",
+    "host_memory_bytes": "pool.host_memory",
 }
 _SECTIONS: Mapping[type[Args], Sequence[tuple[str, type[BaseModel]]]] = {
     UnitShape: (("pool", PoolSection), ("engine", EngineSection)),

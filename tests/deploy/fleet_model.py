@@ -9,7 +9,7 @@ from deploy.control.rules import ControlRules
 from deploy.control_loop import ControlLoop
 from deploy.fleet_status import FleetStatus, ModelState, UnitState
 from deploy.settings import ModelSection
-from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
 from placement.plan import Plan
 from placement.solvers.base import Solver
@@ -73,6 +73,9 @@ class FakeUnit:
     memory_bytes: int = 2**30
     broken: frozenset[str] = frozenset()
     device: str = ""
+    host_memory_bytes: int = 0
+    asleep: set[str] = field(default_factory=set)
+    loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
 
     def report(self) -> UnitReport:
         quotas = {a.model: a.quota_blocks for a in self.lease.models} if self.lease is not None else {}
@@ -86,7 +89,11 @@ class FakeUnit:
             block_bytes=BLOCK_BYTES,
             total_blocks=self.total_blocks,
             lease_version=0 if self.lease is None else self.lease.version,
-            models=tuple(ModelStatus(model=m, phase=p, max_model_len=1024) for m, p in self.phases.items()),
+            models=(
+                *(ModelStatus(model=m, phase=p, max_model_len=1024) for m, p in self.phases.items()),
+                *(_sleeping(m) for m in sorted(self.asleep - self.phases.keys())),
+            ),
+            host_memory_bytes=self.host_memory_bytes,
             load=LoadReport(
                 models=tuple(
                     ModelLoad(
@@ -120,16 +127,28 @@ class FakeUnit:
         kept = {m: ModelPhase.READY if p is ModelPhase.DRAINING else p for m, p in self.phases.items() if m in wanted}
         leaving = {m: ModelPhase.DRAINING for m, p in self.phases.items() if m not in wanted and p is ModelPhase.READY}
         self.phases = dict.fromkeys(wanted, ModelPhase.LOADING) | kept | leaving
+        self.asleep &= {a.model for a in lease.asleep} | set(wanted)
 
     def progress(self) -> None:
         """What leaves is gone, then what loads is ready."""
         if ModelPhase.DRAINING in self.phases.values():
+            assert self.lease is not None
+            may_sleep = {a.model for a in self.lease.asleep}
+            self.asleep |= {m for m, p in self.phases.items() if p is ModelPhase.DRAINING and m in may_sleep}
             self.phases = {m: p for m, p in self.phases.items() if p is not ModelPhase.DRAINING}
             return
+        loading = [m for m, p in self.phases.items() if p is ModelPhase.LOADING and m not in self.broken]
+        self.loaded += [("wake" if m in self.asleep else "load", m) for m in loading]
+        self.asleep -= set(loading)
         self.phases = {m: ModelPhase.FAILED if m in self.broken else ModelPhase.READY for m in self.phases}
 
     def ready(self) -> set[str]:
         return {m for m, p in self.phases.items() if p is ModelPhase.READY}
+
+
+def _sleeping(model: str) -> ModelStatus:
+    asleep = SleepingWeights(model=model, host_bytes=SPEC.weight_bytes, wake_s=0.1)
+    return ModelStatus(model=model, phase=ModelPhase.ASLEEP, asleep=asleep)
 
 
 class World:

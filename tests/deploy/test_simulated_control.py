@@ -31,15 +31,17 @@ models:
     demand: {rate_per_s: 0.5, prompt_tokens: 1500, output_tokens: 8}
     replicas: {min: MIN, max: 3, idle_after_s: 5}
 pools:
-  - {name: p, device: simulated, gpu_type: A40, gpus_per_node: 3, kv_memory: 8GiB, device_memory: 30GiB}
+  - {name: p, device: simulated, gpu_type: A40, gpus_per_node: 3, kv_memory: 8GiB, device_memory: 30GiB,
+     host_memory: HOST}
 placement: {solver: search, replan: REPLAN, replan_every_s: 5, min_residency_s: RESIDENCY, max_moves_per_min: 30}
 """
 MUX = Deployment(name="mux", policy="mux")
 
 
-def fleet(*, replan: str = "auto", least: int = 1, residency_s: float = 5.0) -> FleetFile:
+def fleet(*, replan: str = "auto", least: int = 1, residency_s: float = 5.0, host_memory: str = "0") -> FleetFile:
     """A unit has room for one model beside its pool."""
     text = FLEET.replace("REPLAN", replan).replace("MIN", str(least)).replace("RESIDENCY", str(residency_s))
+    text = text.replace("HOST", host_memory)
     return parse_fleet_file(text, name="shifting.yaml", base=EXAMPLES)
 
 
@@ -110,6 +112,21 @@ def test_control_loop__model_asleep_is_asked_for__its_request_waits_as_long_as_t
     assert woken.ending is Ending.FINISHED
     assert woken.ttft_s is not None
     assert 7.0 < woken.ttft_s < 9.0
+
+
+def test_control_loop__model_asleep_in_host_memory__its_request_waits_as_long_as_the_copy_takes() -> None:
+    sleepy = fleet(least=0, host_memory="16GiB")
+    requests = stream(
+        *every(1.0, "a", start_s=0, end_s=60),
+        TraceRecord(arrival_s=30.2, input_tokens=100, output_tokens=4, model="b"),
+    )
+
+    led, outcomes = run(sleepy, requests, LoadTimes(bytes_per_s=1e12, fixed_s=7.0, wake_fixed_s=0.0))
+
+    (woken,) = [o for o in outcomes if o.model == "b"]
+    assert any(m.startswith("wake b") for m in moves(led))
+    assert woken.ttft_s is not None
+    assert 0.6 < woken.ttft_s < 3.0  # 16 GB over PCIe, and two views of half a second
 
 
 def test_control_loop__unit_lets_a_model_go_under_a_long_answer__it_goes_on_elsewhere_with_all_its_tokens() -> None:

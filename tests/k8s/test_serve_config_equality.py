@@ -28,7 +28,7 @@ FLEETS |= {
 FLEETS |= {
     "sizes": {
         "models": [{"id": "a", "source": "org/a"}],
-        "pools": [{"kv_memory": "1.5GiB", "device_memory": "3 GB"}],
+        "pools": [{"kv_memory": "1.5GiB", "device_memory": "3 GB", "host_memory": "2GiB"}],
         "engine": {"block_bytes": "32kib"},
         "gateway": {"max_body_bytes": 1000000, "port": 9000, "host": "0.0.0.0"},
     },
@@ -50,10 +50,17 @@ FLEETS |= {
                 "gpu_type": "H200",
                 "gpus_per_node": 8,
                 "mesh_gpus": 4,
+                "host_memory": "auto",
                 "nodes": {"min": 3, "max": 3},
                 "node_labels": {"muxfleet.io/pool": "big"},
             },
-            {"name": "small", "device": "cpu", "cores": 2, "node_labels": {"muxfleet.io/pool": "small"}},
+            {
+                "name": "small",
+                "device": "cpu",
+                "cores": 2,
+                "host_memory": 0,
+                "node_labels": {"muxfleet.io/pool": "small"},
+            },
         ],
         "engine": {"dtype": "float16", "policy": "adbs"},
     },

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.diff import DrainModel, Fits, LoadModel, SetQuotas, Step, steps_between
+from placement.diff import DrainModel, Fits, LoadModel, SetQuotas, Step, move_cost, steps_between
 from placement.plan import ModelPlacement, Plan, UnitPlan
 
 POOL_BLOCKS = 100
@@ -103,3 +103,15 @@ def test_steps__quota_moves_to_another_model__shrinks_before_it_grows() -> None:
         SetQuotas(unit_id="u0", quota_blocks={"a": 10}),
         SetQuotas(unit_id="u0", quota_blocks={"b": 90}),
     )
+
+
+def test_steps__model_sleeps_where_it_goes__is_woken_first_and_costs_its_copy() -> None:
+    old, new = plan_of({"u0": {"a": 50}}), plan_of({"u0": {"a": 50, "b": 20, "c": 20}, "u1": {"c": 10}})
+
+    steps = steps_between(old, new, fits=at_most(4), asleep={"u0": {"c": 0.25}})
+    loads = [s for s in steps if isinstance(s, LoadModel)]
+    cost = move_cost(steps, {"a": 100, "b": 200, "c": 400}, load_bytes_per_s=100.0)
+
+    assert [(s.unit_id, s.model, s.wake_s) for s in loads] == [("u0", "c", 0.25), ("u0", "b", None), ("u1", "c", None)]
+    assert (cost.loads, cost.wakes, cost.load_bytes) == (3, 1, 600)
+    assert cost.seconds == 4.0  # u1 reads c; u0 wakes c in 0.25 s and reads b in 2 s
