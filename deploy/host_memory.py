@@ -12,15 +12,18 @@ from profiler.errors import UnsupportedModel
 if TYPE_CHECKING:
     from deploy.settings import FleetFile, ModelSection
 
-_SCHEMA = {
-    "anyOf": [
-        {"pattern": r"^\s*(auto|(\d*\.?\d+)\s*(\w+)?)$", "type": "string"},
-        {"minimum": 0, "type": "integer"},
-        {"type": "null"},
-    ]
-}
 HostMemory = Annotated[
-    ByteSize | None, BeforeValidator(lambda value: None if value == "auto" else value), WithJsonSchema(_SCHEMA)
+    ByteSize | None,
+    BeforeValidator(lambda value: None if value == "auto" else value),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"pattern": r"^\s*(auto|(\d*\.?\d+)\s*(\w+)?)$", "type": "string"},
+                {"minimum": 0, "type": "integer"},
+                {"type": "null"},
+            ]
+        }
+    ),
 ]
 """None: each unit's share of its node's memory."""
 
