@@ -58,6 +58,7 @@ class Supervisor:
         if self.is_lost:
             return
         self._closed.set()
+        # no deadline: the thread waits for nothing but `_closed` and signals, a little while each time
         self._thread.join()
         signal.set_wakeup_fd(-1)
         self._signals.close()

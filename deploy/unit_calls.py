@@ -17,7 +17,8 @@ _TIMEOUT_S = 8.0
 async def read_decisions(deployment: str, unit_id: str, last: int) -> bytes | None:
     """The unit's LogExcerpt as JSON; None when it does not answer."""
     try:
-        handle = await asyncio.to_thread(serve.get_deployment_handle, deployment, UNITS_APP)
+        async with asyncio.timeout(_TIMEOUT_S):
+            handle = await asyncio.to_thread(serve.get_deployment_handle, deployment, UNITS_APP)
         calls = handle.broadcast("decisions", unit_id, last)
         answers = await calls.results_async(timeout_s=_TIMEOUT_S, return_exceptions=True)
     except (RayError, RayServeException, TimeoutError) as error:

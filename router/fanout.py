@@ -31,6 +31,7 @@ async def interleave(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
     try:
         running = len(tasks)
         while running:
+            # no deadline: each generation has its own
             arrival = await arrived.get()
             if isinstance(arrival, Exception):
                 raise arrival

@@ -84,11 +84,10 @@ class DeltaStream:
             self._arrived.put_nowait(error)
 
     async def next(self) -> Delta | Stall:
-        """Waits for as long as the connection does: `SilenceLimits` bound that.
-
-        Raises:
-            UnitLost: the connection broke before the stream's last Delta.
+        """Raises:
+        UnitLost: the connection broke before the stream's last Delta.
         """
+        # no deadline: stalls are told, and `SilenceLimits` end the connection
         while (item := await self._arrived.get()) is None:
             if (stall := self._stall) is not None:
                 self._stall = None
@@ -130,7 +129,8 @@ class FrameConnection(asyncio.Protocol):
         """Raises:
         UnitLost: the connection broke while it was waiting for room in the socket.
         """
-        await self._writable.wait()  # of a peer that does not read comes nothing either, in the end `close`
+        # no deadline: a peer that does not read says nothing either, and `SilenceLimits` end the connection
+        await self._writable.wait()
         if self.lost:
             raise UnitLost(endpoint=self._endpoint, reason="the connection broke")
         stream = DeltaStream(self._next_stream, self)

@@ -35,6 +35,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     task = asyncio.ensure_future(work)
     left = asyncio.create_task(_disconnected(request.receive))
     try:
+        # no deadline: the work has its own, and the client may leave
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnected
@@ -74,6 +75,7 @@ class EventStream(Response):
         keeper = asyncio.create_task(self._keep_alive(send))
         left = asyncio.create_task(_disconnected(receive))
         try:
+            # no deadline: the keeper bounds how long nothing is written, and the client may leave
             await asyncio.wait((sender, left, keeper), return_when=asyncio.FIRST_COMPLETED)
             if not sender.done():  # the client left, or reads nothing
                 raise ClientDisconnected

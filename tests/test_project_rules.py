@@ -267,3 +267,48 @@ def test_pure_modules__imported__leave_torch_out() -> None:
         [sys.executable, "-c", program, *present], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240
     )
     assert run.returncode == 0, run.stderr
+
+
+def unbounded_waits(source: str) -> Iterator[int]:
+    """Lines that wait for another process, thread or task without a deadline and do not say why they need none."""
+    lines = source.splitlines()
+    tree = ast.parse(source)
+    bounded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.AsyncWith) and any("timeout(" in ast.unparse(i.context_expr) for i in node.items))
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.wait_for")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or id(node) in bounded:
+            continue
+        name, has_timeout = ast.unparse(node.func), any(k.arg in {"timeout", "timeout_s"} for k in node.keywords)
+        waits = node.func.attr in {"wait", "join", "get"} and not node.args and not has_timeout
+        waits |= name in {"asyncio.wait", "ray.get"} and not has_timeout
+        nearby = lines[max(0, node.lineno - 2) : node.lineno + 1]
+        if waits and not any("no deadline:" in line for line in nearby):
+            yield node.lineno
+
+
+def test_waits__any_product_file__have_a_deadline_or_say_why_not() -> None:
+    found = [f"{relative(path)}:{line}" for path in product_files() for line in unbounded_waits(path.read_text())]
+    assert not found, f"bound it by a setting, or say beside it why there is '# no deadline: ...': {found}"
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("thread.join()", [1]),
+        ("await queue.get()", [1]),
+        ("await asyncio.wait([task])", [1]),
+        ("await asyncio.wait([task], timeout=1)", []),
+        ("event.wait(timeout=2)\nthread.join(5)\n', '.join(names)\nd.get('k')", []),
+        ("await asyncio.wait_for(event.wait(), 3)", []),
+        ("async def f():\n    async with asyncio.timeout(3):\n        await event.wait()", []),
+        ("# no deadline: it ends with the process\nthread.join()", []),
+        ("ray.get(reference)", [1]),
+    ],
+)
+def test_unbounded_waits__samples__are_told_apart(source: str, lines: list[int]) -> None:
+    assert list(unbounded_waits(source)) == lines

@@ -172,6 +172,7 @@ class NativeEngine:
         self._send(AbortRequest(request_id))
 
     async def events(self) -> AsyncIterator[Sequence[TokenEvent]]:
+        # no deadline: the engine's death ends it, and one that hangs is killed
         while (events := await self._events.get()) is not None:
             yield events
         if self._death is not None and not self._was_stopped:

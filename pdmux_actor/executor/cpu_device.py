@@ -23,6 +23,7 @@ def measure_cpu(num_cores: int) -> DeviceSpec:
     # A thread of its own: the number of threads torch uses is a property of the calling thread.
     thread = threading.Thread(target=lambda: measured.append(_measure(num_cores)), name="measure-cpu")
     thread.start()
+    # no deadline: the actor bounds the start of an engine
     thread.join()
     assert measured, "measuring the CPU failed"
     return measured[0]

@@ -40,6 +40,7 @@ class PinnedThread:
 
     def close(self) -> None:
         self._jobs.put(None)
+        # no deadline: the actor kills a process that does not end
         self._thread.join()
 
     def _run(self) -> None:
@@ -50,6 +51,7 @@ class PinnedThread:
                 _LOG.warning("cannot bind to cores %s; the lanes will share cores", self._cores, exc_info=True)
         torch.set_num_threads(len(self._cores))
         with torch.inference_mode():
+            # no deadline: an idle lane
             while (job := self._jobs.get()) is not None:
                 job()
 

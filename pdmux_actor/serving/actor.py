@@ -107,11 +107,11 @@ class PdmuxActor:
         """None while the control loop does not answer: the last lease stays."""
         report = self._unit.report()
         try:
-            if self._controller is None:
-                self._controller = await asyncio.to_thread(
-                    serve.get_deployment_handle, self._settings.controller, self._settings.controller_app
-                )
             async with asyncio.timeout(self._settings.heartbeat_timeout_s):
+                if self._controller is None:
+                    self._controller = await asyncio.to_thread(
+                        serve.get_deployment_handle, self._settings.controller, self._settings.controller_app
+                    )
                 lease: Lease = await self._controller.heartbeat.remote(report)
         except Exception as error:
             # Ray, Serve and gRPC raise different trees for "not there", "not yet" and "broken": the unit serves on.

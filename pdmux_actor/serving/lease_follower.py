@@ -119,6 +119,7 @@ class LeaseFollower:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
+            # no deadline: they were cancelled and await nothing that shields itself
             await asyncio.wait(self._tasks)
 
     # ---- one model ----
@@ -135,6 +136,7 @@ class LeaseFollower:
                 await self._forget_sleepers()  # the lease may have changed its mind about this one meanwhile
                 return
             elif not self._none_leaving.is_set():
+                # no deadline: models leave within drain_timeout_s and engine.watch.load_s
                 await self._none_leaving.wait()
             elif not held.in_engine:
                 if await self._load(held, wanted):
@@ -144,6 +146,7 @@ class LeaseFollower:
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
             else:
                 held.assignment = wanted
+                # no deadline: until the lease says something else
                 await held.changed.wait()
 
     async def _load(self, held: HeldModel, wanted: ModelAssignment) -> bool:

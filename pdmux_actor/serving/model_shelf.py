@@ -54,6 +54,7 @@ class ModelShelf:
 
     def _work(self) -> None:
         while True:
+            # no deadline: an idle shelf
             match self._orders.get():
                 case LoadModel() as command:
                     self._load(command)
@@ -103,6 +104,7 @@ class ModelShelf:
                 self._sleepers.put(command.model, origin)
             del self._attached[command.model]
             self._inbox.put(RemoveFromScheduler(command.model))
+            # no deadline: the actor kills an engine whose model does not leave within engine.watch.load_s
             detached = self._detached.get()
             assert detached == command.model, f"{detached} left, {command.model} was asked to"
         elif not command.sleep:

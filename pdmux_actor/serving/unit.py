@@ -144,7 +144,8 @@ class Unit:
         await self._server.stop()
         await self._follower.stop()
         await self._engine.stop()
-        if self._pump is not None:  # ends with the engine's events
+        if self._pump is not None:
+            # no deadline: the engine has stopped, and with it its events
             await asyncio.wait([self._pump])
 
     # ---- StreamHandler ----

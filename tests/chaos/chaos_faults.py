@@ -160,8 +160,8 @@ async def until_well(fleet: FleetProcess, *, units: int = 3, other_than: frozens
             try:
                 response = await http.get(f"{fleet.url}/fleet")
                 state = response.json()
-                is_well = response.status_code == 200 and _is_well(state, units)
-                if is_well and not _ids(state) <= other_than:
+                all_ready = response.status_code == 200 and is_well(state, units)
+                if all_ready and not _ids(state) <= other_than:
                     return time.monotonic() - began_s
             except (httpx.HTTPError, ValueError) as error:
                 state = error
@@ -174,7 +174,7 @@ def _ids(state: object) -> frozenset[str]:
     return frozenset(u["report"]["unit_id"] for u in state["units"])
 
 
-def _is_well(state: object, units: int) -> bool:
+def is_well(state: object, units: int) -> bool:
     assert isinstance(state, dict)
     if any(u["silent_s"] > 1.5 or u["report"]["is_leaving"] for u in state["units"]):
         return False

@@ -40,14 +40,18 @@ class FleetProcess:
     """`muxfleet up FILE` under a session of its own. `stop` is Ctrl-C."""
 
     def __init__(
-        self, fleet_file: Path, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
+        self,
+        fleet_file: Path,
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> None:
         """It runs in the folder of the file. `environment`: RAY_ADDRESS, for a cluster that is already there. `options`
-        go to `muxfleet up`.
+        go to `muxfleet up`. `prefix`: a program that executes what follows it.
         """
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | dict(environment or {})
         self._process = subprocess.Popen(
-            self.command("up", str(fleet_file), "--wait", str(START_S), *options),
+            [*prefix, *self.command("up", str(fleet_file), "--wait", str(START_S), *options)],
             cwd=fleet_file.parent,
             env=clean,
             stdout=subprocess.PIPE,
@@ -73,6 +77,10 @@ class FleetProcess:
             if match := re.search(r"serving at (http://\S+)", line):
                 self.url = match.group(1)
         self.processes()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def output(self) -> str:

@@ -80,6 +80,7 @@ class PluginLine:
     async def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+        # no deadline: the actor kills this process when it does not end
         await self._hung_up.wait()
         if self._server is not None:
             self._server.close()

@@ -82,6 +82,7 @@ async def put_to_sleep(engine: Any, watch: IdleWatch) -> bool:
     from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
     engine.tokenizer_manager.abort_request(abort_all=True)
+    # no deadline: it has one of its own
     if not await watch.wait():
         logger.warning("SGLang does not become idle: it is stopped instead of put to sleep")
         return False
