@@ -17,7 +17,6 @@ from pdmux_actor.serving.frames import (
     Credit,
     Delta,
     FrameSplitter,
-    FromUnit,
     Generate,
     Hello,
     Ping,
@@ -83,6 +82,7 @@ class FakeUnit:
     tokens_per_delta: int = 1
     fuse: list[int] = field(default_factory=list)
     mute: bool = False
+    stalled: bool = False  # it says so, and no more
     constrains: bool = False
     poison: int | None = None
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
@@ -110,11 +110,6 @@ class FakeUnit:
     def drop_connections(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
-
-    def say(self, message: FromUnit) -> None:
-        """To every gateway."""
-        for writer in self._writers:
-            writer.write(encode(message))
 
     def report(self, phase: ModelPhase = ModelPhase.READY) -> UnitReport:
         return UnitReport(
@@ -204,6 +199,9 @@ class FakeUnit:
                 self.drop_connections()
                 return
             await credit.acquire()
+            while self.stalled:
+                writer.write(encode(Ping(stalled=True)))
+                await asyncio.sleep(0.02)
             new = tokens[position : position + self.tokens_per_delta]
             position += len(new)
             held_back, text = _showable(tokens[:position], request.stop)

@@ -8,7 +8,7 @@ import pytest
 from fake_unit import SPEECH, FakeUnit, eventually, speech_tokens
 
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.serving.frames import Delta, Ping
+from pdmux_actor.serving.frames import Delta
 from router.limits import GatewayLimits
 
 MODEL = "demo/bytes"
@@ -97,7 +97,7 @@ async def test_unit__stalls__its_streams_go_on_elsewhere_without_gap_or_repeat(s
         asking = asyncio.create_task(http.post("/v1/completions", json=ask(stream=True)))
         await eventually(lambda: units[0].requests or units[1].requests)
         stalled, other = units if units[0].requests else reversed(units)
-        stalled.say(Ping(stalled=True))
+        stalled.stalled = True
         reply = await asking
 
     text = "".join(c["choices"][0]["text"] for c in streamed(reply))
@@ -112,7 +112,9 @@ async def test_only_unit__stalls__stream_stays_and_goes_on_when_the_unit_does(se
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         asking = asyncio.create_task(http.post("/v1/completions", json=ask()))
         await eventually(lambda: unit.requests)
-        unit.say(Ping(stalled=True))
+        unit.stalled = True
+        await eventually(lambda: unit.endpoint in served.gateway._pool.unreachable())
+        unit.stalled = False
         reply = await asking
 
     assert reply.json()["usage"]["completion_tokens"] == 60

@@ -7,7 +7,7 @@ from fake_unit import TOKEN, FakeUnit, eventually
 
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
-from pdmux_actor.serving.frames import INITIAL_CREDIT, Cancel, Credit, Delta, Ping, encode
+from pdmux_actor.serving.frames import INITIAL_CREDIT, Cancel, Credit, Delta, encode
 from router import frame_connection
 from router.frame_connection import SilenceLimits, Stall
 from router.unit_client import FrameStreamClient, UnitUnreachable
@@ -139,11 +139,13 @@ async def test_unit__says_that_it_stalls__streams_are_told_and_go_on_when_it_com
     unit.token_gap_s = 0.02
     answer = client.generate(request_of(20))
     first = await anext(answer)
-    unit.say(Ping(stalled=True))
+    unit.stalled = True
     async for item in answer:
         if isinstance(item, Stall):
             break
     assert "no progress" in item.reason
+    assert not client.reachable
+    unit.stalled = False
 
     texts_left = [item.text async for item in answer if isinstance(item, Delta)]
 
