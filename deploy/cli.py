@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import typer
 
+from deploy.commands.verbs import Verbs
+from deploy.commands.version import options
 from deploy.errors import DeployError
 from pdmux_actor.errors import EngineError
 from placement.errors import PlacementError
@@ -29,51 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_app() -> typer.Typer:
-    # These take a second to import: Ctrl-C meanwhile must end in one line, as it does later.
-    from deploy.commands.apply import apply
-    from deploy.commands.bench import bench
-    from deploy.commands.compare import compare
-    from deploy.commands.demo import demo
-    from deploy.commands.explain import explain
-    from deploy.commands.keys import keys
-    from deploy.commands.plan import plan
-    from deploy.commands.profile import profile
-    from deploy.commands.render import render, schema
-    from deploy.commands.simulate import simulate
-    from deploy.commands.status import status
-    from deploy.commands.top import top
-    from deploy.commands.trace_decisions import trace_decisions
-    from deploy.commands.traces import traces
-    from deploy.commands.up import up
-    from deploy.commands.verb import Verb
-    from deploy.commands.version import options
-
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
-    for command in (
-        demo,
-        up,
-        apply,
-        plan,
-        explain,
-        render,
-        schema,
-        profile,
-        bench,
-        simulate,
-        compare,
-        status,
-        top,
-        trace_decisions,
-    ):
-        app.command(cls=Verb)(command)
+    app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(options)
-    app.add_typer(traces, name="traces")
-    app.add_typer(keys, name="keys")
     return app
 
 
