@@ -1,12 +1,14 @@
 """What a gateway learns from the requests that pass: lengths of answers, the speed of a queue, the time of a wake."""
 
 import math
+from collections.abc import Mapping
 
 _RATE_WINDOW_S = 30.0
 _LENGTH_SMOOTHING = 0.05
 _WAKE_SMOOTHING = 0.3
 _PRIOR_OUTPUT_TOKENS = 256.0
 _PRIOR_WAKE_S = 10.0
+_COPY_LAG_S = 2.0  # from a request to the lease that wakes its model, and from a ready unit to a view that shows it
 _LONGEST_WAKE_S = 600.0  # what took longer was not a wake: nobody waited any more
 
 
@@ -63,18 +65,30 @@ class DrainRate:
 
 
 class WakeTimes:
-    """How long a model took from its first held request to its first ready unit."""
+    """How long a model takes from its first held request to its first ready unit: as units tell where it sleeps in host
+    memory, as it took before where it must be read.
+    """
 
     def __init__(self) -> None:
         self._means_s: dict[str, float] = {}
         self._since_s: dict[str, float] = {}
+        self._copies_s: Mapping[str, float] = {}
+        self._copying_s: dict[str, float] = {}  # of those under way: they sleep no more
+
+    def asleep(self, copies_s: Mapping[str, float]) -> None:
+        """Models in host memory, with the seconds that their way back takes."""
+        self._copies_s = copies_s
 
     def held(self, model: str, now_s: float) -> None:
-        self._since_s.setdefault(model, now_s)
+        if model not in self._since_s:
+            self._since_s[model] = now_s
+            if model in self._copies_s:
+                self._copying_s[model] = self._copies_s[model]
 
     def ready(self, model: str, now_s: float) -> None:
         since_s = self._since_s.pop(model, None)
-        if since_s is not None and now_s - since_s <= _LONGEST_WAKE_S:
+        was_copied = self._copying_s.pop(model, None) is not None
+        if since_s is not None and not was_copied and now_s - since_s <= _LONGEST_WAKE_S:
             mean_s = self._means_s.get(model, now_s - since_s)
             self._means_s[model] = mean_s + _WAKE_SMOOTHING * (now_s - since_s - mean_s)
 
@@ -83,6 +97,7 @@ class WakeTimes:
 
     def left_s(self, model: str, now_s: float) -> float:
         """Until it should be ready, if its wake is under way; after its time has come, another such time."""
-        expected_s = self._means_s.get(model, _PRIOR_WAKE_S)
+        copy_s = self._copying_s.get(model, self._copies_s.get(model))
+        expected_s = self._means_s.get(model, _PRIOR_WAKE_S) if copy_s is None else _COPY_LAG_S + copy_s
         waited_s = now_s - self._since_s.get(model, now_s)
         return expected_s - waited_s if waited_s < expected_s else expected_s

@@ -13,7 +13,7 @@ from router.own_load import OwnLoad
 from router.prefix_index import PrefixIndex
 from router.routing import RoutingHints, RoutingSettings, UnitChoice, choose_unit
 from router.routing_table import RoutingTable
-from router.view import FleetView
+from router.view import FleetView, wake_times
 
 _NO_UNITS = FleetView(models=(), units=(), stream_token="")
 
@@ -62,6 +62,7 @@ class FrontDesk:
         targets_s = {card.model: card.slo.ttft_s for card in view.models}
         self._arrivals.keep_models(frozenset(targets_s))
         self.admission.keep_models(targets_s)
+        self.admission.wakes.asleep(wake_times(view))
         self.admission.on_view(now_s)
 
     def set_unreachable(self, unit_ids: Set[str]) -> None:

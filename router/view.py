@@ -1,5 +1,7 @@
 """The fleet as a gateway sees it."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdmux_actor.lease import UnitReport
@@ -34,3 +36,13 @@ class FleetView:
     units: tuple[UnitView, ...]
     stream_token: str
     num_gateways: int = 1
+
+
+def wake_times(view: FleetView) -> Mapping[str, float]:
+    """Of models whose weights are in a unit's host memory: seconds until the quickest of them could serve."""
+    found: dict[str, float] = {}
+    for unit in view.units:
+        for status in unit.report.models:
+            if status.asleep is not None and not unit.report.is_leaving:
+                found[status.model] = min(found.get(status.model, math.inf), status.asleep.wake_s)
+    return found

@@ -1,6 +1,6 @@
 """Views of made-up fleets."""
 
-from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.lease import ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
 from router.ask import Ask, Priority
 from router.view import FleetView, ModelCard, UnitView
@@ -35,7 +35,9 @@ def unit(
     total_blocks: int = 1000,
     reports_load: bool = True,
     constrains: bool = False,
+    wake_s: float | None = None,
 ) -> UnitView:
+    """With `wake_s` its models are in host memory."""
     loads = loads or (model_load(),)
     load = LoadReport(
         models=loads,
@@ -56,7 +58,16 @@ def unit(
         total_blocks=total_blocks,
         lease_version=1,
         constrains=constrains,
-        models=tuple(ModelStatus(model=m.model, phase=phase, max_model_len=max_model_len) for m in loads),
+        models=tuple(
+            ModelStatus(model=m.model, phase=phase, max_model_len=max_model_len)
+            if wake_s is None
+            else ModelStatus(
+                model=m.model,
+                phase=ModelPhase.ASLEEP,
+                asleep=SleepingWeights(model=m.model, host_bytes=1, wake_s=wake_s),
+            )
+            for m in loads
+        ),
         load=load if reports_load else None,
     )
     return UnitView(report=report, age_s=age_s)

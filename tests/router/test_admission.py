@@ -112,6 +112,23 @@ def test_no_capacity__model_has_woken_before__retry_after_is_what_is_left() -> N
     assert outcomes(made, 45.0)["second"] == NoCapacity(retry_after_s=15)
 
 
+def test_no_capacity__model_sleeps_in_host_memory__retry_after_is_the_copy_and_no_load_is_learnt_from_it() -> None:
+    made = desk()
+    made.offer(ask("read", deadline_s=100.0), 0.0)
+    made.update_view(fleet(unit("u")), 20.0)  # it took 20 s
+    made.pump(20.0)
+
+    made.update_view(fleet(unit("u", wake_s=9.0), unit("v", wake_s=3.0)), 30.0)
+    assert made.offer(ask("copied", deadline_s=41.0), 40.0) == Queue(is_held=True)
+    made.update_view(fleet(unit("v", phase=ModelPhase.LOADING)), 40.5)  # on its way
+    assert outcomes(made, 41.0)["copied"] == NoCapacity(retry_after_s=4)
+    made.update_view(fleet(unit("v")), 43.0)
+    made.update_view(fleet(), 50.0)
+    made.offer(ask("read again", deadline_s=65.0), 60.0)
+
+    assert outcomes(made, 65.0)["read again"] == NoCapacity(retry_after_s=15)
+
+
 def test_queue__full_of_one_tenant__a_neighbour_takes_its_last_place() -> None:
     made = desk(unit("u", FULL, total_blocks=20), max_waiting=6)
     fill(made, tenant="greedy")
