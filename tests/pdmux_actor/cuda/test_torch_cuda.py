@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
-from cpu_rig import CpuRig, make_prompt, outputs
+from cpu_rig import make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, NUM_SMS, CpuLanes, NoStream, RerunCapture, make_cuda_rig
 
 from pdmux_actor.engine import build_engine
@@ -23,8 +23,7 @@ from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.messages import LoadReport
-from pdmux_actor.scheduling.launch import PREFILL_LANE, DecodePart, DecodeStep, Lane, Repartition
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.launch import PREFILL_LANE, DecodeStep, Lane
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import H200
 from profiler.roofline import RooflineLatency
@@ -366,41 +365,3 @@ def test_load_model__before_its_first_launch__every_kernel_has_run_once(
     rig.load("qwen3", tiny_checkpoints["qwen3"])
 
     assert attended == [(6, 16, 2, 16)]
-
-
-def test_decode__two_models_at_once__have_graphs_of_their_sms_and_tokens_as_in_serial(
-    tiny_checkpoints: Mapping[str, Path],
-) -> None:
-    models = sorted(tiny_checkpoints)[:2]
-
-    def started(rig: CpuRig) -> dict[str, list[Sequence]]:
-        for model in models:
-            rig.load(model, tiny_checkpoints[model])
-        sequences = {m: [rig.sequence(m, make_prompt(4 + i), NEW_TOKENS) for i in range(2)] for m in models}
-        for of_model in sequences.values():
-            rig.prefill(of_model)
-        return sequences
-
-    serial, rig = make_cuda_rig(), make_cuda_rig()
-    expected, sequences = started(serial), started(rig)
-    for of_model in expected.values():
-        serial.decode(of_model, NEW_TOKENS - 1)
-
-    rig.executor.submit(Repartition(prefill_sms=0, decode_sms=4))
-    for turn in range(NEW_TOKENS - 1):
-        for index, model in enumerate(models):
-            part = DecodePart(index, 2 * ((index + turn) % 2), 2)  # they change places
-            rig.executor.submit(DecodeStep(model=model, sequences=tuple(sequences[model]), part=part))
-        assert len(rig.executor._in_flight) == 2
-        done = rig.executor.wait(None)
-        assert [completion.launch.model for completion in done] == models
-        for completion in done:
-            rig.apply(completion)
-
-    assert {m: outputs(sequences[m], NEW_TOKENS) for m in models} == {
-        m: outputs(expected[m], NEW_TOKENS) for m in models
-    }
-    places = {(key.model, key.first_sm, key.decode_sms) for key in rig.executor._graphs._graphs}
-    assert places == {(model, first_sm, 2) for model in models for first_sm in (0, 2)}
-    with pytest.raises(AssertionError, match="exceeds"):
-        rig.executor.submit(DecodeStep(model=models[0], sequences=(), part=DecodePart(1, 3, 2)))
