@@ -3,6 +3,7 @@
     python benchmarks/overload.py [--quick] [--json FILE] [--plot FILE]
     python benchmarks/overload.py --workload chat --policy mux --load 1 2 3 --seconds 60
     python benchmarks/overload.py --workload mixed --policy mux prefill_first --through gateway
+    python benchmarks/overload.py --real [--quick] [--json FILE]
 
 One unit in virtual time: the product's scheduler and policies, Llama 3.1 8B on an H200 by the roofline, 256 sequences.
 `load` 1 is the workload's capacity: what `prefill_first` finishes per second when more waits than it can take, whatever
@@ -20,18 +21,20 @@ Workloads (traces of ../shared/traces):
   documents         chat with 1 % documents of 100k tokens, which have 30 s
   agents            Mooncake's mix of agents with shared prefixes (up to 32k tokens), TTFT 2 s, TBT 50 ms
 
+`--real` runs the real engine on this machine's cores with a small model, as policies.py does, at its loose targets;
+`mixed` has 5 % prompts of 1,500 to 3,000 tokens then.
+
 The last column is the goodput as a share of the best that the policy has at any load of the run.
 """
 
 import argparse
 import json
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overload_figures import shares_of, with_kept_shares
 from overload_plot import draw_overload
 from overload_workloads import TRACES, WORKLOADS, OverloadWorkload, coming_requests
 from rich.console import Console
@@ -56,6 +59,7 @@ _WARM_SHARE = 0.25  # of the arrivals, before the first that counts
 _TAIL_S = 2.0  # of arrivals after the last that counts: it should not find an empty queue behind it
 _FULL_S = (20.0, 60.0)  # when the reference is full, and until when its throughput is counted
 _REFERENCE = "prefill_first"
+REAL_POLICIES = ("mux", "chunked_prefill", "prefill_first")
 _TUNED = "chunked_prefill"
 BUDGETS_TOKENS = (2048, 1024, 512, 256, 128)
 _TUNING_LOAD, _TUNING_S = 1.0, 20.0
@@ -126,8 +130,8 @@ class Bench:
             "rate_per_s": round(rate_per_s, 3),
             "requests": len(judged),
             "goodput_per_s": round(sum(sent.is_in_time for sent in judged) / (self.seconds - from_s), 3),
-            **_shares(judged),
-            "kinds": {kind: _shares([s for s in judged if s.coming.kind == kind]) for kind in workload.kinds()},
+            **_figures(judged),
+            "kinds": {kind: _figures([s for s in judged if s.coming.kind == kind]) for kind in workload.kinds()},
         }
 
     def _coming(self, workload: OverloadWorkload, rate_per_s: float, duration_s: float) -> list[Coming]:
@@ -136,43 +140,8 @@ class Bench:
         )
 
 
-def _shares(judged: Sequence[Sent]) -> dict[str, Any]:
-    """None where there is nothing to judge. A gap that was not waited for is not counted."""
-    firsts_s = [sent.times.ttft_s for sent in judged]
-    gaps = sum(len(sent.times.gaps_s) for sent in judged)
-    return {
-        "request_attainment": _share(sum(sent.is_in_time for sent in judged), len(judged)),
-        "ttft_attainment": _share(
-            sum(first_s <= sent.coming.slo.ttft_s for first_s, sent in zip(firsts_s, judged, strict=True)), len(judged)
-        ),
-        "second_token_attainment": _share(
-            sum(gap_s[0] <= sent.coming.slo.tbt_s for sent in judged if (gap_s := sent.times.gaps_s)),
-            sum(len(sent.times.token_times_s) > 1 for sent in judged),
-        ),
-        "tbt_attainment": _share(sum(sent.times.gaps_within for sent in judged), gaps),
-        "turned_away": _share(sum(sent.refused for sent in judged), len(judged)),
-        "ttft_p50_s": _finite(statistics.median(firsts_s)) if firsts_s else None,
-    }
-
-
-def _share(part: int, whole: int) -> float | None:
-    return round(part / whole, 4) if whole else None
-
-
-def _finite(seconds: float) -> float | None:
-    return round(seconds, 4) if math.isfinite(seconds) else None
-
-
-def with_kept_shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`kept`: the goodput as a share of the policy's best at any load."""
-    best: dict[tuple[str, str, str], float] = {}
-    for row in rows:
-        best[_curve(row)] = max(best.get(_curve(row), 0.0), row["goodput_per_s"])
-    return [row | {"kept": _share(row["goodput_per_s"], best[_curve(row)])} for row in rows]
-
-
-def _curve(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    return row["workload"], row["through"], row["policy"]
+def _figures(judged: Sequence[Sent]) -> dict[str, Any]:
+    return shares_of([sent.times for sent in judged], turned_away=sum(sent.refused for sent in judged))
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -194,24 +163,8 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     Console(width=140).print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw goodput against load; one panel per workload")
-    parser.add_argument("--quick", action="store_true", help="three workloads, three loads, 30 s of arrivals each")
-    parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS))
-    parser.add_argument("--policy", nargs="+", choices=list(POLICIES), metavar="NAME", help=", ".join(POLICIES))
-    parser.add_argument("--load", nargs="+", type=float, metavar="X", help="in capacities; default 0.5 to 3")
-    parser.add_argument("--through", nargs="+", choices=(UNIT, GATEWAY), default=(UNIT,), help="default unit")
-    parser.add_argument("--seconds", type=float, metavar="S", help="of arrivals; default 60")
-    parser.add_argument("--capacity", type=float, metavar="PER_S", help="requests per second, instead of measuring it")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--traces", type=Path, default=TRACES, metavar="FOLDER")
-    args = parser.parse_args()
+def virtual_report(args: argparse.Namespace) -> dict[str, Any]:
     names = args.workload or (("chat", "mixed", "agents") if args.quick else list(WORKLOADS))
-    loads = args.load or (QUICK_LOADS if args.quick else LOADS)
-    if min(loads) <= 0 or (args.seconds or 1) <= 0:
-        parser.error("--load and --seconds take numbers above 0")
     bench = Bench(seconds=args.seconds or (30.0 if args.quick else 60.0), seed=args.seed, traces=args.traces)
     capacities: dict[str, float] = {}
     budgets: dict[str, int] = {}
@@ -220,7 +173,7 @@ def main() -> None:
         for name in names
         for through in args.through
         for policy in args.policy or list(POLICIES)
-        for load in loads
+        for load in args.load or (QUICK_LOADS if args.quick else LOADS)
     ]
     rows = []
     for point in track(points, console=Console(stderr=True), transient=True):
@@ -231,19 +184,71 @@ def main() -> None:
             budgets[name] = bench.tuned_budget_tokens(workload, capacities[name])
         rate_per_s, budget_tokens = point.load * capacities[name], budgets.get(name, BUDGETS_TOKENS[0])
         rows.append(bench.row(point, rate_per_s=rate_per_s, budget_tokens=budget_tokens))
-    rows = with_kept_shares(rows)
-    print_table(rows, "goodput past capacity, virtual time")
+    return {
+        "time": "virtual",
+        "engine": f"Llama 3.1 8B on an H200 by the roofline, {MAX_RUNNING} sequences",
+        "seconds_per_point": bench.seconds,
+        "chunk_budget_tokens": budgets,
+        "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
+        "rows": with_kept_shares(rows),
+    }
+
+
+def real_report(args: argparse.Namespace) -> dict[str, Any]:
+    from bench_models import DEFAULT_CACHE  # these need torch, which virtual time does without
+    from machine_facts import machine_facts
+    from overload_real import REAL_WORKLOADS, measured_real_bench
+
+    names = args.workload or (("chat",) if args.quick else list(REAL_WORKLOADS))
+    if unknown := [name for name in names if name not in REAL_WORKLOADS]:
+        raise SystemExit(f"--real has no workload {unknown[0]}: use {', '.join(REAL_WORKLOADS)}")
+    seconds = args.seconds or (8.0 if args.quick else 15.0)
+    bench = measured_real_bench(names, cache=args.cache or DEFAULT_CACHE, seconds=seconds, seed=args.seed)
+    capacities = {name: args.capacity or bench.capacity_per_s(name) for name in names}
+    points = [
+        (name, policy, load)
+        for name in names
+        for load in args.load or (QUICK_LOADS if args.quick else LOADS)
+        for policy in args.policy or (REAL_POLICIES if args.quick else list(POLICIES))  # they take turns
+    ]
+    rows = [
+        bench.row(name, policy, load, load * capacities[name])
+        for name, policy, load in track(points, console=Console(stderr=True), transient=True)
+    ]
+    return {
+        **machine_facts(bench.device),
+        "seconds_per_point": seconds,
+        "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
+        "rows": with_kept_shares(rows),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw goodput against load; one panel per workload")
+    parser.add_argument("--quick", action="store_true", help="fewer workloads and loads, shorter runs")
+    parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS))
+    parser.add_argument("--policy", nargs="+", choices=list(POLICIES), metavar="NAME", help=", ".join(POLICIES))
+    parser.add_argument("--load", nargs="+", type=float, metavar="X", help="in capacities; default 0.5 to 3")
+    parser.add_argument("--through", nargs="+", choices=(UNIT, GATEWAY), default=(UNIT,), help="default unit")
+    parser.add_argument("--real", action="store_true", help="on this machine's cores; chat, mixed and agents")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of arrivals; default 60, --real 15")
+    parser.add_argument("--capacity", type=float, metavar="PER_S", help="requests per second, instead of measuring it")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--traces", type=Path, default=TRACES, metavar="FOLDER")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="of --real: keeps the checkpoint")
+    args = parser.parse_args()
+    if min(args.load or LOADS) <= 0 or (args.seconds or 1) <= 0 or (args.capacity or 1) <= 0:
+        parser.error("--load, --seconds and --capacity take numbers above 0")
+    if args.real and GATEWAY in args.through:
+        parser.error("--through gateway is for virtual time: leave out --real")
+    report = real_report(args) if args.real else virtual_report(args)
+    print_table(report["rows"], f"goodput past capacity, {'real engine' if args.real else 'virtual time'}")
     if args.json:
-        facts = {
-            "time": "virtual",
-            "engine": f"Llama 3.1 8B on an H200 by the roofline, {MAX_RUNNING} sequences",
-            "seconds_per_point": bench.seconds,
-            "chunk_budget_tokens": budgets,
-            "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
-        }
-        args.json.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if args.plot:
-        draw_overload(args.plot, rows)
+        draw_overload(args.plot, report["rows"])
 
 
 if __name__ == "__main__":
