@@ -276,7 +276,7 @@ class FleetRun:
 
     def _end(self, opened: OpenRequest, finish: FinishReason) -> None:
         finished = finish in (FinishReason.LENGTH, FinishReason.STOP)
-        opened.stay.end(finished=finished)
+        opened.stay.end(finished=finished, ttft_met=opened.ttft_met, tbt_met=opened.tbt_met)
         self._last_end_s = self.agenda.clock.now_s
         statistics = self.statistics[opened.request.model]
         finished = finished and opened.first_s is not None

@@ -31,8 +31,8 @@ class Stay:
             self.gateway.desk.sent(self.request_id, choice, now_s)
         return choice
 
-    def end(self, *, finished: bool) -> None:
-        self.gateway.desk.end(self.request_id, finished=finished)
+    def end(self, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
+        self.gateway.desk.end(self.request_id, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
         self.gateway.pump()
 
 

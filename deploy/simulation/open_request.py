@@ -23,6 +23,14 @@ class OpenRequest:
     gaps_s: list[float] = field(default_factory=list)
     homeless_since_s: float | None = None
 
+    @property
+    def ttft_met(self) -> bool:
+        return self.first_s is not None and self.first_s - self.arrival_s <= self.request.slo.ttft_s
+
+    @property
+    def tbt_met(self) -> bool:
+        return max(self.gaps_s, default=0.0) <= self.request.slo.tbt_s
+
     def outcome(self, ending: Ending, now_s: float) -> RequestOutcome:
         return RequestOutcome(
             index=int(self.request.request_id),

@@ -151,6 +151,20 @@ def test_run__any_policy__leaves_nothing_to_the_collector(policy: str) -> None:
     assert outcome.steps > 100
 
 
+def test_run__gateways_demand_reports__tell_as_many_requests_in_time_as_the_figures() -> None:
+    """What the control loop sees of a simulated fleet."""
+    deployed = deploy_fleet(fleet(), Deployment(name="mux", policy="mux"))
+    whole = FleetRun(
+        models=deployed.models, build_units=deployed.build, stream=stream(8.0), limits=GatewayLimits(), gateways=2
+    )
+    outcome = whole.run()
+
+    reports = [gateway.desk.demand_report(outcome.ended_s) for gateway in whole._gateways]
+    told = {m: sum(a.in_time_total for r in reports for a in r.models if a.model == m) for m in outcome.models}
+    assert told == {model: statistics.in_time for model, statistics in outcome.models.items()}
+    assert sum(told.values()) > 0
+
+
 def test_sweep__growing_rates__ends_between_the_last_good_and_the_first_bad() -> None:
     deployed = deploy_fleet(fleet(), Deployment(name="mux", policy="mux"))
     requests = stream(duration_s=20.0)
