@@ -13,3 +13,4 @@ class ModelInfo:
     geometry: KvGeometry
     eos_token_ids: frozenset[int]
     max_model_len: int
+    own_kv_beyond_tokens: int | None = None  # longer prompts share no KV with others (RopeConfig)

@@ -60,6 +60,7 @@ def load_decoder(
         geometry=geometry,
         eos_token_ids=eos_token_ids(model, folder, raw_config),
         max_model_len=_max_model_len(model, config, max_model_len),
+        own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens,
     )
     weights = load_weights(model, folder, config, device)
     return LoadedModel(info=info, decoder=Decoder(config, weights, info.max_model_len, operators))

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.kv_storage import KvView, Scratch
-from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack
+from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, prompt_pieces
 from pdmux_actor.executor.paged_attention import PagedAttention
 from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, sampling_sequences
 
 # What decode reads at once: small enough to stay in the last-level cache between the gather and the attention.
@@ -84,7 +85,11 @@ class ModelRunner:
             batch = _pack(model, launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64))
             decoder = model.decoder
             state = _PrefillState(
-                launch.model, batch, decoder.rotary(batch.positions), decoder.embed(batch.token_ids), 0
+                launch.model,
+                batch,
+                decoder.rotary(batch.positions, prompt_pieces(launch.chunks)),
+                decoder.embed(batch.token_ids),
+                0,
             )
         else:
             state = self._prefills.pop(launch.batch_id)
@@ -120,15 +125,15 @@ class ModelRunner:
         inputs = DecodeInputs.of(launch.sequences)
         token_ids = inputs.last_tokens(launch.sequences)
         batch = _pack(model, launch.chunks, inputs, token_ids)
-        hidden = self._forward_all(model, batch)
+        hidden = self._forward_all(model, batch, prompt_pieces(launch.chunks))
         sampling = [c.sequence for c in launch.chunks if c.samples]
         sampler = Sampler([*sampling, *(launch.sequences[index] for index in inputs.order)], model.info.eos_token_ids)
         tokens, broken = self._sample(model, batch, hidden, sampler)
         return _produced(tokens, broken, [*range(len(sampling)), *(len(sampling) + inputs.order)])
 
-    def _forward_all(self, model: AttachedModel, batch: PackedBatch) -> Tensor:
+    def _forward_all(self, model: AttachedModel, batch: PackedBatch, prompts: Iterable[PromptPiece] = ()) -> Tensor:
         decoder = model.decoder
-        hidden, rotary = decoder.embed(batch.token_ids), decoder.rotary(batch.positions)
+        hidden, rotary = decoder.embed(batch.token_ids), decoder.rotary(batch.positions, prompts)
         return self._forward(model, batch, hidden, rotary, 0, model.info.spec.num_layers)
 
     def _forward(

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.sequence import Sequence
 
@@ -17,6 +18,17 @@ Ints = npt.NDArray[np.int64]
 # than half of that, unless the batch is so short that another attention call costs more than the padding.
 _MIN_ROWS_TO_SPLIT = 8
 _PADDING_ROW = -1
+
+
+def prompt_pieces(chunks: Seq[Chunk]) -> list[PromptPiece]:
+    """What of a batch that starts with these chunks are prompts' tokens, not answers' that are computed again."""
+    pieces, first = [], 0
+    for chunk in chunks:
+        num_prompt_tokens = chunk.sequence.num_prompt_tokens
+        last = first + max(0, min(chunk.length, num_prompt_tokens - chunk.start))
+        pieces.append(PromptPiece(first=first, last=last, prompt_tokens=num_prompt_tokens))
+        first += chunk.length
+    return pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,10 +45,12 @@ class DecoderConfig:
         _refuse_unsupported(model, config, spec)
         is_qwen2 = spec.architecture == "Qwen2ForCausalLM"
         is_mistral = spec.architecture == "MistralForCausalLM"
+        rope = RopeConfig.from_config(model, config)
+        rope.check(model, spec.head_dim)
         attention_bias = bool(config.get("attention_bias", False)) and not is_mistral
         return cls(
             spec=spec,
-            rope=RopeConfig.from_config(model, config),
+            rope=rope,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             qkv_bias=is_qwen2 or attention_bias,
             output_bias=attention_bias and not is_qwen2,

@@ -3,6 +3,7 @@
 It knows nothing of sequences, caches or sampling: attention is a callable that the executor provides.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +14,13 @@ from torch.nn import functional
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
-from pdmux_actor.models.rope import rotary_table
+from pdmux_actor.models.rope import (
+    PromptPiece,
+    exponents_and_factors,
+    inverse_frequencies,
+    rotary_table,
+    theta_of_prompt,
+)
 
 # Look-ahead decoding may compute a few tokens past the longest sequence before its end is noticed.
 _LOOK_AHEAD_TOKENS = 256
@@ -64,14 +71,33 @@ class Decoder:
         self._operators = operators or TorchOperators()
         table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
         self._rotary = table.to(weights.embedding.device, weights.embedding.dtype)
+        self._prompt_rotary = torch.from_numpy(exponents_and_factors(config.rope, self.spec.head_dim)).to(
+            weights.embedding.device
+        )
+        self._attention_factor = float(inverse_frequencies(config.rope, self.spec.head_dim)[1])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] -> hidden states [tokens, hidden_size]."""
         return functional.embedding(token_ids, self.weights.embedding)
 
-    def rotary(self, positions: Tensor) -> Tensor:
-        """[tokens] -> [2, tokens, 1, head_dim], for `forward_layers`."""
-        return self._rotary.index_select(0, positions).transpose(0, 1).unsqueeze(2)
+    def rotary(self, positions: Tensor, prompts: Iterable[PromptPiece] = ()) -> Tensor:
+        """[tokens] -> [2, tokens, 1, head_dim], for `forward_layers`. `prompts`: what of the batch is of prompts."""
+        rotary = self._rotary.index_select(0, positions)
+        limit = self.config.rope.own_kv_beyond_tokens
+        if limit is not None:
+            for piece in prompts:
+                if piece.prompt_tokens > limit and piece.first < piece.last:
+                    part = slice(piece.first, piece.last)
+                    rotary[part] = self._rotary_of_prompt(positions[part], piece.prompt_tokens)
+        return rotary.transpose(0, 1).unsqueeze(2)
+
+    def _rotary_of_prompt(self, positions: Tensor, prompt_tokens: int) -> Tensor:
+        """[tokens, 2, head_dim], as `rotary_table` has them."""
+        theta = theta_of_prompt(self.config.rope, self.spec.head_dim, prompt_tokens)
+        exponents, factors = self._prompt_rotary
+        angles = positions[:, None].float() / (torch.pow(theta, exponents) * factors)
+        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
+        return torch.stack((torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)), dim=1)
 
     def forward_layers(
         self, hidden: Tensor, rotary: Tensor, attention: Attention, first_layer: int, last_layer: int

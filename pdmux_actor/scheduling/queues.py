@@ -134,16 +134,20 @@ class ModelQueue:
 
         Policies ask several times per decision: only what has changed in the cache since is looked up.
         """
-        if not self.caches_prefixes:
+        if not self._shares_kv(sequence):
             return []
         hashes = sequence.hashes(len(sequence.token_ids) - 1, self.info.geometry.tokens_per_row, self._pieces)
         return self.pool.match_prefix(self.model, hashes, sequence.prefix_match)
 
     def cache_computed(self, sequence: Sequence) -> None:
         """Offers the full rows whose tokens all have KV to later sequences."""
-        if self.caches_prefixes and sequence.kv_is_sound:
+        if self._shares_kv(sequence) and sequence.kv_is_sound:
             hashes = sequence.hashes(sequence.num_computed_tokens, self.info.geometry.tokens_per_row, self._pieces)
             self.pool.cache_prefix(self.model, hashes, sequence.rows, sequence.num_reused_rows)
+
+    def _shares_kv(self, sequence: Sequence) -> bool:
+        limit = self.info.own_kv_beyond_tokens
+        return self.caches_prefixes and (limit is None or sequence.num_prompt_tokens <= limit)
 
     def chunk_shape(self, sequence: Sequence) -> ChunkShape:
         """What is left to prefill; of a waiting sequence, behind what the cache holds."""

@@ -154,6 +154,56 @@ def test_yarn__asked_for_more_than_the_config_names__matches_transformers_beyond
     assert outputs(sequences, NEW_TOKENS) == [reference(tmp_path, prompt) for prompt in prompts]
 
 
+LENGTH_DEPENDENT_ROPE: Mapping[str, Mapping[str, object]] = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 128,
+        "short_factor": [1.0 + 0.05 * i for i in range(8)],
+        "long_factor": [1.0 + 0.8 * i for i in range(8)],
+        "factor": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 90])
+@pytest.mark.parametrize("rope_type", LENGTH_DEPENDENT_ROPE)
+def test_rotation_by_length__prompts_around_and_beyond_the_original_length__match_transformers(
+    rig: CpuRig, tmp_path: Path, rope_type: str, chunk_tokens: int | None
+) -> None:
+    """120 tokens grow beyond it in decoding. A model for each prompt: that of transformers remembers lengths."""
+    named = 128 if rope_type == "dynamic" else 512
+    scaling = LENGTH_DEPENDENT_ROPE[rope_type]
+    shape = CheckpointShape(model_type="llama", max_position_embeddings=named, rope_scaling=scaling, **TINY)
+    write_random_checkpoint(tmp_path, shape, seed=5)
+    info = rig.load(rope_type, tmp_path, max_model_len=512)
+    prompts = [make_prompt(length) for length in (50, 120, 128, 129, 300, 470)]
+    sequences = [rig.sequence(rope_type, prompt, NEW_TOKENS) for prompt in prompts]
+
+    if chunk_tokens is None:
+        rig.prefill(sequences, layers_per_slice=2)
+        rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=4)
+    else:
+        rig.generate_chunked(sequences, NEW_TOKENS, chunk_tokens)
+
+    assert (info.max_model_len, info.own_kv_beyond_tokens) == (512, 128)
+    assert outputs(sequences, NEW_TOKENS) == [_fresh_continuation(tmp_path, prompt) for prompt in prompts]
+
+
+def _fresh_continuation(folder: Path, prompt: tuple[int, ...]) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        ids = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return ids[0, len(prompt) :].tolist()
+
+
 @pytest.mark.parametrize("model", DEMOS)
 def test_log_probabilities__prefill_and_every_decode_step__match_transformers(
     rig: CpuRig, demo_checkpoints: Mapping[str, Path], model: str

@@ -78,6 +78,20 @@ def test_prefix_cache__preempted_sequence__finds_its_own_rows():
     assert all(len(engine.tokens_of(r.request_id)) == 40 for r in requests)
 
 
+def test_prefix_cache__prompts_rotated_by_their_length__share_nothing_beyond_it(monkeypatch):
+    """Of dynamic NTK and LongRoPE: what starts alike has the same KV only up to the original length."""
+    monkeypatch.setitem(INFOS, "a", replace(INFOS["a"], own_kv_beyond_tokens=40))
+    lengths = {"short": 33, "again": 40, "long": 60, "longer": 80}
+    requests = {name: make_request(name, prompt_tokens=length, max_tokens=30) for name, length in lengths.items()}
+    alone = {name: VirtualEngine([(0.0, Arrival(r))]).run().tokens_of(name) for name, r in requests.items()}
+
+    arrivals = [(0.5 * i, Arrival(request)) for i, request in enumerate(requests.values())]
+    engine = VirtualEngine(arrivals, quota_blocks=600, settings=CACHING).run()
+
+    assert hit_tokens(engine) == 32  # of "again" only
+    assert {name: engine.tokens_of(name) for name in requests} == alone
+
+
 _prompts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 

@@ -25,6 +25,7 @@ from pdmux_actor.executor.cuda.device_sampler import (
 )
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
+from pdmux_actor.executor.packed_batch import prompt_pieces
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
@@ -106,7 +107,7 @@ class CudaRunner:
             state = _PrefillState(
                 launch.model,
                 batch,
-                model.decoder.rotary(batch.tensors["positions"]),
+                model.decoder.rotary(batch.tensors["positions"], prompt_pieces(launch.chunks)),
                 model.decoder.embed(batch.tensors["token_ids"]),
                 0,
             )
@@ -130,7 +131,7 @@ class CudaRunner:
         splits = decode_splits(max(1, batch.num_decodes), model.kv.kv_heads, sms)
         hidden = model.decoder.forward_layers(
             model.decoder.embed(batch.tensors["token_ids"]),
-            model.decoder.rotary(batch.tensors["positions"]),
+            model.decoder.rotary(batch.tensors["positions"], prompt_pieces(launch.chunks)),
             BatchAttention(model.kv, batch, splits),
             0,
             model.info.spec.num_layers,

@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, make_cuda_rig
 
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import Repartition
 
 MODELS = ("llama", "qwen2", "qwen3")
@@ -35,6 +36,47 @@ def test_prefill_and_decode__batch_of_mixed_lengths__tokens_of_the_cpu(rigs: tup
         sequences = [rig.sequence(model, make_prompt(length), NEW_TOKENS) for length in LENGTHS]
         rig.prefill(sequences, layers_per_slice=1)
         rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=2)
+        produced.append(outputs(sequences, NEW_TOKENS))
+
+    assert produced[0] == produced[1]
+
+
+ROPES = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 12,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "factor": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("rope_type", ROPES)
+def test_rotary_scaling__beyond_the_original_length__tokens_of_the_cpu(
+    rigs: tuple[CpuRig, CpuRig], tmp_path: Path, rope_type: str
+) -> None:
+    shape = CheckpointShape(
+        model_type="llama",
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=96,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        max_position_embeddings=48 if rope_type == "longrope" else 12,
+        rope_scaling=ROPES[rope_type],
+    )
+    write_random_checkpoint(tmp_path, shape, seed=3)
+    produced = []
+    for rig in rigs:
+        assert rig.load(rope_type, tmp_path, "float32", max_rows=60, max_model_len=48).max_model_len == 48
+        sequences = [rig.sequence(rope_type, make_prompt(length), NEW_TOKENS) for length in (5, 10, 18)]
+        rig.prefill(sequences[1:], layers_per_slice=1)
+        rig.decode(sequences[1:], NEW_TOKENS - 1, steps_per_launch=2)
+        rig.generate_chunked(sequences[:1], NEW_TOKENS, chunk_tokens=3)
         produced.append(outputs(sequences, NEW_TOKENS))
 
     assert produced[0] == produced[1]
