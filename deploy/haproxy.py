@@ -1,10 +1,11 @@
-"""HAProxy as muxfleet wants it run: without splicing, and on loopback where the gateway is. `muxfleet-haproxy` is a
-program of its own, for Serve to start.
+"""HAProxy as muxfleet wants it run: without splicing, on loopback where the gateway is, patient with no client.
+`muxfleet-haproxy` is a program of its own, for Serve to start.
 
 Serve's HAProxy template switches `option splice-request` on. With it HAProxy does not notice that a client has left
 before the first byte of the answer, so a request that nobody waits for would run to its end. `-dS` switches it off.
 
-The template opens HAProxy's metrics and statistics on every interface, whatever the gateway's host is.
+The template opens HAProxy's metrics and statistics on every interface, whatever the gateway's host is, and sets no time
+by which a client has to send its headers.
 """
 
 import os
@@ -16,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PROGRAM = "muxfleet-haproxy"
+HEADER_DEADLINE_S = 10
 
 
 def program_path() -> Path | None:
@@ -27,17 +29,19 @@ def program_path() -> Path | None:
 def main() -> None:
     """Becomes HAProxy: the process that Serve watches and signals is HAProxy itself."""
     binary = _haproxy()
-    os.execv(binary, [binary, "-dS", *_on_loopback(sys.argv[1:])])
+    os.execv(binary, [binary, "-dS", *_with_our_settings(sys.argv[1:])])
 
 
-def _on_loopback(arguments: Sequence[str]) -> Sequence[str]:
-    """The same with files of settings (-f) that open what the gateway's host does not on loopback only."""
+def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
+    """The same with files of settings (-f) that open what the gateway's host does not on loopback only, and close the
+    connection of a client that does not say what it wants.
+    """
     changed = list(arguments)
     for i, before in enumerate(arguments[:-1]):
         if before == "-f":
             written = Path(arguments[i + 1])
             local = written.with_name(f"{written.name}.local")
-            local.write_text(loopback_settings(written.read_text()))
+            local.write_text(header_deadline_settings(loopback_settings(written.read_text())))
             changed[i + 1] = str(local)
     return changed
 
@@ -47,6 +51,19 @@ def loopback_settings(text: str) -> str:
     if not re.search(r"^\s*bind 127\.", text, re.MULTILINE):
         return text
     return re.sub(r"^(\s*bind )\*?:(\d)", r"\g<1>127.0.0.1:\g<2>", text, flags=re.MULTILINE)
+
+
+def header_deadline_settings(text: str) -> str:
+    """A request's headers must come within HEADER_DEADLINE_S: HAProxy waits an hour for them as Serve starts it."""
+    if re.search(r"^\s*timeout http-request ", text, re.MULTILINE):
+        return text
+    return re.sub(
+        r"^(\s*)(timeout connect .*)$",
+        rf"\g<1>\g<2>\n\g<1>timeout http-request {HEADER_DEADLINE_S}s",
+        text,
+        count=1,
+        flags=re.MULTILINE,
+    )
 
 
 def _haproxy() -> str:

@@ -9,7 +9,7 @@ from profiler.errors import UnsupportedModel
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-_DENSE_ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+DENSE_ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _MOE_ARCHITECTURES = frozenset({"MixtralForCausalLM", "Qwen3MoeForCausalLM"})
 
 
@@ -49,11 +49,11 @@ class ModelSpec:
         """
         architectures = config.get("architectures") or ["<none>"]
         architecture = str(architectures[0])
-        if architecture not in _DENSE_ARCHITECTURES | _MOE_ARCHITECTURES:
+        if architecture not in DENSE_ARCHITECTURES | _MOE_ARCHITECTURES:
             raise UnsupportedModel(
                 field="architectures",
                 value=architecture,
-                remedy=f"use a checkpoint of one of {', '.join(sorted(_DENSE_ARCHITECTURES | _MOE_ARCHITECTURES))}",
+                remedy=f"use a checkpoint of one of {', '.join(sorted(DENSE_ARCHITECTURES | _MOE_ARCHITECTURES))}",
             )
         num_heads = _count(config, "num_attention_heads")
         hidden_size = _count(config, "hidden_size")

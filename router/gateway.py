@@ -3,7 +3,7 @@
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from pdmux_actor.lease import ModelPhase
@@ -38,7 +38,7 @@ from router.prompts import Prompt, chat_prompt, completion_prompts, completion_t
 from router.receipt import Receipt
 from router.routing import RoutingSettings
 from router.runner import Runner
-from router.text.process import TextProcess, TextService
+from router.text.process import StartText, TextProcess
 from router.tokenization import Tokenizers
 from router.unit_pool import UnitPool
 from router.view import FleetView, ModelCard
@@ -57,7 +57,7 @@ class Gateway:
         limits: GatewayLimits | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        start_text: Callable[[], Awaitable[TextService]] = TextProcess.start,
+        start_text: StartText = TextProcess.start,
     ) -> None:
         """`start_text` starts what works on prompts' text."""
         self.limits = limits or GatewayLimits()

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from router.errors import ContextLengthExceeded, InvalidRequest, Overloaded, TokenizerUnavailable
@@ -24,13 +25,14 @@ from router.text.calls import (
     TokenizerLoaded,
 )
 from router.text.lane import TextLane, TextLaneFull, TextTooSlow
-from router.text.process import TextProcess, TextProcessLost, TextService
+from router.text.process import StartText, TextProcess, TextProcessLost, TextService
 from router.view import ModelCard
 
 logger = logging.getLogger(__name__)
 
-_QUICK_CHARACTERS = 64 * 1024  # some 20 ms of work
-_SLOWEST_CHARACTERS_PER_S = 100_000  # long words take a tokenizer longest: some 600,000 on an idle core
+_QUICK_CHARACTERS = 32 * 1024  # some 10 ms of work
+_SLOWEST_CHARACTERS_PER_S = 20_000  # long words take a tokenizer longest: some 600,000 on an idle core
+_LARGE_NICENESS = 10  # the event loop and the others' tokens come first
 _RETRY_AFTER_S = 5
 _RELOAD_AFTER_S = 15.0
 
@@ -49,12 +51,12 @@ class Tokenizers:
         limits: GatewayLimits,
         *,
         clock: Callable[[], float],
-        start: Callable[[], Awaitable[TextService]] = TextProcess.start,
+        start: StartText = TextProcess.start,
     ) -> None:
         self._limits = limits
         self._clock = clock
-        self._quick = self._lane(start)
-        self._large = self._lane(start)
+        self._quick = self._lane(partial(start, 0))
+        self._large = self._lane(partial(start, _LARGE_NICENESS))
         self._loaded: dict[TokenizerKey, TokenizerLoaded] = {}
         self._loads: dict[TokenizerKey, asyncio.Task[TokenizerLoaded]] = {}
         self._failures: dict[TokenizerKey, _Failure] = {}

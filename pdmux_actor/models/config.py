@@ -7,7 +7,7 @@ from typing import Any
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.rope import RopeConfig
 from profiler.errors import UnsupportedModel
-from profiler.specs import ModelSpec
+from profiler.specs import DENSE_ARCHITECTURES, ModelSpec
 
 # The value transformers assumes where a Mistral config.json says nothing about it.
 _MISTRAL_DEFAULT_WINDOW = 4096
@@ -33,7 +33,10 @@ class DecoderConfig:
             return cls._read(model, config, dtype)
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
-            raise ModelLoadError(model=model, reason=reason, remedy=error.remedy) from error
+            remedy = error.remedy
+            if error.field == "architectures":  # mixtures are known to plans and simulations, and refused here
+                remedy = f"use a checkpoint of one of {', '.join(sorted(DENSE_ARCHITECTURES))}"
+            raise ModelLoadError(model=model, reason=reason, remedy=remedy) from error
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ModelLoadError(
                 model=model, reason=f"config.json holds a malformed number: {error}", remedy="correct config.json"

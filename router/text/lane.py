@@ -1,4 +1,4 @@
-"""Work on text, one call after the other, in a process that is replaced when it dies or takes too long."""
+"""Work on text, a call at a time, the least first, in a process that is replaced when it dies or takes too long."""
 
 import asyncio
 import logging
@@ -15,6 +15,7 @@ from router.text.calls import (
     TokenizerLoaded,
 )
 from router.text.process import TextProcessLost, TextService
+from router.text.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class TextLane:
         self._max_waiting = max_waiting
         self._max_waiting_characters = max_waiting_characters
         self._load_timeout_s = load_timeout_s
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._starting = asyncio.Lock()
         self._service: TextService | None = None
         self._loads: dict[TokenizerKey, asyncio.Task[TokenizerLoaded | TokenizerFailed]] = {}
@@ -77,7 +78,7 @@ class TextLane:
         self._waiting += 1
         self._waiting_characters += characters
         try:
-            await self._turn.acquire()
+            await self._turns.acquire(characters)
             work = asyncio.create_task(self._answer(call, limit_s))
             self._work.add(work)
             work.add_done_callback(self._turn_over)
@@ -92,7 +93,7 @@ class TextLane:
         self._discard(self._service)
 
     def _turn_over(self, work: asyncio.Task[TextAnswer]) -> None:
-        self._turn.release()
+        self._turns.release()
         self._work.discard(work)
         _retrieve(work)
 

@@ -1,5 +1,5 @@
-"""The process that works on text for one gateway: it can be killed, a gateway's event loop cannot. Its argument is the
-number of an inherited socket.
+"""The process that works on text for one gateway: it can be killed, a gateway's event loop cannot. Its arguments are
+the number of an inherited socket and how much nicer than the gateway it is.
 
 Calls are answered in order; tokenizers load on a thread of their own beside them. It ends with the gateway: at
 end-of-file on the socket, or by the kernel's parent-death signal.
@@ -125,6 +125,7 @@ def main(arguments: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE_BYTES, _MAX_ADDRESS_SPACE_BYTES))
     sys.modules["torch"] = None  # type: ignore[assignment]  # how to say "not installed": no tokenizer needs it
     logging.disable(logging.WARNING)  # among others, that there is no torch
+    os.nice(int(arguments[1]))
     connection = socket.socket(fileno=int(arguments[0]))
     _serve(connection, TextDesk(set_alarm))
 

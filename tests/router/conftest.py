@@ -30,7 +30,7 @@ class InlineText:
         self._desk = TextDesk()
 
     @classmethod
-    async def start(cls) -> "InlineText":
+    async def start(cls, niceness: int) -> "InlineText":
         return cls()
 
     async def ask(self, call: TextCall) -> TextAnswer:

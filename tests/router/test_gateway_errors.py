@@ -126,7 +126,11 @@ async def test_chat__image__400_names_its_place(http) -> None:
     reply = await http.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": content}]})
 
     assert reply.status_code == 400
-    assert reply.json()["error"]["param"].startswith("messages[0].content")
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "messages[0].content[1]")
+    assert error["message"] == (
+        "'messages[0].content[1]' is not text: this API takes content parts of type 'text' only; leave it out."
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,8 +287,15 @@ async def test_tokenizer__does_not_load__503_without_the_path(http, tmp_path) ->
     http.served.show(http.served.units[0])
     reply = await http.post("/v1/chat/completions", json=CHAT)
 
+    listed = (await http.get("/v1/models")).json()["data"]
+    one = (await http.get(f"/v1/models/{MODEL}")).json()
+    ready = await http.get("/ready")
+
     assert_error(reply, 503, "tokenizer_unavailable")
+    assert reply.headers["retry-after"]
     assert "nothing-here" not in reply.text
+    assert [m["status"] for m in listed] == [one["status"]] == ["failed"]
+    assert ready.status_code == 503, "the only model refuses every request"
 
 
 async def test_gateway__no_view_yet__503_not_404(serve) -> None:

@@ -1,6 +1,7 @@
 """The ingress without a cluster: what it does with what the control loop says, or does not say."""
 
 import asyncio
+import threading
 
 import httpx
 import pytest
@@ -163,3 +164,28 @@ async def test_view__after_requests__gateway_tells_what_was_asked_for(ingress, t
         (asked,) = control.demand.models
         assert (asked.model, asked.requests_total, asked.prompt_tokens_total) == ("demo/bytes", 3, 12)
         assert (asked.output_tokens_total, asked.waiting) == (6, 0)
+
+
+def test_check_health__loop_stands__no_answer_until_it_goes_on() -> None:
+    """Serve calls it on the loop that serves and replaces a replica whose answer does not come in time."""
+    plain = GatewayIngress.__mro__[1]
+    ingress = plain(controller_deployment="Controller", controller_app="control")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    goes_on = threading.Event()
+    try:
+        asyncio.run_coroutine_threadsafe(ingress.check_health(), loop).result(timeout=60)
+
+        loop.call_soon_threadsafe(goes_on.wait)
+        asked = asyncio.run_coroutine_threadsafe(ingress.check_health(), loop)
+        with pytest.raises(TimeoutError):
+            asked.result(timeout=0.2)
+
+        goes_on.set()
+        asked.result(timeout=60)
+    finally:
+        goes_on.set()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

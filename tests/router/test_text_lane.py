@@ -107,6 +107,17 @@ async def test_lane__full__says_so_at_once() -> None:
     assert await lane.of("xy") == 2
 
 
+async def test_lane__several_wait__the_least_work_comes_first() -> None:
+    lane = Lane()
+    first = asyncio.create_task(lane.of("hang", limit_s=0.05))
+    await eventually(lambda: lane.services and lane.services[0].asked)
+    others = [asyncio.create_task(lane.of("x" * n)) for n in (9, 1, 5)]
+
+    await asyncio.gather(first, *others, return_exceptions=True)
+
+    assert [len(text) for text in lane.services[1].asked] == [1, 5, 9]
+
+
 async def test_lane__caller_leaves__its_turn_ends_and_passes_on() -> None:
     lane = Lane()
     leaving = asyncio.create_task(lane.of("hang", limit_s=0.1))
