@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
@@ -60,8 +60,8 @@ def _run(console: Console, experiment: ExperimentFile, *, quick: bool, seed: int
         return [run_case(case, quick=quick, seed=seed, on_run=status.update) for case in experiment.cases]
 
 
-def _table(results: list[CaseResult]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _table(results: list[CaseResult]) -> FittedTable:
+    table = FittedTable(keys=3)
     for title in ("case", "figure", "system"):
         table.add_column(title)
     for title in ("simulated", "published", "ratio", "absolute", "in time"):

@@ -1,15 +1,20 @@
 """The state of a fleet as tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from deploy.commands.fitted_table import FittedTable
 from deploy.control.history import Decision
 from deploy.fleet_status import FleetStatus, ModelState, UnitState
+from deploy.gateway_figures import ModelFigures
 from pdmux_actor.lease import ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
 
 _NONE = "-"
+_SHORT_NUMBER = 5  # the dash and four digits
+_BAR_CELLS = 6
+_MOST_LISTED = 3
 
 
 def state_of(model: ModelState) -> str:
@@ -20,8 +25,9 @@ def state_of(model: ModelState) -> str:
     return ", ".join(sorted(set(model.phases))) or "unavailable"
 
 
-def model_table(status: FleetStatus) -> Table:
-    table = _table("model", "status", "planned on", "asleep on", "requests/s", "context")
+def model_table(status: FleetStatus) -> FittedTable:
+    names = short_names([u.report.unit_id for u in status.units])
+    table = _fitted("model", "status", "requests/s", "context", "planned on", "asleep on")
     for model in status.models:
         lengths = [
             s.max_model_len
@@ -32,36 +38,49 @@ def model_table(status: FleetStatus) -> Table:
         table.add_row(
             model.model,
             state_of(model),
-            ", ".join(model.planned_units) or _NONE,
-            ", ".join(model.asleep_on) or _NONE,
             f"{model.rate_per_s:.2f}",
             str(max(lengths)) if lengths else _NONE,
+            _listed([names.get(u, u) for u in model.planned_units]),
+            _listed([names.get(u, u) for u in model.asleep_on]),
         )
     return table
 
 
-def unit_table(status: FleetStatus) -> Table:
+def gateway_table(figures: Mapping[str, ModelFigures]) -> FittedTable:
+    """As clients saw it, queueing included."""
+    table = _fitted("model", "queued", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99")
+    for model, found in sorted(figures.items()):
+        times = (found.ttft_p50_s, found.ttft_p99_s, found.tbt_p50_s, found.tbt_p99_s)
+        table.add_row(model, str(found.queued), *map(_milliseconds, times))
+    return table
+
+
+def unit_table(status: FleetStatus) -> FittedTable:
     """One row per model on a unit."""
-    table = _table(
-        *(
-            "unit",
-            "SMs p/d",
-            "model",
-            "state",
-            "running",
-            "waiting",
-            "blocks",
-            "quota",
-            "in time",
-            "TTFT met",
-            "TBT met",
-        ),
-        *("tokens/s", "silent"),
+    names = short_names([u.report.unit_id for u in status.units])
+    table = _fitted(
+        *("unit", "model", "state", "running", "waiting", "KV blocks of quota", "in time", "TTFT met", "TBT met"),
+        *("tokens/s", "SMs p/d", "silent"),
+        keys=2,
     )
     for unit in status.units:
-        for row in _unit_rows(unit):
+        for row in _unit_rows(unit, names[unit.report.unit_id]):
             table.add_row(*row)
     return table
+
+
+def short_names(unit_ids: Sequence[str]) -> Mapping[str, str]:
+    """Beginnings that tell them apart, some characters into the number that ends them."""
+    taken = max((len(u.rpartition("-")[0]) + _SHORT_NUMBER for u in unit_ids), default=0)
+    while len({u[:taken] for u in unit_ids}) < len(set(unit_ids)):
+        taken += 1
+    return {u: u[: max(taken, len(u.rpartition("-")[0]) + _SHORT_NUMBER)] for u in unit_ids}
+
+
+def bar(share: float) -> str:
+    """Of a few cells; beyond 1 it is full."""
+    full = min(_BAR_CELLS, max(0, round(share * _BAR_CELLS)))
+    return "█" * full + "░" * (_BAR_CELLS - full)
 
 
 def decision_table(decisions: tuple[Decision, ...], *, newest: int) -> Table:
@@ -106,19 +125,18 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
     }
 
 
-def _unit_rows(unit: UnitState) -> Iterator[tuple[str, ...]]:
+def _unit_rows(unit: UnitState, short_name: str) -> Iterator[tuple[str, ...]]:
     report = unit.report
     load = report.load
     shares = _NONE if load is None else f"{load.prefill_sms}/{load.decode_sms}"
     silent = "out" if unit.out_for_s else f"{unit.silent_s:.1f} s"
     loads = _loads(load)
-    name = f"{report.unit_id} (leaving)" if report.is_leaving else report.unit_id
+    silent = f"{silent}, leaving" if report.is_leaving else silent
     if not report.models:
-        yield (name, shares, *([_NONE] * 10), silent)
+        yield (short_name, *([_NONE] * 9), shares, silent)
     for i, model in enumerate(report.models):
-        head = (name, shares) if i == 0 else ("", "")
-        figures = loads.get(model.model)
-        yield (*head, model.model, _phase(model), *_figures(figures), silent if i == 0 else "")
+        name, tail = (short_name, (shares, silent)) if i == 0 else ("", ("", ""))
+        yield (name, model.model, _phase(model), *_figures(loads.get(model.model)), *tail)
 
 
 def _phase(status: ModelStatus) -> str:
@@ -130,12 +148,11 @@ def _phase(status: ModelStatus) -> str:
 
 def _figures(load: ModelLoad | None) -> tuple[str, ...]:
     if load is None:
-        return (_NONE,) * 8
+        return (_NONE,) * 7
     return (
         str(load.running),
         str(load.waiting),
-        str(load.used_blocks),
-        str(load.quota_blocks),
+        f"{bar(load.used_blocks / max(1, load.quota_blocks))} {load.used_blocks}/{load.quota_blocks}",
         _share(load.request_attainment),
         _share(load.ttft_attainment),
         _share(load.tbt_attainment),
@@ -193,8 +210,25 @@ def _loads(load: LoadReport | None) -> dict[str, ModelLoad]:
     return {} if load is None else {m.model: m for m in load.models}
 
 
+def _milliseconds(time_s: float | None) -> str:
+    return _NONE if time_s is None else f"{time_s * 1000:.0f} ms"
+
+
 def _share(attainment: float | None) -> str:
     return _NONE if attainment is None else f"{attainment:.1%}"
+
+
+def _listed(units: Sequence[str]) -> str:
+    """The first ones: a model may be on hundreds."""
+    more = f" and {len(units) - _MOST_LISTED} more" if len(units) > _MOST_LISTED else ""
+    return ", ".join(units[:_MOST_LISTED]) + more or _NONE
+
+
+def _fitted(*titles: str, keys: int = 1) -> FittedTable:
+    table = FittedTable(keys=keys)
+    for title in titles:
+        table.add_column(title)
+    return table
 
 
 def _table(*titles: str) -> Table:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
+from deploy.commands.fitted_table import FittedTable
 from deploy.planning import EnoughUnits, PlannedFleet
 from placement.diff import DrainModel, LoadModel, MoveCost, SetQuotas, Step
 from placement.estimate import FleetEstimate, UnitEstimate
@@ -15,9 +16,9 @@ _UNBOUNDED = 1e3  # a headroom beyond this says only that there is hardly any lo
 _ALL = 0.9995  # what is shown as 100.0 %
 
 
-def estimate_table(planned: PlannedFleet, found: FleetEstimate) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("unit", "GPUs", "model", "weights", "KV quota", "tokens"):
+def estimate_table(planned: PlannedFleet, found: FleetEstimate) -> FittedTable:
+    table = FittedTable(keys=2)
+    for title in ("unit", "model", "GPUs", "weights", "KV quota", "tokens"):
         table.add_column(title, justify="left" if title in ("unit", "model") else "right")
     for title in ("load", "within SLO", "headroom", "limit", "decode SMs", "TBT p99"):
         table.add_column(title, justify="left" if title == "limit" else "right")
@@ -27,11 +28,13 @@ def estimate_table(planned: PlannedFleet, found: FleetEstimate) -> Table:
         placements = planned.plan.models_of(unit.unit_id)
         head = (unit.unit_id, str(unit.num_gpus))
         if not placements:
-            table.add_row(*head, *("-",) * 10, style="dim")
+            table.add_row(head[0], "-", head[1], *("-",) * 9, style="dim")
         for placement in placements:
             cells = _quota_cells(unit, placement, models[placement.model])
             tail = _unit_cells(figures) if head[0] else ("",) * 4
-            table.add_row(*head, placement.model, *cells, *_load_cells(figures, placement.model, attains), *tail)
+            table.add_row(
+                head[0], placement.model, head[1], *cells, *_load_cells(figures, placement.model, attains), *tail
+            )
             head = ("", "")
     return table
 

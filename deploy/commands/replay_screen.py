@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from deploy.commands.fitted_table import FittedTable
 from traces.outcome import RequestOutcome
 from traces.replay import replay
 from traces.report import Figures, Percentiles, Summary
@@ -40,10 +40,10 @@ def replay_with_progress(
         )
 
 
-def summary_table(summary: Summary) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def summary_table(summary: Summary) -> FittedTable:
+    table = FittedTable()
     table.add_column("model")
-    for title in ("requests", "lost", "TTFT p50", "p99", "TBT p50", "p99", "in time", "gaps", "tokens/s"):
+    for title in ("requests", "lost", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99", "in time", "gaps", "tokens/s"):
         table.add_column(title, justify="right")
     for name, figures in summary.rows():
         table.add_row(name, *_cells(figures), style="bold" if name == "total" else None)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from deploy.commands.fitted_table import FittedTable
 from deploy.simulation.fleet_run import FleetOutcome
 from deploy.simulation.runs import Sweep
 from deploy.simulation.statistics import SimulatedFigures
@@ -39,10 +40,11 @@ class RunProgress:
         self._progress.update(self._task, completed=ended, virtual=f"{virtual_s:.0f} s of fleet time")
 
 
-def figures_table(name: str, outcome: FleetOutcome) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title=name, title_justify="left", title_style="bold")
+def figures_table(name: str, outcome: FleetOutcome) -> FittedTable:
+    table = FittedTable(title=name)
     table.add_column("model")
-    titles = ("requests", "ended", "TTFT mean", "p50", "p99", "TBT mean", "p50", "p99", "TPOT mean", "p99")
+    times = [f"{time} {figure}" for time in ("TTFT", "TBT") for figure in ("mean", "p50", "p99")]
+    titles = ("requests", "ended", *times, "TPOT mean", "TPOT p99")
     for title in (*titles, "in time", "gaps", "in time/s", "tokens/s"):
         table.add_column(title, justify="right")
     for model, statistics in outcome.models.items():
@@ -70,13 +72,13 @@ def decisions_table(outcome: FleetOutcome) -> Table:
     return table
 
 
-def sweep_table(name: str, sweep: Sweep) -> Table:
+def sweep_table(name: str, sweep: Sweep) -> FittedTable:
     title = (
         f"{name}: goodput {sweep.goodput_requests_per_s:.3g} requests/s with 99 % of the requests in time "
         f"({sweep.goodput_per_s:.3g} with 99 % of each one's gaps)"
     )
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
-    for heading in ("rate", "in time", "gaps", "TTFT p50", "p99", "TBT p50", "p99", "tokens/s"):
+    table = FittedTable(title=title)
+    for heading in ("rate", "in time", "gaps", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99", "tokens/s"):
         table.add_column(heading, justify="right")
     for point in sweep.points:
         figures = point.outcome.total().figures(point.outcome.duration_s)

@@ -1,6 +1,7 @@
 """muxfleet top"""
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -8,12 +9,13 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from deploy.commands.fleet_tables import decision_table, model_table, problems, unit_table
+from deploy.commands.fleet_tables import decision_table, gateway_table, model_table, problems, unit_table
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
 from deploy.errors import FleetUnreachable
 from deploy.fleet_report import fleet_report
 from deploy.fleet_status import FleetStatus
+from deploy.gateway_figures import ModelFigures, RecentFigures, read_gateways
 
 
 def top(
@@ -26,8 +28,9 @@ def top(
     Example: muxfleet top http://127.0.0.1:8000
     """
     fleet = fleet_report(url)
+    recent = RecentFigures()
     looks = 1
-    with Live(_screen(url, fleet), console=terminal(), auto_refresh=False, screen=False) as live:
+    with Live(_screen(url, fleet, _lately(url, recent)), console=terminal(), auto_refresh=False, screen=False) as live:
         while count is None or looks < count:
             time.sleep(every)
             looks += 1
@@ -35,13 +38,22 @@ def top(
                 fleet, trouble = fleet_report(url), None
             except FleetUnreachable as error:  # it may be restarting: the last picture stays
                 trouble = str(error)
-            live.update(_screen(url, fleet, trouble), refresh=True)
+            live.update(_screen(url, fleet, _lately(url, recent), trouble), refresh=True)
 
 
-def _screen(url: str, fleet: FleetStatus, trouble: str | None = None) -> RenderableType:
+def _lately(url: str, recent: RecentFigures) -> Mapping[str, ModelFigures]:
+    """Nothing while the gateways do not tell."""
+    reading = read_gateways(url, time.monotonic())
+    return {} if reading is None else recent.add(reading)
+
+
+def _screen(
+    url: str, fleet: FleetStatus, lately: Mapping[str, ModelFigures], trouble: str | None = None
+) -> RenderableType:
     head = Text(f"{url}  policy {fleet.policy}  {time.strftime('%H:%M:%S')}")
     if trouble is not None:
         head.append(f"  {trouble}", style="red")
     warnings = [Text(line, style="yellow") for line in problems(fleet)]
     decisions: list[RenderableType] = [Text(""), decision_table(fleet.decisions, newest=3)] if fleet.decisions else []
-    return Group(head, Text(""), model_table(fleet), Text(""), unit_table(fleet), *decisions, *warnings)
+    seen: list[RenderableType] = [gateway_table(lately), Text("")] if lately else []
+    return Group(head, Text(""), model_table(fleet), Text(""), *seen, unit_table(fleet), *decisions, *warnings)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Table
 
+from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
@@ -65,12 +65,15 @@ def _units(url: str, unit: str | None) -> Sequence[str]:
     known = tuple(u.report.unit_id for u in fleet_report(url).units)
     if unit is None:
         return known
+    begun = [u for u in known if u.startswith(unit)]
+    if len(begun) == 1:  # as a table shortens it
+        return begun
     if unit not in known:
         raise UnitUnknown(unit=unit, known=known)
     return (unit,)
 
 
-def _share_table(unit: str, log: LogExcerpt) -> Table:
+def _share_table(unit: str, log: LogExcerpt) -> FittedTable:
     table = _table(f"{unit}, {_span(log)}", "busy", "bubble", "bubble ratio")
     for lane, share in lane_shares(log.decisions, *logged_window(log.decisions)).items():
         table.add_row(lane.value, f"{share.busy:.1%}", f"{share.bubble:.1%}", f"{share.bubble_ratio:.1%}")
@@ -82,7 +85,7 @@ def _span(log: LogExcerpt) -> str:
     return f"{len(log.decisions)} decisions in {end_s - start_s:.2f} s" if log.decisions else "no decisions yet"
 
 
-def _decision_table(decisions: Sequence[Decision], now_s: float) -> Table:
+def _decision_table(decisions: Sequence[Decision], now_s: float) -> FittedTable:
     table = _table("launch", "ago", "SMs", "decoding", "KV blocks", "predicted", "measured", "error", "bubble")
     for decision in decisions:
         table.add_row(
@@ -108,11 +111,11 @@ def _ms(time_s: float) -> str:
     return f"{1e3 * time_s:.2f} ms"
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _table(first: str, *others: str) -> FittedTable:
+    table = FittedTable()
     table.add_column(first)
     for title in others:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right")
     return table
 
 

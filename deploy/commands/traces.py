@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
@@ -27,7 +27,7 @@ def stats(
     """
     trace = read_trace(file)
     whole, models = describe(trace), describe_models(trace)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = FittedTable()
     for title in (
         "",
         "requests",
@@ -40,7 +40,7 @@ def stats(
         "output p50/p99/max",
         "reuse",
     ):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+        table.add_column(title, justify="right" if title else "left")
     for name, figures in [*models.items(), ("all", whole)]:
         table.add_row(name, *_cells(figures))
     terminal().print(table)
