@@ -94,6 +94,22 @@ def test_status__running_fleet__lists_models_and_unit(
     assert all(m["quota_blocks"] > 0 for m in unit["models"])
 
 
+def test_top__running_fleet__shows_what_clients_saw(
+    fleet: FleetProcess, client: openai.OpenAI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model in MODELS:
+        chat(client, model, max_tokens=8)
+
+    with pytest.raises(SystemExit) as exited:
+        main(["top", fleet.url, "--every", "0.2", "--count", "2"])
+
+    assert exited.value.code == 0
+    seen = capsys.readouterr().out
+    head = next(line for line in seen.splitlines() if "TTFT p50" in line)
+    assert head.split("  ")[0] == "model"
+    assert all(re.search(rf"^{model} +\d+ +\d+ ms +\d+ ms", seen, re.MULTILINE) for model in MODELS)
+
+
 def test_trace_decisions__running_fleet__draws_every_model(fleet: FleetProcess, tmp_path: Path) -> None:
     for model in MODELS:
         chat(client_of(fleet.url), model, max_tokens=8)
