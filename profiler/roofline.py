@@ -10,7 +10,10 @@ from profiler.latency import ChunkShape, Floats
 from profiler.operator_costs import OperatorCosts, operator_costs
 from profiler.specs import DeviceSpec, ModelSpec
 
-_REMEMBERED = 1 << 16  # pairs of batch size and sampled rows
+# Then all are forgotten: at the most some 20 MB a model, if it runs on each of 132 shares. Decode batches come again
+# and again and are few; prompts' token counts hardly do.
+_REMEMBERED_PASSES = 1024  # of a model on one share, by tokens and sampled rows
+_REMEMBERED_LINES = 4096  # of all models, by batch size
 
 
 class _DecodeLine(NamedTuple):
@@ -54,7 +57,7 @@ class _Passes:
         counts = (n, sampled_rows)
         rest_s = self._without_attention_s.get(counts)
         if rest_s is None:
-            if len(self._without_attention_s) >= _REMEMBERED:
+            if len(self._without_attention_s) >= _REMEMBERED_PASSES:
                 self._without_attention_s.clear()
             rest_s = self._without_attention_s[counts] = self.costs.total_s(float(n), 0.0, float(sampled_rows))
         return rest_s
@@ -154,7 +157,7 @@ class RooflineLatency:
     def _lines_of(self, spec: ModelSpec, n: int) -> dict[int, _DecodeLine]:
         lines = self._decode_lines.get((id(spec), n))
         if lines is None:
-            if len(self._decode_lines) >= _REMEMBERED:
+            if len(self._decode_lines) >= _REMEMBERED_LINES:
                 self._decode_lines.clear()
             lines = self._decode_lines[id(spec), n] = {}
         return lines

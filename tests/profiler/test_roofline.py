@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -197,3 +198,16 @@ def test_experts__decode__reads_those_that_are_chosen() -> None:
     assert read_bytes == pytest.approx(6 * expert_bytes, rel=0.1)
     prefill_s = latency.prefill_s(mixtral, [ChunkShape(16384)], 132)
     assert prefill_s < 2.2 * latency.prefill_s(LLAMA_3_8B, [ChunkShape(16384)], 132)
+
+
+def test_roofline__ever_new_batches__memory_is_bounded_and_answers_stay() -> None:
+    latency = RooflineLatency(H200)
+    before_s = latency.prefill_s(LLAMA_3_8B, [ChunkShape(7)], 66), latency.decode_s(LLAMA_3_8B, [5], 66)
+    tracemalloc.start()
+    for n in range(1, 20_000):
+        latency.prefill_s(LLAMA_3_8B, [ChunkShape(n)], 66)
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert held_bytes < 1 << 20
+    assert before_s == (latency.prefill_s(LLAMA_3_8B, [ChunkShape(7)], 66), latency.decode_s(LLAMA_3_8B, [5], 66))
