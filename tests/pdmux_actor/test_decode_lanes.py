@@ -103,7 +103,7 @@ def test_adbs__lanes_are_fewer_than_models__models_take_turns():
     assert all(set(models[i : i + 4]) == set(MODELS) for i in range(len(models) - 3))
 
 
-@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"adbs"}))
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"adbs", "mux", "muxwise"}))
 def test_policies__that_ask_for_one_decode__do_not_mind_more_lanes(policy):
     one, four = (run(policy, lanes=lanes).scheduler.log.decisions() for lanes in (1, 4))
 

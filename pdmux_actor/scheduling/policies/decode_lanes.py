@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.policies.base import Decode, UnitState
+from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.rotation import Rotation
 from profiler.bandwidth_sharing import slowdown_beside
 from profiler.specs import DeviceSpec
 
 _WORTH_IT = 0.95  # of the cycle: predictions are of the mean, and a step on a part is a longer gap for one model alone
+_LEAST_PART = 0.7  # of a part: a lane that waits for its neighbour loses more
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,38 @@ def part_of(device: DeviceSpec, share_sms: int, lanes: int) -> int | None:
     return share_sms // lanes // step * step or None
 
 
+def gain_of_lanes(state: UnitState, outlooks: Sequence[DecodeOutlook]) -> float:
+    """The decode cycle of these models as a share of the sum of their steps. Of half the device, for every share: a
+    policy asks for a dozen of them per decision, and what overlaps does not depend much on it.
+    """
+    if state.settings.decode_lanes == 1 or len(outlooks) == 1:
+        return 1.0
+    share_sms = max(1, state.total_sms // 2)
+    one_by_one_s = sum([outlook.solo_s(share_sms) for outlook in outlooks])
+    if one_by_one_s <= 0:
+        return 1.0
+    return divide(state.device, outlooks, share_sms, state.settings.decode_lanes).cycle_s / one_by_one_s
+
+
+def may_add_decode(state: UnitState) -> bool:
+    """Whether one more decode may be launched, beside others if need be."""
+    if not state.decode_lane.busy:
+        return True
+    return state.num_decodes < state.settings.decode_lanes and bool(state.idle_decoding())
+
+
+def decodes_at_once(
+    state: UnitState, decoding: Sequence[ModelQueue], share_sms: int, turn: Rotation, *, steps: int = 1
+) -> list[Decode]:
+    """As many decodes as make the cycle shortest, on parts of `share_sms`; those that there are not yet.
+
+    Others may be in flight on parts of another share. What of them is beyond this one comes to its end.
+    """
+    outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in decoding]
+    division = divide(state.device, outlooks, share_sms, state.settings.decode_lanes)
+    return fill_lanes(state, turn, lanes=division.lanes, part_sms=division.sms, share_sms=share_sms, steps=steps)
+
+
 def _cycle_s(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], part_sms: int, lanes: int) -> float:
     demands = [outlook.demand(device, part_sms) for outlook in outlooks]
     drawn, others_per_lane = sum(demands), (lanes - 1) / (len(outlooks) - 1)
@@ -67,15 +101,19 @@ def fill_lanes(
 ) -> list[Decode]:
     """Decodes for the lanes that are free: of models that have none in flight, in turn, within the first `share_sms`.
 
-    None while launches of a finer division leave no part free: they end soon.
+    The gaps that launches in flight leave may be of another division: a part is as large as fits, and none while what
+    is free is far less than one.
     """
-    free = sum([max(0, min(end, share_sms) - start) // part_sms for start, end in state.decode_gaps()])
-    free = min(free, lanes - state.num_decodes)
+    free = lanes - state.num_decodes
     candidates = [queue.model for queue in state.idle_decoding()]
-    actions: list[Decode] = []
-    while len(actions) < free and candidates:
-        model = turn.take(candidates)
-        assert model is not None
-        candidates.remove(model)
-        actions.append(Decode(model, part_sms, steps))
+    step, actions = state.device.partition_granularity_sms, list[Decode]()
+    for start, end in state.decode_gaps():
+        width = min(end, share_sms) - start
+        parts = min(free, len(candidates), max(width // part_sms, int(width >= _LEAST_PART * part_sms)))
+        for _ in range(parts):
+            model = turn.take(candidates)
+            assert model is not None
+            candidates.remove(model)
+            actions.append(Decode(model, min(part_sms, width // step * step or width), steps))
+        free -= parts
     return actions
