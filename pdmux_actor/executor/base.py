@@ -71,7 +71,7 @@ class HostingExecutor(Executor, Protocol):
     """Models that sleep lie in the same memory as those that serve."""
 
     def sleep_model(self, model: str, most_bytes: int) -> int:
-        """Copies the weights of an attached model, which may run meanwhile; `detach_model` then frees those on the
+        """Copies the weights of a loaded model, which may run meanwhile; `detach_model` then frees those on the
         device. Returns the bytes of host memory that they take.
 
         Raises:

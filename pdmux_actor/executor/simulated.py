@@ -169,13 +169,14 @@ class SimulatedExecutor:
             ) from None
         except (UnsupportedModel, ValueError) as error:
             raise ModelLoadError(model=model, reason=str(error), remedy="fix its config.json") from error
-        return ModelInfo(
+        info = self._infos[model] = ModelInfo(
             model=model,
             spec=spec,
             geometry=KvGeometry.of(spec, self.block_bytes),
             eos_token_ids=frozenset(),
             max_model_len=spec.context_tokens(max_model_len),
         )
+        return info
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._infos[info.model] = info
@@ -190,7 +191,8 @@ class SimulatedExecutor:
         return info.spec.weight_bytes
 
     def wake_model(self, model: str) -> ModelInfo:
-        return self._asleep.pop(model)
+        info = self._infos[model] = self._asleep.pop(model)
+        return info
 
     def forget_sleeper(self, model: str) -> None:
         del self._asleep[model]

@@ -18,7 +18,7 @@ from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.lanes import Lane as CpuLane
 from pdmux_actor.executor.lanes import PinnedThread, available_cores
-from pdmux_actor.executor.loading import check_room, load_decoder
+from pdmux_actor.executor.loading import LoadedModel, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
@@ -71,7 +71,7 @@ class TorchCpuExecutor:
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
         self._storage = KvStorage(self.total_blocks, block_bytes)
-        self._loaded: dict[str, Decoder] = {}
+        self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, AttachedModel] = {}
         self._asleep: dict[str, HostCopy] = {}
         self._runners = {number: ModelRunner(self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
@@ -95,16 +95,17 @@ class TorchCpuExecutor:
             available_bytes=psutil.virtual_memory().available,
             fastest_dtype=self._fastest_dtype,
         )
-        self._loaded[model] = loaded.decoder
+        self._loaded[model] = loaded
         return loaded.info
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._attached[info.model] = AttachedModel(
             info=info,
-            decoder=self._loaded.pop(info.model),
+            decoder=self._loaded[info.model].decoder,
             kv=self._storage.view(info.spec, info.geometry),
             row_table=row_table,
         )
+        del self._loaded[info.model]  # last: another thread may look for it here and then there
 
     def detach_model(self, model: str) -> None:
         self._loaded.pop(model, None)
@@ -113,17 +114,18 @@ class TorchCpuExecutor:
             runner.forget_model(model)
 
     def sleep_model(self, model: str, most_bytes: int) -> int:
-        attached = self._attached[model]
-        needed_bytes = host_bytes(attached.decoder.weights)
+        source = self._loaded.get(model) or self._attached[model]
+        needed_bytes = host_bytes(source.decoder.weights)
         check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
-        self._asleep[model] = copy_to_host(attached.info, attached.decoder, HostRegion(needed_bytes), nullcontext)
+        self._asleep[model] = copy_to_host(source.info, source.decoder, HostRegion(needed_bytes), nullcontext)
         return needed_bytes
 
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
         spec = host.info.spec
         check_room(model, spec, spec.weight_bytes, psutil.virtual_memory().available)
-        self._loaded[model] = Decoder(host.config, packed_from_host(host), host.info.max_model_len)
+        decoder = Decoder(host.config, packed_from_host(host), host.info.max_model_len)
+        self._loaded[model] = LoadedModel(info=host.info, decoder=decoder)
         del self._asleep[model]
         return host.info
 

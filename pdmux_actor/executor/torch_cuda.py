@@ -140,7 +140,7 @@ class TorchCudaExecutor:
         self._loaded[loaded.info.model] = loaded
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
-        loaded = self._loaded.pop(info.model)
+        loaded = self._loaded[info.model]
         device = self._lanes.device
         self._attached[info.model] = CudaModel(
             info=info,
@@ -157,6 +157,7 @@ class TorchCudaExecutor:
             eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),
             max_rows=-(-info.max_model_len // info.geometry.tokens_per_row) + 1,
         )
+        del self._loaded[info.model]  # last: another thread may look for it here and then there
         self._lanes.settle()
         for sms in [self.device.num_sms, *decode_shares(self.device)] if self._captured_batches else []:
             stream = self._lanes.streams.stream(Lane.DECODE, sms)
@@ -172,14 +173,14 @@ class TorchCudaExecutor:
             runner.forget_model(model)
 
     def sleep_model(self, model: str, most_bytes: int) -> int:
-        attached = self._attached[model]
-        needed_bytes = host_bytes(attached.decoder.weights)
+        source = self._loaded.get(model) or self._attached[model]
+        needed_bytes = host_bytes(source.decoder.weights)
         check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
         region = HostRegion(needed_bytes)
         self._lanes.pin(region.whole)
         try:
             with torch.inference_mode():
-                self._asleep[model] = copy_to_host(attached.info, attached.decoder, region, self._lanes.copying)
+                self._asleep[model] = copy_to_host(source.info, source.decoder, region, self._lanes.copying)
         except BaseException:
             self._lanes.unpin(region.whole)
             raise

@@ -57,3 +57,15 @@ def test_sleep_model__takes_what_its_weights_take_and_no_more(demo_checkpoints: 
         assert torch.equal(copy.layers[0].qkv.weight, weights.layers[0].qkv.weight)
     finally:
         rig.close()
+
+
+def test_sleep_model__loaded_and_not_attached_yet__sleeps(demo_checkpoints: Mapping[str, Path]) -> None:
+    """The order to sleep may overtake the engine's loop."""
+    rig = CpuRig()
+    try:
+        folder = str(demo_checkpoints["demo-llama"])
+        rig.executor.load_model("demo-llama", folder, revision=None, dtype=None, max_model_len=None)
+
+        assert rig.executor.sleep_model("demo-llama", 1 << 30) > 0
+    finally:
+        rig.close()
