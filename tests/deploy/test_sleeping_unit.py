@@ -39,7 +39,7 @@ class Fleet:
     async def until(self, phases: dict[str, ModelPhase], *, waiting: int = 0) -> None:
         """Time goes fast, so a request is `waiting` for a model that must not fall asleep before it is there."""
         async with asyncio.timeout(DEADLINE_S):
-            while await self._beat(waiting) != phases:
+            while await self._beat(waiting) != phases:  # noqa: ASYNC110 - heartbeats, as a unit sends them
                 await asyncio.sleep(0.02)
 
     async def _beat(self, waiting: int) -> dict[str, ModelPhase]:
