@@ -30,7 +30,7 @@ from router.errors import (
 )
 from router.gateway import VERSION, Gateway
 from router.model_list import model_entry, model_list
-from router.openai.body import RequestT, parse_body
+from router.openai.body import SMALL_BODY_BYTES, RequestT, parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.document import Document, body_of, responses_of
@@ -212,7 +212,12 @@ async def _parse(request: Request, gateway: Gateway, schema: type[RequestT]) -> 
             body = await _read_body(request, limits.max_body_bytes)
     except TimeoutError as error:
         raise RequestTimeout(limit_s=limits.body_timeout_s) from error
-    asked = parse_body(body, schema)
+    if len(body) <= SMALL_BODY_BYTES:
+        asked = parse_body(body, schema)
+    else:  # one at a time, and others' turns of the loop between two
+        async with gateway.large_bodies:
+            asked = parse_body(body, schema)
+            await asyncio.sleep(0)
     if gateway.view.card(asked.model) is not None:  # names of models that do not exist would grow the metrics
         request.state.model = asked.model
     return asked

@@ -93,7 +93,7 @@ class Dispatcher:
             ModelUnavailable: no unit with room for it became ready in time.
             GenerationFailed: the engine gave it up for a reason that another unit would share.
             UnitsLost: too many units were lost under it.
-            RequestKilledUnits: units died under it one after the other, without a token between: it may be the cause.
+            RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
         """
         progress = _Progress()
         failed: set[str] = set()
@@ -117,8 +117,9 @@ class Dispatcher:
                 self._desk.left(generation.request_id)
                 attempts += not isinstance(error, UnitUnreachable | StreamRefused)
                 if len(progress.final) > kept_tokens:
-                    deaths = 0  # the unit died later, of something else as likely
-                deaths += not isinstance(error, UnitUnreachable | UnitStalled | StreamRefused | _GivenBack)
+                    deaths = 0  # it was served there: others on the unit are as likely the cause
+                else:
+                    deaths += not isinstance(error, UnitUnreachable | UnitStalled | StreamRefused | _GivenBack)
                 failed.add(unit.unit_id)
                 progress.open.clear()
                 self._note_loss(generation, unit, progress, error)

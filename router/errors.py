@@ -24,7 +24,7 @@ RouterError
 ├── TokenizerUnavailable     the gateway cannot load the model's tokenizer, or lost the process that works on text
 ├── GenerationFailed         the engine gave the request up
 ├── UnitsLost                every unit that was tried died under the request
-└── RequestKilledUnits       units died under the request one after the other, without a token between
+└── RequestKilledUnits       units died under the request, before they gave it a token
 """
 
 from collections.abc import Mapping

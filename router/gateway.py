@@ -1,5 +1,6 @@
 """What a request meets between HTTP and the units. Knows neither FastAPI nor Ray."""
 
+import asyncio
 import secrets
 import time
 import uuid
@@ -69,6 +70,7 @@ class Gateway:
         )
         self._clock = clock
         self.access = Access(clock=clock, num_gateways=lambda: self.view.current.num_gateways)
+        self.large_bodies = asyncio.Lock()  # held while one is read
         self._pool = UnitPool(SilenceLimits(suspect_s=self.limits.suspect_s, lost_s=self.limits.lost_s))
         self._tokenizers = Tokenizers(self.limits, clock=clock, start=start_text)
         self.metrics = GatewayMetrics(

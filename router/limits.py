@@ -8,8 +8,8 @@ class GatewayLimits:
     """`hold_s` is how long a request waits for a unit that serves its model, at first and again after losing one.
 
     `max_queued` counts requests of one model that wait for their first token. `max_attempts` bounds the units that one
-    request may lose; `max_deaths` those that may die under it without a token in between: a request that kills engines
-    stops early. A client that does not send its body within `body_timeout_s`, or reads nothing of a stream for
+    request may lose; `max_deaths` those that may die under it before they gave it a token: a request that kills
+    engines stops early. A client that does not send its body within `body_timeout_s`, or reads nothing of a stream for
     `write_timeout_s`, is let go. The streams of a unit that says nothing for `suspect_s` go on elsewhere where they
     can; after `lost_s` it is lost. `template_timeout_s` is how long a chat template may take;
     `max_waiting_characters` how much text may wait to be turned into tokens.

@@ -14,7 +14,7 @@ from router.openai.parameters import UNIMPLEMENTED, GenerationParameters
 
 RequestT = TypeVar("RequestT", bound=GenerationParameters)
 
-_SMALL_BYTES = 64 * 1024  # pydantic reads so much in some ms, whatever it is, and says best what is wrong
+SMALL_BODY_BYTES = 64 * 1024  # pydantic reads so much in some ms, whatever it is, and says best what is wrong
 
 
 def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
@@ -23,7 +23,7 @@ def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
     """
     prompt: dict[str, Any] = {}
     try:
-        if len(body) <= _SMALL_BYTES:
+        if len(body) <= SMALL_BODY_BYTES:
             document = msgspec.json.decode(body)
         else:
             document, prompt = parameters_and_prompt(body, schema)
