@@ -48,19 +48,11 @@ def gateway_application(
 ) -> Application:
     """Raises OpenCluster."""
     _check_token()
-    limits = GatewayLimits(
-        max_body_bytes=args.max_body_bytes,
-        max_queued=args.max_queued_requests,
-        hold_s=args.hold_s,
-        template_timeout_s=args.template_timeout_s,
-        suspect_s=args.unit_suspect_s,
-        lost_s=args.unit_lost_s,
-    )
     return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
         serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(),
         controller_deployment=CONTROLLER_DEPLOYMENT,
         controller_app=GATEWAY_APP,
-        limits=limits,
+        limits=gateway_limits(args),
         read_keys=None if args.api_keys is None else partial(_key_ring, args.api_keys),
         logs_requests=args.request_log,
         otlp_endpoint=otlp_endpoint,
@@ -71,6 +63,17 @@ def gateway_application(
 def _check_token() -> None:
     if get_authentication_mode() != AuthenticationMode.TOKEN and not allows_open_ray():
         raise OpenCluster
+
+
+def gateway_limits(args: GatewayArgs) -> GatewayLimits:
+    return GatewayLimits(
+        max_body_bytes=args.max_body_bytes,
+        max_queued=args.max_queued_requests,
+        hold_s=args.hold_s,
+        template_timeout_s=args.template_timeout_s,
+        suspect_s=args.unit_suspect_s,
+        lost_s=args.unit_lost_s,
+    )
 
 
 def _key_ring(path: str) -> KeyRing:

@@ -5,11 +5,12 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from deploy.app import actor_settings
+from deploy.app import actor_settings, gateway_limits
 from deploy.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitsArgs
 from deploy.demo_fleet import FLEET_TEXT
 from deploy.render import controller_config, logical_cpus, serve_config, serve_yaml, without_node_labels
 from deploy.settings import FleetFile, fleet_json_schema, parse_fleet_file, read_fleet_file
+from pdmux_actor.serving.engine_watch import WatchSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -101,6 +102,18 @@ def test_serve_config__args__pass_their_builders_types() -> None:
 
     GatewayArgs.model_validate(application(config, "gateway")["args"])
     UnitsArgs.model_validate(application(config, "units")["args"])
+
+
+def test_watch__of_the_fleet_file__reaches_units_and_gateways() -> None:
+    text = TWO_POOLS + "engine: {watch: {kill_s: 20, load_s: 60}}\ngateway: {unit_suspect_s: 1.5, unit_lost_s: 4}\n"
+    config = serve_config(fleet_of(text))
+
+    shapes = UnitsArgs.model_validate(application(config, "units")["args"]).shapes
+    watches = [actor_settings(shape).watch for shape in shapes]
+    limits = gateway_limits(GatewayArgs.model_validate(application(config, "gateway")["args"]))
+
+    assert watches == [WatchSettings(kill_s=20, load_s=60)] * 2
+    assert (limits.suspect_s, limits.lost_s) == (1.5, 4)
 
 
 def test_controller_config__round_trip_through_json__loses_nothing() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -193,6 +194,21 @@ async def test_native_engine__stopped_for_a_while__comes_to_itself(
         engine.submit(make_request("r", model="a", max_tokens=3))
         tokens, _ = await answers_of(engine, ["r"])
         assert tokens == {"r": 3}
+
+
+async def test_native_engine__watcher_held_up__engine_is_not_suspected(engine_settings, until):
+    """As after a machine was suspended: the engine's reports lie unread in the socket."""
+    async with running(engine_settings, suspect_s=1.0, kill_s=1.5) as (engine, _):
+        await until(lambda: engine.load_report() is not None)
+
+        time.sleep(4)  # noqa: ASYNC251 - it is the loop that is to stand still
+        suspected = []
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+            suspected.append(engine.is_stalled())
+
+        assert not any(suspected)
+        assert engine.is_alive()
 
 
 async def test_native_engine__model_never_loads__engine_is_given_up(engine_settings, make_assignment):
