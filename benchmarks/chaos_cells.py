@@ -46,9 +46,9 @@ PROCESSES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """`lost`: answered not at all, or cut. `refused`: told to come again. `repeated`: other tokens than in peace.
-    `silent_s`: the longest time that a client heard nothing. `back_s`: from the fault until all was as before; None:
-    not while it was watched.
+    """`lost`: answered not at all, or cut. `refused`: told to come again, or nobody listened. `repeated`: other tokens
+    than in peace. `silent_s`: the longest time that a client heard nothing. `back_s`: from the fault until all was as
+    before; None: not while it was watched.
     """
 
     requests: int
@@ -119,11 +119,12 @@ def measure(fleet: FleetProcess, load: Load, strike: Callable[[], Awaitable[None
         back_s.append(await _back_after(fleet, striking, began_s))
 
     run = load.through(trouble)
-    cut = [a for a in run.lost() if a not in run.refused()]
+    refused = [a for a in run.answers if not a.was_accepted or (a.ends and not a.ends["length"])]
+    cut = [a for a in run.lost() if not any(a is other for other in refused)]
     return Cell(
         requests=len(run.answers),
         lost=len(cut),
-        refused=len(run.refused()),
+        refused=len(refused),
         repeated=len(run.wrong()),
         silent_s=round(run.longest_silence_s(), 1),
         back_s=back_s[0],

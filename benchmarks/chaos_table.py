@@ -43,8 +43,13 @@ ROWS: Sequence[str] = (*(f"{p}/{f}" for p in PROCESSES for f in FAULTS), *MACHIN
 
 
 @contextmanager
-def running(folder: Path, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()) -> Iterator[Any]:
-    fleet = FleetProcess(fleet_of(folder, port=PORT), environment, prefix=prefix)
+def running(
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+) -> Iterator[FleetProcess]:
+    fleet = FleetProcess(fleet_of(folder, port=PORT), environment, options, prefix)
     try:
         fleet.wait_until_serving()
         yield fleet
@@ -95,7 +100,8 @@ def run_rows(rows: Sequence[str], results: dict[str, Any], until_s: float) -> No
     try:
         of_processes = [row for row in rows if row not in MACHINE_FAULTS]
         if of_processes:
-            with running(folder) as fleet:
+            # What Ray itself runs on comes back with the whole fleet, when `up` is told to.
+            with running(folder, options=["--restart"]) as fleet:
                 load = Load.calibrated(fleet.url)
                 for row in of_processes:
                     if time.monotonic() > until_s:

@@ -14,6 +14,7 @@ _PROMPTS = tuple([7 + i, *range(20, 60)] for i in range(4))
 MAX_TOKENS = 80
 _CLIENTS = 12
 _TIMEOUT_S = 150.0
+_REFUSED_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class Answered:
     text: str = ""
     ends: Counter[str] = field(default_factory=Counter)
     broken: str | None = None
+    was_accepted: bool = True  # False: nobody listened
     ended_s: float = 0.0
     silent_s: float = 0.0
 
@@ -148,6 +150,9 @@ async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int, max_t
                 await response.aread()
             else:
                 await _read(response, answered, began_s)
+    except httpx.ConnectError as error:
+        answered.broken, answered.was_accepted = f"ConnectError: {error}", False
+        await asyncio.sleep(_REFUSED_PAUSE_S)
     except httpx.HTTPError as error:
         answered.broken = f"{type(error).__name__}: {error}"
     answered.ended_s = time.monotonic()
