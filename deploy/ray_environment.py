@@ -28,6 +28,8 @@ def ray_environment(
         **_LOOPBACK,
         # Serve asks its proxies every 10 s otherwise: so long nobody notices that one is gone.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+        # A replica whose loop stands is ended at once: asked gently, it would have until the end of its drain.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Ray's default of 15 lets any other program starve the engine.
         "RAY_worker_niceness": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -19,7 +19,7 @@ from deploy.ray_environment import HAPROXY
 from deploy.settings import FleetFile, PoolSection
 
 # A crashed replica is replaced after one period, one whose loop stands after three timeouts (Serve's defaults: 10 s and
-# 30 s). Each check runs on that loop.
+# 30 s), at once with RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1, else after its drain. Each check runs on that loop.
 _UNIT_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
 _CONTROLLER_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
 _QUICK_SHUTDOWN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 10.0}
@@ -161,7 +161,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
                 "max_surge_percent": 100,
                 "ray_actor_options": {"num_cpus": _SMALL_CPUS},
                 "health_check_period_s": 2.0,
-                "health_check_timeout_s": 10.0,
+                "health_check_timeout_s": 5.0,
                 **_DRAIN,
             },
             {

@@ -125,6 +125,8 @@ spec:
 - {name: TRITON_CACHE_DIR, value: /var/lib/muxfleet/.cache/triton}
 - {name: TORCHINDUCTOR_CACHE_DIR, value: /var/lib/muxfleet/.cache/torchinductor}
 - {name: HF_HOME, value: {{ printf "%s/huggingface" (trimSuffix "/" $cache) }}}
+# A replica whose loop stands is ended at once: asked gently, it would have until the end of its drain.
+- {name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS, value: "1"}
 # Ray's default of 15 lets any other program on the node starve the engine.
 - {name: RAY_worker_niceness, value: "0"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}

@@ -54,6 +54,7 @@ class RayNodes:
             "MUXFLEET_ALLOW_OPEN_RAY": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
+            "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         }
         self.environment = self._clean | {"RAY_ADDRESS": self._address}
