@@ -97,7 +97,9 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             profile=shape.profile,
             guard=shape.guard,
             scheduler=SchedulerSettings(
-                max_batch_tokens=shape.max_batch_tokens, max_running_sequences=shape.max_running_sequences
+                max_batch_tokens=shape.max_batch_tokens,
+                max_running_sequences=shape.max_running_sequences,
+                decode_lanes=shape.decode_lanes,
             ),
         ),
         pool=shape.pool,

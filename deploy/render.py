@@ -111,6 +111,7 @@ def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
         dtype=engine.dtype,
         max_batch_tokens=engine.max_batch_tokens,
         max_running_sequences=engine.max_running_sequences,
+        decode_lanes=engine.decode_lanes,
         watch=engine.watch,
     )
 

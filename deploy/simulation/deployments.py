@@ -156,6 +156,7 @@ def _unit_design(
     settings = SchedulerSettings(
         max_batch_tokens=fleet.engine.max_batch_tokens,
         max_running_sequences=fleet.engine.max_running_sequences,
+        decode_lanes=fleet.engine.decode_lanes,
         chunk_budget_tokens=budget,
         decision_log_entries=_LOG_ENTRIES,
     )
