@@ -15,6 +15,7 @@ from chaos_load import MODELS, Load, ask_once
 from fleet_process import FleetProcess
 
 from deploy.fleet_report import fleet_report
+from deploy.fleet_status import ModelState
 
 PORT = 20411
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -51,21 +52,29 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
 def test_sleeper__asked_for_then_left_alone__wakes_within_the_request_and_goes_again(
     chaos_fleet: FleetProcess, load: Load
 ) -> None:
-    def state() -> tuple[bool, bool]:
+    def sleeper() -> ModelState:
         (model,) = [m for m in fleet_report(chaos_fleet.url).models if m.model == "sleeper"]
-        return model.is_asleep, model.is_ready
+        return model
+
+    def state() -> tuple[bool, bool]:
+        return sleeper().is_asleep, sleeper().is_ready
 
     before = state()
     answered = ask_once(chaos_fleet.url, "sleeper")
     awake = state()
     until_s = time.monotonic() + 90
-    while state() != (True, False) and time.monotonic() < until_s:
+    while (state() != (True, False) or not sleeper().asleep_on) and time.monotonic() < until_s:
         time.sleep(0.5)
+    asleep_on = sleeper().asleep_on
+    again = ask_once(chaos_fleet.url, "sleeper")
+    report = fleet_report(chaos_fleet.url)
 
+    assert len(asleep_on) == 1, "its weights stayed in host memory"
+    assert again.ends == {"length": 1}, again
+    assert any(f"wake sleeper on {asleep_on[0]}" in d.moves for d in report.decisions)
     assert before == (True, False)
     assert answered.ends == {"length": 1}, answered
     assert awake == (False, True)
-    assert state() == (True, False)
 
 
 def test_apply__model_that_does_not_load_and_one_that_fits_nowhere__others_go_on(
