@@ -4,7 +4,7 @@ What a run needs of an engine, it takes from `deploy/simulation`: nothing here d
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from request_times import RequestTimes
 
@@ -198,7 +198,8 @@ class VirtualFleet:
         def admitted(choice: UnitChoice, stay: Stay) -> None:
             sent.stay = stay
             sent.admitted_s = self.agenda.clock.now_s
-            self.units[choice.unit_id].submit(request)
+            left = request.slo.after(sent.admitted_s - now_s)
+            self.units[choice.unit_id].submit(replace(request, slo=left))
 
         def refused(_: object) -> None:
             sent.refused = True

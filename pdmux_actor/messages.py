@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
+_LEAST_TTFT_S = 1e-3
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
@@ -40,6 +42,10 @@ class Slo:
 
     ttft_s: float
     tbt_s: float
+
+    def after(self, waited_s: float) -> "Slo":
+        """What is left of them for a unit when a request has waited elsewhere. A target that is over stays above 0."""
+        return Slo(ttft_s=max(_LEAST_TTFT_S, self.ttft_s - waited_s), tbt_s=self.tbt_s) if waited_s > 0 else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router.ask import Ask
-from router.estimates import DrainRate, OutputLengths, WakeTimes
-from router.fair_queue import FairQueue, virtual_tokens
+from router.estimates import OutputLengths, WakeTimes
+from router.fair_queue import FairQueue
+from router.flow import Waiting
 from router.ledger import QuotaLedger
+from router.pace import Pace, PaceLearner
 from router.routing import UnitChoice
+from router.service_counters import virtual_tokens
 
 MAX_RETRY_AFTER_S = 120
 """The OpenAI SDKs give up above."""
 
 _LEAST_PAUSE_S = 0.002  # between two tries
 _ROUNDING_S = 1e-6  # what floats may be off by
+_LOOK_EVERY_S = 0.1
+_NO_PACE = Pace()
 _BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
 
 
@@ -68,13 +73,24 @@ class Units(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSettings:
     """`max_waiting` counts a model's requests before their first token, here and on units. `ahead_share`: a request is
-    handed to a unit when the prefills before it there take no more than this share of its TTFT target; the others wait
-    here, where turns are fair. `least_ahead_s` may always be ahead, so that the unit does not idle while it is asked.
+    handed to a unit when the prefills before it there take no more than this share of its TTFT target, or its model's
+    if that is less; the others wait here, where turns are fair. `least_ahead_s` may always be ahead, so that the unit
+    does not idle while it is asked.
     """
 
     max_waiting: int = 1024
     ahead_share: float = 0.05
     least_ahead_s: float = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class _Admitted:
+    """`output_tokens` it was charged for. `prefill_s` was predicted; None when the first token tells nothing of it."""
+
+    ask: Ask
+    output_tokens: int
+    admitted_s: float
+    prefill_s: float | None
 
 
 class Admission:
@@ -87,11 +103,12 @@ class Admission:
         self._units = units
         self._ledger = ledger
         self._settings = settings
-        self._drains: dict[str, DrainRate] = {}
+        self._learners: dict[str, PaceLearner] = {}
         self._ttft_targets_s: Mapping[str, float] = {}
         self._before_first: dict[str, int] = {}  # admitted, no token yet
-        self._charged: dict[str, tuple[Ask, int]] = {}  # what runs, and the output tokens it was charged for
+        self._running: dict[str, _Admitted] = {}
         self._evicted: list[Ask] = []
+        self._look_s = -math.inf  # when to look for late asks without a hope
         self._blocked_until_s: dict[str, float] = {}  # models whose head was tried in vain
 
     # ---- the door ----
@@ -104,18 +121,25 @@ class Admission:
                 return self._shed(ask.model)
             self.queue.remove(loser.request_id)
             self._evicted.append(loser)
-        self._observe(ask.model, now_s, left=0)
+        output_tokens = self._output_tokens(ask)
+        work = virtual_tokens(prompt_tokens=ask.prompt_tokens, output_tokens=output_tokens)
+        learner = self._observe(ask.model, now_s)
+        learner.asked(ask.tenant, work, now_s)
         if not self.queue:
             self.queue.enter(ask.model, ask.tenant, credit=self._credit(ask))
             tried = self._try(ask, now_s)
             if isinstance(tried, Admit):
                 return tried
         choice = self._units.choose(ask, now_s)
+        prefill_s = 0.0
         if choice is None:
             self.wakes.held(ask.model, now_s)
-        elif self._comes_too_late(ask, now_s):
-            return self._shed(ask.model)
-        self.queue.push(ask, credit=self._credit(ask))
+        else:
+            prefill_s = choice.prefill_s
+            work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
+            if self._comes_too_late(ask, work, now_s):
+                return self._shed(ask.model)
+        self.queue.push(ask, now_s, work=work, prefill_s=prefill_s, credit=self._credit(ask))
         return Queue(is_held=choice is None)
 
     def pump(self, now_s: float) -> Sequence[tuple[Ask, Outcome]]:
@@ -124,10 +148,17 @@ class Admission:
         self._evicted.clear()
         outcomes += [(ask, self._too_late(ask, now_s)) for ask in self.queue.expired(now_s)]
         while (entry := self._next_admitted(now_s)) is not None:
-            ask = entry[0]
-            self._observe(ask.model, now_s, left=1, virtual_tokens=self._virtual_tokens(ask))
-            self.queue.remove(ask.request_id)
-            outcomes.append(entry)
+            waiting, admit = entry
+            charged = virtual_tokens(
+                prompt_tokens=waiting.ask.prompt_tokens,
+                output_tokens=self._running[waiting.ask.request_id].output_tokens,
+            )
+            self._observe(waiting.ask.model, now_s, left=1, virtual_tokens=charged, work=waiting.work)
+            self.queue.serve(waiting.ask.request_id)
+            outcomes.append((waiting.ask, admit))
+        if now_s >= self._look_s:
+            self._look_s = now_s + _LOOK_EVERY_S
+            outcomes += [(ask, self._shed(ask.model)) for ask in self.queue.hopeless(now_s, self._pace)]
         return outcomes
 
     def next_pump_s(self) -> float | None:
@@ -137,11 +168,15 @@ class Admission:
         deadline_s = self.queue.next_deadline_s()
         if deadline_s is None:
             return None
-        return min(deadline_s, *(self._blocked_until_s.get(m, -math.inf) for m in self.queue.models()))
+        models = list(self.queue.models())
+        look_s = self._look_s if any(self._learner(m).drain.work_per_s for m in models) else math.inf
+        return min(deadline_s, look_s, *(self._blocked_until_s.get(m, -math.inf) for m in models))
 
     def on_view(self, now_s: float) -> None:
         """Units came, went or told their load: everybody may be tried again."""
         self._blocked_until_s.clear()
+        for learner in self._learners.values():
+            learner.forget_idle(now_s)
         for model in self.wakes.waiting():
             if self._units.is_ready(model):
                 self.wakes.ready(model, now_s)
@@ -156,16 +191,25 @@ class Admission:
 
     # ---- what was admitted ----
 
-    def on_first_token(self, request_id: str) -> None:
-        model = self._charged[request_id][0].model
+    def on_first_token(self, request_id: str, now_s: float) -> None:
+        admitted = self._running[request_id]
+        model = admitted.ask.model
         self._before_first[model] -= 1
+        if admitted.prefill_s is not None:
+            lag_s = now_s - admitted.admitted_s - admitted.prefill_s
+            self._learner(model).lags.note(admitted.prefill_s, lag_s)
         # Its unit may be free sooner than thought, for other models too.
         self._blocked_until_s = {m: s for m, s in self._blocked_until_s.items() if s == math.inf}
 
+    def left(self, request_id: str) -> None:
+        """Its unit was lost: when its first token comes tells nothing of units."""
+        self._running[request_id].prefill_s = None
+
     def end(self, request_id: str, *, output_tokens: int, had_first_token: bool, finished: bool) -> None:
         """Settles the account of an admitted request, however it ended."""
-        ask, charged = self._charged.pop(request_id)
-        self.queue.charge(ask.model, ask.tenant, output_tokens=output_tokens - charged)
+        admitted = self._running.pop(request_id)
+        ask = admitted.ask
+        self.queue.charge(ask.model, ask.tenant, output_tokens=output_tokens - admitted.output_tokens)
         self._ledger.release(request_id)
         self._blocked_until_s.pop(ask.model, None)
         if not had_first_token:
@@ -179,7 +223,7 @@ class Admission:
 
     @property
     def num_running(self) -> int:
-        return len(self._charged)
+        return len(self._running)
 
     def keep_models(self, ttft_targets_s: Mapping[str, float]) -> None:
         """The models of the fleet and their TTFT targets."""
@@ -187,38 +231,37 @@ class Admission:
         models = frozenset(ttft_targets_s)
         self.queue.keep_models(models)
         self.lengths.keep(models)
-        self._drains = {m: d for m, d in self._drains.items() if m in models}
+        self._learners = {m: of_model for m, of_model in self._learners.items() if m in models}
 
     # ----
 
-    def _next_admitted(self, now_s: float) -> tuple[Ask, Admit] | None:
+    def _next_admitted(self, now_s: float) -> tuple[Waiting, Admit] | None:
         """The first in turn that can go; every admission moves counters, so the order is asked for again each time."""
-        for ask in self.queue.heads():
-            if self._blocked_until_s.get(ask.model, -math.inf) > now_s:
-                continue
-            tried = self._try(ask, now_s)
+        blocked = {model for model, until_s in self._blocked_until_s.items() if until_s > now_s}
+        for waiting in self.queue.heads(now_s, self._pace, but=blocked):
+            tried = self._try(waiting.ask, now_s)
             if isinstance(tried, Admit):
-                return ask, tried
-            self._blocked_until_s[ask.model] = tried
+                return waiting, tried
+            self._blocked_until_s[waiting.ask.model] = tried
         return None
 
     def _try(self, ask: Ask, now_s: float) -> Admit | float:
         """Otherwise when another try makes sense; inf: when something has changed."""
-        output_tokens = self.lengths.predicted_tokens(ask.model, max_tokens=ask.max_tokens)
+        output_tokens = self._output_tokens(ask)
         tokens = ask.prompt_tokens + output_tokens
         if not self._ledger.has_room(ask.model, tokens):
             return math.inf
         choice = self._units.choose(ask, now_s)
         if choice is None:
             return math.inf
-        ahead_s = max(self._settings.ahead_share * ask.slo.ttft_s, self._settings.least_ahead_s)
-        too_far_ahead_s = choice.wait_s - ahead_s
+        ttft_s = min(ask.slo.ttft_s, self._ttft_targets_s.get(ask.model, math.inf))
+        too_far_ahead_s = choice.before_s - max(self._settings.ahead_share * ttft_s, self._settings.least_ahead_s)
         if too_far_ahead_s > _ROUNDING_S:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
         reserved = self._ledger.reserve(ask.request_id, ask.model, tokens)
         assert reserved, "the ledger had room"
         self.queue.charge(ask.model, ask.tenant, prompt_tokens=ask.prompt_tokens, output_tokens=output_tokens)
-        self._charged[ask.request_id] = (ask, output_tokens)
+        self._running[ask.request_id] = _Admitted(ask, output_tokens, now_s, choice.prefill_s)
         self._before_first[ask.model] = self._before_first.get(ask.model, 0) + 1
         self._units.placed(ask, choice, now_s)
         return Admit(choice=choice)
@@ -227,40 +270,38 @@ class Admission:
         """What the tenant's fair share yields in one TTFT target of the model (not of the request: a client could ask
         for credit). If all tenants come back at once, the others are late by one TTFT target at most.
         """
-        drain = self._drains.get(ask.model)
-        if drain is None:
-            return 0.0
         tenants = max(1, self.queue.num_tenants(ask.model) + (not self.queue.tenant_size(ask.model, ask.tenant)))
+        drain = self._learner(ask.model).drain
         return drain.virtual_tokens_per_s * self._ttft_targets_s.get(ask.model, 0.0) / tenants
 
-    def _virtual_tokens(self, ask: Ask) -> float:
-        """That an admitted request was charged."""
-        return virtual_tokens(prompt_tokens=ask.prompt_tokens, output_tokens=self._charged[ask.request_id][1])
+    def _output_tokens(self, ask: Ask) -> int:
+        return self.lengths.predicted_tokens(ask.model, max_tokens=ask.max_tokens)
 
     def _is_full(self, model: str) -> bool:
         return self.num_waiting(model) >= self._settings.max_waiting
 
     def _who_makes_room(self, ask: Ask) -> Ask | None:
-        """A full queue is the fault of who waits with most: a neighbour's first request takes that one's last place."""
-        loser = self.queue.newest_of_greediest(ask.model)
-        if loser is None:
+        """A full queue is the fault of who waits with most: a neighbour's first request takes that one's last place.
+        One that is late for good makes room for any of its class.
+        """
+        last = self.queue.last_of_greediest(ask.model)
+        if last is None:
             return None
-        if loser.priority < ask.priority:
+        loser = last.ask
+        if loser.priority < ask.priority or (loser.priority == ask.priority and last.is_late):
             return loser
         theirs = self.queue.tenant_size(ask.model, loser.tenant)
         ours = self.queue.tenant_size(ask.model, ask.tenant)
         return loser if loser.priority == ask.priority and theirs > ours + 1 else None
 
-    def _comes_too_late(self, ask: Ask, now_s: float) -> bool:
-        """Before its deadline its turn will not come, by the speed of the queue and its fair share of it."""
-        drain = self._drains.get(ask.model)
-        per_s = None if drain is None else drain.per_s
-        if per_s is None or ask.deadline_s == math.inf:
+    def _comes_too_late(self, ask: Ask, work: float, now_s: float) -> bool:
+        """Its client waits no longer than its target, and its turn will not come by then."""
+        if ask.deadline_s > now_s + ask.slo.ttft_s:
             return False
-        tenants = max(1, self.queue.num_tenants(ask.model) + (not self.queue.tenant_size(ask.model, ask.tenant)))
-        own_turn = (self.queue.tenant_size(ask.model, ask.tenant) + 1) * tenants
-        ahead = min(self.queue.size(ask.model) + 1, own_turn)
-        return ahead > per_s * (ask.deadline_s - now_s)
+        served_per_s = self._learner(ask.model).drain.work_per_s
+        if served_per_s is None:
+            return False
+        return now_s + (self.queue.work_before(ask) + work) / served_per_s > ask.deadline_s
 
     def _too_late(self, ask: Ask, now_s: float) -> Outcome:
         if self._units.choose(ask, now_s) is None:
@@ -275,17 +316,28 @@ class Admission:
 
     def retry_after_s(self, model: str) -> int:
         """Until half of what waits is gone, so that those who come back find room and do not race for one place."""
-        drain = self._drains.get(model)
-        per_s = None if drain is None else drain.per_s
+        per_s = self._learner(model).drain.per_s
         if per_s is None:
             return _BLIND_RETRY_AFTER_S
         return _whole_seconds(self.num_waiting(model) / 2 / per_s if per_s > 0 else math.inf)
 
-    def _observe(self, model: str, now_s: float, *, left: int, virtual_tokens: float = 0.0) -> None:
-        drain = self._drains.get(model)
-        if drain is None:
-            drain = self._drains[model] = DrainRate()
-        drain.observe(now_s, queued=bool(self.queue.size(model)), left=left, virtual_tokens=virtual_tokens)
+    def _pace(self, model: str, now_s: float) -> Pace:
+        """Of a model that nobody serves now nothing is expected."""
+        return self._learner(model).pace(now_s) if self._units.is_ready(model) else _NO_PACE
+
+    def _learner(self, model: str) -> PaceLearner:
+        learner = self._learners.get(model)
+        if learner is None:
+            learner = self._learners[model] = PaceLearner()
+        return learner
+
+    def _observe(
+        self, model: str, now_s: float, *, left: int = 0, virtual_tokens: float = 0.0, work: float = 0.0
+    ) -> PaceLearner:
+        learner = self._learner(model)
+        queued = self.queue.size(model) > 0
+        learner.drain.observe(now_s, queued=queued, left=left, virtual_tokens=virtual_tokens, work=work)
+        return learner
 
 
 def _whole_seconds(seconds: float) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pdmux_actor.errors import StreamRefused, UnitLost, UnitStalled
 from pdmux_actor.lease import ModelPhase
-from pdmux_actor.messages import FinishReason, GenerateRequest
+from pdmux_actor.messages import FinishReason, GenerateRequest, Slo
 from pdmux_actor.serving.frames import Delta, TokenLogprob
 from router.errors import (
     ContextLengthExceeded,
@@ -133,7 +133,8 @@ class Dispatcher:
         self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int, failed: Set[str]
     ) -> AsyncGenerator[Output, None]:
         transport = self._transports.transport(unit.endpoint)
-        async with aclosing(transport.generate(_continuation(generation, progress, attempt))) as deltas:
+        slo = self._desk.slo_left(generation.request_id)
+        async with aclosing(transport.generate(_continuation(generation, progress, attempt, slo))) as deltas:
             async for delta in deltas:
                 if isinstance(delta, Stall):
                     self._raise_if_others_can(generation, unit, delta, failed)
@@ -200,13 +201,13 @@ class Dispatcher:
             raise ModelUnavailable(model=model, loading=loading, waited_s=waited_s, retry_after_s=_RETRY_AFTER_S)
 
 
-def _continuation(generation: Generation, progress: _Progress, attempt: int) -> GenerateRequest:
+def _continuation(generation: Generation, progress: _Progress, attempt: int, slo: Slo) -> GenerateRequest:
     return GenerateRequest(
         request_id=f"{generation.request_id}.{attempt}",
         model=generation.model,
         prompt_token_ids=generation.prompt_token_ids,
         sampling=generation.sampling,
-        slo=generation.slo,
+        slo=slo,
         output_token_ids=tuple(progress.final),
         stop=generation.stop,
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 _RATE_WINDOW_S = 30.0
+_FEW_REQUESTS = 5.0
 _LENGTH_SMOOTHING = 0.05
 _WAKE_SMOOTHING = 0.3
 _PRIOR_OUTPUT_TOKENS = 256.0
@@ -39,11 +40,16 @@ class DrainRate:
     def __init__(self) -> None:
         self._left = 0.0
         self._virtual_tokens = 0.0
+        self._work = 0.0
         self._busy_s = 0.0
         self._at_s: float | None = None
 
-    def observe(self, now_s: float, *, queued: bool, left: int = 0, virtual_tokens: float = 0.0) -> None:
-        """`left` went, and were charged `virtual_tokens`, since the last call, while the queue was as `queued` says."""
+    def observe(
+        self, now_s: float, *, queued: bool, left: int = 0, virtual_tokens: float = 0.0, work: float = 0.0
+    ) -> None:
+        """`left` went, and were charged `virtual_tokens`, since the last call, while the queue was as `queued` says;
+        `work` is without what was cached.
+        """
         elapsed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         if not queued:
@@ -52,6 +58,7 @@ class DrainRate:
         self._busy_s = self._busy_s * kept + elapsed_s
         self._left = self._left * kept + left
         self._virtual_tokens = self._virtual_tokens * kept + virtual_tokens
+        self._work = self._work * kept + work
 
     @property
     def per_s(self) -> float | None:
@@ -62,6 +69,11 @@ class DrainRate:
     def virtual_tokens_per_s(self) -> float:
         """0 before a second of queueing was seen."""
         return 0.0 if self._busy_s < 1.0 else self._virtual_tokens / self._busy_s
+
+    @property
+    def work_per_s(self) -> float | None:
+        """None before a second of queueing was seen, and a few requests that passed: asks are shed by it."""
+        return self._work / self._busy_s if self._busy_s >= 1.0 and self._left >= _FEW_REQUESTS else None
 
 
 class WakeTimes:

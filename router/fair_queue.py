@@ -1,103 +1,40 @@
-"""Whose turn it is: fair queueing by virtual tokens, among models and, within a model, among API keys.
+"""Whose turn it is: fair queueing among models and, within a model, among API keys; and what is worth a turn.
 
-VTC (Sheng et al., OSDI 2024, Algorithm 1): each flow has a counter of the service it has received, in weighted tokens;
-the flow with the least is served next. The predicted output is charged at admission, settled at the end (their §4.4).
-
-A flow that comes back is lifted to the least counter among those that wait, less a credit. Without credit (VTC) a burst
-of a flow that takes less than its share takes turns with a flow that waits all the time, and its first tokens are late
-though its share is not used up. The credit bounds the burst. It is earned only while others wait: what nobody else
-wanted is held against nobody.
+Fairness decides which flow's turn it is (ServiceCounters), servability which ask of the flow has it (Flow).
 """
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Set
 
-from router.ask import Ask, Priority
+from router.ask import Ask
+from router.flow import Waiting
+from router.model_queue import ModelQueue
+from router.pace import Pace
+from router.service_counters import ServiceCounters, virtual_tokens
 
-PROMPT_WEIGHT = 1.0
-OUTPUT_WEIGHT = 2.0
-"""A generated token costs more than a prompt token: w_p and w_q of the paper."""
+PaceOf = Callable[[str, float], Pace]  # of a model, now
 
-
-def virtual_tokens(*, prompt_tokens: int = 0, output_tokens: int = 0) -> float:
-    return PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
-
-
-Flow = tuple[str, str]
-"""Model and tenant."""
-
-
-class ServiceCounters:
-    """Virtual tokens per key."""
-
-    def __init__(self) -> None:
-        self._counters: dict[str, float] = {}
-        self._active: set[str] = set()
-        self._level = 0.0  # never falls: flows that come one after the other do not get ever lower counters by credit
-        self._level_before = 0.0  # when somebody last began to wait after nobody did
-        self._credit = 0.0
-
-    def activate(self, key: str, *, credit: float = 0.0) -> None:
-        """`credit`, in virtual tokens, is how far behind the others a flow's counter may be after idling."""
-        if key in self._active:
-            return
-        if self._active:
-            self._level = max(self._level, min(self._counters[k] for k in self._active))
-        else:
-            self._level_before = self._level
-        self._credit = credit
-        self._counters[key] = max(self._counters.get(key, 0.0), self._floor)
-        self._active.add(key)
-
-    def deactivate(self, key: str) -> None:
-        if key in self._active:
-            self._active.discard(key)
-            if not self._active:
-                self._level = max(self._level, self._counters[key])
-
-    def charge(self, key: str, virtual_tokens: float) -> None:
-        self._counters[key] = self._counters.get(key, 0.0) + virtual_tokens
-
-    def of(self, key: str) -> float:
-        return self._counters.get(key, 0.0)
-
-    def forget_idle(self) -> None:
-        """Bounds memory where keys come and go. An idle key would be lifted to the floor anyway when it comes back,
-        unless it is ahead of it: it has used some of its credit.
-        """
-        self._counters = {k: c for k, c in self._counters.items() if k in self._active or c > self._floor}
-
-    @property
-    def _floor(self) -> float:
-        return max(self._level - self._credit, self._level_before)
-
-
-@dataclass(slots=True, eq=False)
-class _ModelQueue:
-    """Waiting asks by priority and tenant; within a tenant the earliest deadline is first."""
-
-    counters: ServiceCounters = field(default_factory=ServiceCounters)
-    waiting: dict[Priority, dict[str, list[tuple[float, int, Ask]]]] = field(default_factory=dict)
-    per_tenant: dict[str, int] = field(default_factory=dict)
-    size: int = 0
+_UNKNOWN = Pace()
 
 
 class FairQueue:
-    """Strict priority first, then the least served model, then its least served tenant, then the earliest deadline."""
+    """Strict priority first; then what can be in time before what cannot; of those the least served model, and its
+    least served tenant.
+    """
 
     def __init__(self) -> None:
-        self._queues: dict[str, _ModelQueue] = {}
+        self._queues: dict[str, ModelQueue] = {}
         self._models = ServiceCounters()
-        self._asks: dict[str, Ask] = {}  # what waits; heaps may still hold what was removed
+        self._waiting: dict[str, Waiting] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._arrivals = 0
+        self._served = 0.0  # virtual tokens of all models
 
     def __len__(self) -> int:
-        return len(self._asks)
+        return len(self._waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._asks
+        return request_id in self._waiting
 
     def size(self, model: str) -> int:
         queue = self._queues.get(model)
@@ -112,76 +49,91 @@ class FairQueue:
         queue = self._queues.get(model)
         return 0 if queue is None else len(queue.per_tenant)
 
-    def push(self, ask: Ask, *, credit: float = 0.0) -> None:
-        """`credit`: of its tenant, in virtual tokens."""
-        assert ask.request_id not in self._asks, f"{ask.request_id} waits already"
+    def push(
+        self, ask: Ask, now_s: float, *, work: float | None = None, prefill_s: float = 0.0, credit: float = 0.0
+    ) -> None:
+        """`work` and `credit`, its tenant's, in virtual tokens; `prefill_s` as routing predicts it."""
+        assert ask.request_id not in self._waiting, f"{ask.request_id} waits already"
         queue = self._queue(ask.model)
         self._models.activate(ask.model)
         queue.counters.activate(ask.tenant, credit=credit)
         self._arrivals += 1
-        heap = queue.waiting.setdefault(ask.priority, {}).setdefault(ask.tenant, [])
-        heapq.heappush(heap, (ask.deadline_s, self._arrivals, ask))
+        waiting = self._waiting[ask.request_id] = Waiting(
+            ask=ask,
+            number=self._arrivals,
+            due_s=min(now_s + ask.slo.ttft_s, ask.deadline_s),
+            work=virtual_tokens(prompt_tokens=ask.prompt_tokens) if work is None else work,
+            prefill_s=prefill_s,
+        )
+        queue.push(waiting)
         heapq.heappush(self._deadlines, (ask.deadline_s, ask.request_id))
-        queue.per_tenant[ask.tenant] = queue.per_tenant.get(ask.tenant, 0) + 1
-        queue.size += 1
-        self._asks[ask.request_id] = ask
 
     def remove(self, request_id: str) -> Ask | None:
         """None if it does not wait (any more)."""
-        ask = self._asks.pop(request_id, None)
-        if ask is None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return None
-        queue = self._queues[ask.model]
-        queue.size -= 1
-        queue.per_tenant[ask.tenant] -= 1
-        if not queue.per_tenant[ask.tenant]:
-            del queue.per_tenant[ask.tenant]
-            queue.counters.deactivate(ask.tenant)
-            for of_priority in queue.waiting.values():
-                of_priority.pop(ask.tenant, None)
+        queue = self._queues[waiting.ask.model]
+        queue.remove(waiting)
         if not queue.size:
-            queue.waiting.clear()
-            self._models.deactivate(ask.model)
-        return ask
+            self._models.deactivate(waiting.ask.model)
+        return waiting.ask
 
-    def heads(self) -> Iterator[Ask]:
-        """The next ask of every model with any, in the order in which models are due. Valid until the queue changes."""
-        heads = [ask for model, queue in self._queues.items() if queue.size and (ask := self.head(model)) is not None]
-        yield from sorted(heads, key=lambda ask: (-ask.priority, self._models.of(ask.model), ask.model))
+    def serve(self, request_id: str) -> Waiting:
+        """It has its turn."""
+        waiting = self._waiting[request_id]
+        if waiting.is_late:
+            self._queues[waiting.ask.model].late_is_served(self._served)
+        self.remove(request_id)
+        return waiting
 
-    def head(self, model: str) -> Ask | None:
+    def heads(self, now_s: float, pace_of: PaceOf, *, but: Set[str] = frozenset()) -> Iterator[Waiting]:
+        """The next ask of every model with any, `but` of these, in the order in which models are due. Valid until the
+        queue changes.
+        """
+        heads = [
+            (-head.ask.priority, standing, self._models.of(model), model, head)
+            for model, queue in self._queues.items()
+            if queue.size and model not in but
+            for standing, head in (queue.head(now_s, pace_of(model, now_s), served=self._served),)
+        ]
+        heads.sort(key=lambda entry: entry[:4])
+        yield from (entry[4] for entry in heads)
+
+    def head(self, model: str, now_s: float, pace: Pace = _UNKNOWN) -> Ask | None:
         queue = self._queues.get(model)
         if queue is None or not queue.size:
             return None
-        for priority in sorted(queue.waiting, reverse=True):
-            tenants = queue.waiting[priority]
-            for tenant in [t for t in tenants if self._first(tenants[t]) is None]:
-                del tenants[tenant]
-            if tenants:
-                return self._first(tenants[min(tenants, key=lambda t: (queue.counters.of(t), t))])
-        raise AssertionError("a queue with asks has a head")
+        return queue.head(now_s, pace, served=self._served)[1].ask
 
-    def newest_of_greediest(self, model: str) -> Ask | None:
+    def hopeless(self, now_s: float, pace_of: PaceOf) -> list[Ask]:
+        """Removes and returns late asks whose turn is not expected within their patience."""
+        found = [
+            waiting.ask
+            for model, queue in self._queues.items()
+            if queue.size
+            for waiting in queue.hopeless(now_s, pace_of(model, now_s))
+        ]
+        for ask in found:
+            self.remove(ask.request_id)
+        return found
+
+    def work_before(self, ask: Ask) -> float:
+        """Virtual tokens that have their turn before a newcomer."""
+        queue = self._queues.get(ask.model)
+        return 0.0 if queue is None else queue.work_before(ask.priority, ask.tenant)
+
+    def last_of_greediest(self, model: str) -> Waiting | None:
         """Who makes room in a full queue: of the lowest class, the tenant that waits with most, its last one."""
         queue = self._queues.get(model)
-        if queue is None or not queue.size:
-            return None
-        for priority in sorted(queue.waiting):
-            sizes = {
-                tenant: waiting
-                for tenant, heap in queue.waiting[priority].items()
-                if (waiting := [entry for entry in heap if entry[2].request_id in self._asks])
-            }
-            if sizes:
-                greediest = max(sizes, key=lambda t: (len(sizes[t]), t))
-                return max(sizes[greediest], key=lambda entry: entry[:2])[2]
-        raise AssertionError("a queue with asks has a newest one")
+        return None if queue is None else queue.last_of_greediest()
 
     def charge(self, model: str, tenant: str, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
         """Service given, or, negative, service that was charged too much."""
         service = virtual_tokens(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         self._models.charge(model, service)
         self._queue(model).counters.charge(tenant, service)
+        self._served += max(0.0, service)
 
     def enter(self, model: str, tenant: str, *, credit: float = 0.0) -> None:
         """A request that is served without waiting passes the queue too: its flow is lifted like any other's."""
@@ -208,7 +160,7 @@ class FairQueue:
         return late
 
     def next_deadline_s(self) -> float | None:
-        while self._deadlines and self._deadlines[0][1] not in self._asks:
+        while self._deadlines and self._deadlines[0][1] not in self._waiting:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
@@ -217,7 +169,7 @@ class FairQueue:
         return (model for model, queue in self._queues.items() if queue.size)
 
     def waiting(self) -> Iterator[Ask]:
-        yield from self._asks.values()
+        return (waiting.ask for waiting in self._waiting.values())
 
     def keep_models(self, models: frozenset[str]) -> None:
         """Forgets what models left the fleet, once nothing of them waits, and tenants without a claim."""
@@ -226,13 +178,8 @@ class FairQueue:
         for queue in self._queues.values():
             queue.counters.forget_idle()
 
-    def _queue(self, model: str) -> _ModelQueue:
+    def _queue(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
-            queue = self._queues[model] = _ModelQueue()
+            queue = self._queues[model] = ModelQueue()
         return queue
-
-    def _first(self, heap: list[tuple[float, int, Ask]]) -> Ask | None:
-        while heap and heap[0][2].request_id not in self._asks:
-            heapq.heappop(heap)
-        return heap[0][2] if heap else None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pdmux_actor.messages import Slo
 from router.admission import Admission, AdmissionSettings, Admit, Decision, NoCapacity, Outcome, Queue, Shed
 from router.arrivals import Arrivals
 from router.ask import Ask
@@ -23,6 +24,8 @@ class _Running:
     """An admitted request."""
 
     ask: Ask
+    due_s: float  # its first token
+    waited_s: float
     tokens: int = 0
     is_on_unit: bool = False
 
@@ -133,25 +136,32 @@ class FrontDesk:
             matched_tokens=self._prefixes.matched_tokens(
                 ask.prefix, model=ask.model, conversation=ask.conversation, tokens=ask.prompt_tokens
             ),
+            due_s=self._came_s.get(ask.request_id, now_s) + ask.slo.ttft_s,
             avoid=avoid | self._unreachable if self._unreachable else avoid,
             salt=self.gateway_id,
         )
         return choose_unit(self._table, ask, self._own, now_s, hints=hints, settings=self._routing)
 
     def placed(self, ask: Ask, choice: UnitChoice, now_s: float) -> None:
-        self._running[ask.request_id] = _Running(ask)
+        came_s = self._came_s.get(ask.request_id, now_s)
+        self._running[ask.request_id] = _Running(ask, came_s + ask.slo.ttft_s, now_s - came_s)
         self.sent(ask.request_id, choice, now_s)
 
     def route(self, request_id: str, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
         """Where an admitted request goes (on). None while no unit can take it."""
         return self.choose(self._running[request_id].ask, now_s, avoid=avoid)
 
+    def slo_left(self, request_id: str) -> Slo:
+        """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""
+        running = self._running[request_id]
+        return running.ask.slo if running.tokens else running.ask.slo.after(running.waited_s)
+
     def sent(self, request_id: str, choice: UnitChoice, now_s: float) -> None:
         """It goes on at another unit than the one it was admitted to."""
         running = self._running[request_id]
         ask = running.ask
         running.is_on_unit = True
-        self._own.sent(request_id, choice.unit_id, prefill_s=choice.prefill_s, now_s=now_s)
+        self._own.sent(request_id, choice.unit_id, prefill_s=choice.prefill_s, now_s=now_s, due_s=running.due_s)
         self.ledger.true_up(request_id, ask.prompt_tokens + running.tokens)
         self._prefixes.record(
             ask.prefix,
@@ -169,7 +179,7 @@ class FrontDesk:
         self.ledger.true_up(request_id, running.ask.prompt_tokens + tokens)
         if before or not tokens:
             return False
-        self.admission.on_first_token(request_id)
+        self.admission.on_first_token(request_id, now_s)
         if running.is_on_unit:
             self._own.first_token(request_id, now_s)
         return len(self.admission.queue) > 0
@@ -179,6 +189,7 @@ class FrontDesk:
         running = self._running[request_id]
         if running.is_on_unit:
             running.is_on_unit = False
+            self.admission.left(request_id)
             self._own.left(request_id)
 
     def end(self, request_id: str, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:

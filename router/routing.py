@@ -1,5 +1,6 @@
 """Which unit takes a request: a pure function of the table, the request, the gateway's own load and the time."""
 
+import math
 import zlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -33,13 +34,16 @@ class RoutingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitChoice:
-    """`wait_s` until the unit begins with it, then `prefill_s`; 0 when nothing can be predicted."""
+    """`wait_s` until the unit has done all that is there, then `prefill_s`; 0 when nothing can be predicted. `before_s`
+    is what goes before the request there: units serve by due time.
+    """
 
     unit_id: str
     endpoint: str
     max_model_len: int
     reason: Reason
     wait_s: float = 0.0
+    before_s: float = 0.0
     prefill_s: float = 0.0
     prefix_tokens: int = 0
 
@@ -50,8 +54,11 @@ class UnitChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingHints:
-    """`matched_tokens` of the prompt may be cached, by unit. `salt` names the gateway: among equals gateways differ."""
+    """`matched_tokens` of the prompt may be cached, by unit. `salt` names the gateway: among equals gateways differ.
+    `due_s`: when the first token should be there.
+    """
 
+    due_s: float = math.inf
     matched_tokens: Mapping[str, int] = field(default_factory=dict)
     avoid: Set[str] = frozenset()
     salt: str = ""
@@ -85,7 +92,7 @@ def choose_unit(
         return None
     fresh = now_s - table.heard_s[candidates.unit] <= settings.stale_after_s
     draw = zlib.crc32(f"{hints.salt}/{ask.request_id}".encode())
-    scene = _Scene(table, candidates, own, ask, now_s, hints.matched_tokens, settings)
+    scene = _Scene(table, candidates, own, ask, now_s, hints, settings)
     if not (fresh & usable).any():
         weights = scene.last_good_weights()
         return scene.choice(_drawn(usable, weights, scene.own_counts() / weights, draw), "stale")
@@ -104,14 +111,14 @@ class _Scene:
     own: OwnLoad
     ask: Ask
     now_s: float
-    matched_tokens: Mapping[str, int]
+    hints: RoutingHints
     settings: RoutingSettings
 
     def best(self, usable: npt.NDArray[np.bool_], fresh: npt.NDArray[np.bool_], draw: int) -> int:
         settings = self.settings
         full_s = self.candidates.base_s + self.ask.prompt_tokens * self.candidates.per_token_s
         score = self._wait_s() + full_s * (1.0 + settings.load_weight * self.load())
-        for unit_id, tokens in self.matched_tokens.items():
+        for unit_id, tokens in self.hints.matched_tokens.items():
             position = self.candidates.position.get(unit_id)
             if position is not None:
                 saved_s = min(tokens, self.ask.prompt_tokens) * self.candidates.per_token_s[position]
@@ -150,10 +157,11 @@ class _Scene:
         candidates = self.candidates
         row = int(candidates.unit[position])
         unit_id = self.table.unit_ids[row]
-        matched = min(self.matched_tokens.get(unit_id, 0), self.ask.prompt_tokens)
-        wait_s = prefill_s = 0.0
+        matched = min(self.hints.matched_tokens.get(unit_id, 0), self.ask.prompt_tokens)
+        wait_s = before_s = prefill_s = 0.0
         if candidates.has_prediction:
             wait_s = max(0.0, float(self.own.free_at_s[row]) - self.now_s)
+            before_s = self.own.before_s(unit_id, row, wait_s, due_s=self.hints.due_s, now_s=self.now_s)
             new_tokens = self.ask.prompt_tokens - matched
             prefill_s = float(candidates.base_s[position] + new_tokens * candidates.per_token_s[position])
         return UnitChoice(
@@ -162,6 +170,7 @@ class _Scene:
             max_model_len=int(candidates.max_model_len[position]),
             reason=reason,
             wait_s=wait_s,
+            before_s=before_s,
             prefill_s=prefill_s,
             prefix_tokens=matched,
         )

@@ -223,7 +223,8 @@ class FleetRun:
         del self._waiting_since_s[request.request_id]
         opened = OpenRequest(request=request, arrival_s=arrival_s, stay=stay, unit_id=choice.unit_id)
         self._open[request.request_id] = opened
-        if not self._of_id[choice.unit_id].submit(request):
+        left = request.slo.after(self.agenda.clock.now_s - arrival_s)
+        if not self._of_id[choice.unit_id].submit(replace(request, slo=left)):
             self._go_on(opened)
 
     # ---- tokens ----

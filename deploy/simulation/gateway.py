@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from functools import partial
 
 from deploy.simulation.agenda import Agenda
 from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
@@ -96,8 +97,9 @@ class SimulatedGateway:
         at_s = max(now_s, next_s)
         if self._wakes_at_s is None or at_s < self._wakes_at_s or self._wakes_at_s < now_s:
             self._wakes_at_s = at_s
-            self._agenda.at(at_s, self._wake)
+            self._agenda.at(at_s, partial(self._wake, at_s))
 
-    def _wake(self) -> None:
-        self._wakes_at_s = None
-        self.pump()
+    def _wake(self, at_s: float) -> None:
+        if self._wakes_at_s == at_s:
+            self._wakes_at_s = None
+            self.pump()

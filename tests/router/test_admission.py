@@ -175,11 +175,11 @@ def test_queue__higher_priority__goes_first_whoever_asks() -> None:
     assert order == ["high", "normal", "low"]
 
 
-def test_queue__same_tenant__earliest_deadline_first() -> None:
+def test_queue__same_tenant__earliest_first_token_is_due_first() -> None:
     made = desk(unit("u", FULL, total_blocks=20))
     running = fill(made)
-    made.offer(small("patient", deadline_s=50.0), 0.1)
-    made.offer(small("hurried", deadline_s=5.0), 0.2)
+    made.offer(small("patient", slo=Slo(ttft_s=50.0, tbt_s=0.1)), 0.1)
+    made.offer(small("hurried", slo=Slo(ttft_s=5.0, tbt_s=0.1)), 0.2)
     finish(made, running[0])
 
     assert list(outcomes(made, 1.0)) == ["hurried"]

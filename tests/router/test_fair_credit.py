@@ -6,8 +6,9 @@ from fleet_values import ask, fleet, model_load, unit
 from pdmux_actor.messages import Slo
 from router.admission import Admit
 from router.ask import Ask
-from router.fair_queue import FairQueue, ServiceCounters
+from router.fair_queue import FairQueue
 from router.front_desk import FrontDesk
+from router.service_counters import ServiceCounters
 
 FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: two requests of 100
 
@@ -17,7 +18,7 @@ def small(request_id: str, tenant: str, **changes) -> Ask:
 
 
 def serve(queue: FairQueue) -> str:
-    head = queue.head("m")
+    head = queue.head("m", 0.0)
     assert head is not None
     queue.remove(head.request_id)
     queue.charge("m", head.tenant, prompt_tokens=100)
@@ -27,7 +28,7 @@ def serve(queue: FairQueue) -> str:
 def queue_of_greedy(served: int) -> FairQueue:
     queue = FairQueue()
     for i in range(served + 100):
-        queue.push(ask(f"greedy-{i}", tenant="greedy"))
+        queue.push(ask(f"greedy-{i}", tenant="greedy"), 0.0)
     for _ in range(served):
         serve(queue)
     return queue
@@ -37,7 +38,7 @@ def queue_of_greedy(served: int) -> FairQueue:
 def test_push__burst_of_a_tenant_below_its_share__goes_first_as_far_as_its_credit(credit: float, first: int) -> None:
     queue = queue_of_greedy(served=50)
     for i in range(10):
-        queue.push(ask(f"quiet-{i}", tenant="quiet"), credit=credit)
+        queue.push(ask(f"quiet-{i}", tenant="quiet"), 0.0, credit=credit)
 
     order = [serve(queue) for _ in range(20)]
 
@@ -50,17 +51,17 @@ def test_push__burst_of_a_tenant_below_its_share__goes_first_as_far_as_its_credi
 def test_push__credit_was_used__is_earned_again_by_what_others_are_served() -> None:
     queue = queue_of_greedy(served=50)
     for i in range(10):
-        queue.push(ask(f"quiet-{i}", tenant="quiet"), credit=300.0)
+        queue.push(ask(f"quiet-{i}", tenant="quiet"), 0.0, credit=300.0)
     while queue.tenant_size("m", "quiet"):
         serve(queue)
     used_up = queue.served("m", "quiet")
 
-    queue.push(ask("at-once", tenant="quiet"), credit=300.0)
+    queue.push(ask("at-once", tenant="quiet"), 0.0, credit=300.0)
     assert queue.served("m", "quiet") == used_up
     queue.remove("at-once")
     for _ in range(20):
         assert serve(queue) == "greedy"
-    queue.push(ask("later", tenant="quiet"), credit=300.0)
+    queue.push(ask("later", tenant="quiet"), 0.0, credit=300.0)
 
     assert queue.served("m", "quiet") == queue.served("m", "greedy") - 300.0
 
