@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`mark` is in its command line. A fleet does not outlive a vital part; Serve replaces the others."""
+    """`mark` is in its command line. A fleet does not outlive a vital part; Serve replaces the others. `behind` is the
+    mark of the part that takes its traffic where there is one.
+    """
 
     name: str
     mark: str
     is_vital: bool
     meaning: str
+    behind: str | None = None
 
 
 PARTS = (
@@ -45,6 +48,7 @@ PARTS = (
         mark="ray::ProxyActor",
         is_vital=False,
         meaning="streams through it broke, clients must ask again",
+        behind="ray::HAProxyManager",
     ),
     Part(
         name="Serve's HAProxy manager",
@@ -59,6 +63,7 @@ PARTS = (
 class PartEnded:
     part: Part
     pid: int
+    meaning: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,9 @@ class PartsWatch:
             running = sorted(pid for pid, command in commands.items() if part.mark in command)
             before = self._pids.get(part.name)
             if before is not None and before not in running:
-                changes.append(PartEnded(part=part, pid=before))
+                spared = part.behind is not None and any(part.behind in command for command in commands.values())
+                meaning = "requests go through HAProxy, none is lost" if spared else part.meaning
+                changes.append(PartEnded(part=part, pid=before, meaning=meaning))
                 self._ended_s.setdefault(part.name, now_s)
                 del self._pids[part.name]
             if running and part.name not in self._pids:

@@ -217,7 +217,7 @@ def _last_line(message: str) -> str:
 
 def _starting(statuses: Any) -> str:  # noqa: ANN401  as `_describe`
     waiting = [app for app in _APPS if app not in statuses or statuses[app].status != ApplicationStatus.RUNNING]
-    return f"starting the processes of the {' and the '.join(waiting) or 'fleet'}"
+    return f"starting the processes of the {' and the '.join(waiting)}" if waiting else "asking what is loaded"
 
 
 def _loading(models: Sequence[ModelState]) -> str:

@@ -126,10 +126,10 @@ class Supervisor:
                 self._tell(f"{change.part.name} runs again, after {change.after_s:.0f} s")
             elif change.part.is_vital:
                 self.is_lost = True
-                self._interrupt(FleetLost(part=change.part.name, pid=change.pid, meaning=change.part.meaning))
+                self._interrupt(FleetLost(part=change.part.name, pid=change.pid, meaning=change.meaning))
                 return
             else:
-                self._tell(f"{_ended(change)}: {change.part.meaning}; Serve starts another")
+                self._tell(f"{_ended(change)}: {change.meaning}; Serve starts another")
 
     def _interrupt(self, verdict: DeployError) -> None:
         self.verdict = verdict

@@ -34,6 +34,18 @@ def test_parts__replaced_between_two_looks__is_said_both() -> None:
     assert [type(c) for c in changes] == [PartEnded, PartBack]
 
 
+def test_parts__proxy_behind_haproxy_ends__is_told_from_one_that_takes_the_traffic() -> None:
+    meanings = []
+    for others in ({}, {15: "ray::HAProxyManager"}):
+        watch = PartsWatch()
+        watch.look(COMMANDS | others, 0.0)
+        (ended,) = watch.look({pid: c for pid, c in (COMMANDS | others).items() if pid != PROXY}, 1.0)
+        assert isinstance(ended, PartEnded)
+        meanings.append(ended.meaning)
+
+    assert meanings == ["streams through it broke, clients must ask again", "requests go through HAProxy, none is lost"]
+
+
 def test_parts__back_later__with_the_time_it_took() -> None:
     watch = PartsWatch()
     watch.look(COMMANDS, 0.0)
