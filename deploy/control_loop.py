@@ -188,6 +188,7 @@ class ControlLoop:
         )
         self._plan = replace(self._plan, units=(*self._plan.units, adopted))
         self._goal = replace(self._goal, units=(*self._goal.units, adopted))
+        self._transition.adopt(adopted, now_s)
         for model in held:
             self._wakefulness.keep(model, now_s)
 

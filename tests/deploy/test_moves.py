@@ -104,6 +104,20 @@ def test_move__replica_is_young__waits_for_its_residency() -> None:
     assert world.serving("a") == ["u2"]
 
 
+def test_move__control_loop_restarted__replica_waits_for_its_residency_anew() -> None:
+    solver = Told(a="u1")
+    world = world_of(solver, "a", rules=ControlRules(replan_every_s=1.0, min_residency_s=60.0, min_gain=0.0))
+    solver.homes = {"a": ("u2",)}
+
+    world.restart_control_loop()
+    world.beat(60)
+    before = sorted(world.serving("a"))
+    world.beat(100)
+
+    assert before == ["u1", "u2"]
+    assert world.serving("a") == ["u2"]
+
+
 def test_move__budget_is_spent__the_rest_waits_for_the_next_minute() -> None:
     models = "abcdef"
     solver = Told(**dict.fromkeys(models, "u1"))
