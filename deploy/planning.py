@@ -1,7 +1,6 @@
 """Plans worked out from the fleet file alone: what the control loop starts with, and what an operator asks about."""
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,25 +26,16 @@ from placement.solvers.muxserve import MuxServeSolver
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 
-_PROMPT_S = 2.0
 _ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
 
 
-class PromptSearch:
-    """Search for a control loop, which cannot wait: what it has after two seconds."""
-
-    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
-        ends_s = time.monotonic() + _PROMPT_S
-        return SearchSolver(is_time_up=lambda: time.monotonic() >= ends_s).solve(units, models, current)
-
-
 SOLVERS: Mapping[str, type[Solver]] = {
-    "search": PromptSearch,
+    "search": SearchSolver,
     "memory_greedy": MemoryGreedySolver,
     "muxserve": MuxServeSolver,
     "spatial": SpatialSolver,
 }
-"""Those that a fleet file can name, as the control loop runs them."""
+"""Those that a fleet file can name; a search ends when it finds no more."""
 
 IsTimeUp = Callable[[], bool]
 

@@ -16,9 +16,10 @@ from profiler.latency import LatencyModel
 
 
 class EngineLoop:
-    """`outbox` gets one call per turn that produced events, `on_load_report` one per period and when a model attaches.
+    """`outbox` gets one call per turn that produced events, `on_load_report` one per period and when a model attaches,
+    `on_detached` one for each model whose memory is free again.
 
-    Both run on the engine thread and must not block for long.
+    All run on the engine thread and must not block for long.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class EngineLoop:
         events: EventSource,
         outbox: Callable[[Sequence[TokenEvent]], None],
         on_load_report: Callable[[LoadReport], None] | None = None,
+        on_detached: Callable[[str], None] | None = None,
         report_period_s: float = 0.25,
     ) -> None:
         self.scheduler = scheduler
@@ -36,6 +38,7 @@ class EngineLoop:
         self._events = events
         self._outbox = outbox
         self._on_load_report = on_load_report
+        self._on_detached = on_detached
         self._report_period_s = report_period_s
         self._next_report_s = float("-inf")
         self._stopping = False
@@ -70,8 +73,7 @@ class EngineLoop:
         """Waits for completions, or for the next deadline, and applies them."""
         for done in self._executor.wait(self._deadline_s()):
             self.scheduler.on_completion(done)
-        for model in self.scheduler.take_detached():
-            self._executor.detach_model(model)
+        self._detach()
 
     def _handle(self, event: Event, now_s: float) -> None:
         match event:
@@ -84,8 +86,13 @@ class EngineLoop:
                 self._stopping = True
             case _:
                 self.scheduler.on_event(event, now_s)
-                for model in self.scheduler.take_detached():
-                    self._executor.detach_model(model)
+                self._detach()
+
+    def _detach(self) -> None:
+        for model in self.scheduler.take_detached():
+            self._executor.detach_model(model)
+            if self._on_detached is not None:
+                self._on_detached(model)
 
     def _flush(self) -> None:
         events = self.scheduler.take_token_events()
@@ -113,13 +120,19 @@ def build_engine(
     latency: LatencyModel,
     outbox: Callable[[Sequence[TokenEvent]], None],
     on_load_report: Callable[[LoadReport], None] | None = None,
+    on_detached: Callable[[str], None] | None = None,
     guard: ContentionGuard | None = None,
 ) -> tuple[EngineLoop, Inbox]:
     """An engine and the inbox that feeds it. Raises ValueError for an unknown policy."""
     inbox = Inbox(executor.wake)
     scheduler = build_scheduler(executor, policy=policy, settings=settings, latency=latency, guard=guard)
     loop = EngineLoop(
-        executor=executor, scheduler=scheduler, events=inbox, outbox=outbox, on_load_report=on_load_report
+        executor=executor,
+        scheduler=scheduler,
+        events=inbox,
+        outbox=outbox,
+        on_load_report=on_load_report,
+        on_detached=on_detached,
     )
     return loop, inbox
 

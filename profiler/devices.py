@@ -3,7 +3,8 @@
 Batches of prompts and decodes were measured on the RTX cards only; `fused_decode_tokens` of the others is like theirs.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ from profiler.specs import DeviceSpec
 
 _GIB = 1024**3
 _TERA = 1e12
+_SAME_MODEL = 2  # parts of a name in common: a family's letters and a number
 _GIGA = 1e9
 # From pinned memory over 16 lanes: NOT measured, 80 % of what the link carries.
 _PCIE_4_BYTES_PER_S = 25 * _GIGA
@@ -219,9 +221,20 @@ def device_named(name: str) -> DeviceSpec:
     device = by_folded_name.get(name.lower())
     if device is not None:
         return device
-    near = get_close_matches(name.lower(), by_folded_name, n=1)
-    nearest = by_folded_name[near[0]].name if near else None
-    raise UnknownDevice(name=name, nearest=nearest, known=tuple(DEVICES))
+    raise UnknownDevice(name=name, nearest=_nearest(name.lower(), tuple(by_folded_name)), known=tuple(DEVICES))
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """One that has most letters and numbers in common with the name: A100 is A100-80G, not H100; else one spelt alike."""
+    parts = {other: _letters_and_numbers(other) for other in known}
+    shared = {other: len(_letters_and_numbers(name) & parts[other]) for other in known}
+    likest = max(known, key=lambda other: (shared[other], -len(parts[other])))
+    near = [likest] if shared[likest] >= _SAME_MODEL else get_close_matches(name, known, n=1)
+    return next((device for device in DEVICES if device.lower() in near), None)
+
+
+def _letters_and_numbers(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z]+|[0-9]+", name))
 
 
 def laptop_cpu(*, num_cores: int, memory_bytes: int) -> DeviceSpec:

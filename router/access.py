@@ -33,10 +33,6 @@ class Access:
         self._keys: KeyRing | None = None
         self._rates = RateLimits()
 
-    @property
-    def needs_keys(self) -> bool:
-        return self._keys is not None
-
     def set_keys(self, keys: KeyRing | None) -> None:
         self._keys = keys
         self._rates.keep(frozenset() if keys is None else keys.ids())

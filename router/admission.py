@@ -221,10 +221,6 @@ class Admission:
         """Before their first token, here and on units."""
         return self.queue.size(model) + self._before_first.get(model, 0)
 
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
     def keep_models(self, ttft_targets_s: Mapping[str, float]) -> None:
         """The models of the fleet and their TTFT targets."""
         self._ttft_targets_s = ttft_targets_s

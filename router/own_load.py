@@ -31,10 +31,7 @@ class OwnLoad:
         self._counts: dict[str, int] = {}
         self._prefilling: dict[str, dict[str, _Prefill]] = {}  # by unit: those without a first token yet
         self._own_free_at_s: dict[str, float] = {}  # when those are done
-        self._rebase(table)
-
-    def rebase(self, table: RoutingTable) -> None:
-        self._rebase(table)
+        self.rebase(table)
 
     def count(self, unit_id: str) -> int:
         """Requests that this gateway has there now."""
@@ -90,7 +87,8 @@ class OwnLoad:
         if row is not None:
             self.requests[row] -= 1.0
 
-    def _rebase(self, table: RoutingTable) -> None:
+    def rebase(self, table: RoutingTable) -> None:
+        """Brings the columns of a new table up to now."""
         self._table = table
         self.free_at_s: Floats = table.free_at_s.copy()
         self.requests: Floats = table.requests.copy()

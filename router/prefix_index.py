@@ -50,7 +50,7 @@ class PrefixIndex:
         """A prompt of `tokens` tokens went to the unit."""
         if unit_id not in self._known_units:
             self._known_units |= {unit_id}
-        for name in prefix:
+        for name in reversed(prefix):  # a start is used no earlier than what goes on from it, and outlives it
             known = self._units.get(name, ())
             if not known or known[0] != unit_id:
                 self._units[name] = (unit_id, *(u for u in known if u != unit_id))[:_UNITS_PER_PREFIX]
@@ -93,7 +93,9 @@ class PrefixIndex:
             del self._conversations[key]
 
     def _longest_known(self, prefix: Sequence[bytes]) -> int:
-        """Names are recorded from the shortest on, so that the known ones are a start of `prefix`."""
+        """The known names are a start of `prefix`: ends are forgotten first. Only when the last units that a start is
+        known on leave together, while another one still has what goes on from it, is that one missed.
+        """
         low, high = 0, len(prefix)
         while low < high:
             middle = (low + high + 1) // 2

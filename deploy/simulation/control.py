@@ -14,8 +14,6 @@ from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit
 from deploy.simulation.news import FleetModel, FleetNews, TellNews, longest_placed
 from deploy.simulation.units import SimulatedUnit
-from placement.solvers.base import Solver
-from placement.solvers.search import SearchSolver
 from profiler.specs import DeviceSpec, ModelSpec
 from router.view import FleetView
 
@@ -82,7 +80,7 @@ def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str)
         loop.set_catalog(
             Catalog(models=_catalog_models(fleet, planned), policy=policy),
             expected_units=Counter(u.identity.pool for u in units),
-            solver=_solver(fleet.placement.solver),
+            solver=SOLVERS[fleet.placement.solver](),  # no search is cut short: the same plans on any machine
             rules=rules_of(fleet.placement),
         )
         return ControlledFleet(loop, leased)
@@ -96,8 +94,3 @@ def _catalog_models(fleet: FleetFile, planned: PlannedFleet) -> tuple[CatalogMod
         CatalogModel(settings=m, dtype=m.dtype or fleet.engine.dtype, created_s=0, spec=specs[m.id])
         for m in fleet.models
     )
-
-
-def _solver(name: str) -> Solver:
-    """As the product's, but a search that is not cut short: the same plans on any machine."""
-    return SearchSolver() if name == "search" else SOLVERS[name]()

@@ -59,9 +59,6 @@ class Durations:
         index = int(np.searchsorted(np.cumsum(self._counts), rank, side="right"))
         return min(self._max_s, float(_LEAST_S * _RATIO ** (index + 0.5)))
 
-    def share_within(self, target_s: float) -> float | None:
-        return float(self._counts[: _bin(target_s) + 1].sum() / self._count) if self._count else None
-
     def num_beyond(self, limit_s: float) -> int:
         """Durations that are longer, to the width of a bin."""
         return int(self._counts[_bin(limit_s) + 1 :].sum())

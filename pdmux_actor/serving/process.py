@@ -26,7 +26,6 @@ from pdmux_actor.serving.known_latency import read_known_latency
 from pdmux_actor.serving.model_shelf import ModelShelf
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
-from pdmux_actor.serving.removal_watch import WatchedExecutor
 from profiler.roofline import RooflineLatency
 
 _FLUSH_TIMEOUT_S = 5.0
@@ -54,15 +53,15 @@ def main(arguments: Sequence[str]) -> None:
     def send_load(report: LoadReport) -> None:
         sender.send(Load(report))
 
-    watched = WatchedExecutor(executor, lambda model: shelf.on_detached(model))
     loop, inbox = build_engine(
-        watched,
+        executor,
         policy=settings.policy,
         settings=settings.scheduler,
         latency=RooflineLatency(executor.device, num_gpus=settings.num_gpus) if known is None else known.latency,
         guard=keeper.guard,
         outbox=send_tokens,
         on_load_report=send_load,
+        on_detached=lambda model: shelf.on_detached(model),
     )
     host_bytes = host_memory_budget(settings, executor.device)
     shelf = ModelShelf(executor, inbox, sender, host_memory_bytes=host_bytes)

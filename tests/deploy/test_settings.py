@@ -21,6 +21,10 @@ BAD_FILES = {
         "models:\n  - id: a\n    source: x\n    slo: {ttft: 1}\n",
         ["f.yaml:4: models[0].slo.ttft = 1: unknown key; did you mean ttft_s?"],
     ),
+    "gpu_type, nearly": (
+        MODEL + "pools: [{name: p, device: cuda, gpu_type: A100}]",
+        ['f.yaml:2: pools[0].gpu_type = "A100": unknown device; did you mean A100-80G?'],
+    ),
     "unknown key, far": (
         MODEL + "zebra: 1\n",
         ["f.yaml:2: zebra = 1: unknown key; known here: name, models, pools, engine, placement, gateway"],

@@ -9,6 +9,24 @@ def test_device_named__any_case__finds_the_device(name: str) -> None:
     assert device_named(name.lower()) is DEVICES[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("A100", "A100-80G"),
+        ("a100 80gb", "A100-80G"),
+        ("H100-SXM", "H100"),
+        ("NVIDIA H100 80GB", "H100"),
+        ("rtx4090", "RTX-4090"),
+        ("GB200", "B200"),
+    ],
+)
+def test_device_named__part_of_a_name__names_the_device_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(UnknownDevice) as caught:
+        device_named(name)
+
+    assert caught.value.nearest == meant
+
+
 def test_device_named__misspelt__names_the_nearest_and_all_known() -> None:
     with pytest.raises(UnknownDevice) as caught:
         device_named("H20O")

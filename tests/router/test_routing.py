@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import Slo
 from router.own_load import OwnLoad
-from router.prefix_index import PrefixIndex, prefix_names
+from router.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix_names
 from router.routing import RoutingHints, UnitChoice, choose_unit
 from router.routing_table import RoutingTable
 
@@ -251,6 +251,16 @@ def test_own_load__first_token__what_was_before_it_is_done() -> None:
     own.rebase(RoutingTable.of(fleet(unit("a", age_s=2.0)), 1.0))
     assert abs(own.free_at_s[0] - 0.7) < 1e-9, "only the third is left, and other gateways have nothing there"
     assert own.requests[0] == 2
+
+
+def test_prefix_index__full__forgets_ends_before_starts() -> None:
+    index = PrefixIndex(max_entries=8)
+    old, new = prefix_names("m", range(10 * BLOCK_TOKENS)), prefix_names("m", [7] * BLOCK_TOKENS)
+    index.record(old, "a", model="m", conversation="", tokens=10 * BLOCK_TOKENS)
+    index.record(new, "b", model="m", conversation="", tokens=BLOCK_TOKENS)
+
+    assert index.matched_tokens(old, model="m", conversation="", tokens=640) == {"a": 7 * BLOCK_TOKENS}
+    assert index.matched_tokens(new, model="m", conversation="", tokens=64) == {"b": BLOCK_TOKENS}
 
 
 def test_prefix_index__second_turn__finds_the_unit_of_the_first() -> None:
