@@ -83,31 +83,6 @@ def batch_features(chunks: Sequence[ChunkShape], context_tokens: Sequence[int]) 
     )
 
 
-def uniform_prefills(prompts: Floats, new_tokens: Floats, context_tokens: Floats) -> BatchFeatures[Floats]:
-    tokens = prompts * new_tokens
-    none = np.zeros_like(tokens)
-    return BatchFeatures(
-        prompts=prompts,
-        prefill_tokens=tokens,
-        prefill_squares=tokens * new_tokens,
-        prefill_products=tokens * context_tokens,
-        decode_sequences=none,
-        decode_tokens=none,
-    )
-
-
-def uniform_decodes(sequences: Floats, context_tokens: Floats) -> BatchFeatures[Floats]:
-    none = np.zeros_like(sequences)
-    return BatchFeatures(
-        prompts=none,
-        prefill_tokens=none,
-        prefill_squares=none,
-        prefill_products=none,
-        decode_sequences=sequences,
-        decode_tokens=sequences * context_tokens,
-    )
-
-
 def stacked(batches: Sequence[BatchFeatures[float]]) -> BatchFeatures[Floats]:
     def column(name: Feature) -> Floats:
         return np.array([batch.value(name) for batch in batches], dtype=np.float64)

@@ -225,7 +225,7 @@ def device_named(name: str) -> DeviceSpec:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
-    """One that has most letters and numbers in common with the name: A100 is A100-80G, not H100; else one spelt alike."""
+    """Who has most letters and numbers in common with the name: A100 is A100-80G, not H100; else who is spelt alike."""
     parts = {other: _letters_and_numbers(other) for other in known}
     shared = {other: len(_letters_and_numbers(name) & parts[other]) for other in known}
     likest = max(known, key=lambda other: (shared[other], -len(parts[other])))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from profiler.latency import VectorLatencyModel
+from profiler.latency import LatencyModel
 from profiler.measured import MeasuredLatency, fit_partitions
 from profiler.measurement import MeasuredBatches, Measurement
 from profiler.specs import ModelSpec
@@ -13,9 +13,7 @@ class FittedLatency(MeasuredLatency):
     """Non-negative least squares per model, partition and phase. A few hundred bytes, plausible at any size."""
 
     @classmethod
-    def fit(
-        cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: VectorLatencyModel
-    ) -> "FittedLatency":
+    def fit(cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: LatencyModel) -> "FittedLatency":
         """Of the launches that ran alone; partitions: see fit_partitions."""
         return cls({spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}, beyond=beyond)
 

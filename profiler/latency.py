@@ -53,28 +53,3 @@ def decode_by_share(latency: LatencyModel) -> Callable[[ModelSpec, Sequence[int]
     if isinstance(latency, SharewiseLatency):
         return latency.decode_by_share
     return lambda spec, context_tokens: partial(latency.decode_s, spec, context_tokens)
-
-
-class VectorLatencyModel(LatencyModel, Protocol):
-    """Thousands of batches in one call, for the planner. The sequences of one batch are alike.
-
-    Arguments broadcast against each other like numpy operands (numbers or arrays; means may be fractions); element i of
-    the answer is the latency of batch i, 0 where a batch is empty. Every `sms` is an SM count as above.
-    """
-
-    def prefills_s(
-        self,
-        spec: ModelSpec,
-        num_prompts: npt.ArrayLike,
-        new_tokens: npt.ArrayLike,
-        context_tokens: npt.ArrayLike,
-        sms: npt.ArrayLike,
-    ) -> Floats:
-        """Batch i: `num_prompts[i]` prompts of `new_tokens[i]` new tokens each on top of `context_tokens[i]`."""
-        ...
-
-    def decodes_s(
-        self, spec: ModelSpec, num_sequences: npt.ArrayLike, context_tokens: npt.ArrayLike, sms: npt.ArrayLike
-    ) -> Floats:
-        """Batch i: one step of `num_sequences[i]` sequences that hold `context_tokens[i]` of KV each."""
-        ...

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from profiler.batch_features import Amount, BatchFeatures, batch_features, uniform_decodes, uniform_prefills
-from profiler.latency import ChunkShape, Floats, VectorLatencyModel, decode_by_share
+from profiler.batch_features import Amount, BatchFeatures, batch_features
+from profiler.latency import ChunkShape, LatencyModel, decode_by_share
 from profiler.measurement import Measurement, measured_shares, solo
 from profiler.specs import ModelSpec
 
@@ -88,14 +85,14 @@ def _on_share(measured: Mapping[int, StepTimes], sms: int) -> StepTimes | None:
 
 
 class MeasuredLatency:
-    """`profiler.latency.VectorLatencyModel` over measurements.
+    """`profiler.latency.LatencyModel` over measurements.
 
     Between two measured partitions it interpolates in 1 / SMs, which is exact for work that scales with SMs and for
     work that does not. Beyond them it scales the nearest by what `beyond` says of the two partitions, and `beyond`
     answers for models that were not measured.
     """
 
-    def __init__(self, measured: Mapping[ModelSpec, Mapping[int, PhaseTimes]], *, beyond: VectorLatencyModel) -> None:
+    def __init__(self, measured: Mapping[ModelSpec, Mapping[int, PhaseTimes]], *, beyond: LatencyModel) -> None:
         """`measured` is by model, then by SMs."""
         self._measured = {spec: dict(sorted(by_sms.items())) for spec, by_sms in measured.items() if by_sms}
         self._beyond = beyond
@@ -136,41 +133,6 @@ class MeasuredLatency:
         beyond = len(shares) == 1 and shares[0] != sms
         return beyond or any(by_sms[share].of(batch).is_outside(batch) for share in shares)
 
-    def prefills_s(
-        self,
-        spec: ModelSpec,
-        num_prompts: npt.ArrayLike,
-        new_tokens: npt.ArrayLike,
-        context_tokens: npt.ArrayLike,
-        sms: npt.ArrayLike,
-    ) -> Floats:
-        by_sms = self._measured.get(spec)
-        if by_sms is None:
-            return self._beyond.prefills_s(spec, num_prompts, new_tokens, context_tokens, sms)
-
-        def measured_s(share: int, k: Floats, q: Floats, c: Floats) -> Floats:
-            return np.where(k * q > 0, by_sms[share].prefill.seconds(uniform_prefills(k, q, c)), 0.0)
-
-        def modelled_s(share: int, k: Floats, q: Floats, c: Floats) -> Floats:
-            return self._beyond.prefills_s(spec, k, q, c, share)
-
-        return _by_partition(tuple(by_sms), measured_s, modelled_s, sms, num_prompts, new_tokens, context_tokens)
-
-    def decodes_s(
-        self, spec: ModelSpec, num_sequences: npt.ArrayLike, context_tokens: npt.ArrayLike, sms: npt.ArrayLike
-    ) -> Floats:
-        by_sms = self._measured.get(spec)
-        if by_sms is None:
-            return self._beyond.decodes_s(spec, num_sequences, context_tokens, sms)
-
-        def measured_s(share: int, n: Floats, c: Floats) -> Floats:
-            return np.where(n > 0, by_sms[share].decode.seconds(uniform_decodes(n, c)), 0.0)
-
-        def modelled_s(share: int, n: Floats, c: Floats) -> Floats:
-            return self._beyond.decodes_s(spec, n, c, share)
-
-        return _by_partition(tuple(by_sms), measured_s, modelled_s, sms, num_sequences, context_tokens)
-
 
 class _Shares:
     """One batch on the shares of one model. `beyond_s` is what another model says of it, by share."""
@@ -196,30 +158,6 @@ class _Shares:
                 share_s *= self._beyond_s(sms) / self._beyond_s(share)
             seconds += weight * share_s
         return seconds
-
-
-def _by_partition(
-    shares: tuple[int, ...],
-    measured_s: Callable[..., Floats],
-    modelled_s: Callable[..., Floats],
-    sms: npt.ArrayLike,
-    *amounts: npt.ArrayLike,
-) -> Floats:
-    wanted, *columns = np.broadcast_arrays(np.asarray(sms), *(np.asarray(a, dtype=np.float64) for a in amounts))
-    answer = np.zeros(wanted.shape)
-    for sms_wanted in np.unique(wanted):
-        chosen = wanted == sms_wanted
-        picked = [column[chosen] for column in columns]
-        for share, weight in _bracket(shares, int(sms_wanted)):
-            share_s = measured_s(share, *picked)
-            if share != sms_wanted and weight == 1.0:
-                there_s = modelled_s(share, *picked)
-                ratio = np.divide(
-                    modelled_s(int(sms_wanted), *picked), there_s, out=np.ones_like(there_s), where=there_s > 0
-                )
-                share_s = share_s * ratio
-            answer[chosen] += weight * share_s
-    return answer
 
 
 def _bracket(shares: tuple[int, ...], sms: int) -> tuple[tuple[int, float], ...]:

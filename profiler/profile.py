@@ -7,7 +7,7 @@ import numpy as np
 
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.fitted import FittedLatency
-from profiler.latency import VectorLatencyModel
+from profiler.latency import LatencyModel
 from profiler.measurement import Measurement
 from profiler.partition_rates import PartitionRate
 from profiler.probe import LaunchShape
@@ -35,7 +35,7 @@ class Profile:
     models: Mapping[str, ModelProfile]
     partition_rates: tuple[PartitionRate, ...] = ()
 
-    def latency_models(self, *, with_held_out: bool = True) -> dict[str, VectorLatencyModel]:
+    def latency_models(self, *, with_held_out: bool = True) -> dict[str, LatencyModel]:
         """By name. Models that were not measured are answered by the roofline."""
         roofline = RooflineLatency(self.device, num_gpus=self.num_gpus)
         rows = {
@@ -48,7 +48,7 @@ class Profile:
             "table": TableLatency.fit(rows, beyond=roofline),
         }
 
-    def best_latency(self) -> tuple[str, VectorLatencyModel]:
+    def best_latency(self) -> tuple[str, LatencyModel]:
         """The model with the least mean error on held-out launches, fitted to all of them, and its name."""
         errors = self.held_out_errors()
         mean = {name: float(np.mean([e.mean for e in errors if e.latency == name] or [np.inf])) for name in self._names}
@@ -75,7 +75,7 @@ class Profile:
     def _names(self) -> tuple[str, ...]:
         return ("table", "fitted", "roofline")
 
-    def _errors_of(self, name: str, latency: VectorLatencyModel) -> Iterator["HeldOutError"]:
+    def _errors_of(self, name: str, latency: LatencyModel) -> Iterator["HeldOutError"]:
         for model_name, model in self.models.items():
             for phase in PHASES:
                 rows = [m for m in model.measurements if m.is_held_out and m.beside is None and m.launch.phase == phase]
@@ -95,7 +95,7 @@ class HeldOutError:
     p90: float
 
 
-def _predictor(latency: VectorLatencyModel, spec: ModelSpec) -> Callable[[LaunchShape], float]:
+def _predictor(latency: LatencyModel, spec: ModelSpec) -> Callable[[LaunchShape], float]:
     return lambda launch: latency.mixed_s(spec, launch.chunks, launch.contexts, launch.sms)
 
 

@@ -3,10 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from profiler.latency import ChunkShape, Floats
+from profiler.latency import ChunkShape
 from profiler.operator_costs import OperatorCosts, operator_costs
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -64,7 +61,7 @@ class _Passes:
 
 
 class RooflineLatency:
-    """`profiler.latency.VectorLatencyModel` without any profiling run. A batch without tokens takes no time.
+    """`profiler.latency.LatencyModel` without any profiling run. A batch without tokens takes no time.
 
     How far off it is, by device and operator: docs/latency-models.md. It knows nothing of engines whose host cannot
     launch fast enough, except for the launch overhead per kernel.
@@ -116,32 +113,6 @@ class RooflineLatency:
         attention_s = attention.with_prompts_s(pairs, float(n), keys, longest_keys=longest, decodes=float(num_decodes))
         return passes.rest_s(n, len(chunks) + num_decodes) + passes.costs.num_layers * attention_s
 
-    def prefills_s(
-        self,
-        spec: ModelSpec,
-        num_prompts: npt.ArrayLike,
-        new_tokens: npt.ArrayLike,
-        context_tokens: npt.ArrayLike,
-        sms: npt.ArrayLike,
-    ) -> Floats:
-        def seconds(costs: OperatorCosts, k: Floats, q: Floats, c: Floats) -> Floats:
-            pairs = k * costs.attention.prompt_pairs(q, c)
-            attention_s = costs.attention.with_prompts_s(
-                pairs, k * q, k * (q + c), longest_keys=q + c, decodes=np.zeros_like(pairs)
-            )
-            return np.where(k * q > 0, costs.total_s(k * q, attention_s, k), 0.0)
-
-        return self._by_partition(spec, seconds, sms, num_prompts, new_tokens, context_tokens)
-
-    def decodes_s(
-        self, spec: ModelSpec, num_sequences: npt.ArrayLike, context_tokens: npt.ArrayLike, sms: npt.ArrayLike
-    ) -> Floats:
-        def seconds(costs: OperatorCosts, n: Floats, c: Floats) -> Floats:
-            keys = n * (c + 1)
-            return np.where(n > 0, costs.total_s(n, costs.attention.seconds(keys, n, keys), n), 0.0)
-
-        return self._by_partition(spec, seconds, sms, num_sequences, context_tokens)
-
     def costs(self, spec: ModelSpec, sms: int) -> OperatorCosts:
         """Operator by operator."""
         return self._passes_of(spec, sms).costs
@@ -165,16 +136,6 @@ class RooflineLatency:
     def _decode_line(self, spec: ModelSpec, n: int, sms: int) -> _DecodeLine:
         line = self._lines_of(spec, n)[sms] = self._passes_of(spec, sms).decode_line(n)
         return line
-
-    def _by_partition(
-        self, spec: ModelSpec, seconds: Callable[..., Floats], sms: npt.ArrayLike, *amounts: npt.ArrayLike
-    ) -> Floats:
-        shares, *columns = np.broadcast_arrays(np.asarray(sms), *(np.asarray(a, dtype=np.float64) for a in amounts))
-        answer = np.zeros(shares.shape)
-        for share in np.unique(shares):
-            chosen = shares == share
-            answer[chosen] = seconds(self.costs(spec, int(share)), *(column[chosen] for column in columns))
-        return answer
 
 
 def _no_time(_: int) -> float:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from profiler.batch_features import Feature
 from profiler.grid_table import GridTable
-from profiler.latency import VectorLatencyModel
+from profiler.latency import LatencyModel
 from profiler.measured import MeasuredLatency, fit_partitions
 from profiler.measurement import MeasuredBatches, Measurement
 from profiler.specs import ModelSpec
@@ -28,9 +28,7 @@ class TableLatency(MeasuredLatency):
     """
 
     @classmethod
-    def fit(
-        cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: VectorLatencyModel
-    ) -> "TableLatency":
+    def fit(cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: LatencyModel) -> "TableLatency":
         """Of the launches that ran alone; partitions: see fit_partitions."""
         return cls({spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}, beyond=beyond)
 

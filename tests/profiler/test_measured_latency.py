@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +7,7 @@ from measured_cases import SMALL, eq_1_and_2, measured
 
 from profiler.devices import H100
 from profiler.fitted import FittedLatency
-from profiler.latency import ChunkShape, VectorLatencyModel, decode_by_share
+from profiler.latency import ChunkShape, LatencyModel, decode_by_share
 from profiler.measured import MeasuredLatency
 from profiler.probe import LaunchShape
 from profiler.roofline import RooflineLatency
@@ -26,7 +25,7 @@ contexts = st.lists(st.integers(0, 2048), max_size=16)
 @pytest.mark.parametrize("latency", [FITTED, TABLE, BEYOND], ids=["fitted", "table", "roofline"])
 @given(contexts=contexts, shares=st.lists(st.integers(1, 132), min_size=1, max_size=6))
 def test_decode_by_share__any_batch_measured_or_not__is_decode_s(
-    latency: VectorLatencyModel, contexts: list[int], shares: list[int]
+    latency: LatencyModel, contexts: list[int], shares: list[int]
 ) -> None:
     for spec in (SMALL, replace(SMALL, num_layers=9)):
         by_share = decode_by_share(latency)(spec, contexts)
@@ -89,18 +88,6 @@ def test_measured__model_never_measured__is_answered_by_the_roofline(latency: Me
 
     assert latency.decode_s(other, [64] * 4, 32) == BEYOND.decode_s(other, [64] * 4, 32)
     assert latency.is_outside(other, (), [64], 32)
-
-
-@both
-@given(rows=st.lists(st.tuples(st.integers(0, 48), st.integers(0, 900), st.integers(8, 132)), min_size=1, max_size=8))
-def test_measured__vectors__equal_one_call_each(latency: MeasuredLatency, rows: list[tuple[int, int, int]]) -> None:
-    sizes, depths, shares = (np.array(column) for column in zip(*rows, strict=True))
-
-    decodes_s = latency.decodes_s(SMALL, sizes, depths, shares)
-    prefills_s = latency.prefills_s(SMALL, sizes, 32, depths, shares)
-
-    assert decodes_s == pytest.approx([latency.decode_s(SMALL, [c] * n, s) for n, c, s in rows])
-    assert prefills_s == pytest.approx([latency.prefill_s(SMALL, [ChunkShape(32, c)] * n, s) for n, c, s in rows])
 
 
 def stepped(launch: LaunchShape) -> float:

@@ -143,32 +143,6 @@ def test_rates__partition_larger_than_the_device__is_our_own_fault() -> None:
         RooflineLatency(A100_80G).decode_s(LLAMA_3_8B, [1], 109)
 
 
-@given(devices, contexts, st.data())
-def test_vectors__uniform_batches__equal_one_call_each(
-    device: DeviceSpec, context_tokens: list[int], data: st.DataObject
-) -> None:
-    latency = RooflineLatency(device)
-    sizes = data.draw(st.lists(st.integers(0, 64), min_size=len(context_tokens), max_size=len(context_tokens)))
-    shares = data.draw(
-        st.lists(st.integers(1, device.num_sms), min_size=len(context_tokens), max_size=len(context_tokens))
-    )
-    rows = list(zip(sizes, context_tokens, shares, strict=True))
-
-    decodes_s = latency.decodes_s(LLAMA_3_8B, sizes, context_tokens, shares)
-    prefills_s = latency.prefills_s(LLAMA_3_8B, sizes, 128, context_tokens, shares)
-
-    assert decodes_s == pytest.approx([latency.decode_s(LLAMA_3_8B, [c] * n, s) for n, c, s in rows])
-    assert prefills_s == pytest.approx([latency.prefill_s(LLAMA_3_8B, [ChunkShape(128, c)] * n, s) for n, c, s in rows])
-
-
-def test_vectors__arguments__broadcast() -> None:
-    sms = [32, 64, 132]
-    seconds = RooflineLatency(H100).decodes_s(LLAMA_3_8B, [[1], [8]], 512.5, sms)
-
-    assert seconds.shape == (2, 3)
-    assert (seconds[1] > seconds[0]).all()
-
-
 @pytest.mark.parametrize("num_gpus", [2, 4, 8])
 def test_tensor_parallel__more_gpus__are_faster_by_less_than_their_number(num_gpus: int) -> None:
     one, many = RooflineLatency(H100), RooflineLatency(H100, num_gpus=num_gpus)
