@@ -55,8 +55,10 @@ def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_take
     return None
 
 
-def preview_chunks(queue: ModelQueue, settings: SchedulerSettings, budget_tokens: int) -> list[ChunkShape]:
-    """Shapes of what `take_chunks` would take up to the budget, without taking it; the last one is cut at the budget.
+def preview_chunks(
+    queue: ModelQueue, settings: SchedulerSettings, budget_tokens: int, *, whole_prompts: bool
+) -> list[ChunkShape]:
+    """Shapes of what `take_chunks` would take with the same arguments, without taking it.
 
     It does not foresee that KV runs out behind the first sequence: a prediction may then be of a longer launch.
     """
@@ -68,7 +70,10 @@ def preview_chunks(queue: ModelQueue, settings: SchedulerSettings, budget_tokens
         if budget_tokens <= 0:
             break
         whole = queue.chunk_shape(sequence)
-        shapes.append(ChunkShape(min(whole.new_tokens, budget_tokens), whole.context_tokens))
+        if whole_prompts and shapes and whole.new_tokens > budget_tokens:
+            break
+        taken = whole if whole_prompts else ChunkShape(min(whole.new_tokens, budget_tokens), whole.context_tokens)
+        shapes.append(taken)
         budget_tokens -= whole.new_tokens
     return shapes
 

@@ -89,6 +89,19 @@ class Dispatcher:
             for place in done.sequence_errors:
                 sampling[place].kv_is_sound = False
 
+    def next_token_s(self, now_s: float) -> float:
+        """When a sequence that joins now is expected to have its next token: after the decode step in flight, and one
+        of every model.
+        """
+        decode = self.flight.lane_state(Lane.DECODE)
+        rest_s = max(0.0, decode.ends_s - now_s) if decode.busy else 0.0
+        sms = decode.sms or self.flight.partition.decode_sms or self._device.num_sms
+        cycle_s = 0.0
+        for queue in self._queues.values():
+            if queue.running:
+                cycle_s += self._predictor.decode_s(queue.model, queue.info.spec, queue.context_tokens, sms)
+        return now_s + rest_s + cycle_s
+
     def act(self, actions: Seq[Action], now_s: float) -> list[Launch]:
         """Launches for what a policy chose, in order."""
         launches: list[Launch] = []

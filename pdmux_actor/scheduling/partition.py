@@ -1,6 +1,6 @@
 """Which shares of a device the two lanes can take."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 from profiler.specs import DeviceSpec
 
@@ -16,11 +16,13 @@ def least_decode_share(device: DeviceSpec, worst_decode_s: Callable[[int], float
     Prefill gets what remains: the split that meets the TBT target and is best for prefill (MuxWise §3.4.1). None when
     the device cannot be shared (a single SM).
     """
-    share: int | None = None
-    for share in decode_shares(device):
-        if worst_decode_s(share) <= target_s:
-            return share
-    return share  # the largest, since none meets the target
+    shares = decode_shares(device)
+    return least_share(shares, worst_decode_s, target_s) or max(shares, default=None)
+
+
+def least_share(shares: Sequence[int], worst_decode_s: Callable[[int], float], target_s: float) -> int | None:
+    """The first of the shares whose worst-case decode latency meets the target."""
+    return next((share for share in shares if worst_decode_s(share) <= target_s), None)
 
 
 def ample_decode_share(

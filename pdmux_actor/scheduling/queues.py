@@ -5,14 +5,23 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.kv.prefix_hash import HashedPieces
 from pdmux_actor.messages import FinishReason, ModelLoad
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
+from pdmux_actor.scheduling.sequence import Precedence, Sequence, SequenceStatus
 from profiler.latency import ChunkShape
+
+
+class TbtTarget(NamedTuple):
+    """A target that running sequences share: so many that have met all of theirs so far, and so many that have not."""
+
+    tbt_s: float
+    on_time: int
+    missed: int
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +51,7 @@ class ModelQueue:
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
     _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
     _pieces: HashedPieces = field(default_factory=HashedPieces, init=False, repr=False)
+    _tbt_targets: Seq[TbtTarget] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model = self.info.model
@@ -56,6 +66,20 @@ class ModelQueue:
         if self._tightest_tbt_s is None:
             self._tightest_tbt_s = min([s.request.slo.tbt_s for s in self.running], default=float("inf"))
         return self._tightest_tbt_s
+
+    @property
+    def tbt_targets(self) -> Seq[TbtTarget]:
+        """The distinct targets of running sequences, the tightest first."""
+        if self._tbt_targets is None:
+            on_time: dict[float, int] = {}
+            missed: dict[float, int] = {}
+            for sequence in self.running:
+                counts = missed if sequence.is_late else on_time
+                counts[sequence.request.slo.tbt_s] = counts.get(sequence.request.slo.tbt_s, 0) + 1
+            self._tbt_targets = [
+                TbtTarget(tbt_s, on_time.get(tbt_s, 0), missed.get(tbt_s, 0)) for tbt_s in sorted({*on_time, *missed})
+            ]
+        return self._tbt_targets
 
     def wait_s(self, now_s: float) -> float:
         """How long the running sequence that waits longest has waited for its next token."""
@@ -165,21 +189,36 @@ class ModelQueue:
         usage = self.pool.usage(self.model)
         return max(0, min(needed, usage.quota_blocks - usage.used_blocks))
 
-    def insert_waiting(self, sequence: Sequence, *, earliest_deadline_first: bool) -> None:
-        """Behind those that were preempted: they go on first, in the order they have."""
+    def insert_waiting(self, sequence: Sequence, *, target_aware: bool) -> None:
+        """By precedence. Those that go first do so in the order they have."""
 
-        def place(waiting: Sequence) -> tuple[bool, float]:
-            if waiting.num_preemptions:
-                return (False, 0.0)
-            return (True, waiting.first_token_due_s if earliest_deadline_first else waiting.arrival_s)
+        def place(waiting: Sequence) -> tuple[int, float]:
+            if waiting.precedence is Precedence.FIRST:
+                return (0, 0.0)
+            by_due = target_aware and waiting.precedence is Precedence.IN_TIME
+            return (waiting.precedence, waiting.first_token_due_s if by_due else waiting.arrival_s)
 
         insort(self.waiting, sequence, key=place)
 
-    def reorder_waiting(self, *, earliest_deadline_first: bool) -> None:
-        waiting = sorted(self.waiting, key=lambda s: s.num_preemptions == 0)
+    def reorder_waiting(self, *, target_aware: bool) -> None:
+        """Another policy takes over: which prompts are late is for it to say."""
+        waiting = sorted(self.waiting, key=lambda s: s.precedence is not Precedence.FIRST)
         self.waiting.clear()
         for sequence in waiting:
-            self.insert_waiting(sequence, earliest_deadline_first=earliest_deadline_first)
+            if sequence.precedence is Precedence.LATE:
+                sequence.precedence = Precedence.IN_TIME
+            self.insert_waiting(sequence, target_aware=target_aware)
+
+    def set_precedence(self, sequence: Sequence, precedence: Precedence) -> None:
+        """Of a waiting sequence, under a policy that is target-aware."""
+        if sequence.precedence is not precedence:
+            self.waiting.remove(sequence)
+            sequence.precedence = precedence
+            self.insert_waiting(sequence, target_aware=True)
+
+    def oldest_late(self) -> Sequence:
+        """There is one if the last of those that wait is late."""
+        return next(sequence for sequence in self.waiting if sequence.precedence is Precedence.LATE)
 
     def insert_running(self, sequence: Sequence) -> None:
         """Keeps `running` ordered by arrival; a newcomer is nearly always the youngest."""
@@ -194,7 +233,7 @@ class ModelQueue:
         self._forget_running()
 
     def _forget_running(self) -> None:
-        self._context_tokens = self._tightest_tbt_s = None
+        self._context_tokens = self._tightest_tbt_s = self._tbt_targets = None
 
     def discard(self, sequence: Sequence) -> None:
         """Takes a sequence out of whichever list holds it."""
@@ -216,14 +255,21 @@ class ModelQueue:
             late = now_s - previous_s > slo.tbt_s
             self.gaps_total += num_tokens
             self.gaps_met += num_tokens - late
-            sequence.is_late = sequence.is_late or late
+            if late:
+                self._note_late(sequence)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
             if not sequence.request.output_token_ids:  # its first token came from another unit
                 late = now_s - sequence.arrival_s > slo.ttft_s
                 self.first_tokens_total += 1
                 self.first_tokens_met += not late
-                sequence.is_late = sequence.is_late or late
+                if late:
+                    self._note_late(sequence)
+
+    def _note_late(self, sequence: Sequence) -> None:
+        if not sequence.is_late:
+            sequence.is_late = True
+            self._tbt_targets = None
 
     def note_end(self, sequence: Sequence, finish: FinishReason) -> None:
         """As `traces.timeliness.is_in_time`. What was refused, failed or went away counts only if it was late already.

@@ -29,6 +29,7 @@ from pdmux_actor.scheduling.events import (
     SetQuotas,
     Stop,
 )
+from pdmux_actor.scheduling.first_tokens import FirstTokens
 from pdmux_actor.scheduling.launch import (
     Chunk,
     Completion,
@@ -41,13 +42,14 @@ from pdmux_actor.scheduling.launch import (
     sampling_sequences,
 )
 from pdmux_actor.scheduling.load_reporter import LoadReporter
-from pdmux_actor.scheduling.policies.base import DispatchPolicy
+from pdmux_actor.scheduling.policies.base import DispatchPolicy, UnitState
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.prompt_order import PromptOrder
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.quota_transfer import QuotaTransfer
 from pdmux_actor.scheduling.readiness import LaneReadiness
-from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
+from pdmux_actor.scheduling.sequence import Precedence, Sequence, SequenceStatus
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
@@ -84,6 +86,8 @@ class Scheduler:
             preempt=self._preempt,
             reclaim=self._reclaim,
         )
+        self._prompt_order = PromptOrder()
+        self._first_tokens = FirstTokens()
         self._readiness = LaneReadiness()
         self._reporter = LoadReporter(pool, self._predictor, self.log, device.num_sms)
         self._dropped: list[Launch] = []
@@ -109,7 +113,7 @@ class Scheduler:
             case SetPolicy(policy=policy):
                 self._policy = make_policy(policy)
                 for queue in self._queues.values():
-                    queue.reorder_waiting(earliest_deadline_first=self._policy.earliest_deadline_first)
+                    queue.reorder_waiting(target_aware=self._policy.target_aware)
             case AttachModel() | ReadDecisions() | Stop():
                 raise AssertionError(f"{type(event).__name__} is for the engine loop")
 
@@ -123,15 +127,27 @@ class Scheduler:
         """Launches to submit now, in order."""
         launches, self._dropped = self._dropped, []
         self._now_s = now_s
+        self._hand_over_due(now_s)
         if not self._sequences:
             self._readiness.clear()
         elif not self._dispatcher.is_full:
             self._settle_quotas(now_s)
-            state = self._dispatcher.state()
+            state = self._state(now_s)
             self._readiness.observe(state, now_s)
             launches += self._dispatcher.act(self._policy.choose(state, now_s), now_s)
         self._log(now_s, launches)
         return launches
+
+    def _state(self, now_s: float) -> UnitState:
+        """What the policy sees. Where a prompt may start, those that wait are in the order in which it would have them."""
+        state = self._dispatcher.state()
+        waiting = sum([len(queue.waiting) for queue in self._queues.values()])
+        if waiting > 1 and self._policy.target_aware and not state.prefill_lane.busy and state.prefillable_models():
+            prefill_sms = self._dispatcher.flight.partition.prefill_sms or self._device.num_sms
+            self._prompt_order.arrange(state, now_s, prefill_sms=prefill_sms)
+            state = self._dispatcher.state()
+        state.share_in_time = self._prompt_order.share_in_time
+        return state
 
     def _log(self, now_s: float, launches: Seq[Launch]) -> None:
         for launch in launches:
@@ -139,6 +155,8 @@ class Scheduler:
                 self.log.instruct(now_s, launch)
             else:
                 flight = self._dispatcher.flight.of(launch)
+                if isinstance(launch, DecodeStep):
+                    self._first_tokens.expect(launch.sequences, now_s, now_s + flight.expected_s)
                 predicted_s = flight.expected_s
                 if len(launches) > 1:  # others took off after this one
                     beside = self._dispatcher.flight.both_busy
@@ -175,8 +193,8 @@ class Scheduler:
         return detached
 
     def next_deadline_s(self) -> float | None:
-        """When `decide` wants to be called although nothing has happened; no policy needs that yet."""
-        return None
+        """When `decide` wants to be called although nothing has happened: a first token is to be handed over."""
+        return self._first_tokens.next_due_s()
 
     def load_report(self) -> LoadReport:
         return self._reporter.report(self._queues.values(), self._dispatcher.flight, self._steps_total, self._now_s)
@@ -210,7 +228,7 @@ class Scheduler:
             reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
             self._answer(sequence, (), FinishReason.ERROR, f"{reason}; tokenise with the model's own tokenizer")
             return
-        queue.insert_waiting(sequence, earliest_deadline_first=self._policy.earliest_deadline_first)
+        queue.insert_waiting(sequence, target_aware=self._policy.target_aware)
         queue.prompt_tokens_total += len(sequence.token_ids)
         self._refuse_if_too_long(queue, sequence)
 
@@ -302,10 +320,34 @@ class Scheduler:
                 continue
             tokens, finish = append_tokens(sequence, sampled, eos, max_len)
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
+            if sequence.first_token_s is None:
+                if finish is None and self._waits_for_second(sequence, tokens, done.finished_s):
+                    continue
+                self._hand_over_first_token(queue, sequence, done.finished_s)
             queue.note_tokens(sequence, len(tokens), done.finished_s)
             self._answer(sequence, tokens, finish)
             if finish is not None:
                 self._release(sequence)
+
+    def _waits_for_second(self, sequence: Sequence, tokens: tuple[SampledToken, ...], now_s: float) -> bool:
+        """Whether these are a first token that is held back."""
+        is_first = sequence.num_output_tokens == 1 and not sequence.request.output_token_ids
+        if not is_first or not self._policy.target_aware:
+            return False
+        return self._first_tokens.hold(sequence, tokens, now_s, self._dispatcher.next_token_s(now_s))
+
+    def _hand_over_first_token(self, queue: ModelQueue, sequence: Sequence, now_s: float) -> None:
+        """If it has been held back."""
+        held = self._first_tokens.take(sequence.request.request_id)
+        if held is not None:
+            queue.note_tokens(sequence, len(held.tokens), now_s)
+            self._answer(sequence, held.tokens, None)
+
+    def _hand_over_due(self, now_s: float) -> None:
+        for held in self._first_tokens.take_due(now_s):
+            sequence = held.sequence
+            self._queues[sequence.model].note_tokens(sequence, len(held.tokens), now_s)
+            self._answer(sequence, held.tokens, None)
 
     # ---- how sequences end ----
 
@@ -320,6 +362,7 @@ class Scheduler:
         request_id = sequence.request.request_id
         self._token_events.append(TokenEvent(request_id=request_id, tokens=tokens, finish=finish, error=error))
         if finish is not None:
+            self._first_tokens.take(request_id)
             sequence.pending_finish = finish
             del self._sequences[request_id]
             if (queue := self._queues.get(sequence.model)) is not None:
@@ -358,6 +401,7 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         victim.status = SequenceStatus.WAITING
+        victim.precedence = Precedence.FIRST
         queue.waiting.appendleft(victim)
         queue.preemptions_total += 1
         self._refuse_if_too_long(queue, victim)  # after the quota was lowered below what it needs

@@ -1,7 +1,7 @@
 """A request's state inside an engine."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
 from pdmux_actor.kv.prefix_cache import PrefixMatch
 from pdmux_actor.kv.prefix_hash import HashedPieces, PrefixHash
@@ -13,6 +13,14 @@ class SequenceStatus(Enum):
     PREFILLING = "prefilling"  # holds KV rows, some known tokens have no KV yet
     RUNNING = "running"  # every known token but the last has KV: ready to decode
     FINISHED = "finished"
+
+
+class Precedence(IntEnum):
+    """Of a sequence that waits, before those of other precedence."""
+
+    FIRST = 0  # it was preempted, or has been passed over for long
+    IN_TIME = 1
+    LATE = 2  # its first token cannot be in time, or only at the cost of more others (serving_order.py)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +49,7 @@ class Sequence:
     last_token_s: float | None = None
     is_late: bool = False  # its first token or a gap was beyond its target
     num_preemptions: int = 0
+    precedence: Precedence = Precedence.IN_TIME
     kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
 
     @classmethod

@@ -152,7 +152,7 @@ class SglangDispatch:
             start=starts,
             decode=decode_sms is not None,
             max_prompts=limit or 0,
-            by_deadline=self._policy.earliest_deadline_first,
+            by_deadline=self._policy.target_aware,
         )
 
     def _group(self, snapshot: Snapshot, decode_sms: int | None, *, beside: bool) -> int:

@@ -17,7 +17,7 @@ from pdmux_actor.scheduling.rotation import Rotation
 
 class Adbs:
     name = "adbs"
-    earliest_deadline_first = False
+    target_aware = False
 
     def __init__(self) -> None:
         self._prefills = WholePrefills()

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.partition import decode_shares
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, head_sequence, prefill_shapes, whole_prefill_s
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, head_sequence, whole_prefill_s
+from pdmux_actor.scheduling.policies.fusing import FusedStep
 from pdmux_actor.scheduling.queues import ModelQueue
 from profiler.latency import ChunkShape
 
-_CHOICES = 8  # the delay is flat around its minimum
 _MEMORY_BATCHES = 32
 _LEAST_IDLE = 0.01  # share of the lane: a load is measured, and 1 - rho may come out as nothing or less
 
@@ -90,55 +90,39 @@ class Delays:
         model: str,
         prompt: Sequence[ChunkShape],
         decoding: Sequence[ModelQueue],
-        least: int,
         load: float,
     ) -> None:
         self._state, self._model, self._prompt = state, model, prompt
         cycle = DecodeCycle(state, decoding)
         self._cycle_s = cycle.seconds
         self._alone_s = self._cycle_s(state.total_sms)
+        self._own_s = decode_cycle_s(state, [queue for queue in decoding if queue.model == model], state.total_sms)
         # The same for every share: the guard knows some of them better than others, which is no reason to choose them.
+        least = min(decode_shares(state.device), default=state.total_sms)
         self._contention = DecodeCycle(state, decoding, beside=prompt).seconds(least) / self._cycle_s(least)
         self._running = sum([len(queue.running) for queue in decoding])
         in_batch = 0 if state.batch is None else len(state.batch.chunks)
         self._waiting = in_batch + sum([_waiting(state, queue) for queue in state.queues.values()])
-        self._least = least
+        self._learned_on = state.total_sms - least or state.total_sms
         self._load_per_s = load / self._prompt_s(state.total_sms)
 
     def beside_s(self, share: int) -> float:
         """Decode has `share` SMs, the prompt the others."""
         prompt_s = self._prompt_s(self._state.total_sms - share)
         step_s = self._contention * self._cycle_s(share)
-        return self.in_all_s(prompt_s, prompt_s * (1 - self._alone_s / max(self._alone_s, step_s)))
+        return self._in_all_s(prompt_s, prompt_s * (1 - self._alone_s / max(self._alone_s, step_s)))
 
-    def in_all_s(self, prompt_s: float, lost_s: float) -> float:
+    def fused_s(self, step: FusedStep) -> float:
+        """By prompt that the step completes."""
+        return self._in_all_s(step.step_s / step.prompts, max(0.0, step.step_s - self._own_s) / step.prompts)
+
+    def _in_all_s(self, prompt_s: float, lost_s: float) -> float:
         """The prompt takes `prompt_s`, and every running sequence loses `lost_s`."""
         idle = max(_LEAST_IDLE, 1 - self._load_per_s * prompt_s)
         return self._waiting * prompt_s / idle + self._running * lost_s
 
     def _prompt_s(self, sms: int) -> float:
-        learned_on = self._state.total_sms - self._least
-        return whole_prefill_s(self._state, self._model, self._prompt, sms, learned_on=learned_on)
-
-
-def balanced_share(
-    state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], least: int, load: float, now_s: float
-) -> int:
-    """`least` is the least share that meets the target; others only where the next prompt comes in time."""
-    shares = choices(state, least)
-    if len(shares) == 1:
-        return least
-    delays = Delays(state, prefilling, prefill_shapes(state, prefilling), decoding, least, load)
-    best = min(shares, key=delays.beside_s)
-    slower = [share for share in reversed(shares) if least < share <= best]
-    return next((share for share in slower if _in_time(state, prefilling, share, now_s)), least)
-
-
-def choices(state: UnitState, least: int) -> Sequence[int]:
-    """`least`, and a few larger decode shares across the device."""
-    shares = decode_shares(state.device)
-    step = max(1, -(-len(shares) // _CHOICES))
-    return (least, *[share for share in shares[step - 1 :: step] if share > least])
+        return whole_prefill_s(self._state, self._model, self._prompt, sms, learned_on=self._learned_on)
 
 
 def _waiting(state: UnitState, queue: ModelQueue) -> int:
@@ -148,15 +132,3 @@ def _waiting(state: UnitState, queue: ModelQueue) -> int:
     fitting = queue.num_that_fit(len(head_sequence(queue).token_ids))
     places = state.settings.max_running_sequences - queue.num_resident
     return max(1, len(queue.partial) + min(len(queue.waiting), fitting, places))
-
-
-def _in_time(state: UnitState, prefilling: str, share: int, now_s: float) -> bool:
-    """A prompt that is late already has no more to lose."""
-    batch = state.batch
-    prompt_s = whole_prefill_s(state, prefilling, prefill_shapes(state, prefilling), state.total_sms - share)
-    if batch is None:
-        due_s = head_sequence(state.queues[prefilling]).first_token_due_s
-    else:
-        prompt_s *= batch.layers_left / batch.num_layers
-        due_s = min([chunk.sequence.first_token_due_s for chunk in batch.chunks])
-    return now_s + prompt_s <= due_s or due_s <= now_s

@@ -73,6 +73,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
     prefill_lane: LaneState
     decode_lane: LaneState
     lanes: LanesInFlight | None = None  # None: there is one decode lane
+    share_in_time: float = 1.0  # of the last first tokens
     _decoding: Sequence[ModelQueue] | None = None
     _prefillable: dict[str, bool] = msgspec.field(default_factory=dict)
 
@@ -124,12 +125,12 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
 class DispatchPolicy(Protocol):
     """Deterministic: the same states in the same order give the same actions.
 
-    With `earliest_deadline_first` prompts wait in the order in which their first tokens are due, else in that of their
-    arrival.
+    With `target_aware` prompts wait in serving order (prompt_order.py), else in that of their arrival, and a first token
+    is held back where the second would come too late after it (first_tokens.py).
     """
 
     name: str
-    earliest_deadline_first: bool
+    target_aware: bool
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         """At most one action for an idle prefill lane, and decodes of models that have none in flight: one for an idle

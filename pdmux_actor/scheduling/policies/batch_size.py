@@ -11,7 +11,7 @@ _LEAST_SAVING = 0.25
 
 def prompts_worth_batching(state: UnitState, model: str, sms: int) -> int:
     """How many of the next prompts gain by being one batch, at least 1."""
-    shapes = preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens)
+    shapes = preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens, whole_prompts=True)
     batch_s = whole_prefill_s(state, model, shapes[:1], sms)
     for count in range(1, len(shapes)):
         longer_s = whole_prefill_s(state, model, shapes[: count + 1], sms)

@@ -8,7 +8,7 @@ from pdmux_actor.scheduling.rotation import Rotation
 
 class ChunkedPrefill:
     name = "chunked_prefill"
-    earliest_deadline_first = False
+    target_aware = False
 
     def __init__(self) -> None:
         self._turn = Rotation()

@@ -27,7 +27,7 @@ class Configuration:
 
 class DuetServe:
     name = "duetserve"
-    earliest_deadline_first = False
+    target_aware = False
 
     def __init__(self) -> None:
         self._turn = Rotation()
@@ -45,7 +45,7 @@ class DuetServe:
 
     def _iteration(self, state: UnitState, queue: ModelQueue) -> Sequence[Action]:
         budget = state.settings.max_batch_tokens
-        chunks = preview_chunks(queue, state.settings, budget - len(queue.running))
+        chunks = preview_chunks(queue, state.settings, budget - len(queue.running), whole_prompts=False)
         spec, contexts, sms = queue.info.spec, queue.context_tokens, state.total_sms
         t_mixed = state.predictor.mixed_s(queue.model, spec, chunks, contexts, sms)
         if not chunks or not contexts or t_mixed <= queue.tightest_tbt_s:

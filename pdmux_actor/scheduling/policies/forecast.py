@@ -67,5 +67,18 @@ def whole_prefill_s(
     return state.predictor.prefill_s(model, spec, shapes, sms, beside_decode=beside_decode, learned_on=learned_on)
 
 
+def prompt_s(state: UnitState, queue: ModelQueue, sequence: TokenSequence, sms: int) -> float:
+    """To prefill a waiting sequence by itself."""
+    return whole_prefill_s(state, queue.model, [queue.chunk_shape(sequence)], sms)
+
+
+def batch_left_s(state: UnitState, sms: int) -> float:
+    """What remains of the prefill batch under way."""
+    batch = state.batch
+    if batch is None:
+        return 0.0
+    return whole_prefill_s(state, batch.model, batch.shapes, sms) * batch.layers_left / batch.num_layers
+
+
 def tightest_tbt_s(queues: Sequence[ModelQueue]) -> float:
     return min([q.tightest_tbt_s for q in queues], default=float("inf"))

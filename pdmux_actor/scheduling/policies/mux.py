@@ -12,9 +12,10 @@ from collections.abc import Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes, tightest_tbt_s
-from pdmux_actor.scheduling.policies.fusing import fused_tokens
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
+from pdmux_actor.scheduling.policies.tbt_target import RunningTargets
+from pdmux_actor.scheduling.policies.ways import Ways
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
@@ -22,12 +23,13 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 _LOOK_AHEAD_SHARE_OF_TARGET = 0.5
 _LATE_SHARE = 0.9  # of what is left of a target, lest a prediction that is a little short costs it
 _SLOWER_AT_MOST = 0.05  # decode alone, for leaving SMs to a prompt that may come
+_LEAST_IN_TIME = 0.1
 _TRY_SHARE_OF_TARGET = 0.7  # a step on a share that has not been tried may take longer than modelled
 
 
 class Mux:
     name = "mux"
-    earliest_deadline_first = True
+    target_aware = True
 
     def __init__(self) -> None:
         self._lanes = SideBySide(paced=True)
@@ -37,14 +39,27 @@ class Mux:
         if prefilling is None:
             self._lanes.note_no_prefill(now_s)
             return self._decode_alone(state, now_s)
-        fused = self._fused(state, prefilling, now_s)
-        return (fused,) if fused is not None else self._lanes.act(state, prefilling, now_s)
+        decoding = state.decoding()
+        if not decoding:
+            return self._lanes.act(state, prefilling, now_s)
+        may_fuse = state.batch is None and state.idle
+        way = Ways(state, prefilling, decoding, self._load(state), now_s).best(may_fuse=may_fuse)
+        if way is None:
+            return self._lanes.alternate(state, prefilling, decoding, now_s)
+        if way.fused_tokens is not None:
+            return self._fuse(state, prefilling, way.fused_tokens, now_s)
+        return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)
+
+    def _load(self, state: UnitState) -> float:
+        """What the lane has borne, and what came too late for it to bear."""
+        return self._lanes.load / max(_LEAST_IN_TIME, state.share_in_time)
 
     def _decode_alone(self, state: UnitState, now_s: float) -> Sequence[Action]:
         decoding = state.decoding()
         if not decoding or not state.idle:
             return ()
-        cycle, tightest_s = DecodeCycle(state, decoding), tightest_tbt_s(decoding)
+        cycle = DecodeCycle(state, decoding)
+        tightest_s = RunningTargets(decoding).tightest_from(cycle.seconds(state.total_sms))
         sms = ample_decode_share(
             state.device,
             cycle.seconds,
@@ -54,21 +69,16 @@ class Mux:
         )
         waiting = any(q.waiting for q in state.queues.values())
         # A sequence that joined while a step ran has waited already.
-        left_s = min(q.tightest_tbt_s - q.wait_s(now_s) for q in decoding)
+        left_s = tightest_s - max(q.wait_s(now_s) for q in decoding)
         bearable_s = min(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s, _LATE_SHARE * left_s)
         steps = 1 if waiting else _look_ahead_steps(state.settings, cycle.seconds(sms), bearable_s)
         return self._lanes.decode(state, decoding, sms, now_s, steps=steps)
 
-    def _fused(self, state: UnitState, prefilling: str, now_s: float) -> Mixed | None:
-        if state.batch is not None or not state.idle:
-            return None
-        tokens = fused_tokens(state, prefilling, self._lanes.load, now_s)
-        if tokens is None:
-            return None
+    def _fuse(self, state: UnitState, prefilling: str, tokens: int, now_s: float) -> Sequence[Action]:
         shapes = prefill_shapes(state, prefilling)
         self._lanes.begin_prefill(state, prefilling, shapes, state.total_sms, now_s)
         self._lanes.pass_decode_turn(prefilling)
-        return Mixed(prefilling, tokens, state.total_sms)
+        return (Mixed(prefilling, tokens, state.total_sms),)
 
 
 def _known_shares(state: UnitState, decoding: Sequence[ModelQueue]) -> Set[int]:
@@ -82,4 +92,4 @@ def _known_shares(state: UnitState, decoding: Sequence[ModelQueue]) -> Set[int]:
 def _look_ahead_steps(settings: SchedulerSettings, cycle_s: float, bearable_s: float) -> int:
     if cycle_s <= 0:
         return 1
-    return max(1, min(settings.max_look_ahead_steps, int(bearable_s / cycle_s)))
+    return int(max(1, min(settings.max_look_ahead_steps, bearable_s / cycle_s)))

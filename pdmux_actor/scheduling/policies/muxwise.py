@@ -11,7 +11,7 @@ from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 
 class MuxWise:
     name = "muxwise"
-    earliest_deadline_first = False
+    target_aware = False
 
     def __init__(self) -> None:
         self._lanes = SideBySide()

@@ -9,7 +9,7 @@ from pdmux_actor.scheduling.rotation import Rotation
 
 class PrefillFirst:
     name = "prefill_first"
-    earliest_deadline_first = False
+    target_aware = False
 
     def __init__(self) -> None:
         self._prefills = WholePrefills()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
-from pdmux_actor.scheduling.policies.balance import PrefillLoad, balanced_share
+from pdmux_actor.scheduling.policies.balance import PrefillLoad
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
 from pdmux_actor.scheduling.policies.forecast import (
@@ -16,32 +16,28 @@ from pdmux_actor.scheduling.policies.forecast import (
     tightest_tbt_s,
     whole_prefill_s,
 )
-from pdmux_actor.scheduling.policies.joining import decode_lets_pass, decode_waits, last_slice_waits
 from pdmux_actor.scheduling.policies.preemption import preempting_model
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
-from pdmux_actor.scheduling.slicing import layers_per_slice
+from pdmux_actor.scheduling.slicing import layers_per_slice, layers_within
 from profiler.latency import ChunkShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slice:
-    """A prefill slice that could start now; `is_last`: it would give the newcomers their first token."""
+    """A prefill slice that could start now."""
 
     action: StartPrefill | ContinuePrefill
     shapes: Sequence[ChunkShape]
-    newcomers: Sequence[TokenSequence]
-    expected_s: float
-    is_last: bool
 
 
 class SideBySide:
     """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other.
 
-    Unless `paced`: then one waits for the other at the end of a prefill where the gaps ask for it (joining.py), prompts
-    are only batched where that makes them faster (batch_size.py), and decode keeps more SMs than it must where prefill
-    can spare them (balance.py).
+    With `paced` prompts of all models go by their serving order, are only batched where that makes them faster
+    (batch_size.py), and slices are no longer than one and a half decode steps.
     """
 
     def __init__(self, *, paced: bool = False) -> None:
@@ -52,10 +48,11 @@ class SideBySide:
         self._lane_turn = Rotation()  # for a device that cannot be shared
 
     def next_prefill(self, state: UnitState) -> str | None:
-        """The model of the batch under way, else the next in turn."""
+        """The model of the batch under way, else the next in turn: in serving order, those whose prompt is next due."""
         if state.batch is not None:
             return state.batch.model
-        return self._prefill_turn.peek(state.prefillable_models())
+        models = state.prefillable_models()
+        return self._prefill_turn.peek(next_due(state, models) if self._paced else models)
 
     @property
     def load(self) -> float:
@@ -90,10 +87,8 @@ class SideBySide:
             return self._start(state, self._next_slice(state, prefilling, state.total_sms, slice_s, now_s), now_s)
         share = share_beside(state, prefilling, decoding)
         if share is None:
-            return self._alternate(state, prefilling, decoding, now_s)
-        if self._paced:
-            share = balanced_share(state, prefilling, decoding, share, self.load, now_s)
-        return self._both(state, prefilling, decoding, share, now_s)
+            return self.alternate(state, prefilling, decoding, now_s)
+        return self.both(state, prefilling, decoding, share, now_s)
 
     def decode(
         self, state: UnitState, decoding: Sequence[ModelQueue], sms: int, now_s: float, *, steps: int = 1
@@ -101,12 +96,10 @@ class SideBySide:
         """One decode launch of the model whose turn it is, on `sms` SMs, if the lane is idle."""
         if state.decode_lane.busy or sms <= 0 or _waits_for_merge(state):
             return ()
-        if self._paced and decode_waits(state, decoding, sms, now_s):
-            return ()
         model = self._decode_turn.take(q.model for q in decoding)
         return () if model is None else (Decode(model, sms, steps),)
 
-    def _both(
+    def both(
         self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], share: int, now_s: float
     ) -> Sequence[Action]:
         busy = state.decode_lane.busy
@@ -121,18 +114,9 @@ class SideBySide:
         if self._paced and decode_sms > share:  # on what a step leaves it that had more than its share: until that ends
             slice_s = min(decode_s, max(0.0, state.decode_lane.ends_s - now_s))
         planned = self._next_slice(state, prefilling, prefill_sms, slice_s, now_s)
-        if self._paced and planned.is_last:
-            if (
-                busy
-                and not _others_wait(state, planned)
-                and last_slice_waits(state, planned.newcomers, planned.expected_s, decoding, now_s)
-            ):
-                return ()
-            if not busy and decode_lets_pass(planned.newcomers, planned.expected_s, decoding, decode_s, now_s):
-                return self._start(state, planned, now_s)
         return (*self.decode(state, decoding, decode_sms, now_s), *self._start(state, planned, now_s))
 
-    def _alternate(
+    def alternate(
         self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], now_s: float
     ) -> Sequence[Action]:
         """A single SM cannot be shared in space, so the lanes take turns."""
@@ -156,15 +140,10 @@ class SideBySide:
         left = num_layers if batch is None else batch.layers_left
         layers = left
         if state.settings.layer_slicing:
-            layers = min(left, layers_per_slice(slice_s, whole_s, num_layers))
+            in_slice = layers_within if self._paced else layers_per_slice
+            layers = min(left, in_slice(slice_s, whole_s, num_layers))
         starts = StartPrefill(model, layers, sms, max_prompts=prompts)
-        return _Slice(
-            action=starts if batch is None else ContinuePrefill(layers, sms),
-            shapes=shapes,
-            newcomers=[head_sequence(queue)] if batch is None else [chunk.sequence for chunk in batch.chunks],
-            expected_s=whole_s * layers / num_layers,
-            is_last=layers == left,
-        )
+        return _Slice(action=starts if batch is None else ContinuePrefill(layers, sms), shapes=shapes)
 
     def _start(self, state: UnitState, planned: _Slice, now_s: float) -> Sequence[Action]:
         if isinstance(planned.action, StartPrefill):
@@ -178,14 +157,24 @@ def share_beside(state: UnitState, prefilling: str, decoding: Sequence[ModelQueu
     return least_decode_share(state.device, cycle.seconds, tightest_tbt_s(decoding))
 
 
-def _others_wait(state: UnitState, planned: _Slice) -> bool:
-    """Prompts besides those of the slice: they would pay for an idle lane."""
-    taken = len(planned.shapes) if isinstance(planned.action, StartPrefill) else 0
-    return sum([len(queue.waiting) + len(queue.partial) for queue in state.queues.values()]) > taken
+def next_due(state: UnitState, models: Sequence[str]) -> Sequence[str]:
+    """Of models whose heads are in serving order, those whose head is the very next."""
+    if len(models) < 2:
+        return models
+    heads = {model: _place(head_sequence(state.queues[model])) for model in models}
+    first = min(heads.values())
+    return [model for model in models if heads[model] == first]
+
+
+def _place(head: TokenSequence) -> tuple[int, float]:
+    """Those that are late take turns."""
+    if head.status is not SequenceStatus.WAITING or head.precedence is not Precedence.IN_TIME:
+        return (head.precedence, 0.0)
+    return (head.precedence, head.first_token_due_s)
 
 
 def _next_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
-    return preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens)
+    return preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens, whole_prompts=True)
 
 
 def _waits_for_merge(state: UnitState) -> bool:

@@ -14,7 +14,7 @@ from pdmux_actor.scheduling.rotation import Rotation
 
 class StaticSplit:
     name = "static_split"
-    earliest_deadline_first = False
+    target_aware = False
 
     def __init__(self) -> None:
         self._prefills = WholePrefills()

@@ -11,7 +11,7 @@ from pdmux_actor.scheduling.queues import ModelQueue
 
 class Temporal:
     name = "temporal"
-    earliest_deadline_first = False
+    target_aware = False
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         if not state.idle:

@@ -1,0 +1,64 @@
+"""First tokens that are held back until the second can follow within the TBT target.
+
+A sequence whose prefill ends while a decode step runs joins the batch when that step ends, and gets its second token
+after the rest of it and a whole step: a gap of up to two steps. Where its TTFT target allows, the first token is handed
+over later instead, by as much as the gap would be too long. Nothing waits for it: the sequence decodes as it would.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.sequence import Sequence
+
+_MARGIN = 0.1  # on predictions of decode steps, which are of the mean
+_SHARE_OF_TTFT = 0.95  # within which the first token is handed over whatever the second takes
+
+
+class HeldToken(msgspec.Struct, gc=False):
+    sequence: Sequence
+    tokens: tuple[SampledToken, ...]
+    until_s: float
+
+
+class FirstTokens:
+    def __init__(self) -> None:
+        self._held: dict[str, HeldToken] = {}
+
+    def hold(self, sequence: Sequence, tokens: tuple[SampledToken, ...], now_s: float, next_token_s: float) -> bool:
+        """Whether the first token waits. `next_token_s` is when the second is expected."""
+        until_s = _handed_over_s(sequence, now_s, next_token_s)
+        if until_s <= now_s:
+            return False
+        self._held[sequence.request.request_id] = HeldToken(sequence, tokens, until_s)
+        return True
+
+    def expect(self, sequences: Iterable[Sequence], now_s: float, next_token_s: float) -> None:
+        """A decode step of these sequences starts."""
+        if self._held:
+            for sequence in sequences:
+                held = self._held.get(sequence.request.request_id)
+                if held is not None:
+                    held.until_s = _handed_over_s(sequence, now_s, next_token_s)
+
+    def take(self, request_id: str) -> HeldToken | None:
+        """Its sequence has more to hand over, or ends."""
+        return self._held.pop(request_id, None)
+
+    def take_due(self, now_s: float) -> list[HeldToken]:
+        if not self._held:
+            return []
+        due = [held for held in self._held.values() if held.until_s <= now_s]
+        for held in due:
+            del self._held[held.sequence.request.request_id]
+        return due
+
+    def next_due_s(self) -> float | None:
+        return min([held.until_s for held in self._held.values()], default=None)
+
+
+def _handed_over_s(sequence: Sequence, now_s: float, next_token_s: float) -> float:
+    slo = sequence.request.slo
+    early_enough_s = sequence.arrival_s + _SHARE_OF_TTFT * slo.ttft_s
+    return min(now_s + (1 + _MARGIN) * (next_token_s - now_s) - slo.tbt_s, early_enough_s)

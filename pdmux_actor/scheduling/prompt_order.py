@@ -1,0 +1,108 @@
+"""Puts the prompts that wait in a unit into serving order: those that can be in time first, by due time."""
+
+from collections.abc import Mapping
+
+from pdmux_actor.scheduling.policies.base import UnitState
+from pdmux_actor.scheduling.policies.forecast import batch_left_s, prompt_s
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import Precedence, Sequence
+from pdmux_actor.scheduling.serving_order import Candidate, serving_order
+
+_MOST_CANDIDATES = 64  # of those due next; what is behind them is looked at when its time comes
+_LATE_SHARE = 0.05  # of the time, for prompts that are late anyway: none waits for ever
+_MEMORY_PROMPTS = 32
+_LEAST_ATTAINMENT = 0.1
+
+
+class PromptOrder:
+    """Keeps `waiting` of every queue in the order of `Precedence`, and those in time by due time.
+
+    A model's prompts weigh one over the share of its last first tokens that were in time. That is proportional
+    fairness: the sum of the logarithms of the models' attainments grows by so much with each of them.
+    """
+
+    def __init__(self) -> None:
+        self._attainment: dict[str, float] = {}
+        self._counted: dict[str, tuple[int, int]] = {}  # first tokens in all and in time, when last looked
+        self._late_credit_s = 0.0
+        self._last_s = 0.0
+
+    @property
+    def share_in_time(self) -> float:
+        """Of the unit's last prompts, every model counted alike."""
+        known = self._attainment.values()
+        return sum(known) / len(known) if known else 1.0
+
+    def arrange(self, state: UnitState, now_s: float, *, prefill_sms: int) -> None:
+        """`prefill_sms` are what the prefill lane is expected to have. Before a prompt may start."""
+        self._count_first_tokens(state.queues)
+        candidates: list[Candidate] = []
+        considered: list[tuple[ModelQueue, Sequence]] = []
+        for queue, sequence in _next_due(state, now_s):
+            work_s = prompt_s(state, queue, sequence, prefill_sms)
+            if now_s + prompt_s(state, queue, sequence, state.total_sms) > sequence.first_token_due_s:
+                self._give_up(queue, sequence)
+                continue
+            weight = 1 / max(_LEAST_ATTAINMENT, self._attainment.get(queue.model, 1.0))
+            candidates.append(Candidate(sequence.first_token_due_s, work_s, weight))
+            considered.append((queue, sequence))
+        order = serving_order(candidates, free_s=now_s + batch_left_s(state, prefill_sms))
+        for precedence, indices in ((Precedence.IN_TIME, order.in_time), (Precedence.LATE, order.late)):
+            for index in indices:
+                queue, sequence = considered[index]
+                queue.set_precedence(sequence, precedence)
+        self._serve_late(state, now_s, prefill_sms)
+
+    def _serve_late(self, state: UnitState, now_s: float, prefill_sms: int) -> None:
+        """The prompt that has been late for longest goes first when its share of the time has made up for its work."""
+        elapsed_s, self._last_s = now_s - self._last_s, now_s
+        late = [
+            (queue, queue.waiting[-1])
+            for queue in state.queues.values()
+            if queue.waiting and queue.waiting[-1].precedence is Precedence.LATE
+        ]
+        if not late:
+            self._late_credit_s = 0.0
+            return
+        self._late_credit_s += _LATE_SHARE * elapsed_s
+        oldest = [(queue, queue.oldest_late()) for queue, _ in late]
+        queue, sequence = min(oldest, key=lambda pair: pair[1].arrival_s)
+        work_s = prompt_s(state, queue, sequence, prefill_sms)
+        if self._late_credit_s >= work_s:
+            self._late_credit_s -= work_s
+            queue.set_precedence(sequence, Precedence.FIRST)
+
+    def _give_up(self, queue: ModelQueue, sequence: Sequence) -> None:
+        """Its first token cannot be in time any more."""
+        if not sequence.is_late:
+            sequence.is_late = True
+            self._note(queue.model, in_time=0, of=1)
+        queue.set_precedence(sequence, Precedence.LATE)
+
+    def _count_first_tokens(self, queues: Mapping[str, ModelQueue]) -> None:
+        for model, queue in queues.items():
+            before, in_time_before = self._counted.get(model, (0, 0))
+            if queue.first_tokens_total < before:  # the model has left and come back
+                before, in_time_before = 0, 0
+            if queue.first_tokens_total != before:
+                in_time = queue.first_tokens_met - in_time_before
+                self._note(model, in_time=in_time, of=queue.first_tokens_total - before)
+            self._counted[model] = (queue.first_tokens_total, queue.first_tokens_met)
+        if len(self._attainment) > len(queues):
+            self._attainment = {model: share for model, share in self._attainment.items() if model in queues}
+
+    def _note(self, model: str, *, in_time: int, of: int) -> None:
+        kept = (1 - 1 / _MEMORY_PROMPTS) ** of
+        self._attainment[model] = kept * self._attainment.get(model, 1.0) + (1 - kept) * in_time / of
+
+
+def _next_due(state: UnitState, now_s: float) -> list[tuple[ModelQueue, Sequence]]:
+    """Waiting prompts that have not been given up, the next due first."""
+    waiting = [
+        (queue, sequence)
+        for queue in state.queues.values()
+        for sequence in queue.waiting
+        if sequence.precedence is not Precedence.FIRST and not sequence.is_late
+    ]
+    waiting.sort(key=lambda pair: pair[1].first_token_due_s)
+    return waiting[:_MOST_CANDIDATES]
