@@ -12,7 +12,7 @@ import msgspec
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import Sequence
 
-_MARGIN = 0.1  # on predictions of decode steps, which are of the mean
+_MARGIN = 0.2  # on predictions of decode steps: a prompt may start beside one that is under way
 _SHARE_OF_TTFT = 0.95  # within which the first token is handed over whatever the second takes
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import batch_left_s, prompt_s
+from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_s
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Precedence, Sequence
 from pdmux_actor.scheduling.serving_order import Candidate, serving_order
@@ -38,13 +38,16 @@ class PromptOrder:
         self._count_first_tokens(state.queues)
         candidates: list[Candidate] = []
         considered: list[tuple[ModelQueue, Sequence]] = []
+        step_s = decode_cycle_s(state, state.decoding(), state.total_sms - prefill_sms or state.total_sms)
         for queue, sequence in _next_due(state, now_s):
             work_s = prompt_s(state, queue, sequence, prefill_sms)
             if now_s + prompt_s(state, queue, sequence, state.total_sms) > sequence.first_token_due_s:
                 self._give_up(queue, sequence)
                 continue
             weight = 1 / max(_LEAST_ATTAINMENT, self._attainment.get(queue.model, 1.0))
-            candidates.append(Candidate(sequence.first_token_due_s, work_s, weight))
+            # The second token comes up to two steps after the prefill: the first may have to be held back till then.
+            held_s = max(0.0, 2 * step_s - sequence.request.slo.tbt_s)
+            candidates.append(Candidate(sequence.first_token_due_s - held_s, work_s, weight))
             considered.append((queue, sequence))
         order = serving_order(candidates, free_s=now_s + batch_left_s(state, prefill_sms))
         for precedence, indices in ((Precedence.IN_TIME, order.in_time), (Precedence.LATE, order.late)):

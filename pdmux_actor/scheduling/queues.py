@@ -103,6 +103,11 @@ class ModelQueue:
         yield from self.running
 
     @property
+    def share_of_quota_used(self) -> float:
+        usage = self.pool.usage(self.model)
+        return usage.used_blocks / usage.quota_blocks if usage.quota_blocks else 0.0
+
+    @property
     def borrowed_blocks(self) -> int:
         return self.pool.borrowed_blocks(self.model)
 

@@ -139,7 +139,7 @@ class Scheduler:
         return launches
 
     def _state(self, now_s: float) -> UnitState:
-        """What the policy sees. Where a prompt may start, those that wait are in the order in which it would have them."""
+        """What the policy sees. Where a prompt may start, those that wait are in its order."""
         state = self._dispatcher.state()
         waiting = sum([len(queue.waiting) for queue in self._queues.values()])
         if waiting > 1 and self._policy.target_aware and not state.prefill_lane.busy and state.prefillable_models():
@@ -155,12 +155,12 @@ class Scheduler:
                 self.log.instruct(now_s, launch)
             else:
                 flight = self._dispatcher.flight.of(launch)
-                if isinstance(launch, DecodeStep):
-                    self._first_tokens.expect(launch.sequences, now_s, now_s + flight.expected_s)
                 predicted_s = flight.expected_s
                 if len(launches) > 1:  # others took off after this one
                     beside = self._dispatcher.flight.both_busy
                     predicted_s = self._predictor.expected_s(flight, beside_other_lane=beside)
+                if isinstance(launch, DecodeStep):
+                    self._first_tokens.expect(launch.sequences, now_s, now_s + predicted_s)
                 self.log.take_off(
                     now_s,
                     launch,

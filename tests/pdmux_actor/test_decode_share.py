@@ -20,12 +20,11 @@ def shares_beside_prompts(policy, events):
     return [d.decode_sms for d in engine.scheduler.log.decisions() if d.kind == "decode" and d.prefill_sms]
 
 
-def some_decode(*, ttft_s=1.0, running=4):
+def some_decode(*, running=4):
     """Prompts under a loose target, one after the other, while other sequences decode."""
     first = [(0.0, Arrival(make_request(f"f{i}", max_tokens=100, tbt_s=0.1, first=i + 9))) for i in range(running)]
     later = [
-        (0.1 * i, Arrival(make_request(f"r{i}", prompt_tokens=400, max_tokens=20, tbt_s=0.1, ttft_s=ttft_s)))
-        for i in range(1, 4)
+        (0.1 * i, Arrival(make_request(f"r{i}", prompt_tokens=400, max_tokens=20, tbt_s=0.1))) for i in range(1, 4)
     ]
     return [*first, *later]
 
@@ -41,18 +40,27 @@ def test_muxwise__the_same_load__decode_has_the_least_share_that_meets_its_targe
     assert 1 in shares_beside_prompts("muxwise", some_decode())
 
 
-def test_mux__prompt_would_be_late_on_what_decode_leaves__decode_falls_back_to_the_least_share():
-    """400 tokens take 40 ms on four of eight SMs, 23 ms on seven."""
-    assert 1 in shares_beside_prompts("mux", some_decode(ttft_s=0.03))
+def late_first_tokens(policy, events):
+    """Requests that had theirs later than their target."""
+    engine = VirtualEngine(events, policy=policy, quota_blocks=600, num_sms=8, latency=MemoryBoundFromHalf()).run()
+    first_s = {}
+    for time_s, event in zip(engine.event_times_s, engine.token_events, strict=True):
+        if event.tokens:
+            first_s.setdefault(event.request_id, time_s)
+    asked = [(at_s, arrival.request) for at_s, arrival in events]
+    return [r.request_id for at_s, r in asked if first_s[r.request_id] - at_s > r.slo.ttft_s]
 
 
-def test_mux__prompts_queue_for_the_lane__decode_falls_back_to_the_least_share():
+def test_mux__prompts_queue_for_the_lane__all_are_in_time():
+    """Five prompts take 26 ms on all SMs, 51 on half of them."""
     first = (0.0, Arrival(make_request("first", max_tokens=300, tbt_s=0.1)))
     burst = [
-        (0.1, Arrival(make_request(f"r{i}", prompt_tokens=100, max_tokens=20, tbt_s=0.1, ttft_s=0.2))) for i in range(8)
+        (0.1, Arrival(make_request(f"r{i}", prompt_tokens=100, max_tokens=20, tbt_s=0.1, ttft_s=0.05)))
+        for i in range(5)
     ]
 
-    assert 1 in shares_beside_prompts("mux", [first, *burst])
+    assert late_first_tokens("mux", [first, *burst]) == []
+    assert late_first_tokens("static_split", [first, *burst]) != []
 
 
 @pytest.mark.parametrize(("knee", "known", "share"), [

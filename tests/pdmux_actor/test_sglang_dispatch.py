@@ -80,11 +80,16 @@ def test_decide__only_decodes__decode_has_the_device():
     assert dispatch_of().decide(snapshot(running=running(8))) == Directive(group=DECODE_ONLY, decode=True)
 
 
-@pytest.mark.parametrize(("policy", "loose"), [("muxwise", {20}), ("mux", {36, 60, 76})])
-def test_decide__tighter_targets__decode_has_more_sms(policy, loose):
-    """At a loose target `muxwise` gives the least share; `mux` what slows 64 sequences down least for a prompt."""
+@pytest.mark.parametrize(
+    ("policy", "loose", "unattainable"), [("muxwise", {20}, {116}), ("mux", {36, 60, 76}, {36, 60, 76})]
+)
+def test_decide__tighter_targets__decode_has_more_sms(policy, loose, unattainable):
+    """At a loose target `muxwise` gives the least share; `mux` what slows 64 sequences down least for a prompt.
+
+    So does `mux` at a target that no share can meet.
+    """
     shares = []
-    for tbt_s in (1.0, 0.0075, 1e-5):
+    for tbt_s in (1.0, 0.014, 1e-5):
         dispatch = dispatch_of(policy)
         directive = dispatch.decide(snapshot(running=running(64, tbt_s), batch=batch(16000)))
         assert directive.decode
@@ -92,8 +97,9 @@ def test_decide__tighter_targets__decode_has_more_sms(policy, loose):
         shares.append(dispatch.groups[directive.group][1])
 
     assert shares[0] in loose
-    assert shares == sorted(shares)
-    assert shares[-1] == 116
+    assert shares[0] <= shares[1]
+    assert shares[1] in (100, 116)
+    assert shares[2] in unattainable
 
 
 def test_decide__slices_beside_decode__last_about_as_long_as_the_step():

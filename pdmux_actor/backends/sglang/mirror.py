@@ -24,6 +24,11 @@ class MirrorQueue(ModelQueue):
         new_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
         return self.num_resident + num_taken < max_resident and new_tokens <= self.free_tokens
 
+    @property
+    def share_of_quota_used(self) -> float:
+        used_tokens = sum(self.context_tokens)
+        return used_tokens / (used_tokens + self.free_tokens) if used_tokens else 0.0
+
     def num_that_fit(self, num_tokens: int) -> int:
         return self.free_tokens // max(1, num_tokens)
 

@@ -20,6 +20,8 @@ is one more way to take a prompt, with T_P = T_mixed and L = T_mixed - T_D.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from pdmux_actor.scheduling.partition import decode_shares
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, head_sequence, whole_prefill_s
@@ -28,7 +30,40 @@ from pdmux_actor.scheduling.queues import ModelQueue
 from profiler.latency import ChunkShape
 
 _MEMORY_BATCHES = 32
+_MEMORY_STEPS = 64
 _LEAST_IDLE = 0.01  # share of the lane: a load is measured, and 1 - rho may come out as nothing or less
+
+
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """`prefill` is the utilisation of a lane that has the whole device; `decode_per_s` times the pace of decode that of
+    the places for sequences.
+    """
+
+    prefill: float
+    decode_per_s: float
+
+
+class DecodeLoad:
+    """How much of a unit's places sequences take, for each second that a token takes them.
+
+    By Little's law as many sequences are in as come per second times the tokens of each times the pace. The places are
+    those of `max_running_sequences` and of the model's blocks.
+    """
+
+    def __init__(self) -> None:
+        self._pace_s = 0.0
+
+    def note_step(self, cycle_s: float) -> None:
+        kept = 1 - 1 / _MEMORY_STEPS if self._pace_s else 0.0
+        self._pace_s = kept * self._pace_s + (1 - kept) * cycle_s
+
+    def taken(self, state: UnitState) -> float:
+        """The share of places that are taken, of the model that has fewest left."""
+        most = state.settings.max_running_sequences
+        return max([max(q.num_resident / most, q.share_of_quota_used) for q in state.queues.values()], default=0.0)
+
+    def per_s(self, taken: float) -> float:
+        return taken / self._pace_s if self._pace_s else 0.0
 
 
 class PrefillLoad:

@@ -125,8 +125,8 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
 class DispatchPolicy(Protocol):
     """Deterministic: the same states in the same order give the same actions.
 
-    With `target_aware` prompts wait in serving order (prompt_order.py), else in that of their arrival, and a first token
-    is held back where the second would come too late after it (first_tokens.py).
+    With `target_aware` prompts wait in serving order (prompt_order.py), else in that of their arrival, and a first
+    token is held back where the second would come too late after it (first_tokens.py).
     """
 
     name: str

@@ -1,11 +1,15 @@
 """What policies predict about the work in front of them."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import Precedence
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
 from profiler.latency import ChunkShape
+
+_NEXT_PROMPTS = 16
 
 
 def head_sequence(queue: ModelQueue) -> TokenSequence:
@@ -70,6 +74,24 @@ def whole_prefill_s(
 def prompt_s(state: UnitState, queue: ModelQueue, sequence: TokenSequence, sms: int) -> float:
     """To prefill a waiting sequence by itself."""
     return whole_prefill_s(state, queue.model, [queue.chunk_shape(sequence)], sms)
+
+
+def next_prompts(state: UnitState, now_s: float) -> list[tuple[float, float]]:
+    """Seconds of the whole device and due time of the prompts that are to be in time, as they come: the batch first."""
+    prompts: list[tuple[float, float]] = []
+    if state.batch is not None:
+        due_s = min([chunk.sequence.first_token_due_s for chunk in state.batch.chunks])
+        prompts.append((batch_left_s(state, state.total_sms), due_s))
+    waiting = [
+        (sequence.first_token_due_s, queue, sequence)
+        for queue in state.queues.values()
+        for sequence in islice(chain(queue.partial, queue.waiting), _NEXT_PROMPTS)
+        if sequence.precedence is Precedence.IN_TIME
+    ]
+    waiting.sort(key=lambda entry: entry[0])
+    for due_s, queue, sequence in waiting[:_NEXT_PROMPTS]:
+        prompts.append((prompt_s(state, queue, sequence, state.total_sms), due_s))
+    return [(work_s, due_s) for work_s, due_s in prompts if now_s + work_s <= due_s]
 
 
 def batch_left_s(state: UnitState, sms: int) -> float:

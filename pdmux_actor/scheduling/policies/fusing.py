@@ -1,6 +1,7 @@
 """The fused steps that could take the next prompts of a model."""
 
 from collections.abc import Iterator, Sequence
+from math import isinf
 
 import msgspec
 
@@ -10,6 +11,7 @@ from pdmux_actor.scheduling.policies.forecast import decode_cycle_s, head_sequen
 from profiler.latency import ChunkShape
 
 _MOST_SIZES = 4
+_MOST_CUTS = 4
 
 
 class FusedStep(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +27,11 @@ class FusedStep(msgspec.Struct, frozen=True, gc=False):
 
 
 def fused_steps(state: UnitState, model: str, now_s: float) -> Iterator[FusedStep]:
-    """As many prompts as a step may have, and fewer; a prompt that is longer is cut."""
+    """As many prompts as a step may have, and fewer.
+
+    A prompt that is longer is cut, but into few: nothing can overtake it between its steps, as it could between the
+    slices of a batch.
+    """
     queue = state.queues[model]
     decoding = len(queue.running)
     if not decoding:
@@ -34,11 +40,13 @@ def fused_steps(state: UnitState, model: str, now_s: float) -> Iterator[FusedSte
     waited_s = max(q.wait_s(now_s) for q in state.decoding())
     head_tokens = queue.chunk_shape(head_sequence(queue)).new_tokens
     for budget in _budgets(state.settings.max_batch_tokens - decoding, head_tokens):
-        shapes = preview_chunks(queue, state.settings, budget, whole_prompts=False)
-        if len(shapes) > 1 and shapes[-1].new_tokens < budget:
-            pass
-        step_s = state.predictor.mixed_s(model, queue.info.spec, shapes, queue.context_tokens, state.total_sms)
+        shapes = preview_chunks(queue, state.settings, budget, whole_prompts=head_tokens <= budget)
         taken = sum([shape.new_tokens for shape in shapes])
+        if head_tokens > _MOST_CUTS * taken:
+            return
+        step_s = state.predictor.mixed_s(model, queue.info.spec, shapes, queue.context_tokens, state.total_sms)
+        if isinf(step_s):  # of an engine that cannot fuse
+            return
         yield FusedStep(
             tokens=taken + decoding,
             shapes=shapes,

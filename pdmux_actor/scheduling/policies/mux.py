@@ -11,8 +11,9 @@ Prompts go by the time their first token is due, and share a batch only where th
 from collections.abc import Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
-from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes
+from pdmux_actor.scheduling.policies.balance import DecodeLoad, Load
+from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, UnitState
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, prefill_shapes
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 from pdmux_actor.scheduling.policies.tbt_target import RunningTargets
 from pdmux_actor.scheduling.policies.ways import Ways
@@ -24,6 +25,7 @@ _LOOK_AHEAD_SHARE_OF_TARGET = 0.5
 _LATE_SHARE = 0.9  # of what is left of a target, lest a prediction that is a little short costs it
 _SLOWER_AT_MOST = 0.05  # decode alone, for leaving SMs to a prompt that may come
 _LEAST_IN_TIME = 0.1
+_FULL = 0.95
 _TRY_SHARE_OF_TARGET = 0.7  # a step on a share that has not been tried may take longer than modelled
 
 
@@ -33,8 +35,16 @@ class Mux:
 
     def __init__(self) -> None:
         self._lanes = SideBySide(paced=True)
+        self._decode_load = DecodeLoad()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
+        actions = self._choose(state, now_s)
+        for action in actions:
+            if isinstance(action, Decode | Mixed):
+                self._decode_load.note_step(decode_cycle_s(state, state.decoding(), action.sms))
+        return actions
+
+    def _choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         prefilling = self._lanes.next_prefill(state)
         if prefilling is None:
             self._lanes.note_no_prefill(now_s)
@@ -50,9 +60,13 @@ class Mux:
             return self._fuse(state, prefilling, way.fused_tokens, now_s)
         return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)
 
-    def _load(self, state: UnitState) -> float:
-        """What the lane has borne, and what came too late for it to bear."""
-        return self._lanes.load / max(_LEAST_IN_TIME, state.share_in_time)
+    def _load(self, state: UnitState) -> Load:
+        """What was borne, and more where first tokens come too late: of the places, if they are what is short."""
+        taken, prefill = self._decode_load.taken(state), self._lanes.load
+        missed = 1 / max(_LEAST_IN_TIME, state.share_in_time)
+        if taken >= _FULL:
+            return Load(prefill, self._decode_load.per_s(taken * missed))
+        return Load(prefill * missed, self._decode_load.per_s(taken))
 
     def _decode_alone(self, state: UnitState, now_s: float) -> Sequence[Action]:
         decoding = state.decoding()

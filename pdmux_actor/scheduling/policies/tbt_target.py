@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pdmux_actor.scheduling.queues import ModelQueue
 
+SAFE_SHARE, _HOPELESS_SHARE = 0.95, 1.25  # of a target
 _MISSED_COUNTS = 0.1  # a sequence that has missed a target already, against one that has met all of its own
 _MOST_TARGETS = 6  # distinct ones that are told apart: clients may set their own
 
@@ -20,12 +21,16 @@ class RunningTargets:
         self._weights = sorted(by_target.items())
         self._total = sum(by_target.values())
 
-    def share_met(self, step_s: float) -> float:
-        """F: the share of sequences whose target admits gaps of `step_s`."""
+    def share_met(self, gap_s: float) -> float:
+        """F: the share of sequences whose target admits gaps that are predicted to be of `gap_s`. Close to a target a
+        prediction is as likely to be wrong: F falls from 1 at 95 % of it to 0 at 125 %.
+        """
         met = 0.0
         for tbt_s, weight in self._weights:
-            if tbt_s >= step_s:
+            if gap_s <= SAFE_SHARE * tbt_s:
                 met += weight
+            elif gap_s < _HOPELESS_SHARE * tbt_s:
+                met += weight * (_HOPELESS_SHARE - gap_s / tbt_s) / (_HOPELESS_SHARE - SAFE_SHARE)
         return met / self._total
 
     def tightest_from(self, step_s: float) -> float:
