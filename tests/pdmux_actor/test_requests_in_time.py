@@ -17,7 +17,7 @@ def test_load_report__one_request_of_three_in_time__counts_the_three_and_the_one
     requests = [
         make_request("in time", first=1, ttft_s=10.0, tbt_s=10.0),
         make_request("late first token", first=2, ttft_s=1e-6, tbt_s=10.0),
-        make_request("late gaps", first=3, ttft_s=10.0, tbt_s=1e-6),
+        make_request("late gaps", first=3, max_tokens=20, ttft_s=10.0, tbt_s=1e-6),
     ]
     engine = VirtualEngine([(0.0, Arrival(r)) for r in requests], policy=policy).run()
 
