@@ -3,6 +3,8 @@
 In virtual time, Llama 8B on an H200. A request is in time when its first token and every gap are.
 """
 
+from statistics import median
+
 import pytest
 from slo_rig import Asked, Client, serve, share_in_time, share_of_first_in_time
 
@@ -10,6 +12,8 @@ from pdmux_actor.messages import Slo
 
 MOST_LOST = 0.02  # of the others' requests in time
 DEFAULT_SLO = Slo(ttft_s=2.0, tbt_s=0.2)
+SECOND = 1.0
+MODELS = tuple(f"m{i}" for i in range(7))
 
 
 def chats(rate_per_s: float = 8.0, **changes) -> Client:
@@ -23,12 +27,66 @@ def lost_by(others: Client, *offenders: Client, instead_of: tuple[Client, ...] =
     return share_in_time(before) - share_in_time(after)
 
 
+@pytest.mark.parametrize("rate_per_s", [8.0, 14.0])
+def test_unattainable_tbt__one_request__costs_the_others_nothing(rate_per_s: float) -> None:
+    wish = Slo(ttft_s=1.0, tbt_s=0.001)
+    offender = Client(who="header", rate_per_s=1.0, from_s=1.0, most=1, output_tokens=2000, slo=wish)
+
+    assert lost_by(chats(rate_per_s), offender) <= MOST_LOST
+
+
+@pytest.mark.parametrize("tbt_s", [0.001])
+def test_unattainable_tbt__of_every_request__first_tokens_come_as_soon_as_without_it(tbt_s: float) -> None:
+    asked = serve([chats(3.0, slo=Slo(ttft_s=1.0, tbt_s=tbt_s))])["chats"]
+
+    assert share_of_first_in_time(asked) >= 1 - MOST_LOST
+    assert median(one.ttft_s for one in asked) <= 0.1
+
+
 @pytest.mark.parametrize("ttft_s", [1e-6, 0.01])
 def test_unattainable_ttft__of_a_client__others_are_served_before_it(ttft_s: float) -> None:
     offender = Client(who="header", rate_per_s=4.0, prompt_tokens=3000, slo=Slo(ttft_s=ttft_s, tbt_s=0.05))
     patient = Client(who="header", rate_per_s=4.0, prompt_tokens=3000)
 
     assert lost_by(chats(), offender, instead_of=(patient,)) <= MOST_LOST
+
+
+@pytest.mark.parametrize("value_s", [0.0, float("inf")])
+def test_zero_and_infinite_targets__scheduler_survives_and_others_lose_nothing(value_s: float) -> None:
+    """The gateway refuses both; a unit is to serve them all the same."""
+    odd = Client(who="odd", rate_per_s=2.0, slo=Slo(ttft_s=value_s, tbt_s=value_s))
+    usual = Client(who="odd", rate_per_s=2.0)
+
+    served = serve([chats(), odd])
+    assert all(one.finish is not None for asked in served.values() for one in asked)
+    before = serve([chats(), usual])
+    assert share_in_time(before["chats"]) - share_in_time(served["chats"]) <= MOST_LOST
+
+
+def test_infinite_targets__many_long_answers__others_lose_nothing() -> None:
+    """They never become urgent; nor may they hold what others need."""
+    endless = Client(
+        who="batch", rate_per_s=50.0, most=40, output_tokens=1500, slo=Slo(ttft_s=float("inf"), tbt_s=float("inf"))
+    )
+    assert lost_by(chats(), endless) <= MOST_LOST
+
+
+@pytest.mark.parametrize("tbt_s", [0.001, 0.006])
+def test_mixed_targets__a_model_with_unattainable_ones__the_other_model_loses_nothing(tbt_s: float) -> None:
+    others = chats(6.0, model="a")
+    tight = Client(who="tight", rate_per_s=3.0, model="b", slo=Slo(ttft_s=1.0, tbt_s=tbt_s))
+    usual = Client(who="tight", rate_per_s=3.0, model="b")
+
+    assert lost_by(others, tight, instead_of=(usual,), models=("a", "b")) <= MOST_LOST
+
+
+def test_mixed_targets__seven_models_whose_cycle_exceeds_the_target__first_tokens_are_in_time() -> None:
+    clients = [Client(who=model, model=model, rate_per_s=0.6) for model in MODELS]
+    asked = together(serve(clients, models=MODELS))
+    of_adbs = together(serve(clients, models=MODELS, policy="adbs"))
+
+    assert share_of_first_in_time(asked) >= share_of_first_in_time(of_adbs) - MOST_LOST
+    assert median(one.ttft_s for one in asked) <= 0.2
 
 
 @pytest.mark.parametrize("tbt_s", [0.008, 0.012])
@@ -40,9 +98,27 @@ def test_header__one_clients_tight_target__costs_the_others_nothing(tbt_s: float
     assert lost_by(chats(12.0), tight, instead_of=(usual,)) <= MOST_LOST
 
 
-@pytest.mark.parametrize("rate_per_s", [10.0, 14.0])
+@pytest.mark.parametrize("prompt_tokens", [100_000, 128_000])
+def test_document__among_chats__no_chat_waits_for_it(prompt_tokens: int) -> None:
+    document = Client(
+        who="document",
+        rate_per_s=1.0,
+        from_s=2.0,
+        most=1,
+        prompt_tokens=prompt_tokens,
+        spread=0.0,
+        slo=Slo(ttft_s=30.0, tbt_s=0.05),
+    )
+    served = serve([chats(4.0), document])
+
+    assert share_in_time(served["chats"]) >= 1 - MOST_LOST
+    assert max(one.ttft_s for one in served["chats"]) <= SECOND
+    assert share_in_time(served["document"]) == 1.0
+
+
+@pytest.mark.parametrize("rate_per_s", [10.0, 14.0, 18.0])
 def test_long_prompts_among_chats__past_capacity__first_tokens_in_time_stay_level(rate_per_s: float) -> None:
-    """What cannot be served in time any more stands behind what can."""
+    """What cannot be served in time any more stands behind what can: at 18/s all long prompts may have to."""
     long = Client(who="long", rate_per_s=0.05 * rate_per_s, prompt_tokens=16_000)
     asked = together(serve([chats(0.95 * rate_per_s), long]))
 
