@@ -141,9 +141,10 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/v1/models", response_model=ModelList)
+    @app.get("/v1/models", response_model=ModelList, **responses_of(ModelList, 503))
     async def list_models(request: Request) -> ModelList:
-        return model_list(gateway.view, gateway.access.identify(request.headers).may_see, gateway.lacks_tokenizer)
+        may_see = gateway.access.identify(request.headers).may_see
+        return model_list(gateway.known_view(), may_see, gateway.lacks_tokenizer)
 
     # Ids contain slashes, raw or as %2F: servers hand over the decoded path.
     @app.get("/v1/models/{model:path}", response_model=Model, **responses_of(Model, 404, 503))
@@ -183,7 +184,7 @@ def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDec
         last = request.query_params.get("last", str(_MAX_DECISIONS))
         if not (last.isascii() and last.isdigit() and len(last) <= 4 and 1 <= int(last) <= _MAX_DECISIONS):
             raise InvalidRequest(f"last must be a whole number from 1 to {_MAX_DECISIONS}.", param="last")
-        if unit not in {u.report.unit_id for u in gateway.view.current.units}:
+        if unit not in {u.report.unit_id for u in gateway.known_view().current.units}:
             raise UnitNotFound(unit=unit)
         body = await read_decisions(unit, int(last))
         if body is None:

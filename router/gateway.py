@@ -47,6 +47,7 @@ from router.waiting_room import WaitingRoom
 
 VERSION = version("muxfleet")
 _RETRY_AFTER_S = 5
+_FIRST_VIEW_RETRY_S = 1
 _PRELOADED_TOKENIZERS = 16
 
 
@@ -114,6 +115,16 @@ class Gateway:
         await self._pool.close()
         self._tokenizers.close()
 
+    def known_view(self) -> LiveView:
+        """The view, for answers that say what the fleet has not got: before there is one, nobody knows.
+
+        Raises:
+            GatewayNotReady: the control loop has told nothing yet.
+        """
+        if self.view.updated_s is None:
+            raise GatewayNotReady(knows_fleet=False, retry_after_s=_FIRST_VIEW_RETRY_S)
+        return self.view
+
     def demand_report(self) -> DemandReport:
         """What this gateway has been asked for, for the control loop."""
         return self.desk.demand_report(self._clock())
@@ -122,9 +133,9 @@ class Gateway:
         """Raises:
         GatewayNotReady: no model is routable, nor can be woken by a request.
         """
-        models = self.routable_models()
-        if not models and not any(card.can_wake for card in self.view.current.models):
-            raise GatewayNotReady(retry_after_s=_RETRY_AFTER_S)
+        view, models = self.known_view(), self.routable_models()
+        if not models and not any(card.can_wake for card in view.current.models):
+            raise GatewayNotReady(knows_fleet=True, retry_after_s=_RETRY_AFTER_S)
         return models
 
     def routable_models(self) -> list[str]:
@@ -139,8 +150,9 @@ class Gateway:
     def card(self, model: str) -> ModelCard:
         """Raises:
         ModelNotFound: the fleet does not offer it.
+        GatewayNotReady: it is not known yet what the fleet offers.
         """
-        card = self.view.card(model)
+        card = self.known_view().card(model)
         if card is None:
             raise ModelNotFound(model=model)
         return card
@@ -172,8 +184,7 @@ class Gateway:
         return await self._answer(card, request, prompts, reply, caller, receipt, param="prompt")
 
     def _enter(self, model: str) -> ModelCard:
-        """Raises:
-        ModelNotFound: the fleet does not offer it.
+        """Raises what `card` raises, and:
         Overloaded: its queue is full of what nobody would give way for; said before the prompt is worked on.
         """
         card = self.card(model)

@@ -75,6 +75,11 @@ class LiveView:
             status.phase for unit in self._view.units for status in unit.report.models if status.model == model
         )
 
+    async def first(self) -> None:
+        """Returns once there is a view."""
+        while self.updated_s is None:
+            await self._changed.wait()
+
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next update, or after `timeout_s`."""
         try:

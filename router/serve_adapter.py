@@ -83,7 +83,11 @@ class GatewayIngress:
     async def check_health(self) -> None:
         """Serve asks on the loop that serves: where that stands, none comes in time and Serve replaces the replica.
         What else a gateway waits for (units, the control loop) is no reason to.
+
+        A new replica gets no request, and replaces no old one, before its first check has returned, for which Serve
+        waits without a limit: it returns with the first view, without which a gateway can serve nobody.
         """
+        await self._gateway.view.first()
         await asyncio.sleep(0)  # through the loop, as a request
 
     async def routable_models(self) -> list[str]:

@@ -10,8 +10,11 @@ from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
 from router import errors
+from router.app import create_app
 from router.error_bodies import SHAPES, error_response
+from router.gateway import Gateway
 from router.limits import GatewayLimits
+from router.view import FleetView
 
 MODEL = "demo/bytes"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -298,15 +301,36 @@ async def test_tokenizer__does_not_load__503_without_the_path(http, tmp_path) ->
     assert ready.status_code == 503, "the only model refuses every request"
 
 
-async def test_gateway__no_view_yet__503_not_404(serve) -> None:
-    served = await serve(limits=LIMITS)
-    served.gateway.view.updated_s = None
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
-        reply = await http.post("/v1/completions", json=COMPLETION)
-        health = await http.get("/health")
+async def _decisions(unit: str, last: int) -> bytes:
+    return b"{}"
 
-    assert_error(reply, 503, "no_capacity")
+
+async def test_gateway__before_its_first_view__503_to_try_again_wherever_the_fleet_is_asked_for() -> None:
+    gateway = Gateway(LIMITS)  # as a rollout starts it: nobody has told it of a model or a unit
+    transport = httpx.ASGITransport(create_app(gateway, read_decisions=_decisions))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        replies = [
+            await http.post("/v1/completions", json=COMPLETION),
+            await http.post("/v1/chat/completions", json=CHAT),
+            await http.post("/v1/chat/completions", json=CHAT | {"stream": True}),
+            await http.get("/v1/models"),
+            await http.get(f"/v1/models/{MODEL}"),
+            await http.get("/units/u1/decisions"),
+            await http.get("/ready"),
+        ]
+        health = await http.get("/health")
+        gateway.update_view(FleetView(models=(), units=(), stream_token="t"))
+        after = await http.post("/v1/completions", json=COMPLETION)
+        listed = await http.get("/v1/models")
+    await gateway.close()
+
+    for reply in replies:
+        assert_error(reply, 503, "no_capacity")
+        assert reply.headers["retry-after"] == "1"
+        assert reply.headers["x-should-retry"] == "true"
     assert health.status_code == 200
+    assert_error(after, 404, "model_not_found", "model")
+    assert listed.json()["data"] == []
 
 
 async def test_own_bug__any__500_without_internals(http, monkeypatch) -> None:

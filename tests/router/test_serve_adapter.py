@@ -10,6 +10,7 @@ from ray.serve.exceptions import RayServeException
 
 from router import serve_adapter
 from router.serve_adapter import GatewayIngress
+from router.view import FleetView
 
 
 class Decisions:
@@ -48,7 +49,8 @@ class ControlLoop:
 
 
 @pytest.fixture
-async def ingress(monkeypatch):
+async def replica(monkeypatch):
+    """What Serve makes, started as Serve starts it: the app's lifespan runs, then the health is asked for."""
     control = ControlLoop()
     names = []
     monkeypatch.setattr(serve_adapter, "POLL_S", 0.01)
@@ -64,8 +66,14 @@ async def ingress(monkeypatch):
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http,
     ):
-        yield control, http
+        yield ingress, control, http
     assert set(names) == {("Controller", "control")}
+
+
+@pytest.fixture
+def ingress(replica):
+    _, control, http = replica
+    return control, http
 
 
 async def until_ready(http: httpx.AsyncClient) -> None:
@@ -166,10 +174,28 @@ async def test_view__after_requests__gateway_tells_what_was_asked_for(ingress, t
         assert (asked.output_tokens_total, asked.waiting) == (6, 0)
 
 
+async def test_check_health__new_replica__passes_with_the_first_view_and_stays_without_a_control_loop(replica) -> None:
+    """Serve waits for a new replica's first check, without a limit, before it routes to it or stops an old one."""
+    ingress, control, http = replica
+    first = asyncio.create_task(ingress.check_health())
+    await eventually(lambda: control.asked > 5)
+    assert not first.done()
+    assert (await http.get("/ready")).status_code == 503
+
+    control.view = FleetView(models=(), units=(), stream_token="t")  # no unit has come: requests are held
+    await asyncio.wait_for(first, 30)
+
+    control.view = None
+    asked = control.asked
+    await eventually(lambda: control.asked > asked + 5)
+    await asyncio.wait_for(ingress.check_health(), 30)
+
+
 def test_check_health__loop_stands__no_answer_until_it_goes_on() -> None:
     """Serve calls it on the loop that serves and replaces a replica whose answer does not come in time."""
     plain = GatewayIngress.__mro__[1]
     ingress = plain(controller_deployment="Controller", controller_app="control")
+    ingress._gateway.update_view(FleetView(models=(), units=(), stream_token="t"))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
