@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
 from pdmux_actor.scheduling.policies.base import UnitState
+from pdmux_actor.scheduling.policies.decode_lanes import gain_of_lanes
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Precedence
 from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
@@ -26,7 +27,8 @@ def prefill_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
 
 
 class DecodeCycle:
-    """One decode step of every model in turn: the gap that each of them sees; at worst, when `beside` a prefill.
+    """One decode step of every model, in turn or several at once (decode_lanes.py): the gap that each of them sees; at
+    worst, when `beside` a prefill.
 
     For one decision: what does not depend on the share is looked up once.
     """
@@ -34,6 +36,7 @@ class DecodeCycle:
     def __init__(self, state: UnitState, queues: Sequence[ModelQueue], *, beside: Sequence[ChunkShape] = ()) -> None:
         self._beside = beside
         self._outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
+        self._gain = gain_of_lanes(state, self._outlooks)
 
     @property
     def seconds(self) -> Callable[[int], float]:
@@ -46,13 +49,13 @@ class DecodeCycle:
         total_s = 0.0
         for outlook in self._outlooks:
             total_s += outlook.solo_s(sms)
-        return total_s
+        return self._gain * total_s
 
     def _sum_of_worst_s(self, sms: int) -> float:
         total_s, beside = 0.0, self._beside
         for outlook in self._outlooks:
             total_s += outlook.worst_s(sms, beside)
-        return total_s
+        return self._gain * total_s
 
 
 def decode_cycle_s(

@@ -1,6 +1,7 @@
 """The default policy: aggregated, side by side or looking ahead, whichever the targets allow.
 
-Models take turns for the prefill lane and decodes of all models fill the decode lane (MuxServe's ADBS). A prompt is
+Models take turns for the prefill lane; their decodes fill the decode lane in turn, or several lanes at once where that
+is faster and `decode_lanes` admits it (decode_lanes.py, after MuxServe's ADBS). A prompt is
 fused into the decode step where that meets the TBT target and delays requests least (fusing.py, after DuetServe §4.2).
 Otherwise both lanes run side by side with slices and preemption (MuxWise §3.4). When no prompt waits, decode looks a
 few steps ahead (DuetServe §4.3), on half of the SMs or less if that does not slow it down: the next prompt can start at
@@ -13,6 +14,7 @@ from collections.abc import Sequence, Set
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.balance import DecodeLoad, Load
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, UnitState
+from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, prefill_shapes
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 from pdmux_actor.scheduling.policies.tbt_target import RunningTargets
@@ -39,9 +41,10 @@ class Mux:
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         actions = self._choose(state, now_s)
-        for action in actions:
-            if isinstance(action, Decode | Mixed):
-                self._decode_load.note_step(decode_cycle_s(state, state.decoding(), action.sms))
+        steps = [action.sms for action in actions if isinstance(action, Decode | Mixed)]
+        if steps:  # of several at once their parts make up the share
+            share = max(sum(steps), state.decode_lane.sms)
+            self._decode_load.note_step(decode_cycle_s(state, state.decoding(), share))
         return actions
 
     def _choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
@@ -70,7 +73,7 @@ class Mux:
 
     def _decode_alone(self, state: UnitState, now_s: float) -> Sequence[Action]:
         decoding = state.decoding()
-        if not decoding or not state.idle:
+        if not decoding or state.prefill_lane.busy or not may_add_decode(state):
             return ()
         cycle = DecodeCycle(state, decoding)
         tightest_s = RunningTargets(decoding).tightest_from(cycle.seconds(state.total_sms))

@@ -8,6 +8,7 @@ from pdmux_actor.scheduling.partition import least_decode_share
 from pdmux_actor.scheduling.policies.balance import PrefillLoad
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
+from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once, may_add_decode
 from pdmux_actor.scheduling.policies.forecast import (
     DecodeCycle,
     decode_cycle_s,
@@ -93,9 +94,13 @@ class SideBySide:
     def decode(
         self, state: UnitState, decoding: Sequence[ModelQueue], sms: int, now_s: float, *, steps: int = 1
     ) -> Sequence[Action]:
-        """One decode launch of the model whose turn it is, on `sms` SMs, if the lane is idle."""
-        if state.decode_lane.busy or sms <= 0 or _waits_for_merge(state):
+        """A decode launch of the model whose turn it is, on `sms` SMs, if the lane is idle; or, where the models' steps
+        are faster at once, what is missing of them.
+        """
+        if not may_add_decode(state) or sms <= 0 or _waits_for_merge(state):
             return ()
+        if state.settings.decode_lanes > 1 and (len(decoding) > 1 or state.decode_lane.busy):
+            return decodes_at_once(state, decoding, sms, self._decode_turn, steps=steps)
         model = self._decode_turn.take(q.model for q in decoding)
         return () if model is None else (Decode(model, sms, steps),)
 
@@ -103,10 +108,13 @@ class SideBySide:
         self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], share: int, now_s: float
     ) -> Sequence[Action]:
         busy = state.decode_lane.busy
-        decode_sms = state.decode_lane.sms if busy else min(share, state.total_sms - state.prefill_lane.sms)
+        held_sms = state.decode_lane.sms
+        decode_sms = min(share, state.total_sms - state.prefill_lane.sms)
+        if busy and not may_add_decode(state):
+            decode_sms = held_sms
         # A slice that starts beside a decode step leaves what the next step needs: the lanes hardly ever end together,
         # and decode could otherwise never have more than its first share of a busy spell, however its batch grows.
-        prefill_sms = state.total_sms - max(decode_sms, share if busy else 0)
+        prefill_sms = state.total_sms - (max(held_sms, share) if busy else decode_sms)
         if prefill_sms <= 0 or state.prefill_lane.busy:
             return self.decode(state, decoding, decode_sms, now_s)
         decode_s = decode_cycle_s(state, decoding, decode_sms, beside=prefill_shapes(state, prefilling))
