@@ -20,7 +20,7 @@ from deploy.errors import OpenCluster
 from deploy.key_file import read_key_file
 from deploy.render import DRAIN_TIMEOUT_S
 from pdmux_actor.backends.sglang.options import SglangOptions
-from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
@@ -99,7 +99,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             scheduler=SchedulerSettings(
                 max_batch_tokens=shape.max_batch_tokens,
                 max_running_sequences=shape.max_running_sequences,
-                decode_lanes=shape.decode_lanes,
+                decode_lanes=decode_lanes_of(shape.device, shape.decode_lanes),
             ),
         ),
         pool=shape.pool,

@@ -39,7 +39,7 @@ class UnitShape(Args):
     dtype: str | None = None
     max_batch_tokens: int
     max_running_sequences: int
-    decode_lanes: int = 1
+    decode_lanes: int | None = None
     watch: WatchSection = WatchSection()
 
 

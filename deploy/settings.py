@@ -142,9 +142,9 @@ class EngineSection(Section):
     """New tokens of one prefill batch."""
     max_running_sequences: PositiveInt = 64
     """Sequences of one model that hold KV at once."""
-    decode_lanes: Annotated[int, Field(ge=1, le=16)] = 1
-    """Decode steps of different models that a unit may run at once, each on SMs (cores) of its own, under policies that
-    ask for several. For units of many small models; green contexts for it have not been run on a GPU yet."""
+    decode_lanes: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Decode steps of different models that a unit may run at once, each on SMs (cores) of its own, where that is
+    predicted to be faster. Default: 4, on a CPU 1. Green contexts for it have not been run on a GPU yet."""
     watch: WatchSection = WatchSection()
 
 

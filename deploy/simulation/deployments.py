@@ -22,7 +22,7 @@ from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit,
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
 from placement.memory import resident_bytes
 from placement.plan import UnitCapacity
 from placement.solvers.base import PlacementModel
@@ -156,7 +156,7 @@ def _unit_design(
     settings = SchedulerSettings(
         max_batch_tokens=fleet.engine.max_batch_tokens,
         max_running_sequences=fleet.engine.max_running_sequences,
-        decode_lanes=fleet.engine.decode_lanes,
+        decode_lanes=decode_lanes_of(fleet.pool(capacity.pool).device, fleet.engine.decode_lanes),
         chunk_budget_tokens=budget,
         decision_log_entries=_LOG_ENTRIES,
     )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+_GPU_DECODE_LANES = 4  # a unit of 16 small models keeps up with them as with 8 on one lane (benchmarks/many_models.py)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
@@ -26,3 +28,15 @@ class SchedulerSettings:
     query_sync: bool = True
     preempt_prefill: bool = True
     decision_log_entries: int = 4096
+
+
+def decode_lanes_of(device: str, asked: int | None) -> int:
+    """Decode lanes of a unit where the fleet file leaves them open: one on a CPU, whose few cores share a bus that one
+    decode fills.
+
+    >>> decode_lanes_of("cpu", None), decode_lanes_of("cuda", None), decode_lanes_of("cpu", 2)
+    (1, 4, 2)
+    """
+    if asked is not None:
+        return asked
+    return 1 if device == "cpu" else _GPU_DECODE_LANES
