@@ -200,9 +200,9 @@ class PodDisruptionBudget(Section):
     """How many pods a drain of nodes may take."""
 
     enabled: bool = True
-    """Make one per pool."""
+    """Make one per pool that has more pods than a drain may take."""
     max_unavailable: PositiveInt = 1
-    """Pods of one pool that a drain of nodes may take at once."""
+    """Pods of one pool that a drain of nodes may take at once: its budget keeps nodes.min less these (minAvailable)."""
     protect_head: bool = False
     """A drain never evicts the head by itself: sensible without Redis, where its loss restarts the fleet."""
 

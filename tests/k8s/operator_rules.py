@@ -47,11 +47,22 @@ def object_problems(document: Mapping[str, Any]) -> Iterator[str]:
         yield from pod_problems(document["spec"], "spec")
     if document["kind"] == "RayService":
         yield from ray_service_problems(document)
-    if (
-        document["kind"] == "PodDisruptionBudget"
-        and len({"minAvailable", "maxUnavailable"} & set(document["spec"])) != 1
-    ):
+    if document["kind"] == "PodDisruptionBudget":
+        yield from budget_problems(document["spec"])
+
+
+def budget_problems(spec: Mapping[str, Any]) -> Iterator[str]:
+    """For maxUnavailable and for percentages the disruption controller asks the owner of the pods for its scale. Where
+    that has none it allows 0 disruptions: https://kubernetes.io/docs/tasks/run-application/configure-pdb/.
+    """
+    if len({"minAvailable", "maxUnavailable"} & set(spec)) != 1:
         yield "spec: one of minAvailable and maxUnavailable"
+        return
+    labels = spec.get("selector", {}).get("matchLabels", {})
+    if labels.get("app.kubernetes.io/component") in {"head", "worker"} and not isinstance(
+        spec.get("minAvailable"), int
+    ):
+        yield "spec: a RayCluster owns these pods and has no scale: only an integer minAvailable allows evictions"
 
 
 def ray_service_problems(document: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from helm_runner import CI_VALUES, LOADER, Helm, merged, objects_of, of_kind, ray_service
 from kubernetes_schemas import CustomSchemas
-from operator_rules import object_problems
+from operator_rules import budget_problems, object_problems
 
 pytestmark = pytest.mark.k8s
 
@@ -239,6 +239,37 @@ def test_model_cache__kept__has_the_policy_and_an_existing_claim_makes_none(helm
     assert claims()[0]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert "annotations" not in claims(keep=False)[0]["metadata"]
     assert claims(existingClaim="mine") == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_unavailable", "keeps"), [(1, 1, None), (2, 1, 1), (4, 1, 3), (4, 3, 1), (4, 9, None)]
+)
+def test_budget__of_a_pool__keeps_all_pods_but_those_that_a_drain_may_take(
+    helm4: Helm, chart: Path, nodes: int, max_unavailable: int, keeps: int | None
+) -> None:
+    pool = {"name": "p", "nodes": {"min": nodes}}
+    values = {"fleet": {"pools": [pool]}, "podDisruptionBudget": {"maxUnavailable": max_unavailable}}
+    documents = objects(helm4, chart, values)
+
+    specs = [budget["spec"] for budget in of_kind(documents, "PodDisruptionBudget")]
+    assert groups(ray_service(documents))[1]["minReplicas"] == nodes
+    assert [spec["minAvailable"] for spec in specs] == ([] if keeps is None else [keeps])
+    assert all(set(spec) == {"minAvailable", "selector"} for spec in specs)
+
+
+def test_budget__of_the_head__keeps_its_pod(helm4: Helm, chart: Path) -> None:
+    (budget,) = of_kind(objects(helm4, chart, {"podDisruptionBudget": {"protectHead": True}}), "PodDisruptionBudget")
+
+    assert budget["spec"]["minAvailable"] == 1
+    assert budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "head"
+
+
+@pytest.mark.parametrize("form", [{"maxUnavailable": 1}, {"maxUnavailable": 0}, {"minAvailable": "50%"}, {}], ids=str)
+def test_budget__form_that_blocks_every_eviction__is_refused_by_the_rules(form: dict[str, Any]) -> None:
+    selector = {"matchLabels": {"app.kubernetes.io/component": "worker"}}
+
+    assert not list(budget_problems({"minAvailable": 1, "selector": selector}))
+    assert len(list(budget_problems(form | {"selector": selector}))) == 1
 
 
 def test_names__long_release__stay_within_kuberays_limit(helm: Helm, chart: Path) -> None:
