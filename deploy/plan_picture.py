@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from deploy.errors import OutputNotWritable
 from deploy.planning import PlannedFleet
 from placement.estimate import FleetEstimate, UnitEstimate
-from placement.memory import resident_bytes
+from placement.memory import resident_bytes_on
 from placement.plan import UnitCapacity
 
 Colour = tuple[float, float, float]
@@ -92,7 +92,7 @@ def _draw_memory(
     bottom = y
     for placement in planned.plan.models_of(unit.unit_id):
         for part, alpha in (
-            (resident_bytes(specs[placement.model], unit.num_gpus), 1.0),
+            (resident_bytes_on(unit, specs[placement.model]), 1.0),
             (placement.quota_blocks * unit.block_bytes, 0.45),
         ):
             height = 0.8 * part / unit.memory_bytes

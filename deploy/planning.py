@@ -17,6 +17,7 @@ from pdmux_actor.executor.simulated import GPU_HOST_S
 from placement.bound import most_served, most_served_of_nodes
 from placement.estimate import FleetEstimate, estimate
 from placement.instance import Estimator
+from placement.launch_limits import LaunchLimits
 from placement.nodes import NodePool
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import FleetSolver, PlacementModel, Solver
@@ -149,6 +150,7 @@ def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
             block_bytes=fleet.engine.block_bytes,
             total_blocks=pool.kv_memory // pool.mesh_gpus // fleet.engine.block_bytes,
             max_models=_max_models(fleet, pool),
+            launch_limits=_launch_limits(fleet),
         )
         for pool in fleet.pools
     )
@@ -215,11 +217,17 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
             device=device,
             max_models=_max_models(fleet, pool),
+            launch_limits=_launch_limits(fleet),
         )
 
 
 def _max_models(fleet: FleetFile, pool: PoolSection) -> int | None:
     return 1 if fleet.backend(pool) == "sglang" else None
+
+
+def _launch_limits(fleet: FleetFile) -> LaunchLimits:
+    engine = fleet.engine
+    return LaunchLimits(batch_tokens=engine.max_batch_tokens, sequences=engine.max_running_sequences)
 
 
 def _memory_bytes(pool: PoolSection) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdmux_actor.messages import LoadReport, Slo
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class UnitReport:
     """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
     `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
     `max_models` None: its engine serves as many as fit. `constrains`: it can make outputs follow a JSON schema.
-    `host_memory_bytes` are there for the weights of models that sleep.
+    `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are its engine's.
     """
 
     unit_id: str
@@ -91,3 +92,4 @@ class UnitReport:
     max_models: int | None = None
     constrains: bool = False
     host_memory_bytes: int = 0
+    launch_limits: LaunchLimits = DEFAULT_LIMITS

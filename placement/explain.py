@@ -8,7 +8,7 @@ import numpy as np
 from placement.errors import ModelUnknown
 from placement.estimate import FleetEstimate, ModelEstimate, UnitEstimate, estimate
 from placement.instance import Estimator, make_instance
-from placement.memory import bytes_for_models, resident_bytes, runs_on
+from placement.memory import bytes_for_models, resident_bytes_on, runs_on
 from placement.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel
@@ -159,7 +159,7 @@ class _Trial:
             return f"its heads cannot be divided among {unit.num_gpus} GPUs"
         if unit.max_models is not None and len(self._packing.parts[number]) >= unit.max_models:
             return f"its engine serves {unit.max_models} model{'' if unit.max_models == 1 else 's'} at most"
-        needed = resident_bytes(self._spec, unit.num_gpus)
+        needed = resident_bytes_on(unit, self._spec)
         free = bytes_for_models(unit) - float(self._packing.sums[number, BYTES])
         if needed > free:
             return f"weights and workspace lack {(needed - free) / 2**30:.1f} GiB"

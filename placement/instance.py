@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from placement.launch_limits import LaunchLimits
 from placement.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
 from placement.plan import UnitCapacity
 from placement.quotas import QuotaClaim
@@ -54,10 +55,19 @@ class UnitKind:
     block_bytes: int
     total_blocks: int
     max_models: int | None
+    launch_limits: LaunchLimits
 
     @classmethod
     def of(cls, unit: UnitCapacity) -> "UnitKind":
-        return cls(unit.device, unit.num_gpus, unit.memory_bytes, unit.block_bytes, unit.total_blocks, unit.max_models)
+        return cls(
+            unit.device,
+            unit.num_gpus,
+            unit.memory_bytes,
+            unit.block_bytes,
+            unit.total_blocks,
+            unit.max_models,
+            unit.launch_limits,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -224,7 +234,7 @@ class _Memory:
         mean = blocks_for_tokens(model.spec, kind.block_bytes, max(1, mean_tokens), kind.num_gpus)
         if floor is None or mean is None:
             return None
-        return cls(resident_bytes(model.spec, kind.num_gpus), floor, mean)
+        return cls(resident_bytes(model.spec, kind.num_gpus, kind.launch_limits), floor, mean)
 
 
 def _as_unit(kind: UnitKind) -> UnitCapacity:

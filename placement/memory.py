@@ -3,12 +3,10 @@
 import math
 from collections.abc import Iterable
 
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import UnitCapacity
 from profiler.specs import ModelSpec
 
-# What the reserve is sized for: new tokens of the largest prefill batch, and sequences that sample in one step.
-RESERVED_BATCH_TOKENS = 2048
-RESERVED_SAMPLING_ROWS = 64
 _LOGIT_BYTES = 4  # sampling works in float32
 
 
@@ -18,20 +16,25 @@ def runs_on(spec: ModelSpec, num_gpus: int) -> bool:
     return spec.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
 
 
-def workspace_bytes(spec: ModelSpec, num_gpus: int = 1) -> int:
+def workspace_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS) -> int:
     """Live activations of the largest batch in the widest spot of a layer, and its logits, on all GPUs together. The
     residual stream is on each of them, the rest is divided.
     """
     attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     widest = max(attention, 3 * spec.intermediate_size)  # gate, up and their product
     residual_and_normed = 2 * spec.hidden_size
-    activations = RESERVED_BATCH_TOKENS * (residual_and_normed * num_gpus + widest) * spec.dtype_bytes
-    return activations + RESERVED_SAMPLING_ROWS * spec.vocab_size * _LOGIT_BYTES
+    activations = limits.batch_tokens * (residual_and_normed * num_gpus + widest) * spec.dtype_bytes
+    return activations + limits.sequences * spec.vocab_size * _LOGIT_BYTES
 
 
-def resident_bytes(spec: ModelSpec, num_gpus: int = 1) -> int:
+def resident_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS) -> int:
     """What a replica takes beside the KV pool, on all GPUs of its unit together."""
-    return spec.weight_bytes + workspace_bytes(spec, num_gpus)
+    return spec.weight_bytes + workspace_bytes(spec, num_gpus, limits)
+
+
+def resident_bytes_on(unit: UnitCapacity, spec: ModelSpec) -> int:
+    """`resident_bytes` of a replica on this unit."""
+    return resident_bytes(spec, unit.num_gpus, unit.launch_limits)
 
 
 def kv_pool_bytes(unit: UnitCapacity) -> int:
@@ -63,5 +66,5 @@ def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int, num_gpus: 
 
 def holds_weights(unit: UnitCapacity, specs: Iterable[ModelSpec]) -> bool:
     """Whether a unit's memory beside its KV pool holds these models."""
-    needed = [resident_bytes(spec, unit.num_gpus) for spec in specs if runs_on(spec, unit.num_gpus)]
+    needed = [resident_bytes_on(unit, spec) for spec in specs if runs_on(spec, unit.num_gpus)]
     return sum(needed) <= bytes_for_models(unit)

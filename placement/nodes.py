@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan, UnitCapacity
 from profiler.specs import DeviceSpec
 
@@ -24,6 +25,7 @@ class NodePool:
     total_blocks: int
     mesh_sizes: tuple[int, ...] = MESH_SIZES
     max_models: int | None = None
+    launch_limits: LaunchLimits = DEFAULT_LIMITS
 
     @property
     def num_gpus(self) -> int:
@@ -45,6 +47,7 @@ class NodePool:
             node=f"{self.name}/{node}",
             device=self.device,
             max_models=self.max_models,
+            launch_limits=self.launch_limits,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from placement.errors import InvalidPlan
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.specs import DeviceSpec
 
 
@@ -14,8 +15,9 @@ from profiler.specs import DeviceSpec
 class UnitCapacity:
     """What a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool, `block_bytes`
     their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not known, and only
-    memory can be planned for. `max_models` None: as many as fit. `asleep` are models whose weights its host memory
-    holds, with the seconds that waking each takes; they change what a move costs, not what the unit offers.
+    memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its engine's: each model
+    needs room for such launches. `asleep` are models whose weights its host memory holds, with the seconds that waking
+    each takes; they change what a move costs, not what the unit offers.
     """
 
     unit_id: str
@@ -27,6 +29,7 @@ class UnitCapacity:
     node: str = ""
     device: DeviceSpec | None = None
     max_models: int | None = None
+    launch_limits: LaunchLimits = DEFAULT_LIMITS
     asleep: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placement.memory import bytes_for_models, resident_bytes, runs_on
+from placement.memory import bytes_for_models, resident_bytes_on, runs_on
 from placement.plan import UnitCapacity
 from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.solvers.base import PlacementModel
@@ -47,7 +47,7 @@ def refusal(
     if closest.shortage is not None and closest.shortage.missing_blocks is None:
         return f"{closest.shortage.reason}; raise engine.block_bytes"
     if closest.missing_bytes > 0:
-        needed = _mib(resident_bytes(model.spec, closest.unit.num_gpus))
+        needed = _mib(resident_bytes_on(closest.unit, model.spec))
         reason = (
             f"needs {needed} for weights and workspace, unit {closest.unit.unit_id} has "
             f"{_mib(max(0, closest.free_bytes))} free beside its KV pool"
@@ -82,8 +82,8 @@ def _remedy(shortfall: _Shortfall) -> str:
 
 
 def _shortfall(model: PlacementModel, unit: UnitCapacity, held: Sequence[PlacementModel]) -> _Shortfall:
-    needed_bytes = resident_bytes(model.spec, unit.num_gpus)
-    free_bytes = bytes_for_models(unit) - sum(resident_bytes(m.spec, unit.num_gpus) for m in held)
+    needed_bytes = resident_bytes_on(unit, model.spec)
+    free_bytes = bytes_for_models(unit) - sum(resident_bytes_on(unit, m.spec) for m in held)
     claims = [
         QuotaClaim(model=m.model, spec=m.spec, demand=m.demand, max_model_len=m.max_model_len) for m in (*held, model)
     ]

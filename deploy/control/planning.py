@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from placement.diff import Fits
 from placement.estimate import estimate
 from placement.instance import Estimator
-from placement.memory import bytes_for_models, resident_bytes
+from placement.memory import bytes_for_models, resident_bytes_on
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import PlacementModel, Solver
 
@@ -26,17 +26,19 @@ class Needs:
     def memory_test(self) -> Fits:
         """By memory beside the pool. Models that are not planned for are on units whose capacity is without them."""
         units = {u.unit_id: u for u in self.units}
+        shapes = {(u.num_gpus, u.launch_limits): u for u in self.units}
         sizes = {
-            (m.model, gpus): resident_bytes(m.spec, gpus)
+            (m.model, unit.num_gpus, unit.launch_limits): resident_bytes_on(unit, m.spec)
             for m in self.models
-            for gpus in {u.num_gpus for u in self.units}
+            for unit in shapes.values()
         }
 
         def fits(unit_id: str, models: frozenset[str]) -> bool:
             unit = units.get(unit_id)
             if unit is None or (unit.max_models is not None and len(models) > unit.max_models):
                 return False
-            return sum(sizes.get((m, unit.num_gpus), 0) for m in models) <= bytes_for_models(unit)
+            needed = (sizes.get((m, unit.num_gpus, unit.launch_limits), 0) for m in models)
+            return sum(needed) <= bytes_for_models(unit)
 
         return fits
 

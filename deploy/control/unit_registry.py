@@ -35,6 +35,7 @@ class KnownUnit:
             pool=report.pool,
             node=report.node,
             max_models=report.max_models,
+            launch_limits=report.launch_limits,
             device=_device_of(report),
             asleep={s.model: s.asleep.wake_s for s in report.models if s.asleep is not None},
         )

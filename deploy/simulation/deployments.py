@@ -114,7 +114,10 @@ def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
     if pool.mesh_gpus > 1 and units:
         specs = {m.model: m.spec for m in planned.models}
         beside_kv = max(
-            sum(resident_bytes(specs[p.model], engine_gpus) for p in planned.plan.models_of(unit.unit_id))
+            sum(
+                resident_bytes(specs[p.model], engine_gpus, unit.launch_limits)
+                for p in planned.plan.models_of(unit.unit_id)
+            )
             for unit in units
         )
         half_bytes = units[0].memory_bytes // 2

@@ -148,6 +148,7 @@ def heartbeat(
         load=load,
         device=design.device.name,
         host_memory_bytes=identity.host_memory_bytes,
+        launch_limits=design.settings.launch_limits(),
     )
 
 

@@ -128,6 +128,7 @@ class NativeEngine:
             max_models=started.max_models,
             constrains=started.constrains,
             host_memory_bytes=started.host_memory_bytes,
+            launch_limits=self._settings.scheduler.launch_limits(),
         )
 
     async def add_model(self, assignment: ModelAssignment) -> int:

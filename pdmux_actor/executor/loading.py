@@ -14,6 +14,7 @@ from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.operators import DecoderOperators
 from pdmux_actor.models.weights import load_weights
+from placement.launch_limits import LaunchLimits
 from placement.memory import resident_bytes
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
@@ -38,8 +39,10 @@ def load_decoder(
     fastest_dtype: Callable[[ModelSpec], str],
     device: torch.device | None = None,
     operators: DecoderOperators | None = None,
+    launch_limits: LaunchLimits | None = None,
 ) -> LoadedModel:
     """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU.
+    With `launch_limits` there must be room for what launches need beside the weights, too.
 
     Raises:
         ModelLoadError: the checkpoint is missing, broken, unsupported or too large; the message names the remedy.
@@ -50,8 +53,8 @@ def load_decoder(
     if dtype == AUTO_DTYPE:
         config = DecoderConfig.from_config(model, raw_config, fastest_dtype(config.spec))
     geometry = KvGeometry.of(config.spec, block_bytes)
-    # On a GPU nothing can be swapped out: what a launch needs beside the weights must be there, too.
-    needed_bytes = config.spec.weight_bytes if device is None else resident_bytes(config.spec)
+    spec = config.spec
+    needed_bytes = spec.weight_bytes if launch_limits is None else resident_bytes(spec, limits=launch_limits)
     _check_block(model, config, geometry, block_bytes)
     check_room(model, config.spec, needed_bytes, available_bytes)
     info = ModelInfo(

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
+from pdmux_actor.executor.cuda.cuda_device import check_pool, cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, Read
 from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
@@ -48,6 +47,7 @@ from pdmux_actor.scheduling.launch import (
     lane_number,
 )
 from pdmux_actor.scheduling.partition import decode_shares
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.memory import resident_bytes
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
@@ -84,21 +84,24 @@ class TorchCudaExecutor:
         device: DeviceSpec,
         graphs: DecodeGraphs,
         captured_batches: Sequence[int] = (),
+        launch_limits: LaunchLimits = DEFAULT_LIMITS,
         chosen: Mapping[str, str] | None = None,
     ) -> None:
         """`captured_batches`: batch sizes whose greedy decode steps are captured on every partition when a model is
-        attached, which takes seconds; others are captured when they first come. `chosen`: what was, for people.
+        attached, which takes seconds; others are captured when they first come. A model needs room for launches of
+        `launch_limits` beside its weights. `chosen`: what was, for people.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
         assert block_bytes % 16 == 0, "blocks must be aligned for vector loads of every dtype"
-        _check_pool(kv_pool_bytes, lanes.free_memory_bytes())
+        check_pool(kv_pool_bytes, lanes.free_memory_bytes())
         self.device = device
         self.chosen = {"partitioned_by": lanes.streams.kind, **(chosen or {})}
         self.block_bytes = block_bytes
         self.unpartitioned_reason = lanes.streams.unpartitioned_reason
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
+        self._launch_limits = launch_limits
         self._lanes = lanes
         self._pool = torch.zeros(self.total_blocks, block_bytes, dtype=torch.uint8, device=lanes.device)
         self._loaded: dict[str, LoadedModel] = {}
@@ -130,6 +133,7 @@ class TorchCudaExecutor:
                 fastest_dtype=lambda spec: _FASTEST_DTYPE,
                 device=self._lanes.device,
                 operators=TritonOperators(),
+                launch_limits=self._launch_limits,
             )
             warm_up(loaded, self.block_bytes, self._lanes.device, self.device.num_sms)
         self.hold(loaded)
@@ -188,7 +192,8 @@ class TorchCudaExecutor:
 
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
-        check_room(model, host.info.spec, resident_bytes(host.info.spec), self._free_bytes())
+        needed_bytes = resident_bytes(host.info.spec, limits=self._launch_limits)
+        check_room(model, host.info.spec, needed_bytes, self._free_bytes())
         with torch.inference_mode():
             weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
             decoder = Decoder(host.config, weights, host.info.max_model_len, TritonOperators())
@@ -337,15 +342,6 @@ class TorchCudaExecutor:
         self._sms = {Lane.PREFILL: shares.prefill_sms, Lane.DECODE: shares.decode_sms}
 
 
-def _check_pool(kv_pool_bytes: int, free_bytes: int) -> None:
-    if kv_pool_bytes > free_bytes:
-        needed, free = (f"{size / (1 << 30):.1f} GiB" for size in (kv_pool_bytes, free_bytes))
-        raise DeviceUnavailable(
-            reason=f"the KV pool takes {needed} and {free} of the GPU's memory are free",
-            remedy="lower the pool's kv_memory so that weights fit beside it, or end what else uses the GPU",
-        )
-
-
 def _products_gain_when_told(device: torch.device, streams: PartitionStreams, num_sms: int) -> bool:
     """On the largest partition beside the least one."""
     kernels = LargeKernels(device, copy_bytes=1)
@@ -364,6 +360,7 @@ def open_cuda_executor(
     captured_batches: Sequence[int] = (),
     captures: bool = True,
     divides_decode: bool = False,
+    launch_limits: LaunchLimits = DEFAULT_LIMITS,
 ) -> TorchCudaExecutor:
     """Its device's `memory_bytes` are what KV and models may fill. Without `captures` decode runs launch by launch.
     `divides_decode`: several models decode at once, each on a part of the decode share.
@@ -391,5 +388,6 @@ def open_cuda_executor(
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
         graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, graph_bytes),
         captured_batches=captured_batches if captures else (),
+        launch_limits=launch_limits,
         chosen={"prefill_attention": flash, "products": products},
     )

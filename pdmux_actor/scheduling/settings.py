@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from placement.launch_limits import LaunchLimits
+
 _GPU_DECODE_LANES = 4  # a unit of 16 small models keeps up with them as with 8 on one lane (benchmarks/many_models.py)
 
 
@@ -28,6 +30,9 @@ class SchedulerSettings:
     query_sync: bool = True
     preempt_prefill: bool = True
     decision_log_entries: int = 4096
+
+    def launch_limits(self) -> LaunchLimits:
+        return LaunchLimits(batch_tokens=self.max_batch_tokens, sequences=self.max_running_sequences)
 
 
 def decode_lanes_of(device: str, asked: int | None) -> int:

@@ -51,6 +51,7 @@ def _cuda_executor(settings: EngineSettings) -> HostingExecutor:
         block_bytes=settings.block_bytes,
         default_dtype=settings.dtype,
         divides_decode=settings.scheduler.decode_lanes > 1,
+        launch_limits=settings.scheduler.launch_limits(),
     )
 
 

@@ -102,6 +102,7 @@ class Unit:
             max_models=self._capacity.max_models,
             constrains=self._capacity.constrains,
             host_memory_bytes=self._capacity.host_memory_bytes,
+            launch_limits=self._capacity.launch_limits,
             lease_version=self._follower.lease_version,
             models=self._model_statuses(),
             load=self._engine.load_report(),

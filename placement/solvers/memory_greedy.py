@@ -1,14 +1,18 @@
 """The first solver: the hottest model first onto the unit with the most free memory, and what sits well stays."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from placement.memory import bytes_for_models, resident_bytes, runs_on
+from placement.launch_limits import LaunchLimits
+from placement.memory import bytes_for_models, resident_bytes_on, runs_on
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.refusal import has_no_place, refusal
 from placement.solvers.base import PlacementModel
+
+_Shape = tuple[int, LaunchLimits]
+"""What of a unit decides how much memory a model takes there: GPUs, and what a launch holds."""
 
 
 class MemoryGreedySolver:
@@ -28,13 +32,28 @@ class MemoryGreedySolver:
 def _best_packing(units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> "_Packing":
     """By popularity, by size, and each again with leave to evict surplus replicas; the first of equally good ones."""
     by_popularity = sorted(models, key=lambda m: (-m.demand.rate_per_s, m.model))
-    by_size = sorted(models, key=lambda m: (-resident_bytes(m.spec), m.model))
+    by_size = sorted(models, key=lambda m: (-m.spec.weight_bytes, m.model))
     packings = [
         _Packing(units, order, current, may_evict=may_evict)
         for may_evict in (False, True)
         for order in (by_popularity, by_size)
     ]
     return min(packings, key=_Packing.unserved)
+
+
+def _needed_bytes(units: Sequence[UnitCapacity], models: Sequence[PlacementModel]) -> Mapping[tuple[str, _Shape], int]:
+    """By model and shape of a unit, without those that the model does not run on."""
+    shapes = {_shape(unit): unit for unit in units}
+    return {
+        (m.model, shape): resident_bytes_on(unit, m.spec)
+        for m in models
+        for shape, unit in shapes.items()
+        if runs_on(m.spec, unit.num_gpus)
+    }
+
+
+def _shape(unit: UnitCapacity) -> _Shape:
+    return unit.num_gpus, unit.launch_limits
 
 
 class _Packing:
@@ -45,8 +64,7 @@ class _Packing:
     ) -> None:
         self._units = {u.unit_id: u for u in sorted(units, key=lambda u: u.unit_id)}
         self._models = {m.model: m for m in models}
-        sizes = {u.num_gpus for u in units}
-        self._bytes = {(m.model, n): resident_bytes(m.spec, n) for m in models for n in sizes if runs_on(m.spec, n)}
+        self._bytes = _needed_bytes(units, models)
         self._held: dict[str, list[str]] = {unit_id: [] for unit_id in self._units}
         self._free_bytes = {unit_id: bytes_for_models(unit) for unit_id, unit in self._units.items()}
         self._replicas = dict.fromkeys(self._models, 0)
@@ -86,12 +104,12 @@ class _Packing:
 
     def _put(self, unit_id: str, model: str) -> None:
         self._held[unit_id].append(model)
-        self._free_bytes[unit_id] -= self._bytes[model, self._units[unit_id].num_gpus]
+        self._free_bytes[unit_id] -= self._bytes[model, _shape(self._units[unit_id])]
         self._replicas[model] += 1
 
     def _take(self, unit_id: str, model: str) -> None:
         self._held[unit_id].remove(model)
-        self._free_bytes[unit_id] += self._bytes[model, self._units[unit_id].num_gpus]
+        self._free_bytes[unit_id] += self._bytes[model, _shape(self._units[unit_id])]
         self._replicas[model] -= 1
 
     def _roomiest(self, model: PlacementModel) -> str | None:
@@ -119,7 +137,7 @@ class _Packing:
         return None
 
     def _fits(self, unit_id: str, model: PlacementModel) -> bool:
-        needed_bytes = self._bytes.get((model.model, self._units[unit_id].num_gpus))
+        needed_bytes = self._bytes.get((model.model, _shape(self._units[unit_id])))
         if model.model in self._held[unit_id] or needed_bytes is None or needed_bytes > self._free_bytes[unit_id]:
             return False
         if has_no_place(self._units[unit_id], self._held[unit_id]):

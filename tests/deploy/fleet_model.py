@@ -11,6 +11,7 @@ from deploy.fleet_status import FleetStatus, ModelState, UnitState
 from deploy.settings import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan
 from placement.solvers.base import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
@@ -74,6 +75,7 @@ class FakeUnit:
     broken: frozenset[str] = frozenset()
     device: str = ""
     host_memory_bytes: int = 0
+    launch_limits: LaunchLimits = DEFAULT_LIMITS
     asleep: set[str] = field(default_factory=set)
     loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
 
@@ -117,6 +119,7 @@ class FakeUnit:
             is_leaving=self.is_leaving,
             failure=self.failure,
             device=self.device,
+            launch_limits=self.launch_limits,
         )
 
     def obey(self, lease: Lease) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from deploy.control.rules import ControlRules
 from pdmux_actor.lease import ModelPhase
+from placement.launch_limits import LaunchLimits
 from placement.memory import resident_bytes
 from placement.plan import ModelPlacement, Plan, UnitPlan
 
@@ -194,6 +195,15 @@ def test_plan__solver_asks_for_more_than_fits__is_not_followed_and_units_serve_o
     world.beat(60)
 
     assert (world.serving("a"), world.serving("b")) == (["u1"], ["u2"])
+
+
+def test_plan__unit_tells_of_large_launches__room_is_kept_for_them() -> None:
+    world = World(catalog("a", "b"), expected_units=1)
+    world.start_unit(memory_bytes=room_for(2)).launch_limits = LaunchLimits(batch_tokens=8192, sequences=256)
+    world.beat(6)
+
+    problems = [m.problem for m in world.loop.status(world.now_s).models]
+    assert all("for weights and workspace" in (p or "") for p in problems), "with small launches both would fit"
 
 
 # ---- models that sleep ----

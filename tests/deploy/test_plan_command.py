@@ -6,8 +6,10 @@ import pytest
 
 from deploy.cli import main
 from deploy.errors import OptionNotUsable
+from deploy.planning import node_pools, units_of_fleet
 from deploy.settings import read_fleet_file
 from deploy.what_if import changed_fleet
+from placement.launch_limits import LaunchLimits
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
 
@@ -33,6 +35,16 @@ def test_plan__search__writes_what_it_shows(run, tmp_path: Path) -> None:
     assert "14.00 of 14.00 requests/s within SLO" in out
     assert plan["total"]["bound_per_s"] >= plan["total"]["served_per_s"] > 13.99
     assert sum(len(u["models"]) for u in plan["units"]) == sum(m["replicas"] for m in plan["models"].values())
+
+
+def test_plan__engine_of_large_launches__keeps_room_for_them() -> None:
+    fleet = read_fleet_file(EXAMPLE)
+    engine = fleet.engine.model_copy(update={"max_batch_tokens": 8192, "max_running_sequences": 256})
+    fleet = fleet.model_copy(update={"engine": engine})
+
+    limits = {u.launch_limits for u in (*units_of_fleet(fleet), *(p.unit(0, 0, 1) for p in node_pools(fleet)))}
+
+    assert limits == {LaunchLimits(batch_tokens=8192, sequences=256)}
 
 
 def test_plan__current_and_more_load__shows_steps_and_what_they_cost(run, tmp_path: Path) -> None:

@@ -134,3 +134,12 @@ def _measure(device: torch.device, name: str) -> DeviceSpec:
         launch_overhead_s=_LAUNCH_OVERHEAD_S,
         source="measured at start: bf16 matrix product and copy",
     )
+
+
+def check_pool(kv_pool_bytes: int, free_bytes: int) -> None:
+    if kv_pool_bytes > free_bytes:
+        needed, free = (f"{size / (1 << 30):.1f} GiB" for size in (kv_pool_bytes, free_bytes))
+        raise DeviceUnavailable(
+            reason=f"the KV pool takes {needed} and {free} of the GPU's memory are free",
+            remedy="lower the pool's kv_memory so that weights fit beside it, or end what else uses the GPU",
+        )

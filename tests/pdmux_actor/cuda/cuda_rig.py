@@ -11,6 +11,7 @@ from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, Step
 from pdmux_actor.executor.cuda.lane_device import Event
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.devices import H200
 
 KV_POOL_BYTES = 4 << 20
@@ -108,6 +109,7 @@ def make_cuda_rig(
     graph_bytes: int = 1 << 20,
     capture_fails: RuntimeError | None = None,
     captured_batches: Sequence[int] = (),
+    launch_limits: LaunchLimits = DEFAULT_LIMITS,
 ) -> CpuRig:
     executor = TorchCudaExecutor(
         kv_pool_bytes=KV_POOL_BYTES,
@@ -116,6 +118,7 @@ def make_cuda_rig(
         device=replace(H200, num_sms=NUM_SMS),
         graphs=DecodeGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
         captured_batches=captured_batches,
+        launch_limits=launch_limits,
     )
     executor._pool.fill_(NAN_BYTE)
     return CpuRig(executor=executor)

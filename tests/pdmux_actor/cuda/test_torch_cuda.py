@@ -25,6 +25,7 @@ from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executo
 from pdmux_actor.messages import LoadReport
 from pdmux_actor.scheduling.launch import PREFILL_LANE, DecodeStep, Lane
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from placement.launch_limits import LaunchLimits
 from profiler.devices import H200
 from profiler.roofline import RooflineLatency
 
@@ -315,6 +316,18 @@ def test_load_model__larger_than_the_device__is_refused(
 
     with pytest.raises(ModelLoadError, match=r"weights as float32 and workspace take .* 1000 are free"):
         rig.load("llama", tiny_checkpoints["llama"])
+
+
+def test_load_model__room_for_weights_but_not_for_the_largest_launch__is_refused(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = make_cuda_rig(), make_cuda_rig(launch_limits=LaunchLimits(batch_tokens=1 << 20, sequences=64))
+    for rig in (small, large):
+        monkeypatch.setattr(rig.executor._lanes, "free_memory_bytes", lambda: (1 << 30) + (64 << 20))
+
+    small.load("llama", tiny_checkpoints["llama"])
+    with pytest.raises(ModelTooLarge, match=f"workspace take .* {64 << 20} are free"):
+        large.load("llama", tiny_checkpoints["llama"])
 
 
 def test_executor__kv_pool_larger_than_what_is_free__names_the_setting() -> None:

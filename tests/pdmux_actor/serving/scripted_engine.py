@@ -4,6 +4,9 @@ from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.errors import EngineDied, ModelLoadError
 from pdmux_actor.lease import ModelAssignment, SleepingWeights
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
+from placement.launch_limits import LaunchLimits
+
+LAUNCH_LIMITS = LaunchLimits(batch_tokens=8192, sequences=256)
 
 
 class ScriptedEngine:
@@ -22,7 +25,9 @@ class ScriptedEngine:
         self.stalled = False
 
     async def start(self) -> EngineCapacity:
-        return EngineCapacity(device="fake", memory_bytes=1 << 30, block_bytes=1024, total_blocks=1000)
+        return EngineCapacity(
+            device="fake", memory_bytes=1 << 30, block_bytes=1024, total_blocks=1000, launch_limits=LAUNCH_LIMITS
+        )
 
     async def add_model(self, assignment: ModelAssignment) -> int:
         await self.load_gate.wait()

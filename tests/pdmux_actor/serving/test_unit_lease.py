@@ -1,6 +1,6 @@
 import asyncio
 
-from scripted_engine import step, submitted
+from scripted_engine import LAUNCH_LIMITS, step, submitted
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Generate
@@ -15,6 +15,7 @@ async def test_unit__before_any_lease__reports_what_it_offers(make_unit, fake_en
 
     assert (report.unit_id, report.node, report.pool, report.num_gpus) == ("u1", "n1", "p", 1)
     assert (report.block_bytes, report.total_blocks, report.memory_bytes) == (1024, 1000, 1 << 30)
+    assert report.launch_limits == LAUNCH_LIMITS
     assert (report.lease_version, report.models) == (0, ())
     host, _, port = report.endpoint.rpartition(":")
     assert host == "127.0.0.1"

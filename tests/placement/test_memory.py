@@ -1,0 +1,54 @@
+"""What a model needs beside the KV pool, for the largest launches of its unit's engine."""
+
+from dataclasses import replace
+
+import pytest
+from llama_fleets import ESTIMATOR
+from placement_cases import MIB, make_model, make_unit
+
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from placement.launch_limits import LaunchLimits
+from placement.memory import bytes_for_models, resident_bytes, resident_bytes_on, workspace_bytes
+from placement.solvers.base import Solver
+from placement.solvers.memory_greedy import MemoryGreedySolver
+from placement.solvers.search import SearchSolver
+from profiler.specs import ModelSpec
+
+LLAMA_3_8B = ModelSpec(
+    architecture="LlamaForCausalLM",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+    dtype="bfloat16",
+)
+LARGE_LAUNCHES = LaunchLimits(batch_tokens=8192, sequences=256)
+
+
+def test_workspace__larger_launches__take_what_the_formula_says() -> None:
+    assert workspace_bytes(LLAMA_3_8B) // MIB == 231
+    assert workspace_bytes(LLAMA_3_8B, limits=LARGE_LAUNCHES) // MIB == 925
+
+
+def test_launch_limits__nobody_says_otherwise__are_the_schedulers() -> None:
+    assert SchedulerSettings().launch_limits() == LaunchLimits()
+
+
+@pytest.mark.parametrize("solver", [MemoryGreedySolver(), SearchSolver(estimator=ESTIMATOR)], ids=["greedy", "search"])
+def test_solve__workspace_of_large_launches_has_no_room__says_so(solver: Solver) -> None:
+    model = make_model("m")
+    small = make_unit("u")
+    small = replace(small, memory_bytes=small.memory_bytes - bytes_for_models(small) + resident_bytes(model.spec))
+    large = replace(small, launch_limits=LARGE_LAUNCHES)
+
+    assert solver.solve([small], [model], None).units_of("m") == ("u",)
+    plan = solver.solve([large], [model], None)
+    assert plan.units_of("m") == ()
+    assert (
+        f"needs {-(-resident_bytes_on(large, model.spec) // MIB)} MiB for weights and workspace" in plan.unplaced["m"]
+    )
