@@ -78,7 +78,7 @@ class LiveView:
     async def first(self) -> None:
         """Returns once there is a view."""
         while self.updated_s is None:
-            await self._changed.wait()
+            await self._changed.wait()  # no deadline: Serve shows the replica as starting for so long
 
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next update, or after `timeout_s`."""
