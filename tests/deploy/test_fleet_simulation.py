@@ -151,6 +151,16 @@ def test_run__any_policy__leaves_nothing_to_the_collector(policy: str) -> None:
     assert outcome.steps > 100
 
 
+@pytest.mark.parametrize("rate_per_s", [6.0, 20.0])
+def test_run__a_first_token_is_held_past_its_time__the_unit_wakes_and_all_requests_end(rate_per_s: float) -> None:
+    """A wake that was asked for a time in the past was taken for one that had moved: the unit never woke again."""
+    tight = parse_fleet_file(FLEET.replace("tbt_s: 0.05", "tbt_s: 0.02"), name="tight.yaml", base=EXAMPLES)
+    deployed = deploy_fleet(tight, Deployment(name="mux", policy="mux"))
+    total = run_fleet(deployed, stream().at_rate(rate_per_s), OPTIONS).total()
+
+    assert total.finished == total.requests > 0
+
+
 def test_run__gateways_demand_reports__tell_as_many_requests_in_time_as_the_figures() -> None:
     """What the control loop sees of a simulated fleet."""
     deployed = deploy_fleet(fleet(), Deployment(name="mux", policy="mux"))
