@@ -127,6 +127,10 @@ def test_preemption__long_prompt_would_miss_its_own__is_not_preempted():
     assert first_tokens(overtaking(long_ttft_s=0.083)) == ["long", "short"]
 
 
+def test_preemption__long_prompt_is_late_already__does_not_hold_the_short_one_up():
+    assert first_tokens(overtaking("mux", long_ttft_s=0.001))[0] == "short"
+
+
 def test_preemption__short_prompt_has_time__waits_its_turn():
     assert first_tokens(overtaking(short_ttft_s=1.0)) == ["long", "short"]
 

@@ -7,13 +7,14 @@ from pdmux_actor.scheduling.policies.forecast import head_sequence, whole_prefil
 def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
     """A model whose next prompt would miss its TTFT behind the batch, makes it before, and lets the batch make its own.
 
-    Not recursive: a batch that has preempted is not preempted itself. Of several such prompts the most urgent.
+    A batch that will not make its own in any case has nothing to lose. Not recursive: a batch that has preempted is not preempted itself. Of several such prompts the most urgent.
     """
     batch = state.batch
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
         return None
     remaining_s = whole_prefill_s(state, batch.model, batch.shapes, sms) * batch.layers_left / batch.num_layers
     batch_slack_s = min(chunk.sequence.first_token_due_s for chunk in batch.chunks) - now_s
+    bearable_s = batch_slack_s if remaining_s <= batch_slack_s else float("inf")
     chosen, chosen_slack_s = None, float("inf")
     for model in state.prefillable_models():
         queue = state.queues[model]
@@ -21,6 +22,6 @@ def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
         prefill_s = whole_prefill_s(state, model, [queue.chunk_shape(head)], sms)
         slack_s = head.first_token_due_s - now_s
         would_miss = remaining_s + prefill_s > slack_s >= prefill_s
-        if would_miss and remaining_s + prefill_s <= batch_slack_s and slack_s < chosen_slack_s:
+        if would_miss and remaining_s + prefill_s <= bearable_s and slack_s < chosen_slack_s:
             chosen, chosen_slack_s = model, slack_s
     return chosen
