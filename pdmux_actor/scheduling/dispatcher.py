@@ -89,9 +89,9 @@ class Dispatcher:
             for place in done.sequence_errors:
                 sampling[place].kv_is_sound = False
 
-    def next_token_s(self, now_s: float) -> float:
+    def next_token_s(self, now_s: float, tbt_s: float) -> float:
         """When a sequence that joins now is expected to have its next token: after the decode step in flight, and one
-        of every model.
+        of every model. Where prompts are there, such a step may be given as few SMs as its target `tbt_s` bears.
         """
         decode = self.flight.lane_state(Lane.DECODE)
         rest_s = max(0.0, decode.ends_s - now_s) if decode.busy else 0.0
@@ -100,6 +100,8 @@ class Dispatcher:
         for queue in self._queues.values():
             if queue.running:
                 cycle_s += self._predictor.decode_s(queue.model, queue.info.spec, queue.context_tokens, sms)
+        if self.batches or any(queue.waiting or queue.partial for queue in self._queues.values()):
+            cycle_s = max(cycle_s, tbt_s)
         return now_s + rest_s + cycle_s
 
     def act(self, actions: Seq[Action], now_s: float) -> list[Launch]:

@@ -9,11 +9,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pdmux_actor.messages import SampledToken
+from pdmux_actor.messages import SampledToken, Slo
 from pdmux_actor.scheduling.sequence import Sequence
 
 _MARGIN = 0.2  # on predictions of decode steps: a prompt may start beside one that is under way
-_SHARE_OF_TTFT = 0.95  # within which the first token is handed over whatever the second takes
+_SHARE_OF_TTFT = 0.98  # within which the first token is handed over whatever the second takes
+
+
+def longest_hold_s(slo: Slo, step_s: float) -> float:
+    """For a sequence that joins just after a decode step of `step_s` has started. To be left of its TTFT target."""
+    return max(0.0, 2 * (1 + _MARGIN) * step_s - slo.tbt_s) + (1 - _SHARE_OF_TTFT) * slo.ttft_s
 
 
 class HeldToken(msgspec.Struct, gc=False):

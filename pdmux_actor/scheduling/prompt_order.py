@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from pdmux_actor.scheduling.first_tokens import longest_hold_s
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_s
 from pdmux_actor.scheduling.queues import ModelQueue
@@ -45,9 +46,8 @@ class PromptOrder:
                 self._give_up(queue, sequence)
                 continue
             weight = 1 / max(_LEAST_ATTAINMENT, self._attainment.get(queue.model, 1.0))
-            # The second token comes up to two steps after the prefill: the first may have to be held back till then.
-            held_s = max(0.0, 2 * step_s - sequence.request.slo.tbt_s)
-            candidates.append(Candidate(sequence.first_token_due_s - held_s, work_s, weight))
+            due_s = sequence.first_token_due_s - longest_hold_s(sequence.request.slo, step_s)
+            candidates.append(Candidate(due_s, work_s, weight))
             considered.append((queue, sequence))
         order = serving_order(candidates, free_s=now_s + batch_left_s(state, prefill_sms))
         for precedence, indices in ((Precedence.IN_TIME, order.in_time), (Precedence.LATE, order.late)):

@@ -6,6 +6,7 @@ allocates KV, preempts, applies results and answers every request exactly once.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from math import isinf
 from types import MappingProxyType
 
 import numpy as np
@@ -332,9 +333,10 @@ class Scheduler:
     def _waits_for_second(self, sequence: Sequence, tokens: tuple[SampledToken, ...], now_s: float) -> bool:
         """Whether these are a first token that is held back."""
         is_first = sequence.num_output_tokens == 1 and not sequence.request.output_token_ids
-        if not is_first or not self._policy.target_aware:
+        if not is_first or not self._policy.target_aware or isinf(sequence.request.slo.tbt_s):
             return False
-        return self._first_tokens.hold(sequence, tokens, now_s, self._dispatcher.next_token_s(now_s))
+        next_token_s = self._dispatcher.next_token_s(now_s, sequence.request.slo.tbt_s)
+        return self._first_tokens.hold(sequence, tokens, now_s, next_token_s)
 
     def _hand_over_first_token(self, queue: ModelQueue, sequence: Sequence, now_s: float) -> None:
         """If it has been held back."""

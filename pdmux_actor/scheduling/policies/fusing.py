@@ -39,8 +39,12 @@ def fused_steps(state: UnitState, model: str, now_s: float) -> Iterator[FusedSte
     others_s = decode_cycle_s(state, [q for q in state.decoding() if q is not queue], state.total_sms)
     waited_s = max(q.wait_s(now_s) for q in state.decoding())
     head_tokens = queue.chunk_shape(head_sequence(queue)).new_tokens
+    last: Sequence[ChunkShape] = ()
     for budget in _budgets(state.settings.max_batch_tokens - decoding, head_tokens):
         shapes = preview_chunks(queue, state.settings, budget, whole_prompts=head_tokens <= budget)
+        if shapes == last:
+            continue
+        last = shapes
         taken = sum([shape.new_tokens for shape in shapes])
         if head_tokens > _MOST_CUTS * taken:
             return

@@ -1,23 +1,22 @@
-"""The default policy: aggregated, side by side or looking ahead, whichever the targets allow.
+"""The default policy: of all ways to take the next prompt the one that serves most requests within both their targets.
 
-Models take turns for the prefill lane; their decodes fill the decode lane in turn, or several lanes at once where that
-is faster and `decode_lanes` admits it (decode_lanes.py, after MuxServe's ADBS). A prompt is
-fused into the decode step where that meets the TBT target and delays requests least (fusing.py, after DuetServe §4.2).
-Otherwise both lanes run side by side with slices and preemption (MuxWise §3.4). When no prompt waits, decode looks a
-few steps ahead (DuetServe §4.3), on half of the SMs or less if that does not slow it down: the next prompt can start at
-once. Beside a prompt it has more than MuxWise's least share where that delays requests less in all (balance.py).
-Prompts go by the time their first token is due, and share a batch only where that saves time (batch_size.py).
+Prompts that can be in time go by due time, the others behind them (prompt_order.py). Each is fused into a decode step,
+or prefilled beside decode on the share of SMs that ways.py chooses, with slices and preemption (MuxWise, section 3.4).
+When no prompt waits, decode looks a few steps ahead (DuetServe, section 4.3), on half of the SMs or less if that does
+not slow it down: the next prompt can start at once. Decodes of several models take turns, or run at once on parts of
+the decode share where that is faster (decode_lanes.py, after MuxServe's ADBS). Prompts share a batch only where that
+saves time (batch_size.py).
 """
 
 from collections.abc import Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.balance import DecodeLoad, Load
-from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, prefill_shapes
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
-from pdmux_actor.scheduling.policies.tbt_target import RunningTargets
+from pdmux_actor.scheduling.policies.tbt_target import tightest_from
 from pdmux_actor.scheduling.policies.ways import Ways
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -40,14 +39,6 @@ class Mux:
         self._decode_load = DecodeLoad()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
-        actions = self._choose(state, now_s)
-        steps = [action.sms for action in actions if isinstance(action, Decode | Mixed)]
-        if steps:  # of several at once their parts make up the share
-            share = max(sum(steps), state.decode_lane.sms)
-            self._decode_load.note_step(decode_cycle_s(state, state.decoding(), share))
-        return actions
-
-    def _choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         prefilling = self._lanes.next_prefill(state)
         if prefilling is None:
             self._lanes.note_no_prefill(now_s)
@@ -60,7 +51,9 @@ class Mux:
         if way is None:
             return self._lanes.alternate(state, prefilling, decoding, now_s)
         if way.fused_tokens is not None:
+            self._decode_load.note_step(way.gap_s)
             return self._fuse(state, prefilling, way.fused_tokens, now_s)
+        self._decode_load.note_step(way.gap_s)
         return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)
 
     def _load(self, state: UnitState) -> Load:
@@ -76,7 +69,7 @@ class Mux:
         if not decoding or state.prefill_lane.busy or not may_add_decode(state):
             return ()
         cycle = DecodeCycle(state, decoding)
-        tightest_s = RunningTargets(decoding).tightest_from(cycle.seconds(state.total_sms))
+        tightest_s = tightest_from(decoding, cycle.seconds(state.total_sms))
         sms = ample_decode_share(
             state.device,
             cycle.seconds,
@@ -84,11 +77,13 @@ class Mux:
             known=_known_shares(state, decoding),
             bearable_s=_TRY_SHARE_OF_TARGET * tightest_s,
         )
+        cycle_s = cycle.seconds(sms)
+        self._decode_load.note_step(cycle_s)
         waiting = any(q.waiting for q in state.queues.values())
         # A sequence that joined while a step ran has waited already.
         left_s = tightest_s - max(q.wait_s(now_s) for q in decoding)
         bearable_s = min(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s, _LATE_SHARE * left_s)
-        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle.seconds(sms), bearable_s)
+        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle_s, bearable_s)
         return self._lanes.decode(state, decoding, sms, now_s, steps=steps)
 
     def _fuse(self, state: UnitState, prefilling: str, tokens: int, now_s: float) -> Sequence[Action]:

@@ -7,7 +7,8 @@ from pdmux_actor.scheduling.policies.forecast import head_sequence, whole_prefil
 def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
     """A model whose next prompt would miss its TTFT behind the batch, makes it before, and lets the batch make its own.
 
-    A batch that will not make its own in any case has nothing to lose. Not recursive: a batch that has preempted is not preempted itself. Of several such prompts the most urgent.
+    A batch that will not make its own in any case has nothing to lose. Not recursive: a batch that has preempted is not
+    preempted itself. Of several such prompts the most urgent.
     """
     batch = state.batch
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:

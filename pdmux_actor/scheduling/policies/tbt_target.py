@@ -33,12 +33,14 @@ class RunningTargets:
                 met += weight * (_HOPELESS_SHARE - gap_s / tbt_s) / (_HOPELESS_SHARE - SAFE_SHARE)
         return met / self._total
 
-    def tightest_from(self, step_s: float) -> float:
-        """The tightest target that such gaps meet; infinite if there is none."""
-        return next((tbt_s for tbt_s, _ in self._weights if tbt_s >= step_s), float("inf"))
-
     def weightiest(self) -> list[float]:
         """The targets that most sequences have, the tightest first."""
         if len(self._weights) <= _MOST_TARGETS:
             return [tbt_s for tbt_s, _ in self._weights]
         return sorted(tbt_s for tbt_s, _ in sorted(self._weights, key=lambda pair: -pair[1])[:_MOST_TARGETS])
+
+
+def tightest_from(decoding: Sequence[ModelQueue], step_s: float) -> float:
+    """The tightest target of running sequences that gaps of `step_s` meet; infinite if there is none."""
+    met = [target.tbt_s for queue in decoding for target in queue.tbt_targets if target.tbt_s >= step_s]
+    return min(met, default=float("inf"))

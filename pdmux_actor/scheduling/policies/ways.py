@@ -33,14 +33,13 @@ _BEARABLE_UTILISATION = 0.9
 _LATE_GAPS_COUNT = 0.5
 _MEAN_OF_WORST = 0.95  # decode beside a prompt is predicted by its worst case, a fused step by its mean
 _CHOICES = 8  # shares; the delay is flat around its minimum
-_EQUAL = 1e-6
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`least_share` is the least decode share of the same value; `fused_tokens` None: both lanes side by side."""
+    """`gap_s` is that of running sequences meanwhile; `fused_tokens` None: both lanes side by side."""
 
     decode_sms: int
-    least_share: int
+    gap_s: float
     fused_tokens: int | None = None
 
 
@@ -48,6 +47,7 @@ class _Rated(msgspec.Struct, frozen=True, gc=False):
     value: float
     in_time: int
     delay_s: float
+    gap_s: float
     decode_sms: int
     fused_tokens: int | None
 
@@ -93,20 +93,12 @@ class Ways:
         shares = self._shares()
         delays = Delays(self._state, self._prefilling, self._shapes, self._decoding, self._load.prefill)
         rated = [self._beside(share, delays) for share in shares]
-        least = None
-        if rated:
-            top = max([way.value for way in rated])
-            least = min([way.decode_sms for way in rated if way.value >= top - _EQUAL])
         if may_fuse:
             rated += self._fused(delays)
         if not rated:
             return None
         way = min(rated, key=lambda way: way.rank)
-        return Way(
-            decode_sms=way.decode_sms,
-            least_share=way.decode_sms if least is None else least,
-            fused_tokens=way.fused_tokens,
-        )
+        return Way(decode_sms=way.decode_sms, gap_s=way.gap_s, fused_tokens=way.fused_tokens)
 
     def _shares(self) -> Sequence[int]:
         """The least for every target, the least of all, and a few across the device."""
@@ -125,6 +117,7 @@ class Ways:
             self._value(self._worst_s[share], prompt_s / self._whole_s),
             self._in_time(prompt_s / self._whole_s),
             delays.beside_s(share),
+            self._worst_s[share],
             share,
             None,
         )
@@ -137,6 +130,7 @@ class Ways:
                 self._value(step.gap_s / _MEAN_OF_WORST, step.step_s / alone_s),
                 self._in_time(step.step_s / alone_s),
                 delays.fused_s(step),
+                step.gap_s,
                 state.total_sms,
                 step.tokens,
             )
