@@ -5,7 +5,8 @@ after the rest of it and a whole step: a gap of up to two steps. Where its TTFT 
 over later instead, by as much as the gap would be too long. Nothing waits for it: the sequence decodes as it would.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import isinf
 
 import msgspec
 
@@ -31,9 +32,18 @@ class FirstTokens:
     def __init__(self) -> None:
         self._held: dict[str, HeldToken] = {}
 
-    def hold(self, sequence: Sequence, tokens: tuple[SampledToken, ...], now_s: float, next_token_s: float) -> bool:
-        """Whether the first token waits. `next_token_s` is when the second is expected."""
-        until_s = _handed_over_s(sequence, now_s, next_token_s)
+    def hold(
+        self,
+        sequence: Sequence,
+        tokens: tuple[SampledToken, ...],
+        now_s: float,
+        next_token_s: Callable[[float, float], float],
+    ) -> bool:
+        """Whether these are a first token that waits. `next_token_s(now_s, tbt_s)` is when the second is expected."""
+        is_first = sequence.num_output_tokens == 1 and not sequence.request.output_token_ids
+        if not is_first or isinf(sequence.request.slo.tbt_s):
+            return False
+        until_s = _handed_over_s(sequence, now_s, next_token_s(now_s, sequence.request.slo.tbt_s))
         if until_s <= now_s:
             return False
         self._held[sequence.request.request_id] = HeldToken(sequence, tokens, until_s)

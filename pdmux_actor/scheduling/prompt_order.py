@@ -34,8 +34,13 @@ class PromptOrder:
         known = self._attainment.values()
         return sum(known) / len(known) if known else 1.0
 
-    def arrange(self, state: UnitState, now_s: float, *, prefill_sms: int) -> None:
-        """`prefill_sms` are what the prefill lane is expected to have. Before a prompt may start."""
+    def arrange(self, state: UnitState, now_s: float, *, prefill_sms: int) -> bool:
+        """Whether there was anything to do: several prompts wait, and one may start. `prefill_sms` are what the prefill
+        lane is expected to have.
+        """
+        waiting = sum([len(queue.waiting) for queue in state.queues.values()])
+        if waiting < 2 or state.prefill_lane.busy or not state.prefillable_models():
+            return False
         self._count_first_tokens(state.queues)
         candidates: list[Candidate] = []
         considered: list[tuple[ModelQueue, Sequence]] = []
@@ -55,6 +60,7 @@ class PromptOrder:
                 queue, sequence = considered[index]
                 queue.set_precedence(sequence, precedence)
         self._serve_late(state, now_s, prefill_sms)
+        return True
 
     def _serve_late(self, state: UnitState, now_s: float, prefill_sms: int) -> None:
         """The prompt that has been late for longest goes first when its share of the time has made up for its work."""

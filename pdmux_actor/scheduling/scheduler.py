@@ -6,8 +6,6 @@ allocates KV, preempts, applies results and answers every request exactly once.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from math import isinf
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +14,7 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SampledToken, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batch import PrefillBatch
+from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.completion import append_tokens
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.dispatcher import Dispatcher, set_in_flight
@@ -30,7 +29,7 @@ from pdmux_actor.scheduling.events import (
     SetQuotas,
     Stop,
 )
-from pdmux_actor.scheduling.first_tokens import FirstTokens
+from pdmux_actor.scheduling.first_tokens import FirstTokens, HeldToken
 from pdmux_actor.scheduling.launch import (
     Chunk,
     Completion,
@@ -48,15 +47,12 @@ from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prompt_order import PromptOrder
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.quota_transfer import QuotaTransfer
 from pdmux_actor.scheduling.readiness import LaneReadiness
 from pdmux_actor.scheduling.sequence import Precedence, Sequence, SequenceStatus
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
-
-_NO_CLAIMS: Mapping[str, int] = MappingProxyType({})
 
 
 class Scheduler:
@@ -75,17 +71,17 @@ class Scheduler:
         self._device = device
         self._pool = pool
         self._caches_prefixes = settings.prefix_cache
-        self._quota_transfer = QuotaTransfer(settings.quota_period_s) if settings.adapt_quotas else None
         self._predictor = LatencyPredictor(latency, guard)
         self._queues: dict[str, ModelQueue] = {}
         self._sequences: dict[str, Sequence] = {}  # every request that has not been answered
+        self._sharing = BlockSharing(pool, self._queues, settings, self._preempt)
         self._dispatcher = Dispatcher(
             device=device,
             settings=settings,
             predictor=self._predictor,
             queues=self._queues,
             preempt=self._preempt,
-            reclaim=self._reclaim,
+            reclaim=self._sharing.reclaim,
         )
         self._prompt_order = PromptOrder()
         self._first_tokens = FirstTokens()
@@ -104,9 +100,8 @@ class Scheduler:
             case Arrival(request=request):
                 self._arrive(request, now_s)
             case Abort(request_id=request_id):
-                sequence = self._sequences.get(request_id)
-                if sequence is not None:
-                    self._end(sequence, FinishReason.ABORT)
+                if request_id in self._sequences:
+                    self._end(self._sequences[request_id], FinishReason.ABORT)
             case RemoveModel(model=model):
                 self._remove_model(model)
             case SetQuotas(quota_blocks=quotas):
@@ -128,11 +123,12 @@ class Scheduler:
         """Launches to submit now, in order."""
         launches, self._dropped = self._dropped, []
         self._now_s = now_s
-        self._hand_over_due(now_s)
+        for held in self._first_tokens.take_due(now_s):
+            self._hand_over(held, now_s)
         if not self._sequences:
             self._readiness.clear()
         elif not self._dispatcher.is_full:
-            self._settle_quotas(now_s)
+            self._sharing.settle(now_s)
             state = self._state(now_s)
             self._readiness.observe(state, now_s)
             launches += self._dispatcher.act(self._policy.choose(state, now_s), now_s)
@@ -142,12 +138,11 @@ class Scheduler:
     def _state(self, now_s: float) -> UnitState:
         """What the policy sees. Where a prompt may start, those that wait are in its order."""
         state = self._dispatcher.state()
-        waiting = sum([len(queue.waiting) for queue in self._queues.values()])
-        if waiting > 1 and self._policy.target_aware and not state.prefill_lane.busy and state.prefillable_models():
+        if self._policy.target_aware:
             prefill_sms = self._dispatcher.flight.partition.prefill_sms or self._device.num_sms
-            self._prompt_order.arrange(state, now_s, prefill_sms=prefill_sms)
-            state = self._dispatcher.state()
-        state.share_in_time = self._prompt_order.share_in_time
+            if self._prompt_order.arrange(state, now_s, prefill_sms=prefill_sms):
+                state = self._dispatcher.state()
+            state.share_in_time = self._prompt_order.share_in_time
         return state
 
     def _log(self, now_s: float, launches: Seq[Launch]) -> None:
@@ -203,16 +198,15 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests, after any step."""
         self._pool.check_integrity()
-        used_blocks = 0
+        held_blocks = self._pool.free_blocks + self._pool.cached_blocks
         for queue in self._queues.values():
             queue.check_integrity()
             resident = list(queue.sequences())
             for batch in self._dispatcher.batches:
                 resident += [chunk.sequence for chunk in batch.chunks if batch.model == queue.model]
             rows = {row for sequence in resident for row in sequence.rows}  # a cached prefix may have several users
-            used_blocks += len(rows) * queue.info.geometry.blocks_per_row
-        free_or_cached = self._pool.free_blocks + self._pool.cached_blocks
-        assert used_blocks == self._pool.total_blocks - free_or_cached, "blocks leaked"
+            held_blocks += len(rows) * queue.info.geometry.blocks_per_row
+        assert held_blocks == self._pool.total_blocks, "blocks leaked"
 
     # ---- arrivals, aborts, removal ----
 
@@ -222,13 +216,11 @@ class Scheduler:
         self._sequences[request.request_id] = sequence
         queue = self._queues.get(request.model)
         if queue is None or queue.removing:
-            self._answer(sequence, (), FinishReason.ERROR, f"model {request.model!r} is not on this unit")
-            return
+            return self._answer(sequence, (), FinishReason.ERROR, f"model {request.model!r} is not on this unit")
         stranger = sequence.token_outside(queue.info.spec.vocab_size)
         if stranger is not None:  # in a launch it would fail the sequences beside it too
             reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
-            self._answer(sequence, (), FinishReason.ERROR, f"{reason}; tokenise with the model's own tokenizer")
-            return
+            return self._answer(sequence, (), FinishReason.ERROR, f"{reason}; tokenise with the model's own tokenizer")
         queue.insert_waiting(sequence, target_aware=self._policy.target_aware)
         queue.prompt_tokens_total += len(sequence.token_ids)
         self._refuse_if_too_long(queue, sequence)
@@ -322,34 +314,19 @@ class Scheduler:
             tokens, finish = append_tokens(sequence, sampled, eos, max_len)
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
             if sequence.first_token_s is None:
-                if finish is None and self._waits_for_second(sequence, tokens, done.finished_s):
+                waits = finish is None and self._policy.target_aware
+                if waits and self._first_tokens.hold(sequence, tokens, done.finished_s, self._dispatcher.next_token_s):
                     continue
-                self._hand_over_first_token(queue, sequence, done.finished_s)
+                self._hand_over(self._first_tokens.take(sequence.request.request_id), done.finished_s)
             queue.note_tokens(sequence, len(tokens), done.finished_s)
             self._answer(sequence, tokens, finish)
             if finish is not None:
                 self._release(sequence)
 
-    def _waits_for_second(self, sequence: Sequence, tokens: tuple[SampledToken, ...], now_s: float) -> bool:
-        """Whether these are a first token that is held back."""
-        is_first = sequence.num_output_tokens == 1 and not sequence.request.output_token_ids
-        if not is_first or not self._policy.target_aware or isinf(sequence.request.slo.tbt_s):
-            return False
-        next_token_s = self._dispatcher.next_token_s(now_s, sequence.request.slo.tbt_s)
-        return self._first_tokens.hold(sequence, tokens, now_s, next_token_s)
-
-    def _hand_over_first_token(self, queue: ModelQueue, sequence: Sequence, now_s: float) -> None:
-        """If it has been held back."""
-        held = self._first_tokens.take(sequence.request.request_id)
+    def _hand_over(self, held: HeldToken | None, now_s: float) -> None:
         if held is not None:
-            queue.note_tokens(sequence, len(held.tokens), now_s)
-            self._answer(sequence, held.tokens, None)
-
-    def _hand_over_due(self, now_s: float) -> None:
-        for held in self._first_tokens.take_due(now_s):
-            sequence = held.sequence
-            self._queues[sequence.model].note_tokens(sequence, len(held.tokens), now_s)
-            self._answer(sequence, held.tokens, None)
+            self._queues[held.sequence.model].note_tokens(held.sequence, len(held.tokens), now_s)
+            self._answer(held.sequence, held.tokens, None)
 
     # ---- how sequences end ----
 
@@ -386,8 +363,8 @@ class Scheduler:
 
     def _drop_if_deserted(self, batch: PrefillBatch) -> None:
         """A batch whose every request has ended is of no use; between slices it goes at once."""
-        deserted = all(chunk.sequence.pending_finish is not None for chunk in batch.chunks)
-        if batch not in self._dispatcher.batches or batch.in_flight or not deserted:
+        wanted = any(chunk.sequence.pending_finish is None for chunk in batch.chunks)
+        if wanted or batch.in_flight or batch not in self._dispatcher.batches:
             return
         self._dispatcher.end_batch(batch)
         for chunk in batch.chunks:
@@ -407,29 +384,6 @@ class Scheduler:
         queue.waiting.appendleft(victim)
         queue.preemptions_total += 1
         self._refuse_if_too_long(queue, victim)  # after the quota was lowered below what it needs
-
-    def _settle_quotas(self, now_s: float) -> None:
-        """Moves quota to where it is used, and gives waiting prompts the part of their quota that others borrowed."""
-        queues = self._queues.values()
-        if self._quota_transfer is not None and (quotas := self._quota_transfer.update(now_s, queues)):
-            self._pool.transfer_quotas(quotas)
-        waiting = [queue for queue in queues if queue.waiting]
-        if not waiting:
-            self._pool.set_claims(_NO_CLAIMS)
-            return
-        self._pool.set_claims({queue.model: queue.claimed_blocks() for queue in waiting})
-        for queue in queues:
-            if queue.waiting and not queue.removing:
-                self._reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
-
-    def _reclaim(self, lender: ModelQueue, num_rows: int) -> None:
-        """Preempts borrowers until the lender can have rows within its quota; what is in flight is left to its end."""
-        borrowers = [q for q in self._queues.values() if q is not lender]
-        while self._pool.missing_blocks(lender.model, num_rows) > 0:
-            victims = [q for q in borrowers if q.running and not q.running[-1].in_flight and q.borrowed_blocks > 0]
-            if not victims:
-                return
-            self._preempt(max(victims, key=lambda q: q.borrowed_blocks).running[-1])
 
     def _release(self, sequence: Sequence) -> None:
         self._withdraw(sequence)
