@@ -1,8 +1,9 @@
 """What no plan can exceed: a linear relaxation of placement, solved by HiGHS.
 
 Requests of model m are spread over kinds of units k and ways w of sharing SMs. Every limit of throughput.py says that
-terms which grow at least linearly with each model's load sum to at most 1 per unit; here they sum to at most the GPUs
-of the pool, as if units could be filled to the brim. A model that is served takes its weights with it.
+terms which grow at least linearly with each model's load sum to at most 1 per unit; here what they are for little load
+sums to at most the GPUs of the pool, as if units could be filled to the brim. A model that is served takes its weights
+with it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from placement.plan import UnitCapacity
 from placement.solvers.base import PlacementModel
 from placement.throughput import Floats, KindCosts
 
-_TAIL_OF_WAITS = float(np.log(100))
 _TOO_MUCH_GPUS = 1e9  # per request per second: nothing that any fleet serves, and numbers that HiGHS refuses
 
 
@@ -85,22 +85,11 @@ def _most_served(instance: Instance, supplies: Sequence[_Supply]) -> float:
 
 def _needs(costs: KindCosts, way: int, rates_per_s: Floats) -> Floats:
     """[limits, models]: GPUs that one request per second takes at least, by each limit; infinite: it cannot run."""
-    tokens = costs.output_tokens
-    decode = tokens * costs.decode_s_per_sequence
-    busy = costs.decode_loss[way] * costs.prefill_s + decode
-    slack_s = costs.slack_s[:, way]
-    room_s = costs.tbt_s / costs.decode_dilation[way] - costs.decode_s
-    dilation = costs.prefill_dilation[way]
+    by_limit = costs.least_needs()[:, :, way]
+    # A replica carries no more than this, and its weights take their part of the memory.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        by_tbt = busy + decode * costs.decode_s / room_s
-        by_kv = busy + tokens * costs.blocks_per_sequence * costs.decode_s / costs.pool_blocks
-        waits_s = _TAIL_OF_WAITS / 2 * (costs.prefill_s * dilation) ** 2
-        by_ttft = costs.prefill_s * dilation + waits_s / slack_s
-        busiest = np.maximum(np.maximum(by_tbt, by_kv), by_ttft)
-        # A replica carries no more than this, and its weights take their part of the memory.
-        most = np.minimum(1.0 / busiest, rates_per_s)
+        most = np.minimum(1.0 / by_limit.max(axis=0), rates_per_s)
         by_memory = costs.resident_bytes / costs.memory_bytes / most
-    needs = costs.num_gpus * np.stack((by_tbt, by_kv, by_ttft, by_memory))
-    impossible = ~costs.runs | (room_s <= 0) | (slack_s <= 0) | (costs.resident_bytes > costs.memory_bytes)
-    needs[:, impossible] = np.inf
+    needs = costs.num_gpus * np.concatenate((by_limit, by_memory[None]))
+    needs[:, ~costs.runs | (costs.resident_bytes > costs.memory_bytes)] = np.inf
     return np.where(needs < _TOO_MUCH_GPUS, needs, np.inf)

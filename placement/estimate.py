@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from placement.instance import Estimator, Instance, UnitKind, make_instance
 from placement.plan import Plan, UnitCapacity
+from placement.routed_load import pull_of
 from placement.solvers.base import PlacementModel
 from placement.throughput import BYTES, KV, LARGEST_FACTOR, NUM_SUMS, PREFILL, SLACK, Floats, Limit
 
@@ -125,8 +126,7 @@ class _Books:
         """Factors of the units once loads are shared."""
         factors = self._factors()
         for _ in range(_BALANCING_ROUNDS):
-            # Beyond some headroom more of it attracts no more load: otherwise idle units would take all.
-            pull = self.rate * np.clip(factors[self.unit], 1e-3, 3.0) ** 0.7
+            pull = pull_of(self.rate, factors[self.unit])
             total = np.bincount(self.model, weights=pull, minlength=len(self._demand))
             shares = np.divide(pull, total[self.model], out=np.zeros_like(pull), where=total[self.model] > 0)
             self.rate = self._demand[self.model] * shares

@@ -4,13 +4,16 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from placement.insertion import Insertion, InsertionRules
 from placement.merit import Key, Pairs, key_of, serves_all
 from placement.packing import Packing
+from placement.routed_load import pull_of
 
 _TOLERANCE = 0.01  # of the demand
 _REGROUPING = 0.5  # of the rounds
-_MOST_BALANCED, _BALANCING_ROUNDS = 8, 3
+_MOST_BALANCED, _BALANCING_ROUNDS = 8, 5
 
 Openings = Sequence[tuple[int, int]]
 """(pool, kind) of units that may be cut out of nodes; none where the units are given."""
@@ -101,13 +104,12 @@ def _balance(packing: Packing, model: int) -> None:
     if not 1 < len(homes) <= _MOST_BALANCED or all(packing.factor[u] >= 1 for u in homes):
         return
     for _ in range(_BALANCING_ROUNDS):
-        rates = {u: packing.parts[u][model] for u in homes}
-        pull = {u: rates[u] * min(3.0, max(0.2, float(packing.factor[u]))) for u in homes}
-        total, pulled = sum(rates.values()), sum(pull.values())
-        if pulled <= 0:
+        rates = np.array([packing.parts[u][model] for u in homes])
+        pull = pull_of(rates, packing.factor[homes])
+        if pull.sum() <= 0:
             return
-        for unit in homes:
-            packing.set_rate(unit, model, total * pull[unit] / pulled)
+        for unit, share in zip(homes, pull / pull.sum(), strict=True):
+            packing.set_rate(unit, model, float(rates.sum() * share))
 
 
 def _ruined(packing: Packing, draw: random.Random) -> list[int]:

@@ -15,6 +15,7 @@ common factor lambda on all x, so the largest lambda has a closed form, and unit
 over the models of a unit are all that it needs, so adding a model is adding a row.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,6 +35,7 @@ _LITTLE, _TOO_MUCH = 1e-15, 1e12
 # 99 % of waits of an M/G/1 queue are below ln(100) of its mean wait; 99 % of a normal below 2.33 sigma.
 _TAIL_OF_WAITS = float(np.log(100))
 _TAIL_OF_ROUNDS = 2.33
+_SELDOM_PER_S = 1e-9
 _ROUNDS_LENGTH = 4.0  # a round is taken to be so many times a model's own step, for its chance to be active
 
 
@@ -135,14 +137,17 @@ class KindCosts:
     def limits(self, sums: Floats, minima: Floats) -> tuple[int, dict[Limit, float]]:
         """Of one unit: the way of sharing that admits most, and the factor that each limit alone would admit."""
         needs = self._needs(sums, minima)
-        of_limits = {
-            Limit.TBT: needs.busy + needs.tbt,
-            Limit.KV: needs.busy + needs.kv,
-            Limit.BATCH: needs.busy + needs.batch,
-            Limit.TTFT: needs.ttft,
-        }
+        of_limits = needs.of_limits()
         way = int(np.max([*of_limits.values()], axis=0).argmin())
         return way, {limit: float(_factor_of(need[way])) for limit, need in of_limits.items()}
+
+    def least_needs(self) -> Floats:
+        """[limits, models, ways]: parts of a unit that one request per second takes by each limit, for a model that
+        is alone and seldom asked for. With more load, or beside others, it takes no less.
+        """
+        models, seldom = np.arange(len(self.runs)), np.full(len(self.runs), _SELDOM_PER_S)
+        needs = self._needs(self.sums(models, seldom), self.minima(models, seldom))
+        return np.stack([*needs.of_limits().values()]) / _SELDOM_PER_S
 
     def round_s(self, sums: Floats, minima: Floats, way: int) -> float:
         """The gap between tokens that 99 % of a unit's gaps stay below, while a prefill runs beside; infinite beyond
@@ -181,6 +186,15 @@ class _Needs:
     kv: Floats
     batch: Floats
     ttft: Floats
+
+    def of_limits(self) -> Mapping[Limit, Floats]:
+        """[..., ways] of each."""
+        return {
+            Limit.TBT: self.busy + self.tbt,
+            Limit.KV: self.busy + self.kv[..., None],
+            Limit.BATCH: self.busy + self.batch[..., None],
+            Limit.TTFT: self.ttft,
+        }
 
 
 def _part(needed: Floats, amount: Floats | float) -> Floats:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from placement_cases import assert_sound, make_model, make_unit, model_lists, un
 from placement.bound import most_served, most_served_of_nodes
 from placement.errors import FleetTooLarge
 from placement.estimate import estimate
-from placement.instance import Estimator
+from placement.instance import Estimator, make_instance
 from placement.nodes import FleetPlan, NodePool
 from placement.plan import Plan, UnitCapacity
 from placement.solvers.base import FleetSolver, PlacementModel, Solver
@@ -329,3 +330,16 @@ def test_exhaustive__too_many_plans__says_what_to_use_instead() -> None:
 def test_mesh_groups__nodes_of_eight__are_as_many_as_there_are_multisets() -> None:
     """C(2n + 3, 3) for n nodes of 8 GPUs, where MuxServe's release enumerates C(n + 9, 9)."""
     assert [len(list(mesh_groups([nodes(n)]))) for n in (1, 2, 4)] == [10, 35, 165]
+
+
+@given(unit_lists(), model_lists(), st.floats(1e-6, 1e-3))
+def test_least_needs__one_model_at_little_load__is_what_keeps_it_from_more(
+    units: list[UnitCapacity], models: list[PlacementModel], rate_per_s: float
+) -> None:
+    """So that the bound rests on the limits of the estimate, not on a copy of them."""
+    for costs in make_instance(units, models, Estimator()).costs:
+        few = np.flatnonzero(costs.runs)
+        rates = np.full(len(few), rate_per_s)
+        factors = costs.factor(costs.sums(few, rates), costs.minima(few, rates))
+        least = costs.least_needs()[:, few].max(axis=0).min(axis=-1)
+        assert (factors * rate_per_s * least <= 1 + 1e-6).all()
