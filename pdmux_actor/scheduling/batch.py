@@ -16,6 +16,7 @@ class PrefillBatch:
     next_layer: int = 0
     in_flight: bool = False
     on_last_slice: bool = False  # the slice in flight ends the batch
+    is_put_back: bool = False  # fewer requests are in time if it goes on before those that wait (prompt_order.py)
     shapes: tuple[ChunkShape, ...] = field(init=False)
 
     def __post_init__(self) -> None:

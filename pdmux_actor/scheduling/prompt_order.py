@@ -7,7 +7,7 @@ from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_s
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Precedence, Sequence
-from pdmux_actor.scheduling.serving_order import Candidate, serving_order
+from pdmux_actor.scheduling.serving_order import Candidate, ServingOrder, serving_order
 
 _MOST_CANDIDATES = 64  # of those due next; what is behind them is looked at when its time comes
 _LATE_SHARE = 0.05  # of the time, for prompts that are late anyway: none waits for ever
@@ -35,11 +35,12 @@ class PromptOrder:
         return sum(known) / len(known) if known else 1.0
 
     def arrange(self, state: UnitState, now_s: float, *, prefill_sms: int) -> bool:
-        """Whether there was anything to do: several prompts wait, and one may start. `prefill_sms` are what the prefill
-        lane is expected to have.
+        """Whether there was anything to do: several prompts, and one of those that wait may start.
+
+        `prefill_sms` are what the prefill lane is expected to have.
         """
-        waiting = sum([len(queue.waiting) for queue in state.queues.values()])
-        if waiting < 2 or state.prefill_lane.busy or not state.prefillable_models():
+        prompts = sum([len(queue.waiting) for queue in state.queues.values()]) + (state.batch is not None)
+        if prompts < 2 or state.prefill_lane.busy or not state.prefillable_models():
             return False
         self._count_first_tokens(state.queues)
         candidates: list[Candidate] = []
@@ -54,13 +55,24 @@ class PromptOrder:
             due_s = sequence.first_token_due_s - longest_hold_s(sequence.request.slo, step_s)
             candidates.append(Candidate(due_s, work_s, weight))
             considered.append((queue, sequence))
-        order = serving_order(candidates, free_s=now_s + batch_left_s(state, prefill_sms))
+        order = self._order(state, candidates, now_s, prefill_sms)
         for precedence, indices in ((Precedence.IN_TIME, order.in_time), (Precedence.LATE, order.late)):
             for index in indices:
                 queue, sequence = considered[index]
                 queue.set_precedence(sequence, precedence)
         self._serve_late(state, now_s, prefill_sms)
         return True
+
+    def _order(self, state: UnitState, candidates: list[Candidate], now_s: float, prefill_sms: int) -> ServingOrder:
+        """Behind the batch under way, or before it if that is better."""
+        if state.batch is None:
+            return serving_order(candidates, free_s=now_s)
+        end_s = now_s + batch_left_s(state, prefill_sms)
+        behind, before = serving_order(candidates, free_s=end_s), serving_order(candidates, free_s=now_s)
+        due_s = min([chunk.sequence.first_token_due_s for chunk in state.batch.chunks])
+        in_time = len(state.batch.chunks) if end_s <= due_s else 0
+        state.batch.is_put_back = len(behind.in_time) + in_time < len(before.in_time)
+        return before if state.batch.is_put_back else behind
 
     def _serve_late(self, state: UnitState, now_s: float, prefill_sms: int) -> None:
         """The prompt that has been late for longest goes first when its share of the time has made up for its work."""

@@ -2,20 +2,22 @@
 
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import head_sequence, whole_prefill_s
+from pdmux_actor.scheduling.sequence import Precedence
 
 
 def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
     """A model whose next prompt would miss its TTFT behind the batch, makes it before, and lets the batch make its own.
 
-    A batch that will not make its own in any case has nothing to lose. Not recursive: a batch that has preempted is not
-    preempted itself. Of several such prompts the most urgent.
+    A batch that will not make its own in any case has nothing to lose, and one that costs more requests their first
+    token than it has itself goes behind them. Not recursive: a batch that has preempted is not preempted itself. Of
+    several such prompts the most urgent.
     """
     batch = state.batch
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
         return None
     remaining_s = whole_prefill_s(state, batch.model, batch.shapes, sms) * batch.layers_left / batch.num_layers
     batch_slack_s = min(chunk.sequence.first_token_due_s for chunk in batch.chunks) - now_s
-    bearable_s = batch_slack_s if remaining_s <= batch_slack_s else float("inf")
+    bearable_s = batch_slack_s if remaining_s <= batch_slack_s and not batch.is_put_back else float("inf")
     chosen, chosen_slack_s = None, float("inf")
     for model in state.prefillable_models():
         queue = state.queues[model]
@@ -23,6 +25,8 @@ def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
         prefill_s = whole_prefill_s(state, model, [queue.chunk_shape(head)], sms)
         slack_s = head.first_token_due_s - now_s
         would_miss = remaining_s + prefill_s > slack_s >= prefill_s
-        if would_miss and remaining_s + prefill_s <= bearable_s and slack_s < chosen_slack_s:
+        can_make_it = head.precedence is Precedence.FIRST or slack_s >= prefill_s
+        goes_before = batch.is_put_back and head.precedence is not Precedence.LATE and can_make_it
+        if (would_miss or goes_before) and remaining_s + prefill_s <= bearable_s and slack_s < chosen_slack_s:
             chosen, chosen_slack_s = model, slack_s
     return chosen
