@@ -1,7 +1,7 @@
 """Errors of placement.
 
 PlacementError
-├── InvalidPlan     a plan that is malformed or promises more than its units have
+├── InvalidPlan     a plan that promises more than its units have
 ├── FleetTooLarge   more plans to look at than a solver is made for
 └── ModelUnknown    a question about a model that the fleet does not have
 """

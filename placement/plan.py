@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from placement.errors import InvalidPlan
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.specs import DeviceSpec
@@ -70,19 +68,6 @@ class Plan:
         problems = tuple(self._problems({u.unit_id: u for u in units}))
         if problems:
             raise InvalidPlan(problems=problems)
-
-    def to_json(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> "Plan":
-        """Raises:
-        InvalidPlan: `text` is not a plan.
-        """
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as error:
-            raise InvalidPlan(problems=(str(error),)) from error
 
     def _problems(self, capacity: Mapping[str, UnitCapacity]) -> Iterator[str]:
         for unit_id, count in Counter(u.unit_id for u in self.units).items():

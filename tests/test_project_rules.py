@@ -38,7 +38,6 @@ TORCH_FREE_MODULES = (
     "pdmux_actor.engine",
     "pdmux_actor.executor.base",
     "pdmux_actor.executor.simulated",
-    "pdmux_actor.executor.replay",
     "pdmux_actor.scheduling.scheduler",
     "pdmux_actor.serving.frames",
     "router.view",

@@ -1,29 +1,13 @@
 import pytest
-from hypothesis import given
-from placement_cases import make_unit, model_lists, unit_lists
+from placement_cases import make_unit
 
 from placement.errors import InvalidPlan
-from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
-from placement.solvers.base import PlacementModel
-from placement.solvers.memory_greedy import MemoryGreedySolver
+from placement.plan import ModelPlacement, Plan, UnitPlan
 
 
 def plan_of(*placements: tuple[str, int], unit_id: str = "u") -> Plan:
     models = tuple(ModelPlacement(model=m, quota_blocks=q) for m, q in placements)
     return Plan(units=(UnitPlan(unit_id=unit_id, models=models),))
-
-
-@given(unit_lists(), model_lists())
-def test_json__any_plan__comes_back_equal(units: list[UnitCapacity], models: list[PlacementModel]) -> None:
-    plan = MemoryGreedySolver().solve(units, models, None)
-
-    assert Plan.from_json(plan.to_json()) == plan
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"units": 3}', '{"units": [{"unit_id": "u"}]}'])
-def test_from_json__not_a_plan__raises(text: str) -> None:
-    with pytest.raises(InvalidPlan):
-        Plan.from_json(text)
 
 
 @pytest.mark.parametrize(
