@@ -35,12 +35,20 @@ def test_unattainable_tbt__one_request__costs_the_others_nothing(rate_per_s: flo
     assert lost_by(chats(rate_per_s), offender) <= MOST_LOST
 
 
-@pytest.mark.parametrize("tbt_s", [0.001])
-def test_unattainable_tbt__of_every_request__first_tokens_come_as_soon_as_without_it(tbt_s: float) -> None:
-    asked = serve([chats(3.0, slo=Slo(ttft_s=1.0, tbt_s=tbt_s))])["chats"]
+def test_unattainable_tbt__of_every_request__first_tokens_come_as_soon_as_without_it() -> None:
+    asked = serve([chats(3.0, slo=Slo(ttft_s=1.0, tbt_s=0.001))])["chats"]
 
     assert share_of_first_in_time(asked) >= 1 - MOST_LOST
     assert median(one.ttft_s for one in asked) <= 0.1
+
+
+def test_tight_tbt__attainable_beside_slow_prefills__most_requests_are_in_time_all_the_same() -> None:
+    """8 ms are met on nearly all SMs only. Who gives prefill more has its first tokens in time, and gaps that are not."""
+    clients = [chats(3.0, slo=Slo(ttft_s=1.0, tbt_s=0.008))]
+    shares = {p: share_in_time(serve(clients, policy=p)["chats"]) for p in ("mux", "muxwise", "prefill_first")}
+
+    assert shares["mux"] >= 0.85
+    assert max(shares["muxwise"], shares["prefill_first"]) <= 0.6
 
 
 @pytest.mark.parametrize("ttft_s", [1e-6, 0.01])
@@ -114,6 +122,20 @@ def test_document__among_chats__no_chat_waits_for_it(prompt_tokens: int) -> None
     assert share_in_time(served["chats"]) >= 1 - MOST_LOST
     assert max(one.ttft_s for one in served["chats"]) <= SECOND
     assert share_in_time(served["document"]) == 1.0
+
+
+@pytest.mark.parametrize("ttft_s", [1.0, 30.0])
+def test_flood_of_long_prompts__whatever_their_target__chats_lose_nothing(ttft_s: float) -> None:
+    flood = Client(
+        who="flood",
+        rate_per_s=20.0,
+        from_s=5.0,
+        until_s=7.0,
+        prompt_tokens=24_000,
+        spread=0.2,
+        slo=Slo(ttft_s=ttft_s, tbt_s=0.05),
+    )
+    assert lost_by(chats(), flood) <= MOST_LOST
 
 
 @pytest.mark.parametrize("rate_per_s", [10.0, 14.0, 18.0])
