@@ -43,7 +43,7 @@ def test_unattainable_tbt__of_every_request__first_tokens_come_as_soon_as_withou
 
 
 def test_tight_tbt__attainable_beside_slow_prefills__most_requests_are_in_time_all_the_same() -> None:
-    """8 ms are met on nearly all SMs only. Who gives prefill more has its first tokens in time, and gaps that are not."""
+    """8 ms are met on nearly all SMs only. Who gives prefill more has first tokens in time, and late gaps."""
     clients = [chats(3.0, slo=Slo(ttft_s=1.0, tbt_s=0.008))]
     shares = {p: share_in_time(serve(clients, policy=p)["chats"]) for p in ("mux", "muxwise", "prefill_first")}
 
