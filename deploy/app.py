@@ -18,10 +18,11 @@ from deploy.controller import Controller
 from deploy.environment import allows_open_ray, otlp_endpoint
 from deploy.errors import OpenCluster
 from deploy.key_file import read_key_file
+from deploy.log_lines import log_from_replica
 from deploy.render import DRAIN_TIMEOUT_S
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
-from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
+from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, new_unit_id
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
 from router.api_keys import KeyRing
@@ -33,7 +34,9 @@ class UnitReplica(PdmuxActor):
     """Serve deploys what an application's root binds: the first deployment takes the others, and needs none of them."""
 
     async def __init__(self, settings: dict[str, Any], *_siblings: object) -> None:  # type: ignore[misc]  # as its base
-        await super().__init__(settings)
+        unit_id = new_unit_id(settings["pool"])
+        log_from_replica(unit=unit_id)
+        await super().__init__(settings, unit_id)
 
 
 def units_application(args: UnitsArgs, *, unit: type[UnitReplica]) -> Application:
@@ -49,12 +52,13 @@ def gateway_application(
     """Raises OpenCluster."""
     _check_token()
     return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
-        serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(),
+        serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(start_log=log_from_replica),
         controller_deployment=CONTROLLER_DEPLOYMENT,
         controller_app=GATEWAY_APP,
         limits=gateway_limits(args),
         read_keys=None if args.api_keys is None else partial(_key_ring, args.api_keys),
         logs_requests=args.request_log,
+        start_log=log_from_replica,
         otlp_endpoint=otlp_endpoint,
         cors_origins=args.cors_origins,
     )

@@ -2,6 +2,7 @@
 views.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -33,6 +34,8 @@ from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.solvers.base import PlacementModel, Solver
 from router.demand_report import DemandReport
 from router.view import FleetView, UnitView
+
+logger = logging.getLogger(__name__)
 
 _HELD = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING})
 _TICK_S = 0.2  # heartbeats of a large fleet come thick and fast
@@ -176,6 +179,7 @@ class ControlLoop:
         if not report.is_leaving:
             self._adopt(report, now_s)
         self._need_plan(f"unit {report.unit_id} joined")
+        logger.info("unit joined", extra={"unit": report.unit_id, "pool": report.pool, "node": report.node})
 
     def _adopt(self, report: UnitReport, now_s: float) -> None:
         """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not."""
@@ -200,6 +204,9 @@ class ControlLoop:
         for spent in self._fleet.leave(lost, now_s):
             self._history.note(now_s, "out", spent)
         self._need_plan(f"unit {unit_id} is gone" + ("" if lost.died else ", as it was asked to"))
+        level = logging.WARNING if lost.died else logging.INFO
+        told = {"unit": unit_id, "died": lost.died, "failure": lost.report.failure}
+        logger.log(level, "unit is gone", extra=told | {"models": [s.model for s in lost.report.models]})
 
     # ---- what is due ----
 

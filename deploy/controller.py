@@ -57,7 +57,13 @@ class Controller:
     token lies in the cluster's key-value store.
     """
 
-    def __init__(self, token: str | None = None, read_decisions: ReadDecisions = read_decisions) -> None:
+    def __init__(
+        self,
+        token: str | None = None,
+        read_decisions: ReadDecisions = read_decisions,
+        start_log: Callable[[], None] = lambda: None,
+    ) -> None:
+        start_log()
         self._read_decisions = read_decisions
         self._loop = ControlLoop(
             stream_token=stream_token() if token is None else token,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from router.access import Pass
 from router.answer import Answer
+from router.caller import Caller
 from router.error_bodies import error_response
 from router.errors import (
     BodyTooLarge,
@@ -129,7 +131,7 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         asked = await _parse(request, gateway, ChatCompletionRequest)
         who = gateway.access.enter(who, asked.model)
         request.state.tenant = who.caller.tenant
-        return await _reply(request, gateway, asked.streams, gateway.chat(asked, who.caller), who)
+        return await _reply(request, gateway, asked.streams, gateway.chat(asked, _caller(request, who)), who)
 
     @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), **responses_of(Completion))
     async def create_completion(request: Request) -> Response:
@@ -137,7 +139,7 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         asked = await _parse(request, gateway, CompletionRequest)
         who = gateway.access.enter(who, asked.model)
         request.state.tenant = who.caller.tenant
-        return await _reply(request, gateway, asked.streams, gateway.complete(asked, who.caller), who)
+        return await _reply(request, gateway, asked.streams, gateway.complete(asked, _caller(request, who)), who)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -201,6 +203,10 @@ def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> N
         if body is None:
             raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
         return Response(body, media_type="application/json")
+
+
+def _caller(request: Request, who: Pass) -> Caller:
+    return replace(who.caller, request_id=request.state.request_id)
 
 
 async def _parse(request: Request, gateway: Gateway, schema: type[RequestT]) -> RequestT:

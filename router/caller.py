@@ -8,7 +8,8 @@ from router.ask import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """`tenant` names the API key, or whom a trusted proxy says it asks for; `key_id` is empty without keys.
+    """`tenant` names the API key, or whom a trusted proxy says it asks for; `key_id` is empty without keys,
+    `request_id` the one that its client knows.
     Targets that are None are the model's; tighter ones than the model's are granted to whom `may_tighten_slo` says.
     """
 
@@ -18,6 +19,7 @@ class Caller:
     tbt_s: float | None = None
     conversation: str = ""
     key_id: str = ""
+    request_id: str = ""
     may_tighten_slo: bool = False
 
     def slo(self, of_model: Slo) -> "GrantedSlo":

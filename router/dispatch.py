@@ -156,8 +156,10 @@ class Dispatcher:
         logger.warning(
             "request lost its unit",
             extra={
-                "request_id": generation.request_id,
-                "unit_id": unit.unit_id,
+                "request_id": generation.client_request_id,
+                "generation_id": generation.request_id,
+                "model": generation.model,
+                "unit": unit.unit_id,
                 "reason": str(error),
                 "kept_tokens": len(progress.final),
             },

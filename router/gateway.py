@@ -200,7 +200,7 @@ class Gateway:
         return self.limits.max_prompt_tokens if context is None else min(context.lately, self.limits.max_prompt_tokens)
 
     def _receipt(self, card: ModelCard, caller: Caller) -> Receipt:
-        return Receipt(granted=caller.slo(card.slo), started_s=self._clock())
+        return Receipt(granted=caller.slo(card.slo), started_s=self._clock(), request_id=caller.request_id)
 
     async def _answer(
         self,
@@ -276,6 +276,7 @@ class Gateway:
                         sampling=request.sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
                         stop=request.stop_strings,
                         slo=receipt.slo,
+                        client_request_id=receipt.request_id,
                     )
                 )
         return generations

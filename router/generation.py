@@ -11,7 +11,7 @@ from router.prefix_index import prefix_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """`request_id` is unique in the fleet."""
+    """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs."""
 
     request_id: str
     model: str
@@ -20,6 +20,7 @@ class Generation:
     sampling: SamplingParams
     stop: tuple[str, ...]
     slo: Slo
+    client_request_id: str = ""
 
     @property
     def needed_tokens(self) -> int:

@@ -16,6 +16,7 @@ class Receipt:
 
     granted: GrantedSlo
     started_s: float
+    request_id: str = ""
     unit_id: str = ""
     queue_s: float = 0.0
     cold_s: float = 0.0

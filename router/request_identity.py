@@ -78,7 +78,8 @@ class RequestIdentity:
                 await Response(status_code=_CLIENT_CLOSED)(scope, receive, send_with_id)
             status = _CLIENT_CLOSED
         except Exception:
-            logger.exception("request failed by our own error", extra={"request_id": request_id})
+            told = {"request_id": request_id, "model": state.get("model", ""), "endpoint": scope["path"][:200]}
+            logger.exception("request failed by our own error", extra=told)
             if status != 0:
                 raise
             await internal_error_response(request_id)(scope, receive, send_with_id)

@@ -17,7 +17,7 @@ GENERATION_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 def write_requests_to_stdout() -> None:
     """For processes whose standard output is collected, as Serve's replicas'."""
-    handler = logging.StreamHandler(sys.stdout)
+    handler = logging.StreamHandler(sys.__stdout__ or sys.stdout)  # Serve's own in its place makes text of the lines
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -45,14 +45,17 @@ class GatewayIngress:
         limits: GatewayLimits | None = None,
         read_keys: Callable[[], KeyRing] | None = None,
         logs_requests: bool = False,
+        start_log: Callable[[], None] = lambda: None,
         otlp_endpoint: Callable[[], str | None] = lambda: None,
         cors_origins: Sequence[str] = (),
     ) -> None:
         """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application.
 
-        `otlp_endpoint` is asked on the replica: a collector for traces, or None. Without `read_keys` anybody may use
-        the API. Raises what `read_keys` raises: a gateway that cannot tell who may ask must not start.
+        `start_log` and `otlp_endpoint` are called on the replica; the latter names a collector for traces, or None.
+        Without `read_keys` anybody may use the API. Raises what `read_keys` raises: a gateway that cannot tell who may
+        ask must not start.
         """
+        start_log()
         self._controller: DeploymentHandle[Any] | None = None
         self._controller_deployment = controller_deployment
         self._controller_app = controller_app

@@ -115,6 +115,6 @@ class FrameStreamClient:
         except (StreamRefused, asyncio.CancelledError):
             connection.close("no welcome")
             raise
-        logger.info("connected to unit", extra={"unit_id": unit_id, "endpoint": self._endpoint})
+        logger.info("connected to unit", extra={"unit": unit_id, "endpoint": self._endpoint})
         self._connection = connection
         return connection

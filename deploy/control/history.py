@@ -1,7 +1,10 @@
 """What the control loop decided lately, and why."""
 
+import logging
 from collections import deque
 from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
 
 _MAX_DECISIONS = 256
 
@@ -17,7 +20,7 @@ class Decision:
 
 
 class DecisionHistory:
-    """The newest decisions. One that repeats the last one only renews it."""
+    """The newest decisions. One that repeats the last one only renews it; the others are logged."""
 
     def __init__(self) -> None:
         self._decisions: deque[tuple[float, Decision]] = deque(maxlen=_MAX_DECISIONS)
@@ -26,6 +29,8 @@ class DecisionHistory:
         decision = Decision(kind=kind, reason=reason, moves=moves)
         if self._decisions and self._decisions[-1][1] == decision:
             self._decisions.pop()
+        else:
+            logger.info("control loop decided", extra={"kind": kind, "reason": reason, "moves": moves})
         self._decisions.append((now_s, decision))
 
     def told(self, now_s: float) -> tuple[Decision, ...]:

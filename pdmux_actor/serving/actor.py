@@ -44,10 +44,16 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     watch: WatchSettings = WatchSettings()
 
 
+def new_unit_id(pool: str) -> str:
+    return f"{pool}-{uuid.uuid4().hex[:12]}"
+
+
 class PdmuxActor:
     """For `serve.deployment`. Keeps its last lease while the control loop is away."""
 
-    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: dict[str, Any], unit_id: str | None = None
+    ) -> None:
         """`settings` is ActorSettings as plain data. Raises EngineStartFailed, which fails the deployment visibly."""
         self._settings = msgspec.convert(settings, ActorSettings)
         context = ray.get_runtime_context()
@@ -57,7 +63,7 @@ class PdmuxActor:
                 start_timeout_s=self._settings.start_timeout_s,
                 watch=self._settings.watch,
             ),
-            unit_id=f"{self._settings.pool}-{uuid.uuid4().hex[:12]}",
+            unit_id=unit_id or new_unit_id(self._settings.pool),
             node=context.get_node_id(),
             pool=self._settings.pool,
             num_gpus=self._settings.num_gpus,

@@ -174,7 +174,7 @@ class Unit:
             )
             self._engine.submit(request)
         except Exception:  # one request must not cost the others their connection
-            logger.exception("a request cannot be opened", extra={"request_id": request_id})
+            logger.exception("a request cannot be opened", extra={"generation_id": request_id})
             send(Delta(message.stream, 0, "", [], finish=FinishReason.ERROR, error=_OUR_FAULT))
             return None
         self._streams[request_id] = _OpenStream(stream, held)
@@ -208,7 +208,7 @@ class Unit:
         try:
             opened.stream.absorb(event, retryable=is_leaving and event.finish is FinishReason.ERROR)
         except Exception:  # this request's only: it would raise on the next unit, too
-            logger.exception("a request's tokens cannot be handled", extra={"request_id": event.request_id})
+            logger.exception("a request's tokens cannot be handled", extra={"generation_id": event.request_id})
             opened.stream.fail_on_ours(_OUR_FAULT)
         if opened.stream.finished:
             self._forget(event.request_id)

@@ -94,6 +94,20 @@ def test_status__running_fleet__lists_models_and_unit(
     assert all(m["quota_blocks"] > 0 for m in unit["models"])
 
 
+def test_logs__running_fleet__replicas_write_json_lines_where_the_runbook_looks(
+    fleet: FleetProcess, client: openai.OpenAI
+) -> None:
+    chat(client, next(iter(MODELS)), max_tokens=2)
+
+    files = fleet.session_folder().glob("ray/session_2*/logs/worker-*.out")
+    texts = [line for file in files for line in file.read_text().splitlines() if line.startswith('{"time"')]
+    lines = [json.loads(text) for text in texts]
+    assert {line["deployment"] for line in lines if line["message"] == "control loop decided"} == {"Controller"}
+    (joined,) = [line for line in lines if line["message"] == "unit joined"]
+    connected = [line for line in lines if line["message"] == "connected to unit"]
+    assert {(line["deployment"], line["unit"]) for line in connected} == {("Gateway", joined["unit"])}
+
+
 def test_top__running_fleet__shows_what_clients_saw(
     fleet: FleetProcess, client: openai.OpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,67 @@
+"""docs/runbook.md sends people to the log with the id of a request: what they find there."""
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_unit import FakeUnit
+
+from deploy.log_lines import write_log_lines
+
+COMPLETION = {"model": "demo/bytes", "prompt": "x", "max_tokens": 40}
+RUNBOOK = Path(__file__).resolve().parents[2] / "docs" / "runbook.md"
+
+
+@pytest.fixture
+def lines() -> Iterator[Callable[[str], list[dict]]]:
+    """`lines(request_id)` are those of a gateway's log that grep finds."""
+    names = ("deploy", "pdmux_actor", "placement", "profiler", "router", "traces")
+    before = {name: (logging.getLogger(name).level, logging.getLogger(name).propagate) for name in names}
+    stream = io.StringIO()
+    handler = write_log_lines(stream, {"deployment": "Gateway", "replica": "r1"})
+    yield lambda request_id: [json.loads(line) for line in stream.getvalue().splitlines() if request_id in line]
+    for name, (level, propagates) in before.items():
+        logger = logging.getLogger(name)
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates
+
+
+async def test_own_bug__request_id_of_its_answer__finds_time_model_and_traceback(serve, lines, monkeypatch) -> None:
+    assert "Status 500: a fault of ours. The gateway's log has it, with its traceback" in RUNBOOK.read_text()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("our bug")
+
+    served = await serve(FakeUnit())
+    monkeypatch.setattr(served.gateway, "_enter", broken)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=COMPLETION)
+
+    assert reply.status_code == 500
+    (line,) = lines(reply.headers["x-request-id"])
+    assert (line["level"], line["message"]) == ("ERROR", "request failed by our own error")
+    assert (line["request_id"], line["model"]) == (reply.headers["x-request-id"], "demo/bytes")
+    assert (line["deployment"], line["endpoint"]) == ("Gateway", "/v1/completions")
+    assert "ZeroDivisionError: our bug" in line["exception"]
+    assert line["time"].endswith("+00:00")
+
+
+async def test_lost_unit__request_id_that_the_client_sent__finds_unit_model_and_reason(serve, lines) -> None:
+    fuse = [10]
+    units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
+    served = await serve(*units)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "mine-7"})
+
+    assert reply.status_code == 200
+    (line,) = lines("mine-7")
+    assert (line["level"], line["message"]) == ("WARNING", "request lost its unit")
+    assert (line["request_id"], line["model"]) == ("mine-7", "demo/bytes")
+    assert line["unit"] in {"unit-a", "unit-b"}
+    assert line["reason"]
+    assert line["generation_id"] != "mine-7"
