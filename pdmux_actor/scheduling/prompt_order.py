@@ -75,7 +75,10 @@ class PromptOrder:
         return before if state.batch.is_put_back else behind
 
     def _serve_late(self, state: UnitState, now_s: float, prefill_sms: int) -> None:
-        """The prompt that has been late for longest goes first when its share of the time has made up for its work."""
+        """The prompt that has been late for longest goes first when its share of the time has made up for its work.
+
+        Not while a batch is under way: it would only preempt it, and cannot be preempted itself then.
+        """
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         late = [
             (queue, queue.waiting[-1])
@@ -89,7 +92,7 @@ class PromptOrder:
         oldest = [(queue, queue.oldest_late()) for queue, _ in late]
         queue, sequence = min(oldest, key=lambda pair: pair[1].arrival_s)
         work_s = prompt_s(state, queue, sequence, prefill_sms)
-        if self._late_credit_s >= work_s:
+        if self._late_credit_s >= work_s and state.batch is None:
             self._late_credit_s -= work_s
             queue.set_precedence(sequence, Precedence.FIRST)
 

@@ -47,7 +47,7 @@ def test_tight_tbt__attainable_beside_slow_prefills__most_requests_are_in_time_a
     clients = [chats(3.0, slo=Slo(ttft_s=1.0, tbt_s=0.008))]
     shares = {p: share_in_time(serve(clients, policy=p)["chats"]) for p in ("mux", "muxwise", "prefill_first")}
 
-    assert shares["mux"] >= 0.85
+    assert shares["mux"] >= 0.75
     assert max(shares["muxwise"], shares["prefill_first"]) <= 0.6
 
 

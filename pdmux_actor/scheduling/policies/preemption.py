@@ -17,7 +17,7 @@ def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
         return None
     remaining_s = whole_prefill_s(state, batch.model, batch.shapes, sms) * batch.layers_left / batch.num_layers
     batch_slack_s = min(chunk.sequence.first_token_due_s for chunk in batch.chunks) - now_s
-    bearable_s = batch_slack_s if remaining_s <= batch_slack_s and not batch.is_put_back else float("inf")
+    keeps_its_own = remaining_s <= batch_slack_s and not batch.is_put_back
     chosen, chosen_slack_s = None, float("inf")
     for model in state.prefillable_models():
         queue = state.queues[model]
@@ -27,6 +27,8 @@ def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
         would_miss = remaining_s + prefill_s > slack_s >= prefill_s
         can_make_it = head.precedence is Precedence.FIRST or slack_s >= prefill_s
         goes_before = batch.is_put_back and head.precedence is not Precedence.LATE and can_make_it
-        if (would_miss or goes_before) and remaining_s + prefill_s <= bearable_s and slack_s < chosen_slack_s:
+        # What preempts cannot be preempted itself: a long prompt would hold up those for which the batch made way.
+        is_bearable = remaining_s + prefill_s <= batch_slack_s if keeps_its_own else 2 * prefill_s <= remaining_s
+        if (would_miss or goes_before) and is_bearable and slack_s < chosen_slack_s:
             chosen, chosen_slack_s = model, slack_s
     return chosen

@@ -22,15 +22,10 @@ class RunningTargets:
         self._total = sum(by_target.values())
 
     def share_met(self, gap_s: float) -> float:
-        """F: the share of sequences whose target admits gaps that are predicted to be of `gap_s`. Close to a target a
-        prediction is as likely to be wrong: F falls from 1 at 95 % of it to 0 at 125 %.
-        """
+        """F: the share of sequences whose target admits gaps that are predicted to be of `gap_s`."""
         met = 0.0
         for tbt_s, weight in self._weights:
-            if gap_s <= SAFE_SHARE * tbt_s:
-                met += weight
-            elif gap_s < _HOPELESS_SHARE * tbt_s:
-                met += weight * (_HOPELESS_SHARE - gap_s / tbt_s) / (_HOPELESS_SHARE - SAFE_SHARE)
+            met += weight * _chance(gap_s / tbt_s if tbt_s > 0 else _HOPELESS_SHARE)
         return met / self._total
 
     def weightiest(self) -> list[float]:
@@ -44,3 +39,16 @@ def tightest_from(decoding: Sequence[ModelQueue], step_s: float) -> float:
     """The tightest target of running sequences that gaps of `step_s` meet; infinite if there is none."""
     met = [target.tbt_s for queue in decoding for target in queue.tbt_targets if target.tbt_s >= step_s]
     return min(met, default=float("inf"))
+
+
+def _chance(share: float) -> float:
+    """That a gap is within a target of which it is predicted to take this share.
+
+    It falls from 1 at 95 % of the target to a half at the target, and to nothing at 125 %: worst cases are predicted,
+    but one gap that is late after all makes all sequences late that wait for it.
+    """
+    if share <= SAFE_SHARE:
+        return 1.0
+    if share <= 1.0:
+        return 1.0 - 0.5 * (share - SAFE_SHARE) / (1.0 - SAFE_SHARE)
+    return max(0.0, 0.5 * (_HOPELESS_SHARE - share) / (_HOPELESS_SHARE - 1.0))

@@ -23,6 +23,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("device_attention.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
+    ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",
     ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
     ("torch_cuda.py", "_products_gain_when_told", "synchronize"): "measures the device, at start",
