@@ -27,15 +27,20 @@ class Pass:
 class Access:
     """`set_keys` may be called at any time; requests under way are not asked again."""
 
-    def __init__(self, *, clock: Callable[[], float], num_gateways: Callable[[], int]) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float], num_gateways: Callable[[], int], on_keys: Callable[[frozenset[str]], None]
+    ) -> None:
+        """`on_keys` gets the names of the keys in force."""
         self._clock = clock
         self._num_gateways = num_gateways
+        self._on_keys = on_keys
         self._keys: KeyRing | None = None
         self._rates = RateLimits()
 
     def set_keys(self, keys: KeyRing | None) -> None:
         self._keys = keys
         self._rates.keep(frozenset() if keys is None else keys.ids())
+        self._on_keys(frozenset() if keys is None else keys.names())
 
     def identify(self, headers: Headers) -> Pass:
         """Raises:

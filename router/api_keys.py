@@ -66,6 +66,9 @@ class KeyRing:
     def ids(self) -> frozenset[str]:
         return frozenset(self._entries)
 
+    def names(self) -> frozenset[str]:
+        return frozenset(entry.name for entry in self._entries.values())
+
     def admit(self, secret: str | None) -> KeyEntry:
         """Raises:
         InvalidApiKey: it is missing, malformed, unknown or wrong; callers are not told which of the last three.

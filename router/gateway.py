@@ -70,7 +70,11 @@ class Gateway:
             routing=RoutingSettings(stale_after_s=self.limits.stale_after_s),
         )
         self._clock = clock
-        self.access = Access(clock=clock, num_gateways=lambda: self.view.current.num_gateways)
+        self.access = Access(
+            clock=clock,
+            num_gateways=lambda: self.view.current.num_gateways,
+            on_keys=lambda names: self.metrics.start_keys(names),
+        )
         self.large_bodies = asyncio.Lock()  # held while one is read
         self._pool = UnitPool(SilenceLimits(suspect_s=self.limits.suspect_s, lost_s=self.limits.lost_s))
         self._tokenizers = Tokenizers(self.limits, clock=clock, start=start_text)
@@ -102,6 +106,7 @@ class Gateway:
     def update_view(self, view: FleetView) -> None:
         now_s = self._clock()
         self.view.update(view, now_s)
+        self.metrics.start_models(card.model for card in view.models)
         self._pool.update(view)
         unreachable = self._pool.unreachable()
         self.desk.set_unreachable(frozenset(u.report.unit_id for u in view.units if u.report.endpoint in unreachable))

@@ -1,11 +1,14 @@
 """What a gateway counts. One registry per gateway; labels are bounded by the models and units of the view."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pdmux_actor.messages import Slo
 from router.ledger import QuotaLedger
+from router.request_labels import ENDPOINTS, GENERATION_ENDPOINTS, OTHER, STATUSES, STATUSES_OF_MODELS
+from router.routing import REASONS
 from router.unit_metrics import LedgerCollector, UnitCollector
 from router.view import FleetView
 
@@ -17,12 +20,18 @@ DURATION_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
 
 
 class GatewayMetrics:
-    """docs/metrics.md lists them for users."""
+    """docs/metrics.md lists them for users.
+
+    Counters are there at 0 as soon as the values of their labels are known: what a series is born with, Prometheus'
+    `increase()` does not see.
+    """
 
     def __init__(
         self, *, version: str, view: Callable[[], FleetView], view_age_s: Callable[[], float], ledger: QuotaLedger
     ) -> None:
         registry = self._registry = CollectorRegistry()
+        self._models: set[str] = set()
+        self._of_models: list[Counter] = []
         self._count_requests(registry)
         self._time_generations(registry)
         self._count_decisions(registry)
@@ -34,10 +43,15 @@ class GatewayMetrics:
 
     def _count_requests(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+            made = Counter(name, text, labels, registry=registry)
+            if labels == ("model",):
+                self._of_models.append(made)
+            return made
 
         text = "HTTP requests by status; 499: the client left first"
         self.requests = counter("muxfleet_requests", text, "model", "endpoint", "status")
+        for endpoint, status in product((*ENDPOINTS, OTHER), STATUSES):
+            self.requests.labels("", endpoint, str(status))
         self.answers = counter("muxfleet_answers", "Generations that finished", "model")
         self.slo_met = counter("muxfleet_answers_slo_met", "Finished generations within target", "model", "slo")
         text = "Finished generations with their first token and every gap within target"
@@ -83,6 +97,25 @@ class GatewayMetrics:
         self.prefix_tokens = Counter(
             "muxfleet_routed_prefix_tokens", "Prompt tokens sent where they may be cached", ["model"], registry=registry
         )
+        self._of_models.append(self.prefix_tokens)
+        for reason in REASONS:
+            self.choices.labels(reason)
+
+    def start_models(self, models: Iterable[str]) -> None:
+        """Of the view; those that were there before go on."""
+        for model in set(models) - self._models:
+            self._models.add(model)
+            for counter in self._of_models:
+                counter.labels(model)
+            for slo in ("ttft", "tbt"):
+                self.slo_met.labels(model, slo)
+            for endpoint, status in product(GENERATION_ENDPOINTS, STATUSES_OF_MODELS):
+                self.requests.labels(model, endpoint, str(status))
+
+    def start_keys(self, names: Iterable[str]) -> None:
+        """Of the API keys in force."""
+        for name in names:
+            self.rate_limited.labels(name)
 
     def exposition(self) -> bytes:
         text: bytes = generate_latest(self._registry)
@@ -124,7 +157,6 @@ class GenerationStopwatch:
         metrics, model = self._metrics, self._model
         metrics.answers.labels(model).inc()
         metrics.duration.labels(model).observe(self._previous_s - self._started_s)
-        # Also by 0: a model that misses every target needs the series too, or its alert would never fire.
         metrics.slo_met.labels(model, "ttft").inc(int(self.ttft_met))
         metrics.slo_met.labels(model, "tbt").inc(int(self.tbt_met))
         metrics.in_time.labels(model).inc(int(self.ttft_met and self.tbt_met))

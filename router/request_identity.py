@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.error_bodies import error_response, internal_error_response
 from router.errors import AdminOnly, HeadersTooLarge, InvalidApiKey, ModelNotAllowed, RateLimited, RouterError
 from router.metrics import GatewayMetrics
-from router.request_log import GENERATION_ENDPOINTS, log_request
+from router.request_labels import CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
+from router.request_log import log_request
 from router.streaming import ClientDisconnected
 from router.tracing import RequestSpans
 
@@ -20,11 +21,7 @@ logger = logging.getLogger(__name__)
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _MAX_LENGTH = 128
-_CLIENT_CLOSED = 499
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
-_ENDPOINTS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/metrics", "/version"}
-)
 
 
 class RequestIdentity:
@@ -75,8 +72,8 @@ class RequestIdentity:
         except ClientDisconnected:
             logger.info("client left", extra={"request_id": request_id})
             if status == 0:  # nobody reads it, but servers insist on an answer
-                await Response(status_code=_CLIENT_CLOSED)(scope, receive, send_with_id)
-            status = _CLIENT_CLOSED
+                await Response(status_code=CLIENT_CLOSED)(scope, receive, send_with_id)
+            status = CLIENT_CLOSED
         except Exception:
             told = {"request_id": request_id, "model": state.get("model", ""), "endpoint": scope["path"][:200]}
             logger.exception("request failed by our own error", extra=told)
@@ -84,7 +81,7 @@ class RequestIdentity:
                 raise
             await internal_error_response(request_id)(scope, receive, send_with_id)
         finally:
-            endpoint = scope["path"] if scope["path"] in _ENDPOINTS else "other"
+            endpoint = scope["path"] if scope["path"] in ENDPOINTS else OTHER
             self._metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
             self._count_refusal(state.get("error"))
             elapsed_s = time.monotonic() - started_s

@@ -9,10 +9,9 @@ import msgspec
 
 from router.errors import RouterError
 from router.receipt import Receipt
+from router.request_labels import GENERATION_ENDPOINTS
 
 logger = logging.getLogger("muxfleet.requests")
-
-GENERATION_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def write_requests_to_stdout() -> None:

@@ -4,7 +4,7 @@ import math
 import zlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from router.own_load import OwnLoad
 from router.routing_table import Candidates, Floats, RoutingTable
 
 Reason = Literal["predicted", "power_of_two", "stale"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

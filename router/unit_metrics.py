@@ -21,10 +21,14 @@ class UnitCollector:
         for unit in self._view().units:
             unit_id, load = unit.report.unit_id, unit.report.load
             units.age.add_metric([unit_id], unit.age_s)
+            loaded = () if load is None else load.models
+            for model_name in {status.model for status in unit.report.models} - {model.model for model in loaded}:
+                models.start(unit_id, model_name)
             if load is None:
+                units.start(unit_id)
                 continue
             units.add(unit_id, load)
-            for model in load.models:
+            for model in loaded:
                 models.add(unit_id, model)
                 aliases.add(unit_id, model)
         yield from units.families()
@@ -79,6 +83,10 @@ class _UnitFamilies:
         )
         self._free = _gauge("muxfleet_unit_kv_blocks", "Token blocks of the pool", "unit", "state")
 
+    def start(self, unit_id: str) -> None:
+        """Of a unit that has not reported its load yet: what it counts is there at 0, for `increase()`."""
+        self._guard.add_metric([unit_id], 0)
+
     def add(self, unit_id: str, load: LoadReport) -> None:
         self._sms.add_metric([unit_id, "prefill"], load.prefill_sms)
         self._sms.add_metric([unit_id, "decode"], load.decode_sms)
@@ -115,6 +123,10 @@ class _ModelFamilies:
         )
         self._rate = _gauge("muxfleet_unit_tokens_per_second", "Of the last seconds", *both, "phase")
         self._preemptions = CounterMetricFamily("muxfleet_preemptions", "Sequences recomputed", labels=list(both))
+
+    def start(self, unit_id: str, model: str) -> None:
+        """Of a model that the unit holds and no load is reported of: its engine counts from its attachment on."""
+        self._preemptions.add_metric([model, unit_id], 0)
 
     def add(self, unit_id: str, load: ModelLoad) -> None:
         where = [load.model, unit_id]

@@ -63,7 +63,7 @@ def fleet_dashboard() -> Dashboard:
         Panel(title="Requests", queries={"{{model}}": _rate("muxfleet_requests_total", "model")}, unit="reqps"),
         Panel(
             title="Answers by status",
-            queries={"{{status}}": _rate("muxfleet_requests_total", "status")},
+            queries={"{{status}}": _rate("muxfleet_requests_total", "status") + " > 0"},
             unit="reqps",
             is_stacked=True,
         ),

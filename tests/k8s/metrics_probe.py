@@ -1,4 +1,4 @@
-"""What a gateway exposes after it has served: a real one on a real server, with a unit that speaks real frames."""
+"""What a gateway exposes: a real one on a real server, with a unit that speaks real frames."""
 
 import asyncio
 import sys
@@ -17,34 +17,37 @@ from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer
 from fleet_values import model_load
 from fleet_values import unit as loaded_unit
 
-MODEL = "demo/bytes"
+MODEL, UNIT, GATEWAY = "m", "u1", "g"
 
 
-def exposition_after_traffic(folder: Path) -> str:
-    return asyncio.run(_exposition(folder))
+def expositions(folder: Path) -> tuple[str, str]:
+    """Before its first request, when it knows the fleet, and after one that went well."""
+    return asyncio.run(_expositions(folder))
 
 
-async def _exposition(folder: Path) -> str:
+async def _expositions(folder: Path) -> tuple[str, str]:
     gateway = Gateway()
 
     async def all_gateways() -> bytes:
-        return merged_exposition({"probe": gateway.metrics.exposition()})
+        return merged_exposition({GATEWAY: gateway.metrics.exposition()})
 
     app = create_app(gateway, read_metrics=all_gateways)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
     await eventually(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    async with FakeUnit() as unit, httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
-        gateway.update_view(fleet_view(unit, source=write_byte_tokenizer(folder / "tokenizer")))
+    source = write_byte_tokenizer(folder / "tokenizer")
+    async with (
+        FakeUnit(unit_id=UNIT, models=(MODEL,)) as unit,
+        httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client,
+    ):
+        gateway.update_view(fleet_view(unit, source=source, models=(MODEL,)))
+        fresh = (await client.get("/metrics")).text
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
-        # What does not happen to one request that goes well.
-        gateway.metrics.shed.labels(MODEL)
-        gateway.metrics.continuations.labels(MODEL)
-        gateway.update_view(replace(gateway.view.current, units=(loaded_unit("u", model_load(MODEL)),)))
-        text = (await client.get("/metrics")).text
+        gateway.update_view(replace(gateway.view.current, units=(loaded_unit(UNIT, model_load(MODEL)),)))
+        served = (await client.get("/metrics")).text
     server.should_exit = True
     await serving
-    return text
+    return fresh, served

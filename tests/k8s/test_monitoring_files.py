@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from helm_runner import CHART, CI_VALUES, ROOT, TOOLS, Helm, objects_of, of_kind
-from metrics_probe import exposition_after_traffic
+from metrics_probe import expositions
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.k8s
@@ -18,6 +18,9 @@ pytestmark = pytest.mark.k8s
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 METRIC = re.compile(r"\bmuxfleet_[a-z0-9_]+")
 RECORDED = re.compile(r"\bmuxfleet:[a-z0-9_:]+")
+SERIES = re.compile(r"(\w+)\{(.*)\}")
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+GATEWAY_JOB = "llm/fleet-muxfleet-gateway"
 PROMTOOL = TOOLS / "promtool"
 
 
@@ -30,10 +33,16 @@ def groups(helm4: Helm, chart: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Of a gateway's /metrics: before and after its first request."""
+    return expositions(tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture(scope="module")
+def exposed(texts: tuple[str, str]) -> dict[str, set[str]]:
     """Names of the samples of a gateway's /metrics, with their labels."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(exposition_after_traffic(tmp_path_factory.mktemp("probe"))):
+    for family in text_string_to_metric_families(texts[1]):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
@@ -67,6 +76,25 @@ def test_alerts__situations__fire_as_they_should(groups: dict[str, Any], tmp_pat
     tested = promtool("test", "rules", tmp_path / "alerts.yaml")
 
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_alerts__counters_of_the_situations__start_as_a_fresh_gateway_exports_them(texts: tuple[str, str]) -> None:
+    """A counter that is born at 1 has no `increase()`: a case that feeds one from 0 would prove nothing."""
+    families = text_string_to_metric_families(texts[0])
+    fresh = [sample for family in families for sample in family.samples if sample.name.endswith("_total")]
+    text = Path(__file__).with_name("alerts_test.yaml").read_text()
+    situations = yaml.load(text, yaml.BaseLoader)["tests"]  # 0x480 is no number here
+    fed = [s for situation in situations for s in situation["input_series"] if "_total{" in s["series"]]
+
+    assert any("continuations" in s["series"] for s in fed)
+    for series in fed:
+        name, labels = SERIES.fullmatch(series["series"]).groups()
+        # A second gateway is as the first one.
+        wanted = set(LABEL.findall(labels.replace('gateway="h"', 'gateway="g"'))) - {("job", GATEWAY_JOB)}
+        found = [s.value for s in fresh if s.name == name and wanted <= set(s.labels.items())]
+        assert found, f"no fresh gateway exports {series['series']}"
+        assert set(found) == {0.0}
+        assert re.match(r"(_x\d+ )?0[+x]", series["values"]), series
 
 
 def test_alerts__each__has_a_section_in_the_runbook_and_a_case(groups: dict[str, Any]) -> None:
