@@ -26,5 +26,10 @@ class PrefillBatch:
     def layers_left(self) -> int:
         return self.num_layers - self.next_layer
 
+    @property
+    def first_token_due_s(self) -> float:
+        """Of the sequence that is due first."""
+        return min([chunk.sequence.first_token_due_s for chunk in self.chunks])
+
     def holds(self, sequence: Sequence) -> bool:
         return any(chunk.sequence is sequence for chunk in self.chunks)

@@ -26,7 +26,7 @@ class PromptOrder:
         self._attainment: dict[str, float] = {}
         self._counted: dict[str, tuple[int, int]] = {}  # first tokens in all and in time, when last looked
         self._late_credit_s = 0.0
-        self._last_s = 0.0
+        self._late_seen_s: float | None = None  # when late prompts waited at the last look
 
     @property
     def share_in_time(self) -> float:
@@ -69,8 +69,7 @@ class PromptOrder:
             return serving_order(candidates, free_s=now_s)
         end_s = now_s + batch_left_s(state, prefill_sms)
         behind, before = serving_order(candidates, free_s=end_s), serving_order(candidates, free_s=now_s)
-        due_s = min([chunk.sequence.first_token_due_s for chunk in state.batch.chunks])
-        in_time = len(state.batch.chunks) if end_s <= due_s else 0
+        in_time = len(state.batch.chunks) if end_s <= state.batch.first_token_due_s else 0
         state.batch.is_put_back = len(behind.in_time) + in_time < len(before.in_time)
         return before if state.batch.is_put_back else behind
 
@@ -79,18 +78,18 @@ class PromptOrder:
 
         Not while a batch is under way: it would only preempt it, and cannot be preempted itself then.
         """
-        elapsed_s, self._last_s = now_s - self._last_s, now_s
         late = [
-            (queue, queue.waiting[-1])
+            (queue, queue.oldest_late())
             for queue in state.queues.values()
             if queue.waiting and queue.waiting[-1].precedence is Precedence.LATE
         ]
         if not late:
-            self._late_credit_s = 0.0
+            self._late_credit_s, self._late_seen_s = 0.0, None
             return
-        self._late_credit_s += _LATE_SHARE * elapsed_s
-        oldest = [(queue, queue.oldest_late()) for queue, _ in late]
-        queue, sequence = min(oldest, key=lambda pair: pair[1].arrival_s)
+        if self._late_seen_s is not None:  # time without late prompts earns nothing
+            self._late_credit_s += _LATE_SHARE * (now_s - self._late_seen_s)
+        self._late_seen_s = now_s
+        queue, sequence = min(late, key=lambda pair: pair[1].arrival_s)
         work_s = prompt_s(state, queue, sequence, prefill_sms)
         if self._late_credit_s >= work_s and state.batch is None:
             self._late_credit_s -= work_s

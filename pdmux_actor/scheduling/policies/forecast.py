@@ -83,8 +83,7 @@ def next_prompts(state: UnitState, now_s: float) -> list[tuple[float, float]]:
     """Seconds of the whole device and due time of the prompts that are to be in time, as they come: the batch first."""
     prompts: list[tuple[float, float]] = []
     if state.batch is not None:
-        due_s = min([chunk.sequence.first_token_due_s for chunk in state.batch.chunks])
-        prompts.append((batch_left_s(state, state.total_sms), due_s))
+        prompts.append((batch_left_s(state, state.total_sms), state.batch.first_token_due_s))
     waiting = [
         (sequence.first_token_due_s, queue, sequence)
         for queue in state.queues.values()

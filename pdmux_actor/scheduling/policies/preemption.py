@@ -1,7 +1,7 @@
 """Whether a waiting prompt may overtake the prefill batch that is under way (MuxWise §3.4.2)."""
 
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import head_sequence, whole_prefill_s
+from pdmux_actor.scheduling.policies.forecast import batch_left_s, head_sequence, whole_prefill_s
 from pdmux_actor.scheduling.sequence import Precedence
 
 
@@ -15,8 +15,8 @@ def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
     batch = state.batch
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
         return None
-    remaining_s = whole_prefill_s(state, batch.model, batch.shapes, sms) * batch.layers_left / batch.num_layers
-    batch_slack_s = min(chunk.sequence.first_token_due_s for chunk in batch.chunks) - now_s
+    remaining_s = batch_left_s(state, sms)
+    batch_slack_s = batch.first_token_due_s - now_s
     keeps_its_own = remaining_s <= batch_slack_s and not batch.is_put_back
     chosen, chosen_slack_s = None, float("inf")
     for model in state.prefillable_models():
