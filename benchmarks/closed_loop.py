@@ -29,9 +29,9 @@ from machine_facts import machine_facts, write_report
 from rich.console import Console
 from rich.table import Table
 
-from deploy.control.history import Decision
-from deploy.fleet_report import fleet_report
-from deploy.settings import read_fleet_file
+from deploy.control.decision_history import PlacementDecision
+from deploy.fleet_file.settings import read_fleet_file
+from deploy.inspection.fleet_report import fleet_report
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, run_fleet
@@ -55,7 +55,7 @@ class Run:
     """`decisions`: the oldest first, with the time since the first request."""
 
     outcomes: Sequence[RequestOutcome]
-    decisions: Sequence[tuple[float, Decision]]
+    decisions: Sequence[tuple[float, PlacementDecision]]
 
     def moves(self, verb: str) -> int:
         return sum(move.startswith(f"{verb} ") for _, decision in self.decisions for move in decision.moves)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from byte_checkpoint import write_checkpoint
 
-from deploy.demo_fleet import write_demo
+from deploy.local.demo_fleet import write_demo
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES
 from traces.record import TraceRecord
 from traces.synthetic import power_law_popularity

@@ -17,7 +17,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def prompts_of(count: int, length: int) -> list[list[int]]:
 
 
 def measure(
-    ours: "Ours", theirs: "Theirs", *, dtype: str, workload: str, prompts: Seq[list[int]], rounds: int, wall: bool
+    ours: "Ours", theirs: "Theirs", *, dtype: str, workload: str, prompts: Sequence[list[int]], rounds: int, wall: bool
 ) -> Measured:
     """`workload` is decode or prefill: which of the two phases of the same generation is counted."""
     decodes = workload.startswith("decode")
@@ -78,7 +78,7 @@ def measure(
     return Measured(dtype=dtype, workload=workload, same_tokens=same_tokens, **speeds)
 
 
-def show(console: Console, measured: Seq[Measured], switches: "dict[str, float]") -> None:
+def show(console: Console, measured: Sequence[Measured], switches: "dict[str, float]") -> None:
     table = Table(
         "dtype", "workload", "ours", "generate", "gen._batch", "ours/generate", "ours/gen._batch", "tokens",
         title="CPU executor against transformers, tokens/s (medians over rounds; ratios with their range)",

@@ -1,7 +1,6 @@
 """The same greedy generation by our CPU executor and by transformers, with times of both phases."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from pdmux_actor.scheduling.launch import (
     PrefillSlice,
     sampling_sequences,
 )
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.devices import laptop_cpu
 
 Clock = Callable[[], float]
@@ -49,7 +48,7 @@ class Ours:
         self._executor.attach_model(self._info, table)
         self._batch_id = 0
 
-    def admit(self, prompts: Seq[list[int]], new_tokens: int) -> list[Sequence]:
+    def admit(self, prompts: Sequence[list[int]], new_tokens: int) -> list[TokenSequence]:
         sequences = []
         for i, prompt in enumerate(prompts):
             sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
@@ -60,7 +59,7 @@ class Ours:
                 sampling=sampling,
                 slo=Slo(ttft_s=1.0, tbt_s=1.0),
             )
-            sequences.append(Sequence.from_request(request, 0.0))
+            sequences.append(TokenSequence.from_request(request, 0.0))
         # Row by row, as sequences that grow together get theirs.
         longest = max(map(len, prompts)) + new_tokens
         for _ in range(-(-longest // self._info.geometry.tokens_per_row)):
@@ -70,11 +69,11 @@ class Ours:
                 sequence.rows += rows
         return sequences
 
-    def release(self, sequences: Seq[Sequence]) -> None:
+    def release(self, sequences: Sequence[TokenSequence]) -> None:
         for sequence in sequences:
             self._pool.free_rows("m", sequence.rows)
 
-    def generate(self, sequences: Seq[Sequence], new_tokens: int) -> Run:
+    def generate(self, sequences: Sequence[TokenSequence], new_tokens: int) -> Run:
         for sequence in sequences:
             del sequence.token_ids[sequence.num_prompt_tokens :]
         self._batch_id += 1
@@ -99,7 +98,7 @@ class Ours:
             decode_tokens_per_s=len(sequences) * (new_tokens - 1) / decode_s,
         )
 
-    def decode_step(self, sequences: Seq[Sequence]) -> float:
+    def decode_step(self, sequences: Sequence[TokenSequence]) -> float:
         started_s = self._clock()
         self._run(DecodeStep(model="m", sequences=tuple(sequences)))
         return self._clock() - started_s
@@ -135,7 +134,7 @@ class Theirs:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
         self._paged = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
-    def generate(self, prompts: Seq[list[int]], new_tokens: int) -> Run:
+    def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> Run:
         ids = torch.tensor(prompts)
         token_clock = _TokenClock(self._clock)
         with torch.inference_mode():
@@ -152,7 +151,7 @@ class Theirs:
             decode_tokens_per_s=_rate(len(prompts) * (new_tokens - 1), token_clock.times_s),
         )
 
-    def generate_continuously(self, prompts: Seq[list[int]], new_tokens: int) -> Run:
+    def generate_continuously(self, prompts: Sequence[list[int]], new_tokens: int) -> Run:
         """Decode is counted while all sequences run: from the last one's first token to the first one's last."""
         length = len(prompts[0]) + new_tokens
         config = ContinuousBatchingConfig(
@@ -186,6 +185,6 @@ def _greedy(new_tokens: int) -> GenerationConfig:
     )
 
 
-def _rate(num_tokens: int, times_s: Seq[float]) -> float:
+def _rate(num_tokens: int, times_s: Sequence[float]) -> float:
     elapsed_s = times_s[-1] - times_s[0]
     return num_tokens / elapsed_s if elapsed_s else 0.0

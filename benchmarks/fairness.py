@@ -39,10 +39,10 @@ from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import Slo
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.unit import Unit
-from router.api_keys import FreshKey, KeyEntry, KeyRing, make_key
-from router.app import create_app
-from router.gateway import Gateway
+from router.access.api_keys import FreshKey, KeyEntry, KeyRing, make_key
+from router.http.app import create_app
 from router.limits import GatewayLimits
+from router.serving.gateway import Gateway
 from router.view import FleetView, ModelCard, UnitView
 
 MODEL = "llama-8b"

@@ -37,10 +37,10 @@ from rich.console import Console
 from rich.table import Table
 from sse_client import SseConnection
 
-from deploy.app import actor_settings
-from deploy.app_args import UnitsArgs
-from deploy.render import serve_config
-from deploy.settings import read_fleet_file
+from deploy.fleet_file.settings import read_fleet_file
+from deploy.serve.app_args import UnitsArgs
+from deploy.serve.render import serve_config
+from deploy.serve.serve_applications import actor_settings
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
@@ -79,7 +79,7 @@ class Block:
         return sum(a.num_tokens for a in self.answers) / self.wall_s
 
 
-Ask = Callable[[int, str], Awaitable[Answered]]
+AdmissionRequest = Callable[[int, str], Awaitable[Answered]]
 """(stream, prompt) -> what came back"""
 
 
@@ -196,7 +196,7 @@ class Gateway:
 # ---- measuring ----
 
 
-async def measure_block(ask: Ask, prompts: Sequence[str], streams: int) -> Block:
+async def measure_block(ask: AdmissionRequest, prompts: Sequence[str], streams: int) -> Block:
     left = iter(prompts)
     answers: list[Answered] = []
 
@@ -225,7 +225,7 @@ async def measure(
 
     for number in range(-1, rounds):  # the first round warms up
         prompts = [f"{streams}.{number}.{i} ".ljust(PROMPT_CHARACTERS, ".") for i in range(requests)]
-        asks: list[tuple[str, Ask]] = [("gateway", over_http), ("engine", in_process)]
+        asks: list[tuple[str, AdmissionRequest]] = [("gateway", over_http), ("engine", in_process)]
         for kind, ask in asks if number % 2 else reversed(asks):
             block = await measure_block(ask, prompts, streams)
             if number >= 0:

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
-    Completion,
     ComputeLaunch,
     DecodeStep,
     DropPrefill,
     Lane,
     Launch,
+    LaunchCompletion,
     MixedStep,
     PrefillSlice,
     Repartition,
@@ -138,7 +138,7 @@ class ObservedExecutor:
             self._modelled_s[launch.lane] = self._solo_s(self._steps, launch)
         self._inner.submit(launch)
 
-    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         done = self._inner.wait(deadline_s)
         if self._activity is not None:
             self._activity.spans += [self._span(completion) for completion in done]
@@ -163,7 +163,7 @@ class ObservedExecutor:
                 contexts = [len(s.token_ids) for s in sequences]
                 return steps.mixed_s(spec, [c.shape for c in chunks], contexts, self._partition.decode_sms)
 
-    def _span(self, done: Completion) -> LaneSpan:
+    def _span(self, done: LaunchCompletion) -> LaneSpan:
         lane, prompt_tokens, decode_tokens = done.launch.lane, 0.0, 0
         match done.launch:
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last, model=model):

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import torch
 
-from pdmux_actor.executor.lanes import Lane, available_cores
+from pdmux_actor.executor.lanes import LaneThread, available_cores
 
 # Enough elements for torch to use every thread of the lane.
 _ELEMENTS = 1 << 17
@@ -18,7 +18,7 @@ def measure_repartition(rounds: int) -> dict[str, float]:
     if len(cores) < 2:
         return {}
     partitions = (cores, cores[: len(cores) // 2])
-    lane = Lane("repartition", cores)
+    lane = LaneThread("repartition", cores)
     for partition in partitions * 3:  # each partition's threads exist from its first use on
         _job_us(lane, partition)
     taken_us: dict[str, list[float]] = {"same": [], "switched": []}
@@ -34,7 +34,7 @@ def measure_repartition(rounds: int) -> dict[str, float]:
     }
 
 
-def _job_us(lane: Lane, cores: tuple[int, ...]) -> float:
+def _job_us(lane: LaneThread, cores: tuple[int, ...]) -> float:
     numbers = torch.ones(_ELEMENTS)
     ended = threading.Event()
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from virtual_fleet import Coming
 
-from deploy.simulation.prompts import simulated_prompt
+from deploy.simulation.trace_prompts import simulated_prompt
 from pdmux_actor.messages import Slo
 from traces.readers.entry import iter_trace
 from traces.record import TraceRecord

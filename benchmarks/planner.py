@@ -33,12 +33,12 @@ from planner_workloads import (
 from rich.console import Console
 from rich.table import Table
 
-from placement.bound import most_served_of_nodes
-from placement.estimate import estimate
-from placement.instance import Estimator
-from placement.solvers.base import FleetSolver, PlacementModel
+from placement.estimation.plan_estimate import estimate
+from placement.estimation.problem_arrays import Estimator
+from placement.estimation.served_bound import most_served_of_nodes
+from placement.problem import FleetSolver, PlacementModel
+from placement.solvers.candidate_solver import CandidateSolver
 from placement.solvers.exhaustive import ExhaustiveSolver
-from placement.solvers.finalists import FinalistSolver
 from placement.solvers.muxserve import MuxServeSolver
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
@@ -57,7 +57,7 @@ def same_cost_model(quick: bool) -> Iterator[Row]:
     solvers: dict[str, FleetSolver] = {
         "muxserve": MuxServeSolver(estimator=costs),
         "spatial": SpatialSolver(estimator=costs),
-        "search": FinalistSolver(
+        "search": CandidateSolver(
             solvers=[SearchSolver(estimator=costs, least_margin=margin, fewest_gpus=True) for margin in (1.0, 1.1)],
             scorer=ReleaseScorer(num_gpus=32),
         ),

@@ -10,28 +10,28 @@ from dataclasses import dataclass, replace
 
 from planner_workloads import a100_nodes, mixed_fleet
 
-from deploy.control.history import Decision
-from deploy.control.rules import ControlRules
+from deploy.control.control_rules import ControlRules
+from deploy.control.decision_history import PlacementDecision
 from deploy.control.transition import Transition
-from deploy.simulation.agenda import Agenda
+from deploy.planning.pool_hardware import gpu_hardware
 from deploy.simulation.deployments import model_info
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
+from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.gateway import SimulatedGateway
-from deploy.simulation.hardware import gpu_hardware
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
-from deploy.simulation.news import FleetModel
 from deploy.simulation.streams import RequestStream, demand_stream
 from deploy.simulation.units import SimulatedUnit, UnitIdentity
+from deploy.simulation.view_updates import FleetModel
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from placement.diff import Fits, move_cost, steps_between
-from placement.estimate import estimate
-from placement.instance import Estimator
-from placement.memory import holds_weights
+from placement.estimation.memory import holds_weights
+from placement.estimation.plan_estimate import estimate
+from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitCapacity, UnitPlan
-from placement.solvers.base import PlacementModel
+from placement.plan_steps import Fits, move_cost, steps_between
+from placement.problem import PlacementModel
 from placement.solvers.search import SearchSolver
 from profiler.devices import A100_80G
 from router.limits import GatewayLimits
@@ -202,7 +202,7 @@ class _Fleet:
         slo = Slo(ttft_s=model.slo.ttft_s, tbt_s=model.slo.tbt_s)
         return FleetModel(model=model.model, slo=slo, vocab_size=model.spec.vocab_size)
 
-    def _unit(self, unit: UnitCapacity, agenda: Agenda, on_tokens: OnTokens) -> LeasedUnit:
+    def _unit(self, unit: UnitCapacity, agenda: EventQueue, on_tokens: OnTokens) -> LeasedUnit:
         hardware = gpu_hardware(A100_80G, unit.num_gpus)
         infos = {m: model_info(model, unit) for m, model in self._models.items()}
         design = EngineDesign(
@@ -262,7 +262,7 @@ class PlannedMove:
     def has(self, unit_id: str, model: str) -> bool:
         return self._units[unit_id].is_ready(model)
 
-    def decisions(self, now_s: float) -> tuple[Decision, ...]:
+    def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return ()
 
     # ---- transition.FleetState ----

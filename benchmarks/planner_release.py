@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from planner_workloads import OUTPUT_TOKENS
 
-from placement.instance import Estimator, UnitKind
-from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import PlacementModel
-from placement.step_costs import roofline_of
-from placement.throughput import (
+from placement.estimation.problem_arrays import Estimator, UnitKind
+from placement.estimation.step_costs import roofline_of
+from placement.estimation.throughput import (
     BYTES,
     FLOOR,
     KV,
@@ -33,6 +31,8 @@ from placement.throughput import (
     Floats,
     KindCosts,
 )
+from placement.plan import Plan, UnitCapacity
+from placement.problem import PlacementModel
 from profiler.latency import ChunkShape
 from profiler.specs import ModelSpec
 

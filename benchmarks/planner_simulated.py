@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 from scipy.stats import spearmanr
 
-from deploy.planning import plan_fleet
-from deploy.settings import FleetFile, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, read_fleet_file
+from deploy.planning.fleet_planning import plan_fleet
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, attainment_of, request_attainment_of, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from placement.demand import ModelDemand
 from placement.nodes import NodePool
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 from profiler.devices import A100_80G
 from profiler.specs import ModelSpec
 from traces.timeliness import SloTarget

@@ -26,10 +26,10 @@ from rich.table import Table
 
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
-from router.admission import Admit
-from router.ask import Ask
-from router.front_desk import FrontDesk
-from router.prefix_index import prefix_names
+from router.admission.admission import Admit
+from router.admission_request import AdmissionRequest
+from router.gateway_scheduler import GatewayScheduler
+from router.routing.prefix_index import prefix_names
 from router.view import FleetView, ModelCard, UnitView
 
 REPLICAS = (10, 100, 1000)
@@ -87,16 +87,16 @@ class Bench:
     """One fleet's desk. Time is told, so that the view stays fresh."""
 
     num_replicas: int
-    desk: FrontDesk
+    desk: GatewayScheduler
     view: FleetView
     count: int = 0
     now_s: float = 0.0
 
     @classmethod
     def of(cls, num_replicas: int) -> "Bench":
-        return cls(num_replicas, FrontDesk(gateway_id="g"), fleet(num_replicas))
+        return cls(num_replicas, GatewayScheduler(gateway_id="g"), fleet(num_replicas))
 
-    def asks(self, number: int) -> list[Ask]:
+    def asks(self, number: int) -> list[AdmissionRequest]:
         made = []
         for _ in range(number):
             self.count += 1
@@ -104,7 +104,7 @@ class Bench:
             prompt = tuple(range(start, start + PROMPT_TOKENS))
             model = MODELS[self.count % len(MODELS)]
             made.append(
-                Ask(
+                AdmissionRequest(
                     request_id=f"request-{self.count}",
                     model=model,
                     prompt_tokens=PROMPT_TOKENS,

@@ -22,7 +22,7 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import GenerateRequest, SampledToken, SamplingParams, Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Arrival
-from pdmux_actor.scheduling.launch import Completion, DropPrefill, Repartition, sampling_sequences
+from pdmux_actor.scheduling.launch import DropPrefill, LaunchCompletion, Repartition, sampling_sequences
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -87,7 +87,7 @@ def step(scheduler: Scheduler, now_s: float) -> float:
         if isinstance(launch, Repartition | DropPrefill):
             continue
         sampling = sampling_sequences(launch, 16)
-        done = Completion(
+        done = LaunchCompletion(
             launch=launch, started_s=now_s, finished_s=now_s + 0.01, tokens=tuple((TOKEN,) for _ in sampling)
         )
         started = time.thread_time()

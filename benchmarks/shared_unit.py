@@ -14,8 +14,7 @@ every gap; beside it with 99 % of the gaps), and use of the pool over time (in t
 import argparse
 import json
 import statistics
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,7 +102,9 @@ class Bench:
     step_s: float
     steps: MeasuredSteps | None
 
-    def session(self, models: Seq[str], policy: str, settings: SchedulerSettings) -> EngineSession | VirtualSession:
+    def session(
+        self, models: Sequence[str], policy: str, settings: SchedulerSettings
+    ) -> EngineSession | VirtualSession:
         checkpoints = {model: self.checkpoints[model] for model in models}
         pool_bytes = _TOKENS_PER_MODEL * len(models) * _KV_BYTES_PER_TOKEN
         if self.steps is not None:
@@ -169,7 +170,9 @@ def measure(scenario: Scenario, bench: Bench, *, window_s: float, rounds: int) -
     return [_row(scenario, label, found, rate_per_s, slo) for label, found in outcomes.items()]
 
 
-def _row(scenario: Scenario, label: str, outcomes: Seq[RunOutcome], rate_per_s: float, slo: Slo) -> dict[str, object]:
+def _row(
+    scenario: Scenario, label: str, outcomes: Sequence[RunOutcome], rate_per_s: float, slo: Slo
+) -> dict[str, object]:
     throughputs = [outcome.output_tokens_per_s for outcome in outcomes]
     worst = [min(o.of_model(model).slo_attainment for model in scenario.shares) for o in outcomes]
     worst_in_time = [min(o.of_model(model).request_attainment for model in scenario.shares) for o in outcomes]
@@ -201,7 +204,7 @@ def _row(scenario: Scenario, label: str, outcomes: Seq[RunOutcome], rate_per_s: 
     }
 
 
-def print_table(rows: Seq[Mapping[str, object]]) -> None:
+def print_table(rows: Sequence[Mapping[str, object]]) -> None:
     table = Table(
         "scenario",
         "variant",

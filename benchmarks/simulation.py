@@ -20,7 +20,7 @@ from machine_facts import machine_facts, write_report
 from rich.console import Console
 from rich.table import Table
 
-from deploy.settings import FleetFile, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, read_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream

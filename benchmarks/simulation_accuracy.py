@@ -34,8 +34,8 @@ from solo_steps import SoloSteps, token_budget
 from virtual_engine import VirtualSession
 from workloads import WORKLOADS, make_requests
 
-from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import EngineDesign, PlacedModel, SimulatedEngine
+from deploy.simulation.event_queue import EventQueue
 from pdmux_actor.executor.simulated import GPU_HOST_S
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
@@ -138,7 +138,7 @@ def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel, ra
         models=(PlacedModel(info=info, quota_blocks=blocks),),
         host_s=GPU_HOST_S,
     )
-    agenda = Agenda()
+    agenda = EventQueue()
     times: dict[str, list[float]] = {}
 
     def take(events: Sequence[TokenEvent]) -> None:

@@ -23,7 +23,7 @@ from pdmux_actor.scheduling.launch import (
     PrefillSlice,
     Repartition,
 )
-from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.specs import DeviceSpec, ModelSpec
 
 _REPEATS = 12

@@ -1,4 +1,4 @@
-"""One or more units in virtual time, with or without a gateway before them: the product's scheduler and front desk.
+"""One or more units in virtual time, with or without a gateway before them: the product's scheduler and `GatewayScheduler`.
 
 What a run needs of an engine, it takes from `deploy/simulation`: nothing here decides anything.
 """
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from request_times import RequestTimes
 
-from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import EngineDesign, PlacedModel
+from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
 from deploy.simulation.units import MuxedUnit, UnitIdentity, report_of
 from pdmux_actor.executor.simulated import GPU_HOST_S
@@ -20,10 +20,10 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import device_named
 from profiler.roofline import RooflineLatency
 from profiler.specs import ModelSpec
-from router.ask import Ask
+from router.admission_request import AdmissionRequest
 from router.limits import GatewayLimits
-from router.prefix_index import prefix_names
-from router.routing import UnitChoice
+from router.routing.prefix_index import prefix_names
+from router.routing.routing import UnitChoice
 from router.view import FleetView, ModelCard, UnitView
 
 _VIEW_PERIOD_S = 0.5
@@ -125,7 +125,7 @@ class VirtualFleet:
     ) -> None:
         """`slo` is the models' own target, as the gateway knows it."""
         assert limits is not None or num_units == 1
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         self.sent: dict[str, Sent] = {}
         self._num_sent = 0
         identities = [
@@ -184,7 +184,7 @@ class VirtualFleet:
 
     def _offer(self, gateway: SimulatedGateway, sent: Sent, request: GenerateRequest, now_s: float) -> None:
         assert self._limits is not None
-        ask = Ask(
+        ask = AdmissionRequest(
             request_id=request.request_id,
             model=request.model,
             prompt_tokens=len(request.prompt_token_ids),

@@ -12,7 +12,7 @@ def main() -> None:
 
 def haproxy() -> None:
     claim()
-    from deploy.haproxy import main as run
+    from deploy.local.haproxy import main as run
 
     run()
 

@@ -11,11 +11,11 @@ claim()
 
 from ray.serve import Application
 
-from deploy.app import UnitReplica, gateway_application, units_application
-from deploy.app_args import GatewayArgs, UnitsArgs
-from deploy.controller import Controller
-from deploy.replica_calls import keep_calls_on_loopback
-from router.serve_adapter import GatewayIngress
+from deploy.serve.app_args import GatewayArgs, UnitsArgs
+from deploy.serve.controller import Controller
+from deploy.serve.replica_calls import keep_calls_on_loopback
+from deploy.serve.serve_applications import UnitReplica, gateway_application, units_application
+from router.serve_deployment import GatewayIngress
 
 keep_calls_on_loopback()
 

@@ -60,7 +60,7 @@ class Plan:
         return next((u.models for u in self.units if u.unit_id == unit_id), ())
 
     def validate(self, units: Sequence[UnitCapacity]) -> None:
-        """Checks the plan against what the units offer; whether weights fit is `placement.memory`'s to say.
+        """Checks the plan against what the units offer; whether weights fit is `placement.estimation.memory`'s to say.
 
         Raises:
             InvalidPlan: with every problem found.

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from router import errors
-from router.admission import MAX_RETRY_AFTER_S
+from router.admission.admission import MAX_RETRY_AFTER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from pdmux_actor.messages import FinishReason, SamplingParams, Slo
 from pdmux_actor.serving.frames import TokenLogprob
-from router.ask import Ask
-from router.caller import Caller
-from router.prefix_index import prefix_names
+from router.access.caller import Caller
+from router.admission_request import AdmissionRequest
+from router.routing.prefix_index import prefix_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class Generation:
     def needed_tokens(self) -> int:
         return len(self.prompt_token_ids) + self.sampling.max_tokens
 
-    def ask(self, caller: Caller, *, deadline_s: float) -> Ask:
-        return Ask(
+    def ask(self, caller: Caller, *, deadline_s: float) -> AdmissionRequest:
+        return AdmissionRequest(
             request_id=self.request_id,
             model=self.model,
             prompt_tokens=len(self.prompt_token_ids),

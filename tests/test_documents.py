@@ -11,7 +11,7 @@ import typer.main
 import yaml
 
 from deploy.cli import build_app
-from deploy.settings import FleetFile, parse_fleet_file
+from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts))

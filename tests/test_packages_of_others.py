@@ -98,4 +98,4 @@ def test_serve_applications__imported_in_a_folder_of_impostors__are_ours(tmp_pat
     write_impostors(tmp_path, list(PACKAGES), "raise RuntimeError('the file of the user')\n")
     program = "import muxfleet.serve_applications as s, deploy; print(s.Unit.__mro__[1].__module__, deploy.__file__)"
 
-    assert python("-c", program, cwd=tmp_path) == f"deploy.app {ROOT}/deploy/__init__.py\n"
+    assert python("-c", program, cwd=tmp_path) == f"deploy.serve.serve_applications {ROOT}/deploy/__init__.py\n"

@@ -32,7 +32,7 @@ TORCH_FREE_MODULES = (
     "placement.plan",
     "placement.solvers.memory_greedy",
     "placement.solvers.search",
-    "placement.explain",
+    "placement.plan_explanation",
     "pdmux_actor.messages",
     "pdmux_actor.lease",
     "pdmux_actor.engine",
@@ -41,8 +41,8 @@ TORCH_FREE_MODULES = (
     "pdmux_actor.scheduling.scheduler",
     "pdmux_actor.serving.frames",
     "router.view",
-    "router.routing",
-    "router.admission",
+    "router.routing.routing",
+    "router.admission.admission",
 )
 
 

@@ -1,8 +1,7 @@
 """Launches made by hand: sequences with KV rows of their own, and the time of one launch on the device."""
 
 import statistics
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,7 +10,7 @@ from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, PrefillSlice, Repartition
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 _DEADLINE_S = 120.0
 _TRIES_PER_STEP = 3
@@ -30,7 +29,7 @@ class HandMadeLaunches:
         self._batch_id = 0
         executor.attach_model(info, self._table)
 
-    def sequences(self, count: int, context_tokens: int, room_tokens: int) -> list[Sequence]:
+    def sequences(self, count: int, context_tokens: int, room_tokens: int) -> list[TokenSequence]:
         """With `context_tokens` known tokens and rows for `room_tokens` more. Their KV is whatever lies in the pool."""
         made = []
         for index in range(count):
@@ -42,19 +41,19 @@ class HandMadeLaunches:
                 sampling=SamplingParams(max_tokens=room_tokens, temperature=0.0, ignore_eos=True),
                 slo=Slo(ttft_s=60.0, tbt_s=60.0),
             )
-            sequence = Sequence.from_request(request, 0.0)
+            sequence = TokenSequence.from_request(request, 0.0)
             num_rows = -(-(context_tokens + room_tokens) // self.info.geometry.tokens_per_row)
             assert num_rows <= len(self._free_rows), "the KV pool is too small for this measurement"
             sequence.rows[:], self._free_rows = self._free_rows[:num_rows], self._free_rows[num_rows:]
             made.append(sequence)
         return made
 
-    def free(self, sequences: Seq[Sequence]) -> None:
+    def free(self, sequences: Sequence[TokenSequence]) -> None:
         for sequence in sequences:
             self._free_rows += sequence.rows
 
     @contextmanager
-    def holding(self, count: int, context_tokens: int, room_tokens: int = 8) -> Iterator[list[Sequence]]:
+    def holding(self, count: int, context_tokens: int, room_tokens: int = 8) -> Iterator[list[TokenSequence]]:
         """Sequences as `sequences` makes them; their rows are free again afterwards, whatever happens."""
         made = self.sequences(count, context_tokens, room_tokens)
         try:
@@ -66,7 +65,7 @@ class HandMadeLaunches:
     def partition(self, prefill_sms: int, decode_sms: int) -> None:
         self.executor.submit(Repartition(prefill_sms=prefill_sms, decode_sms=decode_sms))
 
-    def prefill_launch(self, sequences: Seq[Sequence]) -> PrefillSlice:
+    def prefill_launch(self, sequences: Sequence[TokenSequence]) -> PrefillSlice:
         self._batch_id += 1
         return PrefillSlice(
             batch_id=self._batch_id,
@@ -76,7 +75,7 @@ class HandMadeLaunches:
             last_layer=self.info.spec.num_layers,
         )
 
-    def decode_launch(self, sequences: Seq[Sequence], steps: int = 1) -> DecodeStep:
+    def decode_launch(self, sequences: Sequence[TokenSequence], steps: int = 1) -> DecodeStep:
         return DecodeStep(model=self.info.model, sequences=tuple(sequences), steps=steps)
 
     def time_s(self, launch: ComputeLaunch, repeats: int, warm_ups: int = 2) -> list[float]:
@@ -89,7 +88,7 @@ class HandMadeLaunches:
             times.append(done.finished_s - done.started_s)
         return times[warm_ups:]
 
-    def time_beside_s(self, decode: DecodeStep, prompts: Seq[Sequence], repeats: int) -> list[float]:
+    def time_beside_s(self, decode: DecodeStep, prompts: Sequence[TokenSequence], repeats: int) -> list[float]:
         """Of decode steps that ran while the other lane prefilled `prompts` again and again."""
         self.time_s(decode, 1, warm_ups=1)
         self.executor.submit(self.prefill_launch(prompts))
@@ -117,7 +116,7 @@ class HandMadeLaunches:
             self.executor.wait(self.executor.now() + _DEADLINE_S)
 
 
-def median_and_spread_s(times_s: Seq[float]) -> tuple[float, float]:
+def median_and_spread_s(times_s: Sequence[float]) -> tuple[float, float]:
     """The spread is the distance between the quartiles."""
     low, middle, high = statistics.quantiles(times_s, n=4)
     return middle, high - low

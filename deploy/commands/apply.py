@@ -13,12 +13,12 @@ from deploy.commands.start_screen import ModelLines
 from deploy.commands.terminal import terminal
 from deploy.environment import export_environment, ray_address, running_fleets_folder
 from deploy.errors import RestartNeeded
-from deploy.ray_environment import joining_environment
-from deploy.running_fleets import RunningFleet, find_fleet, keep_applied
-from deploy.settings import FleetFile, check_sources, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
+from deploy.local.ray_environment import joining_environment
+from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
 
 if TYPE_CHECKING:
-    from deploy.serve_fleet import ServeFleet
+    from deploy.serve.serve_fleet import ServeFleet
 
 
 def apply(
@@ -43,10 +43,10 @@ def apply(
         check_sources(fleet)
     began_s = time.monotonic()
     address, fleet, found = _found(fleet)
-    from deploy.local_ray import joined_ray  # Ray reads its environment when it is imported
+    from deploy.local.local_ray import joined_ray  # Ray reads its environment when it is imported
 
     with joined_ray(address, is_verbose=False):
-        from deploy.serve_fleet import ServeFleet
+        from deploy.serve.serve_fleet import ServeFleet
 
         running = ServeFleet(fleet)
         change = running.change()

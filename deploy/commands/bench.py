@@ -10,8 +10,8 @@ from deploy.commands.replay_screen import first_errors, replay_with_progress, su
 from deploy.commands.terminal import terminal
 from deploy.environment import api_key as known_api_key
 from deploy.errors import OutputNotWritable
-from deploy.served_models import ServedModel, served_models
-from deploy.workload import fit_lengths, fit_models, fit_rate
+from deploy.inspection.served_models import ServedModel, served_models
+from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.entry import read_trace
 from traces.report import summarize

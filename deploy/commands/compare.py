@@ -12,7 +12,7 @@ from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.settings import check_sources
+from deploy.fleet_file.settings import check_sources
 from deploy.simulation.papers.experiment_file import ExperimentFile, read_experiment_file
 from deploy.simulation.papers.measurement import CaseResult, run_case
 

@@ -12,8 +12,8 @@ from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupte
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
-from deploy.demo_fleet import DemoTrace, generated_trace, recorded_trace, warm_up_trace, write_demo
-from deploy.settings import FleetFile, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, read_fleet_file
+from deploy.local.demo_fleet import DemoTrace, generated_trace, recorded_trace, warm_up_trace, write_demo
 from traces.replay import replay
 from traces.report import Summary, summarize
 from traces.timeliness import SloTarget

@@ -13,15 +13,15 @@ from deploy.commands.json_file import writable, write_json
 from deploy.commands.plan_screen import headroom
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.fleet_report import explanation, fleet_report
-from deploy.plan_file import read_plan
-from deploy.planning import estimator_of, placement_models, plan_fleet, units_of_fleet, with_solver
-from deploy.settings import check_sources, read_fleet_file
-from placement import explain as explanations
+from deploy.fleet_file.settings import check_sources, read_fleet_file
+from deploy.inspection.fleet_report import explanation, fleet_report
+from deploy.planning.fleet_planning import estimator_of, placement_models, plan_fleet, units_of_fleet, with_solver
+from deploy.planning.plan_file import read_plan
+from placement import plan_explanation as explanations
 from placement.errors import ModelUnknown
-from placement.explain import Explanation
 from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import PlacementModel
+from placement.plan_explanation import Explanation
+from placement.problem import PlacementModel
 
 _SHOWN = 12
 

@@ -14,16 +14,16 @@ from rich.console import Console
 from deploy.commands.start_screen import StartScreen
 from deploy.environment import export_environment, ray_address, ray_auth_token, running_fleets_folder
 from deploy.errors import PortTaken
-from deploy.haproxy import program_path
-from deploy.ray_environment import ray_environment
-from deploy.render import logical_cpus, without_node_labels
-from deploy.running_fleets import RunningFleet, announced, this_process_started_s
-from deploy.settings import FleetFile
-from deploy.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
-from deploy.supervisor import Supervisor, supervised
+from deploy.fleet_file.settings import FleetFile
+from deploy.local.haproxy import program_path
+from deploy.local.ray_environment import ray_environment
+from deploy.local.running_fleets import RunningFleet, announced, this_process_started_s
+from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
+from deploy.local.supervisor import Supervisor, supervised
+from deploy.serve.render import logical_cpus, without_node_labels
 
 if TYPE_CHECKING:
-    from deploy.serve_fleet import ServeFleet
+    from deploy.serve.serve_fleet import ServeFleet
 
 _PORTS_TO_TRY = 50
 STOP_S = 30.0
@@ -66,7 +66,7 @@ def fleet_on_screen(
         supervisor.limit_start(wait_s)
         with screen, _cluster(fleet, screen, supervisor, is_verbose=is_verbose):
             # Ray reads its environment when it is imported.
-            from deploy.serve_fleet import serve_fleet
+            from deploy.serve.serve_fleet import serve_fleet
 
             screen.line(f"Ray is up, deploying fleet {fleet.name!r}")
             # Terminable again: Ray has set a handler of its own meanwhile.
@@ -89,7 +89,7 @@ def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractConte
     """`muxfleet apply` finds the fleet by that. A cluster that was there before is found by RAY_ADDRESS."""
     if is_joining:
         return nullcontext()
-    from deploy.local_ray import cluster_address
+    from deploy.local.local_ray import cluster_address
 
     found = RunningFleet(
         name=fleet.name,
@@ -160,7 +160,7 @@ def _free_ports() -> tuple[int, int]:
 
 
 def _visible_gpus() -> int:
-    from deploy.local_ray import visible_gpus  # after the environment is set, as above
+    from deploy.local.local_ray import visible_gpus  # after the environment is set, as above
 
     return visible_gpus()
 
@@ -168,7 +168,7 @@ def _visible_gpus() -> int:
 def _cluster(
     fleet: FleetFile, screen: StartScreen, supervisor: Supervisor, *, is_verbose: bool
 ) -> AbstractContextManager[Any]:
-    from deploy.local_ray import joined_ray, local_ray  # after the environment is set, as above
+    from deploy.local.local_ray import joined_ray, local_ray  # after the environment is set, as above
 
     address = ray_address()
     if address is not None:

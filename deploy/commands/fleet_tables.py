@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
-from deploy.control.history import Decision
-from deploy.fleet_status import FleetStatus, ModelState, UnitState
-from deploy.gateway_figures import ModelFigures
+from deploy.control.decision_history import PlacementDecision
+from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
+from deploy.inspection.gateway_figures import ModelFigures
 from pdmux_actor.lease import ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
 
@@ -83,7 +83,7 @@ def bar(share: float) -> str:
     return "█" * full + "░" * (_BAR_CELLS - full)
 
 
-def decision_table(decisions: tuple[Decision, ...], *, newest: int) -> Table:
+def decision_table(decisions: tuple[PlacementDecision, ...], *, newest: int) -> Table:
     table = _table("ago", "what", "why")
     for decision in decisions[:newest]:
         table.add_row(f"{decision.seconds_ago:.0f} s", decision.kind, "; ".join((decision.reason, *decision.moves)))
@@ -125,7 +125,7 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
     }
 
 
-def _unit_rows(unit: UnitState, short_name: str) -> Iterator[tuple[str, ...]]:
+def _unit_rows(unit: UnitStatus, short_name: str) -> Iterator[tuple[str, ...]]:
     report = unit.report
     load = report.load
     shares = _NONE if load is None else f"{load.prefill_sms}/{load.decode_sms}"
@@ -160,7 +160,7 @@ def _figures(load: ModelLoad | None) -> tuple[str, ...]:
     )
 
 
-def _unit_dict(unit: UnitState) -> dict[str, object]:
+def _unit_dict(unit: UnitStatus) -> dict[str, object]:
     report = unit.report
     loads = _loads(report.load)
     return {

@@ -11,9 +11,9 @@ from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
 from deploy.errors import KeyFileError, OptionNotUsable
-from deploy.fleet_problems import problems_of
-from deploy.key_file import KeyFile, StoredKey, read_key_file, write_key_file
-from router.api_keys import make_key
+from deploy.fleet_file.fleet_problems import problems_of
+from deploy.fleet_file.key_file import KeyFile, StoredKey, read_key_file, write_key_file
+from router.access.api_keys import make_key
 
 KeysFile = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `gateway.api_keys` names it.")]
 _DEFAULT = Path("keys.yaml")

@@ -12,8 +12,9 @@ from deploy.commands.json_file import writable, write_json
 from deploy.commands.plan_screen import estimate_table, plan_dict, served_line, steps_line, steps_table, verdict
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.plan_file import read_plan
-from deploy.planning import (
+from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
+from deploy.fleet_file.what_if import changed_fleet, told_changes
+from deploy.planning.fleet_planning import (
     PlannedFleet,
     fewest_units,
     lay_out_fleet,
@@ -22,14 +23,13 @@ from deploy.planning import (
     units_of_fleet,
     with_solver,
 )
-from deploy.settings import FleetFile, check_sources, read_fleet_file
-from deploy.what_if import changed_fleet, told_changes
-from placement.diff import MoveCost, Step, move_cost, steps_between
-from placement.memory import holds_weights
+from deploy.planning.plan_file import read_plan
+from placement.estimation.memory import holds_weights
 from placement.plan import Plan
+from placement.plan_steps import MoveCost, Step, move_cost, steps_between
 
 if TYPE_CHECKING:
-    from deploy import plan_picture
+    from deploy.planning import plan_picture
 
 _MOST_CHANGES = 8
 
@@ -153,7 +153,7 @@ def _picture(file: Path) -> "type[plan_picture.PlanPicture]":
     if file.suffix not in (".png", ".svg", ".pdf"):
         raise OptionNotUsable(option="--plot", value=file, remedy="name a .png, .svg or .pdf")
     try:
-        from deploy.plan_picture import PlanPicture  # matplotlib is an extra, and takes a second to import
+        from deploy.planning.plan_picture import PlanPicture  # matplotlib is an extra, and takes a second to import
     except ModuleNotFoundError as error:
         remedy = f"{error.name} is not installed; pip install 'muxfleet[plots]'"
         raise OptionNotUsable(option="--plot", value=file, remedy=remedy) from error

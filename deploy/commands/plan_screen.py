@@ -6,11 +6,11 @@ from dataclasses import asdict
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
-from deploy.planning import EnoughUnits, PlannedFleet
-from placement.diff import DrainModel, LoadModel, MoveCost, SetQuotas, Step
-from placement.estimate import FleetEstimate, UnitEstimate
+from deploy.planning.fleet_planning import EnoughUnits, PlannedFleet
+from placement.estimation.plan_estimate import FleetEstimate, UnitEstimate
 from placement.plan import ModelPlacement, UnitCapacity
-from placement.solvers.base import PlacementModel
+from placement.plan_steps import DrainModelStep, LoadModelStep, MoveCost, SetQuotasStep, Step
+from placement.problem import PlacementModel
 
 _UNBOUNDED = 1e3  # a headroom beyond this says only that there is hardly any load
 _ALL = 0.9995  # what is shown as 100.0 %
@@ -170,10 +170,10 @@ def headroom(factor: float) -> str:
 
 def _step_cells(step: Step) -> tuple[str, str, str, str]:
     match step:
-        case SetQuotas(unit_id=unit_id, quota_blocks=quotas):
+        case SetQuotasStep(unit_id=unit_id, quota_blocks=quotas):
             return "set quotas", unit_id, ", ".join(quotas), ", ".join(str(q) for q in quotas.values())
-        case LoadModel(unit_id=unit_id, model=model, quota_blocks=blocks, wake_s=wake_s):
+        case LoadModelStep(unit_id=unit_id, model=model, quota_blocks=blocks, wake_s=wake_s):
             how = "load" if wake_s is None else "wake"
             return f"{how}, then shift traffic", unit_id, model, str(blocks)
-        case DrainModel(unit_id=unit_id, model=model, interrupts=interrupts):
+        case DrainModelStep(unit_id=unit_id, model=model, interrupts=interrupts):
             return "drain and unload" + (" (its last replica)" if interrupts else ""), unit_id, model, ""

@@ -13,12 +13,12 @@ from rich.table import Table
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.settings import check_sources, read_fleet_file
-from deploy.source_paths import resolve_source
+from deploy.fleet_file.settings import check_sources, read_fleet_file
+from deploy.fleet_file.source_paths import resolve_source
 from profiler.profile import PHASES, HeldOutError, Profile
 
 if TYPE_CHECKING:
-    from deploy.profiled_engines import EngineToProfile
+    from deploy.profiling.profiled_engines import EngineToProfile
 
 _MIB = 1024**2
 _GPU_KV_BYTES = 16 * 1024 * _MIB
@@ -77,7 +77,7 @@ def profile(
 def _plotter(plot: Path) -> Callable[[Profile, Path], None]:
     """Raises OptionNotUsable, before anything is measured."""
     try:
-        from deploy.profile_plot import plot_profile  # matplotlib is an extra, and takes a second to import
+        from deploy.profiling.profile_plot import plot_profile  # matplotlib is an extra, and takes a second to import
     except ModuleNotFoundError as error:
         remedy = f"{error.name} is not installed; pip install 'muxfleet[plots]'"
         raise OptionNotUsable(option="--plot", value=plot, remedy=remedy) from error
@@ -94,8 +94,8 @@ def _engine(
     cores: int | None,
     dtype: str | None,
 ) -> "EngineToProfile":
-    from deploy.profiled_engines import EngineToProfile, ModelToProfile  # brings torch
-    from deploy.profiling import engine_of_fleet
+    from deploy.profiling.profile_runs import engine_of_fleet
+    from deploy.profiling.profiled_engines import EngineToProfile, ModelToProfile  # brings torch
 
     if (file is None) == (checkpoint is None):
         given = "nothing" if file is None else "both"
@@ -126,15 +126,14 @@ def _engine(
 
 
 def _measure(console: Console, engine: "EngineToProfile", out: Path, budget_s: float) -> Profile:
-    from deploy.profiling import Progress as Done
-    from deploy.profiling import profile_engine
+    from deploy.profiling.profile_runs import ProfilingProgress, profile_engine
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     left_out: dict[str, int] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks = {model.name: bars.add_task(model.name, total=None) for model in engine.models}
 
-        def show(done: Done) -> None:
+        def show(done: ProfilingProgress) -> None:
             left_out[done.model] = done.too_long
             bars.update(tasks[done.model], completed=done.launches + done.too_long, total=done.planned)
 

@@ -9,7 +9,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.settings import read_fleet_file
+from deploy.fleet_file.settings import read_fleet_file
 from pdmux_actor.models.checkpoint import resolve_checkpoint
 
 _FLEET_FILES = (".yaml", ".yml", ".json")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deploy.render import serve_yaml
-from deploy.settings import fleet_json_schema, read_fleet_file
+from deploy.fleet_file.settings import fleet_json_schema, read_fleet_file
+from deploy.serve.render import serve_yaml
 
 
 def render(

@@ -12,7 +12,7 @@ from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.simulation_screen import RunProgress, decisions_table, figures_table, outcome_line, sweep_table
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.settings import FleetFile, check_sources, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome

@@ -7,8 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from deploy.engine_memory import engine_memory_bytes
-from deploy.fleet_status import ModelState
+from deploy.control.fleet_status import ModelState
+from deploy.local.engine_memory import engine_memory_bytes
 
 _STILL_EVERY_S = 15.0
 _LOOK_EVERY_S = 1.0

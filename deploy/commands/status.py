@@ -7,7 +7,7 @@ import typer
 from deploy.commands.fleet_tables import as_dict, decision_table, model_table, problems, state_of, unit_table
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
-from deploy.fleet_report import fleet_report
+from deploy.inspection.fleet_report import fleet_report
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

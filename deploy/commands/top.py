@@ -12,10 +12,10 @@ from rich.text import Text
 from deploy.commands.fleet_tables import decision_table, gateway_table, model_table, problems, unit_table
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
+from deploy.control.fleet_status import FleetStatus
 from deploy.errors import FleetUnreachable
-from deploy.fleet_report import fleet_report
-from deploy.fleet_status import FleetStatus
-from deploy.gateway_figures import ModelFigures, RecentFigures, read_gateways
+from deploy.inspection.fleet_report import fleet_report
+from deploy.inspection.gateway_figures import ModelFigures, RecentFigures, read_gateways
 
 
 def top(

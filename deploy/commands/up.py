@@ -12,8 +12,8 @@ from deploy.commands.fleet_screen import STOP_S, fleet_on_screen, serve_until_in
 from deploy.commands.terminal import terminal
 from deploy.environment import running_fleets_folder
 from deploy.errors import FleetLost
-from deploy.running_fleets import take_applied
-from deploy.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file
+from deploy.local.running_fleets import take_applied
 
 
 def up(

@@ -1,6 +1,6 @@
 """The leases given out, with versions that only grow."""
 
-from deploy.catalog import Catalog
+from deploy.fleet_file.model_catalog import Catalog
 from pdmux_actor.lease import Lease, ModelAssignment, UnitReport
 from placement.plan import ModelPlacement
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from deploy.control.rate import RateEstimate, RateTuning
+from deploy.control.rate_estimate import RateEstimate, RateTuning
 from placement.demand import ModelDemand
-from router.demand_report import DemandReport, ModelAsked
+from router.admission.demand_report import DemandReport, ModelAsked
 
 _BIN_S = 5.0
 _LENGTH_MEMORY = 50.0  # requests

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from deploy.control.rules import ControlRules
+from deploy.control.control_rules import ControlRules
 from pdmux_actor.lease import ModelPhase
-from placement.diff import Asleep, DrainModel, Fits, LoadModel, SetQuotas, Step, steps_between
 from placement.plan import ModelPlacement, Plan, UnitPlan
+from placement.plan_steps import Asleep, DrainModelStep, Fits, LoadModelStep, SetQuotasStep, Step, steps_between
 
 _MINUTE_S = 60.0
 
@@ -30,7 +30,7 @@ class FleetState(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TransitionProgress:
     """The plan in force from now on, the steps just taken, and whether more are to come. `only_stays`: all that is left
     are drains of replicas that have not stayed for long enough.
     """
@@ -61,7 +61,7 @@ class Transition:
         self._placed_s = {k: s for k, s in self._placed_s.items() if k[0] != unit_id}
         self._quota_of_lingering = {k: q for k, q in self._quota_of_lingering.items() if k[0] != unit_id}
 
-    def advance(self, current: Plan, goal: Plan, fleet: FleetState, *, fits: Fits, now_s: float) -> Progress:
+    def advance(self, current: Plan, goal: Plan, fleet: FleetState, *, fits: Fits, now_s: float) -> TransitionProgress:
         attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering)
         skipped: list[Step] = []
         taken: list[Step] = []
@@ -73,7 +73,7 @@ class Transition:
             else:
                 skipped.append(step)
         settled = not any(attempt.is_moving(u.unit_id) for u in goal.units)
-        return Progress(
+        return TransitionProgress(
             plan=attempt.plan(),
             taken=tuple(taken),
             is_done=settled and not skipped,
@@ -83,28 +83,28 @@ class Transition:
     def _has_to_stay(self, step: Step, attempt: "_Attempt", now_s: float) -> bool:
         """A drain that waits for nothing but its replica's time, or quotas that wait for such a drain."""
         match step:
-            case DrainModel(interrupts=False):
+            case DrainModelStep(interrupts=False):
                 return not self._has_stayed(step, now_s) and attempt.is_ready_elsewhere(step.unit_id, step.model)
-            case SetQuotas():
+            case SetQuotasStep():
                 return True
             case _:
                 return False
 
     def _may(self, step: Step, attempt: "_Attempt", *, skipped: bool, now_s: float) -> bool:
         match step:
-            case SetQuotas():
+            case SetQuotasStep():
                 return attempt.quotas_fit(step) and (attempt.only_lowers(step) or not attempt.is_moving(step.unit_id))
-            case LoadModel():
+            case LoadModelStep():
                 is_move = attempt.is_ready_elsewhere(step.unit_id, step.model)
                 return attempt.has_room(step) and (not is_move or self._has_budget(now_s))
-            case DrainModel(interrupts=True):
+            case DrainModelStep(interrupts=True):
                 return not skipped and not attempt.anything_moving()
-            case DrainModel():
+            case DrainModelStep():
                 if not attempt.is_wanted(step.model):
                     return True
                 return self._has_stayed(step, now_s) and attempt.is_ready_elsewhere(step.unit_id, step.model)
 
-    def _has_stayed(self, step: DrainModel, now_s: float) -> bool:
+    def _has_stayed(self, step: DrainModelStep, now_s: float) -> bool:
         placed_s = self._placed_s.get((step.unit_id, step.model), float("-inf"))
         return now_s - placed_s >= self.rules.min_residency_s
 
@@ -115,15 +115,15 @@ class Transition:
 
     def _note(self, step: Step, attempt: "_Attempt", now_s: float) -> None:
         match step:
-            case LoadModel():
+            case LoadModelStep():
                 if attempt.is_ready_elsewhere(step.unit_id, step.model):
                     self._moves_s.append(now_s)
                 self._placed_s[step.unit_id, step.model] = now_s
                 self._quota_of_lingering.pop((step.unit_id, step.model), None)
-            case DrainModel():
+            case DrainModelStep():
                 self._placed_s.pop((step.unit_id, step.model), None)
                 self._quota_of_lingering[step.unit_id, step.model] = attempt.quota(step.unit_id, step.model)
-            case SetQuotas():
+            case SetQuotasStep():
                 pass
 
 
@@ -157,12 +157,12 @@ class _Attempt:
     def take(self, step: Step) -> None:
         held = self._held[step.unit_id]
         match step:
-            case SetQuotas():
+            case SetQuotasStep():
                 held |= step.quota_blocks
-            case LoadModel():
+            case LoadModelStep():
                 held[step.model] = step.quota_blocks
                 self._homes.setdefault(step.model, set()).add(step.unit_id)
-            case DrainModel():
+            case DrainModelStep():
                 del held[step.model]
                 self._homes[step.model].discard(step.unit_id)
 
@@ -186,15 +186,15 @@ class _Attempt:
     def anything_moving(self) -> bool:
         return any(self.is_moving(unit_id) for unit_id in self._held)
 
-    def only_lowers(self, step: SetQuotas) -> bool:
+    def only_lowers(self, step: SetQuotasStep) -> bool:
         return all(blocks <= self._held[step.unit_id].get(m, 0) for m, blocks in step.quota_blocks.items())
 
-    def quotas_fit(self, step: SetQuotas) -> bool:
+    def quotas_fit(self, step: SetQuotasStep) -> bool:
         if not step.quota_blocks.keys() <= self._held[step.unit_id].keys():
             return False  # a step before it was not taken
         return self._blocks_with(step.unit_id, step.quota_blocks) <= self._fleet.total_blocks(step.unit_id)
 
-    def has_room(self, step: LoadModel) -> bool:
+    def has_room(self, step: LoadModelStep) -> bool:
         blocks = self._blocks_with(step.unit_id, {step.model: step.quota_blocks})
         held = frozenset({*self._held[step.unit_id], step.model})
         return blocks <= self._fleet.total_blocks(step.unit_id) and self._fits(step.unit_id, held)
@@ -220,10 +220,10 @@ def without_replica(plan: Plan, unit_id: str, model: str) -> Plan:
 
 def in_words(step: Step) -> str:
     match step:
-        case LoadModel():
+        case LoadModelStep():
             return f"{'load' if step.wake_s is None else 'wake'} {step.model} on {step.unit_id}"
-        case DrainModel():
+        case DrainModelStep():
             return f"drain {step.model} from {step.unit_id}" + (" (interrupts it)" if step.interrupts else "")
-        case SetQuotas():
+        case SetQuotasStep():
             quotas = ", ".join(f"{m} {q}" for m, q in sorted(step.quota_blocks.items()))
             return f"quotas on {step.unit_id}: {quotas}"

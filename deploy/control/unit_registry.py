@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from deploy.control.rules import ControlTiming
+from deploy.control.control_rules import ControlTiming
 from pdmux_actor.lease import UnitReport
 from placement.plan import UnitCapacity
 from profiler.devices import DEVICES, laptop_cpu

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.catalog import Catalog, CatalogModel
-from deploy.control.history import Decision
-from deploy.control.rules import rules_of
-from deploy.control_loop import ControlLoop
-from deploy.planning import SOLVERS, PlannedFleet
-from deploy.settings import FleetFile
+from deploy.control.control_loop import ControlLoop
+from deploy.control.control_rules import rules_of
+from deploy.control.decision_history import PlacementDecision
+from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.settings import FleetFile
+from deploy.planning.fleet_planning import SOLVERS, PlannedFleet
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit
-from deploy.simulation.news import FleetModel, FleetNews, TellNews, longest_placed
 from deploy.simulation.units import SimulatedUnit
+from deploy.simulation.view_updates import FleetModel, TellNews, ViewUpdates, longest_placed
 from profiler.specs import DeviceSpec, ModelSpec
 from router.view import FleetView
 
@@ -66,14 +66,14 @@ class ControlledFleet:
     def has(self, unit_id: str, model: str) -> bool:
         return self._units[unit_id].is_ready(model)
 
-    def decisions(self, now_s: float) -> tuple[Decision, ...]:
+    def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return self._loop.status(now_s).decisions
 
 
 def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str) -> TellNews:
     """By the rules of the file's `placement` section. Its units must be LeasedUnits."""
 
-    def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> FleetNews:
+    def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> ViewUpdates:
         leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
         assert len(leased) == len(units), "only leased units follow a control loop"
         loop = ControlLoop(stream_token="", first_version=1, started_s=0.0)

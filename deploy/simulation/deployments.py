@@ -7,25 +7,25 @@ from typing import Any
 
 from pydantic import ByteSize
 
-from deploy.planning import PlannedFleet, lay_out_fleet, plan_fleet
-from deploy.settings import FleetFile, PoolSection
-from deploy.simulation.agenda import Agenda
+from deploy.fleet_file.settings import FleetFile, PoolSection
+from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet
+from deploy.planning.pool_hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
 from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.control import LoadTimes, led_by_control_loop
 from deploy.simulation.decode_only import DecodeOnlyLatency
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
+from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_run import BuildUnits
-from deploy.simulation.hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
-from deploy.simulation.news import FixedPlan, FleetModel, TellNews
 from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
+from deploy.simulation.view_updates import FixedPlan, FleetModel, TellNews
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
-from placement.memory import resident_bytes
+from placement.estimation.memory import resident_bytes
 from placement.plan import UnitCapacity
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 
 # Of a pair of engines in one node: what NVLink of A100 reaches in one direction.
 LINK_BYTES_PER_S = 250e9
@@ -185,7 +185,7 @@ def _unit_design(
 
 
 def _builder(designs: Sequence[tuple[UnitIdentity, EngineDesign]], deployment: Deployment) -> BuildUnits:
-    def build(agenda: Agenda, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
+    def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         make = _pair if deployment.disaggregated else MuxedUnit
         return [make(identity, design, agenda, on_tokens) for identity, design in designs]
 
@@ -199,7 +199,7 @@ def _leased_builder(
         capacity.unit_id: {m.model: _loadable(m, capacity, loads) for m in planned.models} for capacity in planned.units
     }
 
-    def build(agenda: Agenda, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
+    def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         return [LeasedUnit(i, design, loadable[i.unit_id], agenda, on_tokens) for i, design in designs]
 
     return build
@@ -214,7 +214,7 @@ def _loadable(model: PlacementModel, capacity: UnitCapacity, loads: LoadTimes) -
     )
 
 
-def _pair(identity: UnitIdentity, design: EngineDesign, agenda: Agenda, on_tokens: OnTokens) -> DisaggregatedUnit:
+def _pair(identity: UnitIdentity, design: EngineDesign, agenda: EventQueue, on_tokens: OnTokens) -> DisaggregatedUnit:
     decode = replace(
         design,
         policy="chunked_prefill",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deploy.simulation.agenda import Agenda
+from deploy.simulation.event_queue import EventQueue
 from pdmux_actor.engine import EngineLoop, build_scheduler
 from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.inbox import Inbox
@@ -42,7 +42,7 @@ class EngineDesign:
 class SimulatedEngine:
     """Wakes when a launch ends or a request arrives, and at no other time."""
 
-    def __init__(self, design: EngineDesign, agenda: Agenda, on_tokens: OnTokens) -> None:
+    def __init__(self, design: EngineDesign, agenda: EventQueue, on_tokens: OnTokens) -> None:
         self._agenda = agenda
         self._executor = SimulatedExecutor(
             device=design.device,

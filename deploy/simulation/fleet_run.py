@@ -5,23 +5,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 
-from deploy.control.history import Decision
-from deploy.simulation.agenda import Agenda
+from deploy.control.decision_history import PlacementDecision
+from deploy.inspection.workload import cut_to_context
 from deploy.simulation.engine import OnTokens
+from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
-from deploy.simulation.news import FixedPlan, FleetModel, TellNews
 from deploy.simulation.open_request import OpenRequest, rejected
-from deploy.simulation.prompts import simulated_prompt
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
+from deploy.simulation.trace_prompts import simulated_prompt
 from deploy.simulation.units import SimulatedUnit
-from deploy.workload import cut_to_context
+from deploy.simulation.view_updates import FixedPlan, FleetModel, TellNews
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
-from router.ask import Ask
+from router.admission_request import AdmissionRequest
 from router.limits import GatewayLimits
-from router.prefix_index import prefix_names
-from router.routing import UnitChoice
+from router.routing.prefix_index import prefix_names
+from router.routing.routing import UnitChoice
 from traces.outcome import Ending, RequestOutcome
 from traces.record import TraceRecord
 from traces.timeliness import SloTarget
@@ -29,7 +29,7 @@ from traces.timeliness import SloTarget
 VIEW_PERIOD_S = 0.5  # units tell of themselves as often, and gateways hear of it at once
 _PROGRESS_EVENTS = 2048
 
-BuildUnits = Callable[[Agenda, OnTokens], Sequence[SimulatedUnit]]
+BuildUnits = Callable[[EventQueue, OnTokens], Sequence[SimulatedUnit]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class FleetOutcome:
     steps: int
     gave_up: bool
     partitions: tuple[PartitionSample, ...] = ()
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[PlacementDecision, ...] = ()
 
-    def decided_s(self, decision: Decision) -> float:
+    def decided_s(self, decision: PlacementDecision) -> float:
         """When, in virtual time."""
         return self.ended_s - decision.seconds_ago
 
@@ -89,7 +89,7 @@ class FleetRun:
         tell_news: TellNews = FixedPlan,
         on_outcome: Callable[[RequestOutcome], None] | None = None,
     ) -> None:
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         self.statistics = {m.model: ModelStatistics(SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s)) for m in models}
         self._models = {m.model: m for m in models}
         self._stream = stream
@@ -197,7 +197,7 @@ class FleetRun:
             sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0),
             slo=model.slo,
         )
-        ask = Ask(
+        ask = AdmissionRequest(
             request_id=request.request_id,
             model=model.model,
             prompt_tokens=len(prompt),

@@ -1,15 +1,15 @@
-"""A gateway replica of a simulated fleet: the router's own front desk, without HTTP."""
+"""A gateway replica of a simulated fleet: the router's own `GatewayScheduler`, without HTTP."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 
-from deploy.simulation.agenda import Agenda
-from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
-from router.ask import Ask
-from router.front_desk import FrontDesk
+from deploy.simulation.event_queue import EventQueue
+from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.admission_request import AdmissionRequest
+from router.gateway_scheduler import GatewayScheduler
 from router.limits import GatewayLimits
-from router.routing import RoutingSettings, UnitChoice
+from router.routing.routing import RoutingSettings, UnitChoice
 from router.view import FleetView
 
 
@@ -48,8 +48,8 @@ class Reception:
 class SimulatedGateway:
     """Requests that must wait are looked at again when something changes, or when the desk says that it is time."""
 
-    def __init__(self, *, name: str, limits: GatewayLimits, agenda: Agenda) -> None:
-        self.desk = FrontDesk(
+    def __init__(self, *, name: str, limits: GatewayLimits, agenda: EventQueue) -> None:
+        self.desk = GatewayScheduler(
             gateway_id=name,
             admission=AdmissionSettings(max_waiting=limits.max_queued),
             routing=RoutingSettings(stale_after_s=limits.stale_after_s),
@@ -66,7 +66,7 @@ class SimulatedGateway:
         self.desk.update_view(view, self._agenda.clock.now_s)
         self.pump()
 
-    def offer(self, ask: Ask, reception: Reception) -> None:
+    def offer(self, ask: AdmissionRequest, reception: Reception) -> None:
         """Exactly one function of the reception is called, now or later."""
         decision = self.desk.offer(ask, self._agenda.clock.now_s)
         if isinstance(decision, Queue):
@@ -82,7 +82,7 @@ class SimulatedGateway:
             self._receive(ask, outcome, self._receptions.pop(ask.request_id))
         self._sleep()
 
-    def _receive(self, ask: Ask, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
+    def _receive(self, ask: AdmissionRequest, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
         if isinstance(outcome, Admit):
             reception.admitted(outcome.choice, Stay(gateway=self, request_id=ask.request_id))
         else:

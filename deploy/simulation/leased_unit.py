@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
+from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.units import UnitIdentity, heartbeat
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
@@ -51,7 +51,7 @@ class LeasedUnit:
         identity: UnitIdentity,
         design: EngineDesign,
         loadable: Mapping[str, LoadableModel],
-        agenda: Agenda,
+        agenda: EventQueue,
         on_tokens: OnTokens,
     ) -> None:
         """It starts with the models of its design."""

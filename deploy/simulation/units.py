@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from deploy.simulation.agenda import Agenda
 from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
+from deploy.simulation.event_queue import EventQueue
 from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, TokenEvent
@@ -39,7 +39,7 @@ class SimulatedUnit(Protocol):
 class MuxedUnit:
     """One engine for both phases."""
 
-    def __init__(self, identity: UnitIdentity, design: EngineDesign, agenda: Agenda, on_tokens: OnTokens) -> None:
+    def __init__(self, identity: UnitIdentity, design: EngineDesign, agenda: EventQueue, on_tokens: OnTokens) -> None:
         self.identity = identity
         self.design = design
         self.is_stale = True
@@ -70,7 +70,7 @@ class DisaggregatedUnit:
         identity: UnitIdentity,
         prefill: EngineDesign,
         decode: EngineDesign,
-        agenda: Agenda,
+        agenda: EventQueue,
         on_tokens: OnTokens,
         *,
         link_bytes_per_s: float,

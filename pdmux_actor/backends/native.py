@@ -18,22 +18,22 @@ from pdmux_actor.serving.commands import (
     AbortRequest,
     Asleep,
     ChangePolicy,
-    ChangeQuotas,
     Command,
     DecisionsRead,
     EngineSettings,
     LaunchNotTimed,
     LaunchTimed,
-    Load,
-    LoadModel,
+    LoadModelCommand,
+    LoadReported,
     ModelFailed,
     ModelLoaded,
     ModelRemoved,
     Notice,
     NoticeReader,
     QuotasChanged,
-    ReadDecisions,
-    RemoveModel,
+    ReadDecisionsCommand,
+    RemoveModelCommand,
+    SetQuotasCommand,
     Shutdown,
     Started,
     Submit,
@@ -55,7 +55,7 @@ _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 0.25
 
-_Call = LoadModel | RemoveModel | ChangeQuotas | ReadDecisions | TimeLaunch
+_Call = LoadModelCommand | RemoveModelCommand | SetQuotasCommand | ReadDecisionsCommand | TimeLaunch
 _Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead | LaunchTimed | LaunchNotTimed
 
 
@@ -134,7 +134,7 @@ class NativeEngine:
     async def add_model(self, assignment: ModelAssignment) -> int:
         call = next(self._call_ids)
         answer = await self._call(
-            LoadModel(
+            LoadModelCommand(
                 call=call,
                 model=assignment.model,
                 source=assignment.source,
@@ -152,14 +152,14 @@ class NativeEngine:
 
     async def remove_model(self, model: str, *, sleep: bool = False) -> None:
         # Behind the loads that were asked for before.
-        command = RemoveModel(call=next(self._call_ids), model=model, sleep=sleep)
+        command = RemoveModelCommand(call=next(self._call_ids), model=model, sleep=sleep)
         await self._call(command, within_s=self._watch.settings.load_s)
 
     def asleep(self) -> Mapping[str, SleepingWeights]:
         return self._asleep
 
     async def set_quotas(self, quota_blocks: Mapping[str, int]) -> Mapping[str, int]:
-        answer = await self._call(ChangeQuotas(call=next(self._call_ids), quota_blocks=dict(quota_blocks)))
+        answer = await self._call(SetQuotasCommand(call=next(self._call_ids), quota_blocks=dict(quota_blocks)))
         assert isinstance(answer, QuotasChanged)
         return answer.max_model_lens
 
@@ -183,7 +183,7 @@ class NativeEngine:
         return self._load
 
     async def decisions(self, last: int) -> LogExcerpt:
-        answer = await self._call(ReadDecisions(call=next(self._call_ids), last=last))
+        answer = await self._call(ReadDecisionsCommand(call=next(self._call_ids), last=last))
         assert isinstance(answer, DecisionsRead)
         return answer.excerpt
 
@@ -251,7 +251,7 @@ class NativeEngine:
             case Tokens(events=events):
                 self._watch.hear_tokens()
                 self._events.put_nowait(events)
-            case Load(report=report):
+            case LoadReported(report=report):
                 self._load = report
                 self._watch.hear(report)
             case Asleep(models=models):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.launch import Completion, Launch
+from pdmux_actor.scheduling.launch import Launch, LaunchCompletion
 from profiler.specs import DeviceSpec
 
 
@@ -49,7 +49,7 @@ class Executor(Protocol):
         """Returns at once. A failure of the launch comes back as a completion with `error`."""
         ...
 
-    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         """At least one completion, or none at `deadline_s` or on `wake`. With None it waits without limit."""
         ...
 

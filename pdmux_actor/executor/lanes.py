@@ -56,7 +56,7 @@ class PinnedThread:
                 job()
 
 
-class Lane:
+class LaneThread:
     """Jobs on the same cores run in the order of submission, on disjoint cores beside each other. One whose cores
     overlap another one's is submitted when that has ended.
     """

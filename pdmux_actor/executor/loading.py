@@ -14,8 +14,8 @@ from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.operators import DecoderOperators
 from pdmux_actor.models.weights import load_weights
+from placement.estimation.memory import resident_bytes
 from placement.launch_limits import LaunchLimits
-from placement.memory import resident_bytes
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 _LOG = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Flattens chunks and decoding sequences into one run of tokens, chunks first. Numpy only touches whole arrays here."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 Ints = npt.NDArray[np.int64]
 
@@ -20,7 +20,7 @@ _MIN_ROWS_TO_SPLIT = 8
 _PADDING_ROW = -1
 
 
-def prompt_pieces(chunks: Seq[Chunk]) -> list[PromptPiece]:
+def prompt_pieces(chunks: Sequence[Chunk]) -> list[PromptPiece]:
     """What of a batch that starts with these chunks are prompts' tokens, not answers' that are computed again."""
     pieces, first = [], 0
     for chunk in chunks:
@@ -62,7 +62,7 @@ class DecodeInputs:
     rows: Ints  # [sequences, most rows], padded with -1
 
     @classmethod
-    def of(cls, sequences: Seq[Sequence]) -> "DecodeInputs":
+    def of(cls, sequences: Sequence[TokenSequence]) -> "DecodeInputs":
         lengths = np.array([len(s.token_ids) for s in sequences], dtype=np.int64)
         order = np.argsort(-lengths, kind="stable")
         rows = np.full((len(sequences), max((len(s.rows) for s in sequences), default=0)), _PADDING_ROW, dtype=np.int64)
@@ -71,7 +71,7 @@ class DecodeInputs:
             rows[place, : len(held)] = held
         return cls(order=order, positions=lengths[order] - 1, rows=rows)
 
-    def last_tokens(self, sequences: Seq[Sequence]) -> Tensor:
+    def last_tokens(self, sequences: Sequence[TokenSequence]) -> Tensor:
         return torch.tensor([sequences[index].token_ids[-1] for index in self.order], dtype=torch.int64)
 
 
@@ -96,7 +96,7 @@ class PackedBatch:
 
 
 def pack(
-    chunks: Seq[Chunk],
+    chunks: Sequence[Chunk],
     decodes: DecodeInputs,
     decode_token_ids: Tensor,
     *,
@@ -133,7 +133,7 @@ def pack(
     )
 
 
-def _pack_chunks(chunks: Seq[Chunk], tokens_per_row: int) -> tuple[PackedChunk, ...]:
+def _pack_chunks(chunks: Sequence[Chunk], tokens_per_row: int) -> tuple[PackedChunk, ...]:
     packed, first = [], 0
     for chunk in chunks:
         num_rows = -(-(chunk.start + chunk.length) // tokens_per_row)
@@ -144,7 +144,7 @@ def _pack_chunks(chunks: Seq[Chunk], tokens_per_row: int) -> tuple[PackedChunk, 
     return tuple(packed)
 
 
-def _chunk_token_ids(chunks: Seq[Chunk]) -> Tensor:
+def _chunk_token_ids(chunks: Sequence[Chunk]) -> Tensor:
     ids: list[int] = []
     for chunk in chunks:
         ids += chunk.sequence.token_ids[chunk.start : chunk.start + chunk.length]

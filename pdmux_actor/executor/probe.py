@@ -12,14 +12,14 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.launch import (
     Chunk,
-    Completion,
     ComputeLaunch,
     DecodeStep,
+    LaunchCompletion,
     MixedStep,
     PrefillSlice,
     Repartition,
 )
-from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.probe import LaunchShape, ProbeLimits
 from profiler.sweep import partition_shares
 
@@ -122,7 +122,7 @@ class ExecutorProbe:
             last_layer=self.spec.num_layers,
         )
 
-    def _completions(self) -> Sequence[Completion]:
+    def _completions(self) -> Sequence[LaunchCompletion]:
         while not (completions := self._executor.wait(None)):
             pass
         for done in completions:

@@ -4,7 +4,7 @@ The draw for output token i of a request uses one uniform number that depends on
 sampling paths a row takes depends on its own parameters only: neighbours, preemption and restarts change no token.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.draws import draw_filtered, draw_unfiltered
+from pdmux_actor.executor.token_drawing import draw_filtered, draw_unfiltered
 from pdmux_actor.messages import SampledToken
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 _UINT64 = (1 << 64) - 1
 
@@ -33,7 +33,7 @@ class SampledBatch:
 class Sampler:
     """Sampling parameters of the rows of one launch, as tensors."""
 
-    def __init__(self, sequences: Seq[Sequence], eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], eos_token_ids: frozenset[int]) -> None:
         params = [s.request.sampling for s in sequences]
         self._eos = torch.tensor(sorted(eos_token_ids), dtype=torch.int64)
         self._output_indices = np.array([s.num_output_tokens for s in sequences], dtype=np.int64)

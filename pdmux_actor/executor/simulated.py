@@ -26,18 +26,18 @@ from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
     PREFILL_LANE,
-    Completion,
     ComputeLaunch,
     DecodeStep,
     DropPrefill,
     Launch,
+    LaunchCompletion,
     MixedStep,
     PrefillSlice,
     Repartition,
     lane_number,
     sampling_sequences,
 )
-from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
 from profiler.errors import UnsupportedModel
 from profiler.latency import LatencyModel
@@ -214,7 +214,7 @@ class SimulatedExecutor:
             self._lanes[number] = _Work(launch, now_s, host_s + solo_s, step_s)
             self._changed()
 
-    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         next_end_s = self.next_end_s()
         until_s = (
             next_end_s if deadline_s is None else deadline_s if next_end_s is None else min(next_end_s, deadline_s)
@@ -283,7 +283,7 @@ class SimulatedExecutor:
     def _is_done(self, lane: int) -> bool:
         return self._lanes[lane].remaining_s <= 1e-9  # seconds; what rounding leaves
 
-    def _complete(self, lane: int, now_s: float) -> Completion:
+    def _complete(self, lane: int, now_s: float) -> LaunchCompletion:
         work = self._lanes.pop(lane)
         launch = work.launch
         spec = self._infos[launch.model].spec
@@ -292,7 +292,7 @@ class SimulatedExecutor:
         tokens = _made_up_tokens(sequences, steps, spec.vocab_size)
         if any(s.request.sampling.logprobs is not None for s in sequences):
             tokens = tuple([_with_logprobs(t, s, spec.vocab_size) for t, s in zip(tokens, sequences, strict=True)])
-        return Completion(launch=launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
+        return LaunchCompletion(launch=launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
 
     def _solo_s(self, launch: ComputeLaunch) -> float:
         """Without the host."""

@@ -16,8 +16,7 @@ from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage
-from pdmux_actor.executor.lanes import Lane as CpuLane
-from pdmux_actor.executor.lanes import PinnedThread, available_cores
+from pdmux_actor.executor.lanes import LaneThread, PinnedThread, available_cores
 from pdmux_actor.executor.loading import LoadedModel, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
@@ -26,12 +25,12 @@ from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.scheduling.launch import (
     FIRST_DECODE_LANE,
     PREFILL_LANE,
-    Completion,
     ComputeLaunch,
     DecodeStep,
     DropPrefill,
     Lane,
     Launch,
+    LaunchCompletion,
     Repartition,
     lane_number,
 )
@@ -75,9 +74,9 @@ class TorchCpuExecutor:
         self._attached: dict[str, AttachedModel] = {}
         self._asleep: dict[str, HostCopy] = {}
         self._runners = {number: ModelRunner(self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
-        self._lanes = {lane: CpuLane(lane.value, self._cores) for lane in Lane}
+        self._lanes = {lane: LaneThread(lane.value, self._cores) for lane in Lane}
         self._lane_cores = dict.fromkeys(Lane, self._cores)
-        self._completions: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        self._completions: queue.SimpleQueue[LaunchCompletion | None] = queue.SimpleQueue()
 
     def now(self) -> float:
         return time.perf_counter()
@@ -143,9 +142,9 @@ class TorchCpuExecutor:
                 job = partial(self._execute, self._runner(launch), launch)
                 self._lanes[launch.lane].submit(job, self._cores_of(launch))
 
-    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         timeout_s = None if deadline_s is None else max(0.0, deadline_s - self.now())
-        items: list[Completion | None] = []
+        items: list[LaunchCompletion | None] = []
         try:
             items.append(self._completions.get(timeout=timeout_s))
             while True:
@@ -162,7 +161,7 @@ class TorchCpuExecutor:
 
     def _execute(self, runner: ModelRunner, launch: ComputeLaunch) -> None:
         started_s = self.now()
-        completion = Completion(launch=launch, started_s=started_s, finished_s=started_s)
+        completion = LaunchCompletion(launch=launch, started_s=started_s, finished_s=started_s)
         try:
             produced = runner.run(launch)
             completion = replace(completion, tokens=produced.tokens, sequence_errors=produced.errors)

@@ -36,19 +36,19 @@ from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.scheduling.launch import (
     FIRST_DECODE_LANE,
     PREFILL_LANE,
-    Completion,
     ComputeLaunch,
     DecodePart,
     DecodeStep,
     DropPrefill,
     Lane,
     Launch,
+    LaunchCompletion,
     Repartition,
     lane_number,
 )
 from pdmux_actor.scheduling.partition import decode_shares
+from placement.estimation.memory import resident_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
-from placement.memory import resident_bytes
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
 
@@ -112,7 +112,7 @@ class TorchCudaExecutor:
         self._runners = {number: self._new_runner() for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._sms = dict.fromkeys(Lane, device.num_sms)
         self._in_flight: dict[int, _InFlight] = {}  # by lane number
-        self._failed: list[Completion] = []
+        self._failed: list[LaunchCompletion] = []
         self._woken = threading.Event()
 
     def now(self) -> float:
@@ -217,7 +217,7 @@ class TorchCudaExecutor:
             case _:
                 self._enqueue(launch)
 
-    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         while True:
             done = self._failed + [
                 self._complete(number) for number in sorted(self._in_flight) if self._is_done(number)
@@ -289,7 +289,7 @@ class TorchCudaExecutor:
             _LOG.exception("a launch of model %s failed", launch.model)
             stream.synchronize()  # what it had enqueued still reads the lane's staged inputs
             self._failed.append(
-                Completion(
+                LaunchCompletion(
                     launch=launch,
                     started_s=started_s,
                     finished_s=self.now(),
@@ -311,10 +311,10 @@ class TorchCudaExecutor:
     def _is_done(self, number: int) -> bool:
         return self._in_flight[number].event.query()
 
-    def _complete(self, number: int) -> Completion:
+    def _complete(self, number: int) -> LaunchCompletion:
         done = self._in_flight.pop(number)
         produced = done.read()
-        return Completion(
+        return LaunchCompletion(
             launch=done.launch,
             started_s=done.started_s,
             finished_s=self.now(),

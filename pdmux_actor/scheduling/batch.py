@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pdmux_actor.scheduling.launch import Chunk
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.latency import ChunkShape
 
 
@@ -31,5 +31,5 @@ class PrefillBatch:
         """Of the sequence that is due first."""
         return min([chunk.sequence.first_token_due_s for chunk in self.chunks])
 
-    def holds(self, sequence: Sequence) -> bool:
+    def holds(self, sequence: TokenSequence) -> bool:
         return any(chunk.sequence is sequence for chunk in self.chunks)

@@ -5,7 +5,7 @@ from itertools import chain, islice
 
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
+from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import ChunkShape
 
@@ -39,7 +39,7 @@ def take_chunks(
     return chunks
 
 
-def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_taken: int = 0) -> Sequence | None:
+def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_taken: int = 0) -> TokenSequence | None:
     """The sequence whose prefill is next, if the model may take KV for it now."""
     if queue.removing:
         return None
@@ -78,7 +78,7 @@ def preview_chunks(
     return shapes
 
 
-def _take(queue: ModelQueue, sequence: Sequence) -> None:
+def _take(queue: ModelQueue, sequence: TokenSequence) -> None:
     if sequence.status is not SequenceStatus.WAITING:
         queue.partial.popleft()
         return
@@ -97,9 +97,9 @@ def _take(queue: ModelQueue, sequence: Sequence) -> None:
 def grow_running(
     queue: ModelQueue,
     steps: int,
-    preempt: Callable[[Sequence], None],
+    preempt: Callable[[TokenSequence], None],
     reclaim: Callable[[ModelQueue, int], None],
-) -> list[Sequence]:
+) -> list[TokenSequence]:
     """Running sequences, oldest first, with rows for `steps` more tokens.
 
     Where rows run out, `reclaim` takes back what others borrowed; what of it is in flight is waited for. Beyond the
@@ -107,7 +107,7 @@ def grow_running(
     """
     if _grow_together(queue, steps):
         return list(queue.running)
-    ready: list[Sequence] = []
+    ready: list[TokenSequence] = []
     num_stalled = 0
     running, tokens_per_row = queue.running, queue.info.geometry.tokens_per_row
     while len(ready) + num_stalled < len(running):

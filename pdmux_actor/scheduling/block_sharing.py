@@ -6,7 +6,7 @@ from types import MappingProxyType
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.quota_transfer import QuotaTransfer
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
 _NO_CLAIMS: Mapping[str, int] = MappingProxyType({})
@@ -20,7 +20,7 @@ class BlockSharing:
         pool: BlockPool,
         queues: Mapping[str, ModelQueue],
         settings: SchedulerSettings,
-        preempt: Callable[[Sequence], None],
+        preempt: Callable[[TokenSequence], None],
     ) -> None:
         self._pool = pool
         self._queues = queues

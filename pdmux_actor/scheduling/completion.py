@@ -1,11 +1,11 @@
 """When a sequence is at its end."""
 
 from pdmux_actor.messages import FinishReason, SampledToken
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 
 def append_tokens(
-    sequence: Sequence, sampled: tuple[SampledToken, ...], eos_token_ids: frozenset[int], max_len: int
+    sequence: TokenSequence, sampled: tuple[SampledToken, ...], eos_token_ids: frozenset[int], max_len: int
 ) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
     """Appends sampled tokens up to the first that ends the sequence; what a look-ahead sampled beyond it is dropped.
 

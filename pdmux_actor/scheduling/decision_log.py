@@ -11,16 +11,16 @@ import msgspec
 from pdmux_actor.scheduling.launch import (
     NUM_LANES,
     Chunk,
-    Completion,
     ComputeLaunch,
     DecodeStep,
     DropPrefill,
     Lane,
+    LaunchCompletion,
     MixedStep,
     Repartition,
     lane_number,
 )
-from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 
 class DecisionKind(StrEnum):
@@ -210,7 +210,7 @@ class DecisionLog:
             )
         )
 
-    def land(self, done: Completion) -> None:
+    def land(self, done: LaunchCompletion) -> None:
         flying = self._in_flight.pop(lane_number(done.launch))
         place = flying.index - self._num_recorded  # from the end
         if -place <= len(self._ring):

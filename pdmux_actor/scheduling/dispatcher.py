@@ -1,26 +1,25 @@
 """Turns what a policy asks for into launches: forms batches, grows KV, keeps the lanes' books."""
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 
 from pdmux_actor.scheduling.batch import PrefillBatch
 from pdmux_actor.scheduling.batching import grow_running, take_chunks
-from pdmux_actor.scheduling.flight import Flight, LanesInFlight
 from pdmux_actor.scheduling.launch import (
-    Completion,
     ComputeLaunch,
     DecodeStep,
     Lane,
     Launch,
+    LaunchCompletion,
     MixedStep,
     PrefillSlice,
     Repartition,
     sampling_sequences,
 )
+from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.specs import DeviceSpec
 
@@ -35,7 +34,7 @@ class Dispatcher:
         settings: SchedulerSettings,
         predictor: LatencyPredictor,
         queues: Mapping[str, ModelQueue],
-        preempt: Callable[[Sequence], None],
+        preempt: Callable[[TokenSequence], None],
         reclaim: Callable[[ModelQueue, int], None],
     ) -> None:
         self.batches: list[PrefillBatch] = []
@@ -79,7 +78,7 @@ class Dispatcher:
             lanes=self.flight,
         )
 
-    def land(self, done: Completion) -> None:
+    def land(self, done: LaunchCompletion) -> None:
         """Frees the lane and lets the predictions learn. Before the completion is applied to the sequences."""
         flight = self.flight.land(done.launch, done.finished_s)
         if done.error is None:
@@ -104,7 +103,7 @@ class Dispatcher:
             cycle_s = max(cycle_s, tbt_s)
         return now_s + rest_s + cycle_s
 
-    def act(self, actions: Seq[Action], now_s: float) -> list[Launch]:
+    def act(self, actions: Sequence[Action], now_s: float) -> list[Launch]:
         """Launches for what a policy chose, in order."""
         launches: list[Launch] = []
         ahead_sms = 0
@@ -190,7 +189,7 @@ class Dispatcher:
     ) -> list[Launch]:
         spec = self._queues[launch.model].info.spec
         modelled_s = self._predictor.modelled_s(spec, launch, sms)
-        flight = Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s, first_sm=first_sm)
+        flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s, first_sm=first_sm)
         if self._settings.decode_lanes > 1:
             flight.demand = self._predictor.demand(self._device, spec, flight)
         self.flight.take_off(flight)
@@ -202,6 +201,6 @@ def _contexts_of(launch: ComputeLaunch) -> list[int]:
     return [len(s.token_ids) for s in launch.sequences] if isinstance(launch, DecodeStep) else []
 
 
-def set_in_flight(sequences: Seq[Sequence], value: bool) -> None:
+def set_in_flight(sequences: Sequence[TokenSequence], value: bool) -> None:
     for sequence in sequences:
         sequence.in_flight = value

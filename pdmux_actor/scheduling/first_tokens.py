@@ -11,7 +11,7 @@ from math import isinf
 import msgspec
 
 from pdmux_actor.messages import SampledToken, Slo
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 _MARGIN = 0.2  # on predictions of decode steps: a prompt may start beside one that is under way
 _SHARE_OF_TTFT = 0.98  # within which the first token is handed over whatever the second takes
@@ -23,7 +23,7 @@ def longest_hold_s(slo: Slo, step_s: float) -> float:
 
 
 class HeldToken(msgspec.Struct, gc=False):
-    sequence: Sequence
+    sequence: TokenSequence
     tokens: tuple[SampledToken, ...]
     until_s: float
 
@@ -34,7 +34,7 @@ class FirstTokens:
 
     def hold(
         self,
-        sequence: Sequence,
+        sequence: TokenSequence,
         tokens: tuple[SampledToken, ...],
         now_s: float,
         next_token_s: Callable[[float, float], float],
@@ -49,7 +49,7 @@ class FirstTokens:
         self._held[sequence.request.request_id] = HeldToken(sequence, tokens, until_s)
         return True
 
-    def expect(self, sequences: Iterable[Sequence], now_s: float, next_token_s: float) -> None:
+    def expect(self, sequences: Iterable[TokenSequence], now_s: float, next_token_s: float) -> None:
         """A decode step of these sequences starts."""
         if self._held:
             for sequence in sequences:
@@ -73,7 +73,7 @@ class FirstTokens:
         return min([held.until_s for held in self._held.values()], default=None)
 
 
-def _handed_over_s(sequence: Sequence, now_s: float, next_token_s: float) -> float:
+def _handed_over_s(sequence: TokenSequence, now_s: float, next_token_s: float) -> float:
     slo = sequence.request.slo
     early_enough_s = sequence.arrival_s + _SHARE_OF_TTFT * slo.ttft_s
     return min(now_s + (1 + _MARGIN) * (next_token_s - now_s) - slo.tbt_s, early_enough_s)

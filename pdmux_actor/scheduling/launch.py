@@ -11,7 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from pdmux_actor.messages import SampledToken
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.latency import ChunkShape
 
 
@@ -30,7 +30,7 @@ _NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens `[start, start + length)` of a sequence, to be given KV. A token is sampled after the last known token."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     start: int
     length: int
 
@@ -87,7 +87,7 @@ class DecodeStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     lane: ClassVar[Lane] = Lane.DECODE
     model: str
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[TokenSequence, ...]
     steps: int = 1
     part: DecodePart | None = None
 
@@ -98,7 +98,7 @@ class MixedStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lane: ClassVar[Lane] = Lane.DECODE
     model: str
     chunks: tuple[Chunk, ...]
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[TokenSequence, ...]
 
 
 class Repartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -116,7 +116,7 @@ ComputeLaunch = PrefillSlice | DecodeStep | MixedStep
 Launch = ComputeLaunch | DropPrefill | Repartition
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class LaunchCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`tokens[i]` are the new tokens of the launch's i-th sampling sequence, in the order of `sampling_sequences`.
 
     `error` means that the launch produced nothing; its sequences fail with that reason. `sequence_errors` are reasons
@@ -138,7 +138,7 @@ def lane_number(launch: ComputeLaunch) -> int:
     return PREFILL_LANE if isinstance(launch, PrefillSlice) else FIRST_DECODE_LANE
 
 
-def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[Sequence, ...]:
+def sampling_sequences(launch: ComputeLaunch, num_layers: int) -> tuple[TokenSequence, ...]:
     """Sequences that receive tokens from `launch`: sampling chunks first, then decoding sequences."""
     match launch:
         case DecodeStep(sequences=sequences):

@@ -10,8 +10,8 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import LaunchInFlight, LoadReport, ModelLoad
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
-from pdmux_actor.scheduling.flight import LanesInFlight
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number
+from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from profiler.latency import ChunkShape

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
-from pdmux_actor.scheduling.flight import Flight
-from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
+from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, MixedStep, PrefillSlice
+from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.learned_scales import LearnedScales
 from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
 from profiler.contention import ContentionGuard, GuardCell
@@ -128,7 +128,7 @@ class LatencyPredictor:
                 contexts = [len(s.token_ids) for s in sequences]
                 return self._latency.mixed_s(spec, [c.shape for c in chunks], contexts, sms)
 
-    def expected_s(self, flight: Flight, *, beside_other_lane: bool) -> float:
+    def expected_s(self, flight: LaunchInFlight, *, beside_other_lane: bool) -> float:
         """What a launch that takes off now is expected to take: for a decode beside a prefill, its worst case."""
         model, sms, size = flight.launch.model, flight.sms, size_of(flight.launch)
         match flight.launch:
@@ -158,7 +158,7 @@ class LatencyPredictor:
                 phases = (PREFILL, PREFILL_BESIDE)
         return self._scales.of_phase(launch.model, phases) is not None
 
-    def demand(self, device: DeviceSpec, spec: ModelSpec, flight: Flight) -> float:
+    def demand(self, device: DeviceSpec, spec: ModelSpec, flight: LaunchInFlight) -> float:
         """Share of the device's bandwidth that a decode alone is expected to draw on its SMs."""
         launch = flight.launch
         if not isinstance(launch, DecodeStep):
@@ -166,7 +166,7 @@ class LatencyPredictor:
         step_s = flight.modelled_s * self._scale(launch.model, DECODE, flight.sms, size_of(launch)) / launch.steps
         return bandwidth_demand(device, spec, [len(s.token_ids) for s in launch.sequences], step_s)
 
-    def learn(self, flight: Flight, contexts: Sequence[int], done: Completion) -> None:
+    def learn(self, flight: LaunchInFlight, contexts: Sequence[int], done: LaunchCompletion) -> None:
         """`contexts` are those of the decoding sequences when the launch took off; of one without company they do not
         matter.
         """

@@ -6,7 +6,7 @@ from pdmux_actor.scheduling.first_tokens import longest_hold_s
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_s
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.sequence import Precedence, Sequence
+from pdmux_actor.scheduling.sequence import Precedence, TokenSequence
 from pdmux_actor.scheduling.serving_order import Candidate, ServingOrder, serving_order
 
 _MOST_CANDIDATES = 64  # of those due next; what is behind them is looked at when its time comes
@@ -44,7 +44,7 @@ class PromptOrder:
             return False
         self._count_first_tokens(state.queues)
         candidates: list[Candidate] = []
-        considered: list[tuple[ModelQueue, Sequence]] = []
+        considered: list[tuple[ModelQueue, TokenSequence]] = []
         step_s = decode_cycle_s(state, state.decoding(), state.total_sms - prefill_sms or state.total_sms)
         for queue, sequence in _next_due(state, now_s):
             work_s = prompt_s(state, queue, sequence, prefill_sms)
@@ -95,7 +95,7 @@ class PromptOrder:
             self._late_credit_s -= work_s
             queue.set_precedence(sequence, Precedence.FIRST)
 
-    def _give_up(self, queue: ModelQueue, sequence: Sequence) -> None:
+    def _give_up(self, queue: ModelQueue, sequence: TokenSequence) -> None:
         """Its first token cannot be in time any more."""
         if not sequence.is_late:
             sequence.is_late = True
@@ -119,7 +119,7 @@ class PromptOrder:
         self._attainment[model] = kept * self._attainment.get(model, 1.0) + (1 - kept) * in_time / of
 
 
-def _next_due(state: UnitState, now_s: float) -> list[tuple[ModelQueue, Sequence]]:
+def _next_due(state: UnitState, now_s: float) -> list[tuple[ModelQueue, TokenSequence]]:
     """Waiting prompts that have not been given up, the next due first."""
     waiting = [
         (queue, sequence)

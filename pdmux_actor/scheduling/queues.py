@@ -2,8 +2,7 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.kv.prefix_hash import HashedPieces
 from pdmux_actor.messages import FinishReason, ModelLoad
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.sequence import Precedence, Sequence, SequenceStatus
+from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from profiler.latency import ChunkShape
 
 
@@ -32,9 +31,9 @@ class ModelQueue:
     pool: BlockPool
     model: str = field(init=False)
     caches_prefixes: bool = True
-    waiting: deque[Sequence] = field(default_factory=deque)
-    partial: deque[Sequence] = field(default_factory=deque)
-    running: list[Sequence] = field(default_factory=list)
+    waiting: deque[TokenSequence] = field(default_factory=deque)
+    partial: deque[TokenSequence] = field(default_factory=deque)
+    running: list[TokenSequence] = field(default_factory=list)
     num_prefilling: int = 0  # sequences inside prefill batches
     removing: bool = False
     preemptions_total: int = 0
@@ -51,7 +50,7 @@ class ModelQueue:
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
     _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
     _pieces: HashedPieces = field(default_factory=HashedPieces, init=False, repr=False)
-    _tbt_targets: Seq[TbtTarget] | None = field(default=None, init=False, repr=False)
+    _tbt_targets: Sequence[TbtTarget] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model = self.info.model
@@ -68,7 +67,7 @@ class ModelQueue:
         return self._tightest_tbt_s
 
     @property
-    def tbt_targets(self) -> Seq[TbtTarget]:
+    def tbt_targets(self) -> Sequence[TbtTarget]:
         """The distinct targets of running sequences, the tightest first."""
         if self._tbt_targets is None:
             on_time: dict[float, int] = {}
@@ -87,7 +86,7 @@ class ModelQueue:
         return now_s - last_s
 
     @property
-    def context_tokens(self) -> Seq[int]:
+    def context_tokens(self) -> Sequence[int]:
         if self._context_tokens is None:
             self._context_tokens = [len(s.token_ids) for s in self.running]
         return self._context_tokens
@@ -96,7 +95,7 @@ class ModelQueue:
     def is_empty(self) -> bool:
         return not self.waiting and self.num_resident == 0
 
-    def sequences(self) -> Iterator[Sequence]:
+    def sequences(self) -> Iterator[TokenSequence]:
         """All but those inside a prefill batch."""
         yield from self.waiting
         yield from self.partial
@@ -140,7 +139,7 @@ class ModelQueue:
         """Rows that hold the KV of `num_tokens` tokens."""
         return -(-num_tokens // self.info.geometry.tokens_per_row)
 
-    def admits(self, sequence: Sequence, *, max_resident: int, watermark: float, num_taken: int = 0) -> bool:
+    def admits(self, sequence: TokenSequence, *, max_resident: int, watermark: float, num_taken: int = 0) -> bool:
         """Whether a waiting sequence may take KV for all its known tokens now.
 
         The watermark leaves room for running sequences to grow, so that admission does not cause preemption at once.
@@ -158,7 +157,7 @@ class ModelQueue:
         """Sequences of so many tokens that could take KV now."""
         return self.pool.allocatable_rows(self.model) // max(1, self.rows_for(num_tokens))
 
-    def cached_prefix(self, sequence: Sequence) -> list[int]:
+    def cached_prefix(self, sequence: TokenSequence) -> list[int]:
         """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from.
 
         Policies ask several times per decision: only what has changed in the cache since is looked up.
@@ -168,17 +167,17 @@ class ModelQueue:
         hashes = sequence.hashes(len(sequence.token_ids) - 1, self.info.geometry.tokens_per_row, self._pieces)
         return self.pool.match_prefix(self.model, hashes, sequence.prefix_match)
 
-    def cache_computed(self, sequence: Sequence) -> None:
+    def cache_computed(self, sequence: TokenSequence) -> None:
         """Offers the full rows whose tokens all have KV to later sequences."""
         if self._shares_kv(sequence) and sequence.kv_is_sound:
             hashes = sequence.hashes(sequence.num_computed_tokens, self.info.geometry.tokens_per_row, self._pieces)
             self.pool.cache_prefix(self.model, hashes, sequence.rows, sequence.num_reused_rows)
 
-    def _shares_kv(self, sequence: Sequence) -> bool:
+    def _shares_kv(self, sequence: TokenSequence) -> bool:
         limit = self.info.own_kv_beyond_tokens
         return self.caches_prefixes and (limit is None or sequence.num_prompt_tokens <= limit)
 
-    def chunk_shape(self, sequence: Sequence) -> ChunkShape:
+    def chunk_shape(self, sequence: TokenSequence) -> ChunkShape:
         """What is left to prefill; of a waiting sequence, behind what the cache holds."""
         known = sequence.num_computed_tokens
         if sequence.status is SequenceStatus.WAITING:
@@ -194,10 +193,10 @@ class ModelQueue:
         usage = self.pool.usage(self.model)
         return max(0, min(needed, usage.quota_blocks - usage.used_blocks))
 
-    def insert_waiting(self, sequence: Sequence, *, target_aware: bool) -> None:
+    def insert_waiting(self, sequence: TokenSequence, *, target_aware: bool) -> None:
         """By precedence. Those that go first do so in the order they have."""
 
-        def place(waiting: Sequence) -> tuple[int, float]:
+        def place(waiting: TokenSequence) -> tuple[int, float]:
             if waiting.precedence is Precedence.FIRST:
                 return (0, 0.0)
             by_due = target_aware and waiting.precedence is Precedence.IN_TIME
@@ -214,18 +213,18 @@ class ModelQueue:
                 sequence.precedence = Precedence.IN_TIME
             self.insert_waiting(sequence, target_aware=target_aware)
 
-    def set_precedence(self, sequence: Sequence, precedence: Precedence) -> None:
+    def set_precedence(self, sequence: TokenSequence, precedence: Precedence) -> None:
         """Of a waiting sequence, under a policy that is target-aware."""
         if sequence.precedence is not precedence:
             self.waiting.remove(sequence)
             sequence.precedence = precedence
             self.insert_waiting(sequence, target_aware=True)
 
-    def oldest_late(self) -> Sequence:
+    def oldest_late(self) -> TokenSequence:
         """There is one if the last of those that wait is late."""
         return next(sequence for sequence in self.waiting if sequence.precedence is Precedence.LATE)
 
-    def insert_running(self, sequence: Sequence) -> None:
+    def insert_running(self, sequence: TokenSequence) -> None:
         """Keeps `running` ordered by arrival; a newcomer is nearly always the youngest."""
         position = len(self.running)
         while position and self.running[position - 1].arrival_s > sequence.arrival_s:
@@ -233,14 +232,14 @@ class ModelQueue:
         self.running.insert(position, sequence)
         self._forget_running()
 
-    def replace_running(self, sequences: Iterable[Sequence]) -> None:
+    def replace_running(self, sequences: Iterable[TokenSequence]) -> None:
         self.running = sorted(sequences, key=lambda sequence: sequence.arrival_s)
         self._forget_running()
 
     def _forget_running(self) -> None:
         self._context_tokens = self._tightest_tbt_s = self._tbt_targets = None
 
-    def discard(self, sequence: Sequence) -> None:
+    def discard(self, sequence: TokenSequence) -> None:
         """Takes a sequence out of whichever list holds it."""
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
@@ -250,7 +249,7 @@ class ModelQueue:
         elif sequence in self.partial:
             self.partial.remove(sequence)
 
-    def note_tokens(self, sequence: Sequence, num_tokens: int, now_s: float) -> None:
+    def note_tokens(self, sequence: TokenSequence, num_tokens: int, now_s: float) -> None:
         """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others."""
         self._context_tokens = None
         self.output_tokens_total += num_tokens
@@ -271,12 +270,12 @@ class ModelQueue:
                 if late:
                     self._note_late(sequence)
 
-    def _note_late(self, sequence: Sequence) -> None:
+    def _note_late(self, sequence: TokenSequence) -> None:
         if not sequence.is_late:
             sequence.is_late = True
             self._tbt_targets = None
 
-    def note_end(self, sequence: Sequence, finish: FinishReason) -> None:
+    def note_end(self, sequence: TokenSequence, finish: FinishReason) -> None:
         """As `traces.timeliness.is_in_time`. What was refused, failed or went away counts only if it was late already.
         Of a request that came from another unit the tokens of this one are judged.
         """

@@ -4,8 +4,7 @@ It never sleeps, reads a clock, awaits, or touches a tensor. Policies choose, th
 allocates KV, preempts, applies results and answers every request exactly once.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +31,10 @@ from pdmux_actor.scheduling.events import (
 from pdmux_actor.scheduling.first_tokens import FirstTokens, HeldToken
 from pdmux_actor.scheduling.launch import (
     Chunk,
-    Completion,
     DecodeStep,
     DropPrefill,
     Launch,
+    LaunchCompletion,
     MixedStep,
     PrefillSlice,
     Repartition,
@@ -48,7 +47,7 @@ from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prompt_order import PromptOrder
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.readiness import LaneReadiness
-from pdmux_actor.scheduling.sequence import Precedence, Sequence, SequenceStatus
+from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
@@ -73,7 +72,7 @@ class Scheduler:
         self._caches_prefixes = settings.prefix_cache
         self._predictor = LatencyPredictor(latency, guard)
         self._queues: dict[str, ModelQueue] = {}
-        self._sequences: dict[str, Sequence] = {}  # every request that has not been answered
+        self._sequences: dict[str, TokenSequence] = {}  # every request that has not been answered
         self._sharing = BlockSharing(pool, self._queues, settings, self._preempt)
         self._dispatcher = Dispatcher(
             device=device,
@@ -119,7 +118,7 @@ class Scheduler:
         self._queues[info.model] = ModelQueue(info=info, pool=self._pool, caches_prefixes=self._caches_prefixes)
         return table
 
-    def decide(self, now_s: float) -> Seq[Launch]:
+    def decide(self, now_s: float) -> Sequence[Launch]:
         """Launches to submit now, in order."""
         launches, self._dropped = self._dropped, []
         self._now_s = now_s
@@ -145,7 +144,7 @@ class Scheduler:
             state.share_in_time = self._prompt_order.share_in_time
         return state
 
-    def _log(self, now_s: float, launches: Seq[Launch]) -> None:
+    def _log(self, now_s: float, launches: Sequence[Launch]) -> None:
         for launch in launches:
             if isinstance(launch, DropPrefill | Repartition):
                 self.log.instruct(now_s, launch)
@@ -165,7 +164,7 @@ class Scheduler:
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )
 
-    def on_completion(self, done: Completion) -> None:
+    def on_completion(self, done: LaunchCompletion) -> None:
         launch = done.launch
         queue = self._queues[launch.model]
         self._dispatcher.land(done)
@@ -178,12 +177,12 @@ class Scheduler:
             self._complete_step(queue, launch, done)
         self._finish_removal(queue)
 
-    def take_token_events(self) -> Seq[TokenEvent]:
+    def take_token_events(self) -> Sequence[TokenEvent]:
         """What has been produced since the last call."""
         events, self._token_events = self._token_events, []
         return events
 
-    def take_detached(self) -> Seq[str]:
+    def take_detached(self) -> Sequence[str]:
         """Models whose removal is complete: nothing of them is in flight or in the pool any more."""
         detached, self._detached = self._detached, []
         return detached
@@ -212,7 +211,7 @@ class Scheduler:
 
     def _arrive(self, request: GenerateRequest, now_s: float) -> None:
         assert request.request_id not in self._sequences, f"request id {request.request_id} is in use"
-        sequence = Sequence.from_request(request, now_s)
+        sequence = TokenSequence.from_request(request, now_s)
         self._sequences[request.request_id] = sequence
         queue = self._queues.get(request.model)
         if queue is None or queue.removing:
@@ -225,7 +224,7 @@ class Scheduler:
         queue.prompt_tokens_total += len(sequence.token_ids)
         self._refuse_if_too_long(queue, sequence)
 
-    def _refuse_if_too_long(self, queue: ModelQueue, waiting: Sequence) -> None:
+    def _refuse_if_too_long(self, queue: ModelQueue, waiting: TokenSequence) -> None:
         known, limit = len(waiting.token_ids), queue.max_len
         if not 0 < known < limit:
             reason = f"{known} tokens do not fit: model {queue.model!r} takes 1 to {limit - 1} on this unit"
@@ -258,7 +257,7 @@ class Scheduler:
 
     # ---- results ----
 
-    def _complete_slice(self, queue: ModelQueue, launch: PrefillSlice, done: Completion) -> None:
+    def _complete_slice(self, queue: ModelQueue, launch: PrefillSlice, done: LaunchCompletion) -> None:
         batch = self._dispatcher.batch
         assert batch is not None
         assert batch.batch_id == launch.batch_id
@@ -272,7 +271,7 @@ class Scheduler:
             self._apply_tokens(queue, sampling_sequences(launch, batch.num_layers), done)
         self._drop_if_deserted(batch)
 
-    def _complete_step(self, queue: ModelQueue, launch: DecodeStep | MixedStep, done: Completion) -> None:
+    def _complete_step(self, queue: ModelQueue, launch: DecodeStep | MixedStep, done: LaunchCompletion) -> None:
         chunks = launch.chunks if isinstance(launch, MixedStep) else ()
         involved = [*[chunk.sequence for chunk in chunks], *launch.sequences] if chunks else launch.sequences
         set_in_flight(involved, False)
@@ -287,7 +286,7 @@ class Scheduler:
             self._advance(queue, chunks)
         self._apply_tokens(queue, sampling_sequences(launch, queue.info.spec.num_layers), done)
 
-    def _advance(self, queue: ModelQueue, chunks: Seq[Chunk]) -> None:
+    def _advance(self, queue: ModelQueue, chunks: Sequence[Chunk]) -> None:
         """The chunks' tokens have KV now: complete prompts run, the others are next in line for their next chunk."""
         for chunk in reversed(chunks):
             sequence = chunk.sequence
@@ -301,7 +300,7 @@ class Scheduler:
             else:
                 queue.partial.appendleft(sequence)
 
-    def _apply_tokens(self, queue: ModelQueue, sequences: Seq[Sequence], done: Completion) -> None:
+    def _apply_tokens(self, queue: ModelQueue, sequences: Sequence[TokenSequence], done: LaunchCompletion) -> None:
         max_len, eos, errors = queue.max_len, queue.info.eos_token_ids, done.sequence_errors
         for place, (sequence, sampled) in enumerate(zip(sequences, done.tokens, strict=True)):
             if sequence.pending_finish is not None:  # answered while the launch was in flight
@@ -332,7 +331,7 @@ class Scheduler:
 
     def _answer(
         self,
-        sequence: Sequence,
+        sequence: TokenSequence,
         tokens: tuple[SampledToken, ...],
         finish: FinishReason | None,
         error: str | None = None,
@@ -347,7 +346,7 @@ class Scheduler:
             if (queue := self._queues.get(sequence.model)) is not None:
                 queue.note_end(sequence, finish)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+    def _end(self, sequence: TokenSequence, reason: FinishReason, error: str | None = None) -> None:
         """Answers the request now; its KV goes at once, or when the launch that uses it has completed."""
         self._answer(sequence, (), reason, error)
         batch = next((b for b in self._dispatcher.batches if b.holds(sequence)), None)
@@ -356,7 +355,7 @@ class Scheduler:
         elif not sequence.in_flight:
             self._release(sequence)
 
-    def _fail(self, sequences: Seq[Sequence], error: str) -> None:
+    def _fail(self, sequences: Sequence[TokenSequence], error: str) -> None:
         for sequence in sequences:
             if sequence.pending_finish is None:
                 self._end(sequence, FinishReason.ERROR, error)
@@ -371,7 +370,7 @@ class Scheduler:
             self._release(chunk.sequence)
         self._dropped.append(DropPrefill(batch_id=batch.batch_id))
 
-    def _preempt(self, victim: Sequence) -> None:
+    def _preempt(self, victim: TokenSequence) -> None:
         """Gives a running sequence's KV back; it is recomputed ahead of everything that waits."""
         assert not victim.in_flight
         assert victim.status is SequenceStatus.RUNNING
@@ -385,11 +384,11 @@ class Scheduler:
         queue.preemptions_total += 1
         self._refuse_if_too_long(queue, victim)  # after the quota was lowered below what it needs
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: TokenSequence) -> None:
         self._withdraw(sequence)
         sequence.status = SequenceStatus.FINISHED
 
-    def _withdraw(self, sequence: Sequence) -> None:
+    def _withdraw(self, sequence: TokenSequence) -> None:
         """Out of its queue (a batch's sequences are in none), and its KV rows back to the pool."""
         assert sequence.status is not SequenceStatus.FINISHED
         queue = self._queues[sequence.model]

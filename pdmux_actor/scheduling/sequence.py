@@ -24,7 +24,7 @@ class Precedence(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class TokenSequence:
     """Cursor over a request's tokens.
 
     While a launch that names the sequence is in flight, executor threads read it and nobody writes it; `pending_finish`
@@ -53,7 +53,7 @@ class Sequence:
     kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
 
     @classmethod
-    def from_request(cls, request: GenerateRequest, arrival_s: float) -> "Sequence":
+    def from_request(cls, request: GenerateRequest, arrival_s: float) -> "TokenSequence":
         return cls(
             request=request,
             arrival_s=arrival_s,

@@ -13,27 +13,26 @@ import msgspec
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.messages import FinishReason, TokenEvent
 from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
-from pdmux_actor.scheduling.events import Abort, Arrival, SetPolicy, SetQuotas, Stop
-from pdmux_actor.scheduling.events import ReadDecisions as ReadSchedulerDecisions
+from pdmux_actor.scheduling.events import Abort, Arrival, ReadDecisions, SetPolicy, SetQuotas, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
     AbortRequest,
     ChangePolicy,
-    ChangeQuotas,
     Command,
     CommandReader,
     DecisionsRead,
     LaunchNotTimed,
-    LoadModel,
+    LoadModelCommand,
     QuotasChanged,
-    ReadDecisions,
-    RemoveModel,
+    ReadDecisionsCommand,
+    RemoveModelCommand,
+    SetQuotasCommand,
     Shutdown,
     Submit,
     TimeLaunch,
     Tokens,
 )
-from pdmux_actor.serving.model_shelf import ModelShelf
+from pdmux_actor.serving.loaded_models import LoadedModels
 from pdmux_actor.serving.notice_sender import NoticeSender
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ _EXIT_PROTOCOL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 class CommandIntake:
     """The thread that turns the actor's commands into the engine's events."""
 
-    def __init__(self, connection: socket.socket, inbox: Inbox, shelf: ModelShelf, sender: NoticeSender) -> None:
+    def __init__(self, connection: socket.socket, inbox: Inbox, shelf: LoadedModels, sender: NoticeSender) -> None:
         self._connection = connection
         self._sender = sender
         self._inbox = inbox
@@ -77,18 +76,18 @@ class CommandIntake:
                 self._inbox.put(Arrival(request))
             case AbortRequest(request_id=request_id):
                 self._inbox.put(Abort(request_id))
-            case LoadModel() | RemoveModel():
+            case LoadModelCommand() | RemoveModelCommand():
                 self._shelf.order(command)
-            case ChangeQuotas(call=call, quota_blocks=quota_blocks):
+            case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
                 self._inbox.put(SetQuotas(quota_blocks))
                 self._sender.send(QuotasChanged(call, self._shelf.max_model_lens(quota_blocks)))
             case ChangePolicy(policy=policy) if policy in POLICIES:
                 self._inbox.put(SetPolicy(policy))
             case ChangePolicy(policy=policy):
                 logger.error("unknown dispatch policy %s: the one in force stays", policy)
-            case ReadDecisions(call=call, last=last):
+            case ReadDecisionsCommand(call=call, last=last):
                 last = max(0, min(last, MAX_DECISIONS))
-                self._inbox.put(ReadSchedulerDecisions(last, partial(self._tell_decisions, call)))
+                self._inbox.put(ReadDecisions(last, partial(self._tell_decisions, call)))
             case TimeLaunch(call=call):
                 self._sender.send(LaunchNotTimed(call, "this engine does not run SGLang"))
             case Shutdown():

@@ -46,7 +46,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     units_per_node: int = 1
 
 
-class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
+class LoadModelCommand(msgspec.Struct, frozen=True, tag="load_model"):
     """Answered by ModelLoaded or ModelFailed with the same `call`. A model that sleeps is woken, if these are its
     weights and their files have not changed; else it is read anew.
     """
@@ -60,7 +60,7 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
     max_model_len: int | None = None
 
 
-class RemoveModel(msgspec.Struct, frozen=True, tag="remove_model"):
+class RemoveModelCommand(msgspec.Struct, frozen=True, tag="remove_model"):
     """Answered by ModelRemoved when the weights are gone: with `sleep` into host memory if that holds them, else for
     good. Of a model that sleeps, its host memory goes.
     """
@@ -78,7 +78,7 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
-class ChangeQuotas(msgspec.Struct, frozen=True, tag="quotas"):
+class SetQuotasCommand(msgspec.Struct, frozen=True, tag="quotas"):
     """Answered by QuotasChanged."""
 
     call: int
@@ -89,7 +89,7 @@ class ChangePolicy(msgspec.Struct, frozen=True, tag="policy"):
     policy: str
 
 
-class ReadDecisions(msgspec.Struct, frozen=True, tag="read_decisions"):
+class ReadDecisionsCommand(msgspec.Struct, frozen=True, tag="read_decisions"):
     """Answered by DecisionsRead with the newest `last` decisions."""
 
     call: int
@@ -167,18 +167,18 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     events: tuple[TokenEvent, ...]
 
 
-class Load(msgspec.Struct, frozen=True, tag="load"):
+class LoadReported(msgspec.Struct, frozen=True, tag="load"):
     report: LoadReport
 
 
 Command = (
-    LoadModel
-    | RemoveModel
+    LoadModelCommand
+    | RemoveModelCommand
     | Submit
     | AbortRequest
-    | ChangeQuotas
+    | SetQuotasCommand
     | ChangePolicy
-    | ReadDecisions
+    | ReadDecisionsCommand
     | TimeLaunch
     | Shutdown
 )
@@ -193,7 +193,7 @@ Notice = (
     | LaunchTimed
     | LaunchNotTimed
     | Tokens
-    | Load
+    | LoadReported
 )
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import msgspec
 
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.serving.beat import Beat
+from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
 from pdmux_actor.serving.frames import (
     HEARTBEAT_S,
     MAX_FRAME_BYTES,
@@ -91,7 +91,7 @@ class GatewayConnection(asyncio.Protocol):
         self._last_received_s = self._last_sent_s = self._loop.time()
         self._opened_s = self._last_received_s
         self._said_stalled = False
-        self._beat = Beat(HEARTBEAT_S / 2, self._on_beat)
+        self._beat = ConnectionHeartbeat(HEARTBEAT_S / 2, self._on_beat)
 
     def close(self) -> None:
         """Sends what is queued, then closes."""

@@ -18,12 +18,12 @@ from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.serving.command_intake import CommandIntake
-from pdmux_actor.serving.commands import EngineSettings, Load, Started, Tokens
+from pdmux_actor.serving.commands import EngineSettings, LoadReported, Started, Tokens
+from pdmux_actor.serving.contention_store import ContentionStore
 from pdmux_actor.serving.executors import build_executor
-from pdmux_actor.serving.guard_keeper import GuardKeeper
 from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.known_latency import read_known_latency
-from pdmux_actor.serving.model_shelf import ModelShelf
+from pdmux_actor.serving.loaded_models import LoadedModels
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
 from profiler.roofline import RooflineLatency
@@ -45,13 +45,13 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(str(error))  # the actor reports the last words
     if known is not None:
         known.check_device(executor.device)
-    keeper = GuardKeeper(settings.guard, executor.device, None if known is None else known.guard)
+    keeper = ContentionStore(settings.guard, executor.device, None if known is None else known.guard)
 
     def send_tokens(events: Sequence[TokenEvent]) -> None:
         sender.send(Tokens(tuple(events)))
 
     def send_load(report: LoadReport) -> None:
-        sender.send(Load(report))
+        sender.send(LoadReported(report))
 
     loop, inbox = build_engine(
         executor,
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
         on_detached=lambda model: shelf.on_detached(model),
     )
     host_bytes = host_memory_budget(settings, executor.device)
-    shelf = ModelShelf(executor, inbox, sender, host_memory_bytes=host_bytes)
+    shelf = LoadedModels(executor, inbox, sender, host_memory_bytes=host_bytes)
     sender.send(
         Started(
             device=executor.device.name,

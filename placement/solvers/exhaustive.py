@@ -7,13 +7,13 @@ from itertools import product
 import numpy as np
 
 from placement.errors import FleetTooLarge
-from placement.estimate import estimate_with
-from placement.instance import Estimator, Instance, make_instance
-from placement.layout import plan_of_packing, units_of_packing
+from placement.estimation.plan_estimate import estimate_with
+from placement.estimation.problem_arrays import Estimator, Instance, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing import Packing
+from placement.packing.layout import plan_of_packing, units_of_packing
+from placement.packing.packing import Packing
 from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 from placement.solvers.muxserve import mesh_groups
 
 _Merit = tuple[int, float, float, int]

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from placement.estimation.memory import bytes_for_models, resident_bytes_on, runs_on
+from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
+from placement.estimation.refusal import has_no_place, refusal
 from placement.launch_limits import LaunchLimits
-from placement.memory import bytes_for_models, resident_bytes_on, runs_on
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
-from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
-from placement.refusal import has_no_place, refusal
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 
 _Shape = tuple[int, LaunchLimits]
 """What of a unit decides how much memory a model takes there: GPUs, and what a launch holds."""

@@ -10,14 +10,14 @@ from itertools import product
 
 import numpy as np
 
-from placement.instance import Estimator, Instance, make_instance
-from placement.layout import carve, plan_of_packing
-from placement.merit import key_of
+from placement.estimation.problem_arrays import Estimator, Instance, make_instance
+from placement.estimation.throughput import LOAD
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing import Packing
+from placement.packing.layout import carve, plan_of_packing
+from placement.packing.packing import Packing
+from placement.packing.packing_objective import key_of
 from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import PlacementModel
-from placement.throughput import LOAD
+from placement.problem import PlacementModel
 
 _SM_SHARES = tuple(tenths / 10 for tenths in range(1, 11))
 _RULE = "solver muxserve places one replica of each model; use solver search"

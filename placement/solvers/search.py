@@ -7,20 +7,20 @@ off a few units, put them back in another order, keep what is no worse. It can b
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from placement.builds import largest_first, other_builds
-from placement.growth import roomiest
-from placement.headroom import add_headroom
-from placement.improvement import Openings, balance, improve
-from placement.insertion import InsertionRules
-from placement.instance import Estimator, Instance, make_instance
-from placement.layout import carve, plan_of_packing
-from placement.merit import Key, Pairs, key_of, pairs_of, serves_all
+from placement.estimation.problem_arrays import Estimator, Instance, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing import Packing
+from placement.packing.constructions import largest_first, other_builds
+from placement.packing.improvement import Openings, balance, improve
+from placement.packing.insertion import InsertionRules
+from placement.packing.layout import carve, plan_of_packing
+from placement.packing.overload_relief import evict_spare, insert_missing, keep_spare, relieve
+from placement.packing.packing import Packing
+from placement.packing.packing_objective import Key, Pairs, key_of, pairs_of, serves_all
+from placement.packing.spare_nodes import roomiest
+from placement.packing.spare_replicas import add_headroom
+from placement.packing.wake_affinity import prefer_waking
 from placement.plan import Plan, UnitCapacity
-from placement.relief import evict_spare, insert_missing, keep_spare, relieve
-from placement.solvers.base import PlacementModel
-from placement.waking import prefer_waking
+from placement.problem import PlacementModel
 
 _RULE = "the search ended before it was used; give it more time"
 _ROOMY_MARGIN = 1.15

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from placement.insertion import Insertion, InsertionRules
-from placement.instance import Estimator, make_instance
-from placement.layout import carve, plan_of_packing
-from placement.merit import key_of
+from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing import Packing
+from placement.packing.insertion import Insertion, InsertionRules
+from placement.packing.layout import carve, plan_of_packing
+from placement.packing.packing import Packing
+from placement.packing.packing_objective import key_of
 from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 
 _RULE = "solver spatial gives every model units of its own; use solver search"
 _RULES = InsertionRules(margin=1.0, opening_cost=1.0, dedicated=True)

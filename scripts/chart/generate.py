@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.render import serve_yaml
-from deploy.settings import fleet_json_schema, read_fleet_file
+from deploy.fleet_file.settings import fleet_json_schema, read_fleet_file
+from deploy.serve.render import serve_yaml
 from scripts.chart.dashboards import dashboard_json, fleet_dashboard, units_dashboard
 from scripts.chart.serve_mapping import chart_files_data
 from scripts.chart.values_file import values_table, values_yaml

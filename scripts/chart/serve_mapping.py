@@ -13,10 +13,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from deploy.app_args import Args, ControllerConfig, GatewayArgs, UnitShape
-from deploy.ray_environment import HAPROXY
-from deploy.render import serve_config
-from deploy.settings import (
+from deploy.fleet_file.settings import (
     EngineSection,
     FleetFile,
     GatewaySection,
@@ -26,6 +23,9 @@ from deploy.settings import (
     PoolSection,
     semantic_problems,
 )
+from deploy.local.ray_environment import HAPROXY
+from deploy.serve.app_args import Args, ControllerConfig, GatewayArgs, UnitShape
+from deploy.serve.render import serve_config
 from profiler.devices import DEVICES
 
 # Arguments that the templates work out, or that bear another name in the fleet file.

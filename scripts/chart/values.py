@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, StringConstraints
 
-from deploy.settings import FleetFile
+from deploy.fleet_file.settings import FleetFile
 from scripts.chart.pod_values import Head, Image, WorkerGroup, Workers
 from scripts.chart.value_types import (
     AnyObject,

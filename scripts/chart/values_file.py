@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from deploy.settings import FleetFile
+from deploy.fleet_file.settings import FleetFile
 from scripts.chart.values import ChartValues
 
 _HEADER = """\

@@ -12,8 +12,8 @@ import psutil
 from chaos_load import MODELS
 from fleet_process import FleetProcess, command_line
 
-from deploy.settings import GatewaySection
-from deploy.watch_section import WatchSection
+from deploy.fleet_file.settings import GatewaySection
+from deploy.fleet_file.watch_section import WatchSection
 
 _RECOVER_S = 120.0
 _ENGINE = "pdmux_actor.serving.process"

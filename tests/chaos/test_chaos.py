@@ -14,8 +14,8 @@ from chaos_fleet_file import fleet_of
 from chaos_load import MODELS, Load, ask_once
 from fleet_process import FleetProcess
 
-from deploy.fleet_report import fleet_report
-from deploy.fleet_status import ModelState
+from deploy.control.fleet_status import ModelState
+from deploy.inspection.fleet_report import fleet_report
 
 PORT = 20411
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

@@ -19,9 +19,9 @@ from pdmux_actor.lease import Lease, ModelAssignment
 from pdmux_actor.messages import GenerateRequest, Slo
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.unit import Unit
-from router.app import create_app
-from router.gateway import Gateway
+from router.http.app import create_app
 from router.limits import GatewayLimits
+from router.serving.gateway import Gateway
 from router.view import FleetView, ModelCard, UnitView
 
 MODEL = "alpha"

@@ -14,7 +14,7 @@ from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, 
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.frames import Delta
 from pdmux_actor.serving.unit import Unit
-from router.unit_client import FrameStreamClient
+from router.transport.unit_client import FrameStreamClient
 
 REQUESTS = 100_000
 CLIENTS = 64

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deploy.catalog import Catalog, CatalogModel
-from deploy.control.history import Decision
-from deploy.control.rules import ControlRules
-from deploy.control_loop import ControlLoop
-from deploy.fleet_status import FleetStatus, ModelState, UnitState
-from deploy.settings import ModelSection
+from deploy.control.control_loop import ControlLoop
+from deploy.control.control_rules import ControlRules
+from deploy.control.decision_history import PlacementDecision
+from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
+from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.settings import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan
-from placement.solvers.base import Solver
+from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from profiler.specs import ModelSpec
-from router.demand_report import DemandReport, ModelAsked
+from router.admission.demand_report import DemandReport, ModelAsked
 
 HEARTBEAT_S = 0.5
 BLOCK_BYTES = 8192
@@ -250,9 +250,9 @@ class World:
 def fleet_status(*units: FakeUnit, models: tuple[ModelState, ...] = ()) -> FleetStatus:
     return FleetStatus(
         models=models,
-        units=tuple(UnitState(report=u.report(), silent_s=0.25) for u in units),
+        units=tuple(UnitStatus(report=u.report(), silent_s=0.25) for u in units),
         policy="mux",
         plan=Plan(units=()),
         goal=Plan(units=()),
-        decisions=(Decision(kind="plan", reason="unit u1 joined", seconds_ago=3.0),),
+        decisions=(PlacementDecision(kind="plan", reason="unit u1 joined", seconds_ago=3.0),),
     )

@@ -6,7 +6,7 @@ import pytest
 from fleet_model import BLOCK_BYTES, catalog_model
 from test_following_demand import GIB, LLAMA_7B
 
-from deploy.control.planning import Needs, share_in_time
+from deploy.control.plan_choice import Needs, share_in_time
 from placement.demand import ModelDemand
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from profiler.devices import DEVICES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
-from deploy.settings import read_fleet_file
+from deploy.fleet_file.settings import read_fleet_file
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 Run = Callable[..., tuple[int, str, str]]

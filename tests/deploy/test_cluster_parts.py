@@ -1,4 +1,4 @@
-from deploy.cluster_parts import PARTS, PartBack, PartEnded, PartsWatch
+from deploy.local.cluster_parts import PARTS, PartBack, PartEnded, PartsWatch
 
 RAYLET, GCS, PROXY = 11, 12, 13
 COMMANDS = {

@@ -5,7 +5,7 @@ from fleet_model import HEARTBEAT_S, World, catalog, catalog_model
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deploy.control.rules import ControlRules, ControlTiming
+from deploy.control.control_rules import ControlRules, ControlTiming
 from pdmux_actor.lease import ModelPhase, ModelStatus
 
 TIMING = ControlTiming()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fleet_model import FakeUnit
 
-from deploy import controller as controller_module
-from deploy.controller import Controller
 from deploy.errors import SourceNotFound
-from deploy.model_specs import read_model_spec
+from deploy.fleet_file.model_specs import read_model_spec
+from deploy.serve import controller as controller_module
+from deploy.serve.controller import Controller
 from profiler.errors import UnsupportedModel
 
 CONFIG = {

@@ -9,10 +9,10 @@ import pytest
 from fleet_model import FakeUnit, World, catalog, fleet_status
 
 from deploy.cli import main
+from deploy.control.fleet_status import ModelState
 from deploy.errors import FleetUnreachable
-from deploy.fleet_report import fleet_report
-from deploy.fleet_status import ModelState
-from deploy.served_models import served_models
+from deploy.inspection.fleet_report import fleet_report
+from deploy.inspection.served_models import served_models
 from pdmux_actor.lease import ModelPhase
 from traces.timeliness import SloTarget
 

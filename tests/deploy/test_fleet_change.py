@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import FleetUnreachable
-from deploy.fleet_change import change_between
-from deploy.render import serve_config
-from deploy.running_fleets import RunningFleet, announced, find_fleet, running_fleets, this_process_started_s
-from deploy.settings import FleetFile
+from deploy.fleet_file.settings import FleetFile
+from deploy.local.running_fleets import RunningFleet, announced, find_fleet, running_fleets, this_process_started_s
+from deploy.serve.fleet_change import change_between
+from deploy.serve.render import serve_config
 
 BASE = {"models": [{"id": "a", "source": "/a"}, {"id": "b", "source": "/b"}]}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.settings import FleetFile, parse_fleet_file
+from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.deployments import BASELINES, Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome, FleetRun
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates

@@ -2,7 +2,7 @@
 
 from fleet_model import World, catalog, catalog_model
 
-from deploy.control.rules import ControlRules, Replan
+from deploy.control.control_rules import ControlRules, Replan
 from placement.solvers.search import SearchSolver
 from profiler.specs import ModelSpec
 from traces.synthetic import power_law_popularity

@@ -1,7 +1,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
-from deploy.gateway_figures import RecentFigures, quantile, reading
+from deploy.inspection.gateway_figures import RecentFigures, quantile, reading
 
 INF = float("inf")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.haproxy import HEADER_DEADLINE_S, _haproxy, header_deadline_settings, loopback_settings
+from deploy.local.haproxy import HEADER_DEADLINE_S, _haproxy, header_deadline_settings, loopback_settings
 
 _SLOW_CLIENTS = 1000
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from deploy.app import actor_settings
 from deploy.errors import FleetFileError, HostMemoryTooSmall
-from deploy.render import _unit_shape
-from deploy.settings import FleetFile, check_sources, fleet_json_schema, parse_fleet_file
-from deploy.simulation.hardware import host_memory_of
+from deploy.fleet_file.settings import FleetFile, check_sources, fleet_json_schema, parse_fleet_file
+from deploy.planning.pool_hardware import host_memory_of
+from deploy.serve.render import _unit_shape
+from deploy.serve.serve_applications import actor_settings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.host_budget import host_memory_budget
 from profiler.devices import H100, laptop_cpu

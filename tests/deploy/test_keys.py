@@ -7,7 +7,7 @@ import pytest
 from deploy.cli import main
 from deploy.environment import bearer_headers
 from deploy.errors import KeyFileError, OptionNotUsable
-from deploy.key_file import parse_key_file, read_key_file
+from deploy.fleet_file.key_file import parse_key_file, read_key_file
 from router.errors import InvalidApiKey
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from model_shapes import LLAMA_3_8B
 
-from deploy.simulation.agenda import Agenda
+from deploy.planning.pool_hardware import gpu_hardware
 from deploy.simulation.deployments import model_info
 from deploy.simulation.engine import EngineDesign, PlacedModel
-from deploy.simulation.hardware import gpu_hardware
+from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.units import UnitIdentity
 from pdmux_actor.lease import Lease, ModelAssignment
@@ -15,7 +15,7 @@ from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from placement.demand import ModelDemand
 from placement.plan import UnitCapacity
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 from profiler.devices import A100_80G
 
 BLOCK_BYTES, QUOTA_BLOCKS = 16 * 1024, 100_000
@@ -25,7 +25,7 @@ SPEC = replace(LLAMA_3_8B, num_kv_heads=LLAMA_3_8B.num_heads)  # more KV, so tha
 
 def test_obey__engine_has_moved_quota_since__quotas_are_the_leases() -> None:
     """Else they could sum to more than the pool."""
-    agenda = Agenda()
+    agenda = EventQueue()
     unit = leased_unit(agenda)
     for i in range(60):
         request = GenerateRequest(
@@ -50,7 +50,7 @@ def quotas(unit: LeasedUnit) -> dict[str, int]:
     return {m.model: m.quota_blocks for m in unit.load_report().models}
 
 
-def leased_unit(agenda: Agenda) -> LeasedUnit:
+def leased_unit(agenda: EventQueue) -> LeasedUnit:
     capacity = UnitCapacity(
         unit_id="u",
         num_gpus=1,

@@ -5,7 +5,7 @@ import json
 import logging
 from datetime import datetime
 
-from deploy.control.history import DecisionHistory
+from deploy.control.decision_history import DecisionHistory
 from deploy.log_lines import JsonLines
 
 

@@ -7,10 +7,10 @@ import pytest
 from fleet_model import SPEC, FakeUnit, World, catalog, catalog_model
 from hypothesis import given, settings
 
-from deploy.control.rules import ControlRules
+from deploy.control.control_rules import ControlRules
 from pdmux_actor.lease import ModelPhase
+from placement.estimation.memory import resident_bytes
 from placement.launch_limits import LaunchLimits
-from placement.memory import resident_bytes
 from placement.plan import ModelPlacement, Plan, UnitPlan
 
 ONE_MODEL = resident_bytes(SPEC)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-from deploy.demo_fleet import write_demo
+from deploy.local.demo_fleet import write_demo
 from deploy.errors import OpenCluster
-from deploy.render import serve_config
-from deploy.settings import read_fleet_file
+from deploy.serve.render import serve_config
+from deploy.fleet_file.settings import read_fleet_file
 from muxfleet import serve_applications
 from pathlib import Path
 import sys

@@ -6,9 +6,9 @@ import pytest
 
 from deploy.cli import main
 from deploy.errors import OptionNotUsable
-from deploy.planning import node_pools, units_of_fleet
-from deploy.settings import read_fleet_file
-from deploy.what_if import changed_fleet
+from deploy.fleet_file.settings import read_fleet_file
+from deploy.fleet_file.what_if import changed_fleet
+from deploy.planning.fleet_planning import node_pools, units_of_fleet
 from placement.launch_limits import LaunchLimits
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"

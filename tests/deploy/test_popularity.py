@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from deploy.control.popularity import Popularity
-from deploy.control.rate import RateEstimate, RateTuning
+from deploy.control.rate_estimate import RateEstimate, RateTuning
 from placement.demand import ModelDemand
-from router.demand_report import DemandReport, ModelAsked
+from router.admission.demand_report import DemandReport, ModelAsked
 
 
 def prior(model: str, rate_per_s: float) -> ModelDemand:

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from deploy.profiling import _with_rates
+from deploy.profiling.profile_runs import _with_rates
 from profiler.devices import H200
 from profiler.operator_costs import bandwidth, compute_rate
 from profiler.partition_rates import PartitionRate

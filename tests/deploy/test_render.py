@@ -5,11 +5,11 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from deploy.app import actor_settings, gateway_limits
-from deploy.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitsArgs
-from deploy.demo_fleet import FLEET_TEXT
-from deploy.render import controller_config, logical_cpus, serve_config, serve_yaml, without_node_labels
-from deploy.settings import FleetFile, fleet_json_schema, parse_fleet_file, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, fleet_json_schema, parse_fleet_file, read_fleet_file
+from deploy.local.demo_fleet import FLEET_TEXT
+from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitsArgs
+from deploy.serve.render import controller_config, logical_cpus, serve_config, serve_yaml, without_node_labels
+from deploy.serve.serve_applications import actor_settings, gateway_limits
 from pdmux_actor.serving.engine_watch import WatchSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

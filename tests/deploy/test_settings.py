@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from deploy.errors import FleetFileError, SourceNotFound
-from deploy.settings import check_sources, fleet_json_schema, parse_fleet_file, read_fleet_file
+from deploy.fleet_file.settings import check_sources, fleet_json_schema, parse_fleet_file, read_fleet_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = "models: [{id: a, source: x}]\n"

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.app import actor_settings
 from deploy.errors import FleetFileError
-from deploy.planning import _units
-from deploy.render import _unit_shape
-from deploy.settings import parse_fleet_file
+from deploy.fleet_file.settings import parse_fleet_file
+from deploy.planning.fleet_planning import _units
+from deploy.serve.render import _unit_shape
+from deploy.serve.serve_applications import actor_settings
 
 MODELS = "models: [{id: m, source: org/m}]\n"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.settings import FleetFile, parse_fleet_file
+from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome

@@ -6,11 +6,11 @@ import pytest
 from fleet_model import BLOCK_BYTES, SPEC, TOTAL_BLOCKS, FakeUnit, World, catalog, catalog_model
 
 from deploy.commands.fleet_tables import as_dict, state_of
-from deploy.control.rules import ControlRules
-from deploy.control.sleepers import sleepers_of
-from deploy.planning import SOLVERS
+from deploy.control.control_rules import ControlRules
+from deploy.control.host_memory_models import sleepers_of
+from deploy.planning.fleet_planning import SOLVERS
 from pdmux_actor.lease import ModelPhase
-from placement.memory import resident_bytes
+from placement.estimation.memory import resident_bytes
 
 ONE = SPEC.weight_bytes
 ONE_MODEL_BYTES = TOTAL_BLOCKS * BLOCK_BYTES + resident_bytes(SPEC)

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.catalog import Catalog, CatalogModel
-from deploy.control_loop import ControlLoop
-from deploy.model_specs import read_model_spec
-from deploy.settings import ModelSection
+from deploy.control.control_loop import ControlLoop
+from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.model_specs import read_model_spec
+from deploy.fleet_file.settings import ModelSection
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.unit import Unit
 from placement.solvers.search import SearchSolver
-from router.demand_report import DemandReport, ModelAsked
+from router.admission.demand_report import DemandReport, ModelAsked
 
 DEADLINE_S = 120.0
 

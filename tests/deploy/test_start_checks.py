@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import FleetStartError, SourceNotFound
-from deploy.settings import FleetFile, parse_fleet_file
-from deploy.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
+from deploy.fleet_file.settings import FleetFile, parse_fleet_file
+from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 
 
 def fleet_of(text: str, base: Path = Path("/")) -> FleetFile:

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from deploy.commands.start_screen import ModelLines, StartScreen
-from deploy.fleet_status import ModelState
+from deploy.control.fleet_status import ModelState
 from pdmux_actor.lease import ModelPhase
 
 

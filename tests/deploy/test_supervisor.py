@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 STUBBORN = """
 import subprocess, sys, time
 from pathlib import Path
-from deploy.supervisor import Supervisor, supervised
+from deploy.local.supervisor import Supervisor, supervised
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 supervisor = Supervisor(stop_s={stop_s}, tell=lambda line: print(line, flush=True))
 with supervised(supervisor):

@@ -9,7 +9,7 @@ import pytest
 from fleet_model import FakeUnit, fleet_status
 
 from deploy.cli import main
-from deploy.controller import Controller
+from deploy.serve.controller import Controller
 from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcerpt
 
 Run = Callable[..., tuple[int, str, str]]

@@ -1,7 +1,7 @@
 import pytest
 
-from deploy.served_models import ServedModel
-from deploy.workload import fit_lengths, fit_models, fit_rate
+from deploy.inspection.served_models import ServedModel
+from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
 from traces.errors import BadParameter
 from traces.record import TraceRecord
 from traces.trace import Trace

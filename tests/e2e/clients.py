@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import openai
 
-from deploy.demo_fleet import DemoTrace
+from deploy.local.demo_fleet import DemoTrace
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES
 from traces.outcome import Ending
 from traces.replay import replay

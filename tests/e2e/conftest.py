@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fleet_process import FleetProcess
 
-from deploy.demo_fleet import write_demo
+from deploy.local.demo_fleet import write_demo
 from muxfleet.own_packages import PACKAGES
 
 

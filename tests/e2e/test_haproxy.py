@@ -12,7 +12,7 @@ from clients import MODELS, chat, client_of, endings, streamed_chat
 from fleet_process import FleetProcess, assert_all_on_loopback
 
 from deploy.cli import main
-from deploy.demo_fleet import generated_trace
+from deploy.local.demo_fleet import generated_trace
 from traces.outcome import Ending
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from router.app import create_app
-from router.fleet_metrics import merged_exposition
-from router.gateway import Gateway
+from router.http.app import create_app
+from router.serving.gateway import Gateway
+from router.telemetry.fleet_metrics import merged_exposition
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "router"))
 from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer

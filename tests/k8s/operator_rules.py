@@ -12,7 +12,14 @@ import yaml
 from helm_runner import LOADER
 from ray.serve.schema import ServeDeploySchema
 
-from deploy.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, UNITS_APP, ControllerConfig, GatewayArgs, UnitsArgs
+from deploy.serve.app_args import (
+    CONTROLLER_DEPLOYMENT,
+    GATEWAY_APP,
+    UNITS_APP,
+    ControllerConfig,
+    GatewayArgs,
+    UnitsArgs,
+)
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")

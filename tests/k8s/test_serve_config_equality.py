@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from deploy.cli import build_app
 from deploy.errors import FleetFileError
-from deploy.render import serve_config
-from deploy.settings import FleetFile, parse_fleet_file
-from deploy.source_paths import resolve_source
+from deploy.fleet_file.settings import FleetFile, parse_fleet_file
+from deploy.fleet_file.source_paths import resolve_source
+from deploy.serve.render import serve_config
 
 pytestmark = pytest.mark.k8s
 

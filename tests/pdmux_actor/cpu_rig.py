@@ -1,6 +1,6 @@
 """Drives a TorchCpuExecutor with hand-made launches: gives rows of shuffled blocks, keeps the sequences' cursors."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,14 @@ from pdmux_actor.messages import GenerateRequest, SampledToken, SamplingParams, 
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
     Chunk,
-    Completion,
     ComputeLaunch,
     DecodeStep,
+    LaunchCompletion,
     MixedStep,
     PrefillSlice,
     sampling_sequences,
 )
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.specs import DeviceSpec
 
 NAN_BYTE = 0xFF  # 0xFFFF and 0xFFFFFFFF are NaN in every float type
@@ -82,7 +82,7 @@ class CpuRig:
         self.infos[model], self._tables[model], self._next_row[model] = info, table, 0
         return info
 
-    def sequence(self, model: str, prompt: Seq[int], max_new_tokens: int, **sampling: object) -> Sequence:
+    def sequence(self, model: str, prompt: Sequence[int], max_new_tokens: int, **sampling: object) -> TokenSequence:
         params = SamplingParams(max_tokens=max_new_tokens, **{"temperature": 0.0, **sampling})
         request = GenerateRequest(
             request_id=f"{model}-{len(prompt)}",
@@ -91,11 +91,11 @@ class CpuRig:
             sampling=params,
             slo=Slo(ttft_s=1.0, tbt_s=1.0),
         )
-        sequence = Sequence.from_request(request, 0.0)
+        sequence = TokenSequence.from_request(request, 0.0)
         self.give_rows(sequence, len(prompt) + max_new_tokens)
         return sequence
 
-    def give_rows(self, sequence: Sequence, num_tokens: int) -> None:
+    def give_rows(self, sequence: TokenSequence, num_tokens: int) -> None:
         model = sequence.model
         geometry, table = self.infos[model].geometry, self._tables[model]
         while len(sequence.rows) * geometry.tokens_per_row < num_tokens:
@@ -107,7 +107,7 @@ class CpuRig:
             self._next_row[model] += 1
             sequence.rows.append(row)
 
-    def wait(self) -> Completion:
+    def wait(self) -> LaunchCompletion:
         done = self.executor.wait(self.executor.now() + DEADLINE_S)
         assert len(done) == 1, "expected one completion"
         return done[0]
@@ -116,7 +116,7 @@ class CpuRig:
         self.executor.submit(launch)
         return self.apply(self.wait())
 
-    def apply(self, done: Completion) -> tuple[tuple[SampledToken, ...], ...]:
+    def apply(self, done: LaunchCompletion) -> tuple[tuple[SampledToken, ...], ...]:
         assert done.error is None, done.error
         assert done.finished_s >= done.started_s
         launch = done.launch
@@ -125,7 +125,7 @@ class CpuRig:
             sequence.token_ids += [t.token_id for t in tokens]
         return done.tokens
 
-    def prefill_slices(self, sequences: Seq[Sequence], layers_per_slice: int) -> list[PrefillSlice]:
+    def prefill_slices(self, sequences: Sequence[TokenSequence], layers_per_slice: int) -> list[PrefillSlice]:
         self._batch_id += 1
         model = sequences[0].model
         num_layers = self.infos[model].spec.num_layers
@@ -141,21 +141,21 @@ class CpuRig:
             for first in range(0, num_layers, layers_per_slice)
         ]
 
-    def prefill(self, sequences: Seq[Sequence], layers_per_slice: int = 1000) -> None:
+    def prefill(self, sequences: Sequence[TokenSequence], layers_per_slice: int = 1000) -> None:
         for launch in self.prefill_slices(sequences, layers_per_slice):
             self.run(launch)
 
-    def decode(self, sequences: Seq[Sequence], num_tokens: int, steps_per_launch: int = 1) -> None:
+    def decode(self, sequences: Sequence[TokenSequence], num_tokens: int, steps_per_launch: int = 1) -> None:
         while num_tokens > 0:
             steps = min(steps_per_launch, num_tokens)
             self.run(DecodeStep(model=sequences[0].model, sequences=tuple(sequences), steps=steps))
             num_tokens -= steps
 
-    def generate_chunked(self, sequences: Seq[Sequence], num_tokens: int, chunk_tokens: int) -> None:
+    def generate_chunked(self, sequences: Sequence[TokenSequence], num_tokens: int, chunk_tokens: int) -> None:
         """Prompts one after another in chunks, fused with decode of those done, until all have `num_tokens`."""
         model = sequences[0].model
         waiting = list(sequences)
-        running: list[Sequence] = []
+        running: list[TokenSequence] = []
         while waiting or running:
             chunks = []
             if waiting:
@@ -173,5 +173,5 @@ class CpuRig:
         self.executor.close()
 
 
-def outputs(sequences: Seq[Sequence], num_tokens: int) -> list[list[int]]:
+def outputs(sequences: Sequence[TokenSequence], num_tokens: int) -> list[list[int]]:
     return [s.token_ids[s.num_prompt_tokens :][:num_tokens] for s in sequences]

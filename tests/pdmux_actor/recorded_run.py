@@ -15,7 +15,7 @@ from pdmux_actor.inbox import EventSource
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Event
-from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DropPrefill, Launch, Repartition
+from pdmux_actor.scheduling.launch import ComputeLaunch, DropPrefill, Launch, LaunchCompletion, Repartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class RecordingExecutor:
             self._launches.append(launch)
         self._inner.submit(launch)
 
-    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         completions = self._inner.wait(deadline_s)
         self._tape.completions.append(tuple(self._record(done) for done in completions))
         return completions
@@ -81,7 +81,7 @@ class RecordingExecutor:
     def close(self) -> None:
         self._inner.close()
 
-    def _record(self, done: Completion) -> RecordedCompletion:
+    def _record(self, done: LaunchCompletion) -> RecordedCompletion:
         index = next(i for i, launch in enumerate(self._launches) if launch is done.launch)
         return RecordedCompletion(index, done.started_s, done.finished_s, done.tokens, done.error, done.sequence_errors)
 
@@ -139,9 +139,9 @@ class ReplayExecutor:
         if not isinstance(launch, Repartition | DropPrefill):
             self._launches.append(launch)
 
-    def wait(self, deadline_s: float | None) -> Sequence[Completion]:
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         return [
-            Completion(
+            LaunchCompletion(
                 launch=self._launches[done.launch_index],
                 started_s=done.started_s,
                 finished_s=done.finished_s,

@@ -9,7 +9,7 @@ from engine_rig import PLAIN, VirtualEngine, make_request
 from pdmux_actor.scheduling.bubbles import lane_shares, logged_window
 from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, DecisionLog
 from pdmux_actor.scheduling.events import Abort, Arrival
-from pdmux_actor.scheduling.launch import Completion, DecodeStep, Lane, Repartition
+from pdmux_actor.scheduling.launch import DecodeStep, Lane, LaunchCompletion, Repartition
 from pdmux_actor.scheduling.policies.registry import POLICIES
 
 TIGHT_S = 0.006
@@ -93,7 +93,7 @@ def test_ring__launch_lands_after_the_ring_came_round__is_no_error():
     for i in range(2):
         log.instruct(1.0, Repartition(prefill_sms=i, decode_sms=4 - i))
 
-    log.land(Completion(launch=launch, started_s=0.0, finished_s=2.0))
+    log.land(LaunchCompletion(launch=launch, started_s=0.0, finished_s=2.0))
 
     assert [d.kind for d in log.decisions()] == [DecisionKind.PARTITION] * 2
 
@@ -103,7 +103,7 @@ def test_ring__failed_launch__says_so():
     log.take_off(0.0, launch, predicted_s=1.0, ready_s=None, used_blocks=0)
     assert log.decisions()[0].measured_s is None
 
-    log.land(Completion(launch=launch, started_s=0.5, finished_s=2.0, error="out of memory"))
+    log.land(LaunchCompletion(launch=launch, started_s=0.5, finished_s=2.0, error="out of memory"))
 
     (decision,) = log.decisions()
     assert (decision.measured_s, decision.failed) == (1.5, True)
@@ -114,7 +114,7 @@ def test_since__long_launch_before_the_window__is_included_and_older_ones_are_no
     for start_s in (0.0, 1.0, 2.0, 3.0):
         launch = decode_launch()
         log.take_off(start_s, launch, predicted_s=1.0, ready_s=None, used_blocks=0)
-        log.land(Completion(launch=launch, started_s=start_s, finished_s=start_s + 1))
+        log.land(LaunchCompletion(launch=launch, started_s=start_s, finished_s=start_s + 1))
 
     assert [d.now_s for d in log.since(2.5)] == [3.0, 2.0]
 

@@ -15,16 +15,16 @@ from pdmux_actor.scheduling.chrome_trace import chrome_trace
 from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, DecisionLog, LogExcerpt
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.events import Arrival, AttachModel
-from pdmux_actor.scheduling.flight import Flight, LanesInFlight
 from pdmux_actor.scheduling.launch import (
-    Completion,
     DecodePart,
     DecodeStep,
     DropPrefill,
     Lane,
+    LaunchCompletion,
     PrefillSlice,
     Repartition,
 )
+from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
 from pdmux_actor.scheduling.policies.decode_lanes import Division, divide
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -136,7 +136,7 @@ def test_log__since__finds_what_each_lane_had_in_flight():
     for i, part in enumerate([None, 1, 2, 1, 1]):
         launch = _step("abcde"[i], part)
         if (done := flying.pop(part, None)) is not None:
-            log.land(Completion(launch=done, started_s=0.0, finished_s=float(i)))
+            log.land(LaunchCompletion(launch=done, started_s=0.0, finished_s=float(i)))
         flying[part] = launch
         log.take_off(float(i), launch, predicted_s=1.0, ready_s=None, used_blocks=0)
 
@@ -167,7 +167,7 @@ def test_lane_shares__spans_that_overlap__count_once_as_busy():
 def test_lanes__any_order_of_launches__shares_are_disjoint_and_within_the_device(steps):
     total, clock = 8, 0.0
     lanes = LanesInFlight(total)
-    flying: list[Flight] = []
+    flying: list[LaunchInFlight] = []
     for kind, which, sms in steps:
         clock += 1.0
         if kind == "l" and flying:
@@ -181,7 +181,9 @@ def test_lanes__any_order_of_launches__shares_are_disjoint_and_within_the_device
         if kind == "p" and len(decodes) == len(flying) and sms <= total - end_sm:
             partition = lanes.place_prefill(sms)
             launch = PrefillSlice(batch_id=1, model="m", chunks=(), first_layer=0, last_layer=1)
-            flying.append(Flight(launch=launch, sms=sms, modelled_s=1.0, took_off_s=clock, first_sm=total - sms))
+            flying.append(
+                LaunchInFlight(launch=launch, sms=sms, modelled_s=1.0, took_off_s=clock, first_sm=total - sms)
+            )
         elif kind == "d" and any(end - start >= sms for start, end in lanes.decode_gaps()):
             if any(f.launch.model == str(which) for f in decodes):
                 continue
@@ -189,7 +191,7 @@ def test_lanes__any_order_of_launches__shares_are_disjoint_and_within_the_device
             first_sm = 0 if part is None else part.first_sm
             launch = DecodeStep(model=str(which), sequences=(), part=part)
             assert part is not None or lanes.partition.decode_sms == sms
-            flying.append(Flight(launch=launch, sms=sms, modelled_s=1.0, took_off_s=clock, first_sm=first_sm))
+            flying.append(LaunchInFlight(launch=launch, sms=sms, modelled_s=1.0, took_off_s=clock, first_sm=first_sm))
         else:
             continue
         lanes.take_off(flying[-1])
@@ -261,8 +263,8 @@ def test_predictor__steps_beside_steps__teach_nothing_about_steps_alone():
     launch = DecodeStep(model="a", sequences=())
 
     def learn(measured_s, **company):
-        flight = Flight(launch=launch, sms=2, modelled_s=0.01, took_off_s=0.0, **company)
-        predictor.learn(flight, [8], Completion(launch=launch, started_s=0.0, finished_s=measured_s))
+        flight = LaunchInFlight(launch=launch, sms=2, modelled_s=0.01, took_off_s=0.0, **company)
+        predictor.learn(flight, [8], LaunchCompletion(launch=launch, started_s=0.0, finished_s=measured_s))
 
     learn(0.02)
     learn(0.02 * slowdown_beside(0.5, 0.4) * 1.5, company_s=1.0, decode_company_s=1.0, demand=0.5, beside_demand=0.4)
@@ -270,7 +272,7 @@ def test_predictor__steps_beside_steps__teach_nothing_about_steps_alone():
 
     assert outlook.solo_s(2) == pytest.approx(0.02)
     assert outlook.beside_decodes_factor(2) == pytest.approx(1.5)
-    flight = Flight(launch=launch, sms=2, modelled_s=0.01, took_off_s=0.0, demand=0.5, beside_demand=0.4)
+    flight = LaunchInFlight(launch=launch, sms=2, modelled_s=0.01, took_off_s=0.0, demand=0.5, beside_demand=0.4)
     assert predictor.expected_s(flight, beside_other_lane=False) == pytest.approx(0.02 * 1.2 * 1.5)
 
 

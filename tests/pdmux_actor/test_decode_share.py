@@ -5,7 +5,7 @@ from engine_rig import LinearLatency, VirtualEngine, make_device, make_request
 
 from pdmux_actor.scheduling.events import Arrival
 from pdmux_actor.scheduling.partition import ample_decode_share
-from pdmux_actor.scheduling.policies.balance import PrefillLoad
+from pdmux_actor.scheduling.policies.request_delays import PrefillLoad
 
 
 class MemoryBoundFromHalf(LinearLatency):

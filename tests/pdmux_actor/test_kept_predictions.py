@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from model_shapes import LLAMA_3_8B
 
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
-from pdmux_actor.scheduling.flight import Flight
-from pdmux_actor.scheduling.launch import Chunk, Completion, DecodeStep, PrefillSlice
+from pdmux_actor.scheduling.launch import Chunk, DecodeStep, LaunchCompletion, PrefillSlice
+from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.prediction import LatencyPredictor
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.devices import H100
 from profiler.latency import ChunkShape
 from profiler.roofline import RooflineLatency
@@ -21,7 +21,7 @@ BATCHES = st.lists(st.integers(1, 4000), min_size=1, max_size=20)
 LESSONS = st.tuples(BATCHES, st.sampled_from(SHARES), st.floats(0.001, 0.2), st.booleans())
 
 
-def sequence() -> Sequence:
+def sequence() -> TokenSequence:
     request = GenerateRequest(
         request_id="r",
         model="m",
@@ -29,14 +29,14 @@ def sequence() -> Sequence:
         sampling=SamplingParams(max_tokens=1),
         slo=Slo(ttft_s=1.0, tbt_s=0.1),
     )
-    return Sequence.from_request(request, 0.0)
+    return TokenSequence.from_request(request, 0.0)
 
 
 def teach(predictor: LatencyPredictor, contexts: list[int], sms: int, seconds: float, beside: list[ChunkShape]) -> None:
     launch = DecodeStep(model="m", sequences=tuple(sequence() for _ in contexts))
     company_s = seconds if beside else 0.0
-    flight = Flight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s, beside=beside)
-    predictor.learn(flight, contexts, Completion(launch=launch, started_s=0.0, finished_s=seconds))
+    flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s, beside=beside)
+    predictor.learn(flight, contexts, LaunchCompletion(launch=launch, started_s=0.0, finished_s=seconds))
 
 
 @given(
@@ -64,8 +64,8 @@ def teach_prefill(predictor: LatencyPredictor, tokens: int, sms: int, seconds: f
     chunks = (Chunk(sequence(), 0, tokens),)
     launch = PrefillSlice(batch_id=1, model="m", chunks=chunks, first_layer=0, last_layer=8)
     company_s = seconds if beside_decode else 0.0
-    flight = Flight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s)
-    predictor.learn(flight, (), Completion(launch=launch, started_s=0.0, finished_s=seconds))
+    flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s)
+    predictor.learn(flight, (), LaunchCompletion(launch=launch, started_s=0.0, finished_s=seconds))
 
 
 @given(

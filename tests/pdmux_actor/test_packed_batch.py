@@ -4,12 +4,12 @@ import torch
 from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.launch import Chunk
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 TOKENS_PER_ROW = 4
 
 
-def make_sequence(num_tokens: int, first_row: int) -> Sequence:
+def make_sequence(num_tokens: int, first_row: int) -> TokenSequence:
     request = GenerateRequest(
         request_id="r",
         model="m",
@@ -17,12 +17,14 @@ def make_sequence(num_tokens: int, first_row: int) -> Sequence:
         sampling=SamplingParams(max_tokens=8),
         slo=Slo(ttft_s=1, tbt_s=1),
     )
-    sequence = Sequence.from_request(request, 0.0)
+    sequence = TokenSequence.from_request(request, 0.0)
     sequence.rows = list(range(first_row, first_row + -(-(num_tokens + 8) // TOKENS_PER_ROW)))
     return sequence
 
 
-def pack_all(chunks: list[Chunk], decoding: list[Sequence], step: int = 0, max_group_rows: int = 1000) -> PackedBatch:
+def pack_all(
+    chunks: list[Chunk], decoding: list[TokenSequence], step: int = 0, max_group_rows: int = 1000
+) -> PackedBatch:
     decodes = DecodeInputs.of(decoding)
     return pack(
         chunks,

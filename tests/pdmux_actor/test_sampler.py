@@ -6,24 +6,24 @@ import torch
 
 from pdmux_actor.executor.sampler import Sampler, uniform
 from pdmux_actor.messages import GenerateRequest, SampledToken, SamplingParams, Slo
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 VOCAB = 8
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -6.0])
 EOS = frozenset({0, 1})
 
 
-def make_sequence(num_outputs: int = 0, **sampling: object) -> Sequence:
+def make_sequence(num_outputs: int = 0, **sampling: object) -> TokenSequence:
     params = SamplingParams(max_tokens=10_000, **{"temperature": 1.0, **sampling})
     request = GenerateRequest(
         request_id="r", model="m", prompt_token_ids=(5,), sampling=params, slo=Slo(ttft_s=1, tbt_s=1)
     )
-    sequence = Sequence.from_request(request, 0.0)
+    sequence = TokenSequence.from_request(request, 0.0)
     sequence.token_ids += [7] * num_outputs
     return sequence
 
 
-def sample(sequences: list[Sequence], step: int = 0, logits: torch.Tensor = LOGITS) -> list[SampledToken]:
+def sample(sequences: list[TokenSequence], step: int = 0, logits: torch.Tensor = LOGITS) -> list[SampledToken]:
     sampler = Sampler(sequences, EOS)
     return sampler.tokens(sampler.sample(logits.repeat(len(sequences), 1), step))
 

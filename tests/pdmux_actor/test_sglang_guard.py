@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from model_shapes import LLAMA_3_8B
 
+from pdmux_actor.backends.sglang.dispatch_state import PluginDispatch
 from pdmux_actor.backends.sglang.hooks import Reporter
 from pdmux_actor.backends.sglang.host import SglangHost
 from pdmux_actor.backends.sglang.link import PluginHello, SchedulerLink
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
-from pdmux_actor.backends.sglang.seat import DispatchSeat
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.notice_sender import NoticeSender
@@ -33,7 +33,7 @@ async def line(tmp_path: Path) -> AsyncIterator[PluginLine]:
     await line.close()
 
 
-def seat_of(line: PluginLine, guard: Path) -> DispatchSeat:
+def seat_of(line: PluginLine, guard: Path) -> PluginDispatch:
     config = PluginConfig(
         socket=str(line.path),
         multiplexes=True,
@@ -47,7 +47,7 @@ def seat_of(line: PluginLine, guard: Path) -> DispatchSeat:
         quota_tokens=16384,
         guard=str(guard),
     )
-    return DispatchSeat(_idle_scheduler(), config)
+    return PluginDispatch(_idle_scheduler(), config)
 
 
 def _idle_scheduler() -> SimpleNamespace:
@@ -61,7 +61,7 @@ def _idle_scheduler() -> SimpleNamespace:
     )
 
 
-async def asked_to_keep(line: PluginLine, seat: DispatchSeat) -> None:
+async def asked_to_keep(line: PluginLine, seat: PluginDispatch) -> None:
     """The scheduler's loop turns until the engine process has its answer."""
     line.expect_hello()
     link = SchedulerLink(str(line.path))

@@ -15,7 +15,7 @@ from pdmux_actor.backends.sglang.view import DONE_KEY
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, SamplingParams, Slo
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
-from pdmux_actor.serving.commands import EngineSettings, LoadModel
+from pdmux_actor.serving.commands import EngineSettings, LoadModelCommand
 from profiler.devices import H200
 
 SETTINGS = EngineSettings(kind="sglang_cuda", kv_pool_bytes=64 * 1024 * 1024, device_type="H200", num_gpus=2)
@@ -36,7 +36,7 @@ def launch(checkpoint, folder, *, options=None, policy="mux", kind="sglang_cuda"
         checkpoint.mkdir()
         (checkpoint / "config.json").write_text(json.dumps(config))
     settings = EngineSettings(kind=kind, kv_pool_bytes=1 << 20, num_gpus=2, sglang=options or SglangOptions())
-    command = LoadModel(call=1, model="m", source=str(checkpoint), quota_blocks=512, max_model_len=1000)
+    command = LoadModelCommand(call=1, model="m", source=str(checkpoint), quota_blocks=512, max_model_len=1000)
     return plan_launch(settings, command, policy=policy, device=H200, folder=folder, socket="/nowhere.sock")
 
 

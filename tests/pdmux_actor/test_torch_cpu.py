@@ -19,15 +19,15 @@ from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import (
     PREFILL_LANE,
-    Completion,
     DecodePart,
     DecodeStep,
     DropPrefill,
     Lane,
+    LaunchCompletion,
     PrefillSlice,
     Repartition,
 )
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 NEW_TOKENS = 10
 two_cores = pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
@@ -49,7 +49,7 @@ def generate(rig: CpuRig, model: str, lengths: tuple[int, ...]) -> list[list[int
     return outputs(sequences, NEW_TOKENS)
 
 
-def run_side_by_side(rig: CpuRig, slices: list[PrefillSlice], decoding: list[Sequence], num_tokens: int) -> None:
+def run_side_by_side(rig: CpuRig, slices: list[PrefillSlice], decoding: list[TokenSequence], num_tokens: int) -> None:
     """Keeps one launch in flight on each lane until both have nothing left."""
     pending: dict[Lane, list] = {
         Lane.PREFILL: list(slices),
@@ -223,7 +223,7 @@ def test_submit__launch_that_fails__completes_with_error_and_the_lane_lives(
     rig.executor.submit(slices[0])
     done = rig.wait()
 
-    assert isinstance(done, Completion)
+    assert isinstance(done, LaunchCompletion)
     assert done.tokens == ()
     assert done.error is not None
     assert "IndexError" in done.error

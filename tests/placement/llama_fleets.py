@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from placement.demand import ModelDemand
-from placement.instance import Estimator
+from placement.estimation.problem_arrays import Estimator
 from placement.nodes import NodePool
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 from profiler.devices import A100_80G
 from profiler.specs import DeviceSpec, ModelSpec
 from traces.timeliness import SloTarget

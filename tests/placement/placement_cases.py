@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 
 from placement.demand import ModelDemand
-from placement.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
+from placement.estimation.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
 from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import PlacementModel
+from placement.problem import PlacementModel
 from profiler.devices import A100_80G, L40S
 from profiler.specs import DeviceSpec, ModelSpec
 from traces.timeliness import SloTarget

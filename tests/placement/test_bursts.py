@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from llama_fleets import ESTIMATOR, LLAMA_7B, llm, nodes
 
-from placement.bound import most_served
 from placement.demand import demand_of_trace
-from placement.estimate import FleetEstimate, estimate
+from placement.estimation.plan_estimate import FleetEstimate, estimate
+from placement.estimation.served_bound import most_served
+from placement.estimation.throughput import Limit
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
-from placement.solvers.base import PlacementModel
-from placement.throughput import Limit
+from placement.problem import PlacementModel
 from traces.record import TraceRecord
 
 RATE_PER_S = 4.0

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from llama_fleets import ESTIMATOR, LLAMA_7B, LLAMA_13B, llm, nodes
 
-from placement.instance import make_instance
-from placement.levelling import level
-from placement.packing import Packing
-from placement.solvers.base import PlacementModel
+from placement.estimation.problem_arrays import make_instance
+from placement.packing.headroom_balancing import level
+from placement.packing.packing import Packing
+from placement.problem import PlacementModel
 
 HOT, WARM = 5.5, 1.0
 

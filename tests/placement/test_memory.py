@@ -7,9 +7,9 @@ from llama_fleets import ESTIMATOR
 from placement_cases import MIB, make_model, make_unit
 
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from placement.estimation.memory import bytes_for_models, resident_bytes, resident_bytes_on, workspace_bytes
 from placement.launch_limits import LaunchLimits
-from placement.memory import bytes_for_models, resident_bytes, resident_bytes_on, workspace_bytes
-from placement.solvers.base import Solver
+from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from placement.solvers.search import SearchSolver
 from profiler.specs import ModelSpec

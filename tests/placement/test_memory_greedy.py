@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placement_cases import MIB, assert_sound, make_model, make_spec, make_unit, model_lists, unit_lists
 
-from placement.memory import bytes_for_models, resident_bytes
+from placement.estimation.memory import bytes_for_models, resident_bytes
 from placement.plan import UnitCapacity
-from placement.solvers.base import PlacementModel, Solver
+from placement.problem import PlacementModel, Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 
 SOLVER: Solver = MemoryGreedySolver()

@@ -3,8 +3,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.diff import DrainModel, Fits, LoadModel, SetQuotas, Step, move_cost, steps_between
 from placement.plan import ModelPlacement, Plan, UnitPlan
+from placement.plan_steps import DrainModelStep, Fits, LoadModelStep, SetQuotasStep, Step, move_cost, steps_between
 
 POOL_BLOCKS = 100
 Quotas = dict[str, dict[str, int]]
@@ -27,13 +27,13 @@ def at_most(num_models: int) -> Fits:
 
 def apply(state: Quotas, step: Step) -> None:
     match step:
-        case SetQuotas(unit_id=unit_id, quota_blocks=quotas):
+        case SetQuotasStep(unit_id=unit_id, quota_blocks=quotas):
             assert quotas.keys() <= state[unit_id].keys(), "quotas of models that are there"
             state[unit_id] |= quotas
-        case LoadModel(unit_id=unit_id, model=model, quota_blocks=blocks):
+        case LoadModelStep(unit_id=unit_id, model=model, quota_blocks=blocks):
             assert model not in state.setdefault(unit_id, {})
             state[unit_id][model] = blocks
-        case DrainModel(unit_id=unit_id, model=model):
+        case DrainModelStep(unit_id=unit_id, model=model):
             del state[unit_id][model]
 
 
@@ -61,7 +61,7 @@ def test_steps__any_two_plans__end_there_within_pool_and_memory(old: Quotas, new
         assert all(sum(models.values()) <= POOL_BLOCKS for models in state.values())
         assert all(len(models) <= room for models in state.values())
         if kept_served & (before - held_models(state)):
-            assert isinstance(step, DrainModel)
+            assert isinstance(step, DrainModelStep)
             assert step.interrupts
 
     assert {u: m for u, m in state.items() if m} == {u: m for u, m in new.items() if m}
@@ -71,7 +71,7 @@ def test_steps__any_two_plans__end_there_within_pool_and_memory(old: Quotas, new
 def test_steps__room_for_both__never_interrupt(old: Quotas, new: Quotas) -> None:
     steps = steps_between(plan_of(old), plan_of(new), fits=at_most(4))
 
-    assert not [s for s in steps if isinstance(s, DrainModel) and s.interrupts]
+    assert not [s for s in steps if isinstance(s, DrainModelStep) and s.interrupts]
 
 
 @given(unit_quotas())
@@ -83,8 +83,8 @@ def test_steps__model_moves__loads_before_it_drains() -> None:
     steps = steps_between(plan_of({"u0": {"a": 100}}), plan_of({"u1": {"a": 80}}), fits=at_most(1))
 
     assert steps == (
-        LoadModel(unit_id="u1", model="a", quota_blocks=80),
-        DrainModel(unit_id="u0", model="a"),
+        LoadModelStep(unit_id="u1", model="a", quota_blocks=80),
+        DrainModelStep(unit_id="u0", model="a"),
     )
 
 
@@ -93,15 +93,15 @@ def test_steps__two_models_swap_without_room__interrupt_one_only() -> None:
         plan_of({"u0": {"a": 100}, "u1": {"b": 100}}), plan_of({"u0": {"b": 100}, "u1": {"a": 100}}), fits=at_most(1)
     )
 
-    assert len([s for s in steps if isinstance(s, DrainModel) and s.interrupts]) == 1
+    assert len([s for s in steps if isinstance(s, DrainModelStep) and s.interrupts]) == 1
 
 
 def test_steps__quota_moves_to_another_model__shrinks_before_it_grows() -> None:
     steps = steps_between(plan_of({"u0": {"a": 90, "b": 10}}), plan_of({"u0": {"a": 10, "b": 90}}), fits=at_most(2))
 
     assert steps == (
-        SetQuotas(unit_id="u0", quota_blocks={"a": 10}),
-        SetQuotas(unit_id="u0", quota_blocks={"b": 90}),
+        SetQuotasStep(unit_id="u0", quota_blocks={"a": 10}),
+        SetQuotasStep(unit_id="u0", quota_blocks={"b": 90}),
     )
 
 
@@ -109,7 +109,7 @@ def test_steps__model_sleeps_where_it_goes__is_woken_first_and_costs_its_copy() 
     old, new = plan_of({"u0": {"a": 50}}), plan_of({"u0": {"a": 50, "b": 20, "c": 20}, "u1": {"c": 10}})
 
     steps = steps_between(old, new, fits=at_most(4), asleep={"u0": {"c": 0.25}})
-    loads = [s for s in steps if isinstance(s, LoadModel)]
+    loads = [s for s in steps if isinstance(s, LoadModelStep)]
     cost = move_cost(steps, {"a": 100, "b": 200, "c": 400}, load_bytes_per_s=100.0)
 
     assert [(s.unit_id, s.model, s.wake_s) for s in loads] == [("u0", "c", 0.25), ("u0", "b", None), ("u1", "c", None)]

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from placement_cases import BLOCK_BYTES, make_model, make_spec, model_lists
 
 from pdmux_actor.kv.geometry import KvGeometry
-from placement.memory import blocks_for_tokens
-from placement.quotas import QuotaClaim, QuotaShortage, initial_quotas
-from placement.solvers.base import PlacementModel
+from placement.estimation.memory import blocks_for_tokens
+from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
+from placement.problem import PlacementModel
 
 
 def claim(model: PlacementModel) -> QuotaClaim:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from llama_fleets import ESTIMATOR, LLAMA_7B, LLAMA_13B, LLAMA_30B, LLAMA_65B, llm, nodes, power_law
 from placement_cases import assert_sound, make_model, make_unit, model_lists, unit_lists
 
-from placement.bound import most_served, most_served_of_nodes
 from placement.errors import FleetTooLarge
-from placement.estimate import estimate
-from placement.instance import Estimator, make_instance
+from placement.estimation.plan_estimate import estimate
+from placement.estimation.problem_arrays import Estimator, make_instance
+from placement.estimation.served_bound import most_served, most_served_of_nodes
 from placement.nodes import FleetPlan, NodePool
 from placement.plan import Plan, UnitCapacity
-from placement.solvers.base import FleetSolver, PlacementModel, Solver
+from placement.problem import FleetSolver, PlacementModel, Solver
+from placement.solvers.candidate_solver import CandidateSolver
 from placement.solvers.exhaustive import ExhaustiveSolver
-from placement.solvers.finalists import FinalistSolver
 from placement.solvers.muxserve import MuxServeSolver, mesh_groups
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
@@ -314,7 +314,7 @@ def test_finalists__scorer_has_its_own_mind__its_choice_wins() -> None:
     models = power_law([LLAMA_7B] * 6, alpha=0.9, max_rate_per_s=4)
     spatial, search = FLEET_SOLVERS[2], FLEET_SOLVERS[0]
 
-    chosen = FinalistSolver(solvers=[spatial, search], scorer=FewestUnits()).lay_out([nodes()], models)
+    chosen = CandidateSolver(solvers=[spatial, search], scorer=FewestUnits()).lay_out([nodes()], models)
 
     assert chosen == search.lay_out([nodes()], models)
     assert len(chosen.units) < len(spatial.lay_out([nodes()], models).units)

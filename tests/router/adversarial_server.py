@@ -16,9 +16,9 @@ import uvicorn
 from fake_unit import FakeUnit, fleet_view, write_byte_tokenizer
 
 from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, build_demo_tokenizer
-from router.app import create_app
-from router.gateway import Gateway
+from router.http.app import create_app
 from router.limits import GatewayLimits
+from router.serving.gateway import Gateway
 from router.view import FleetView, ModelCard
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + CHAT_TEMPLATE

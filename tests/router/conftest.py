@@ -7,9 +7,9 @@ import pytest
 import uvicorn
 from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer
 
-from router.app import create_app
-from router.gateway import Gateway
+from router.http.app import create_app
 from router.limits import GatewayLimits
+from router.serving.gateway import Gateway
 from router.text.calls import LoadTokenizer, TextAnswer, TextCall
 from router.text.worker import TextDesk
 

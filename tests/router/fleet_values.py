@@ -2,7 +2,7 @@
 
 from pdmux_actor.lease import ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
-from router.ask import Ask, Priority
+from router.admission_request import AdmissionRequest, Priority
 from router.view import FleetView, ModelCard, UnitView
 
 
@@ -80,7 +80,7 @@ def fleet(*units: UnitView, models: tuple[str, ...] = ("m",), num_gateways: int 
     return FleetView(models=cards, units=units, stream_token="t", num_gateways=num_gateways)
 
 
-def ask(request_id: str = "r", model: str = "m", **changes) -> Ask:
+def ask(request_id: str = "r", model: str = "m", **changes) -> AdmissionRequest:
     fields = {
         "prompt_tokens": 100,
         "max_tokens": 100,
@@ -89,4 +89,4 @@ def ask(request_id: str = "r", model: str = "m", **changes) -> Ask:
         "priority": Priority.NORMAL,
         **changes,
     }
-    return Ask(request_id=request_id, model=model, **fields)
+    return AdmissionRequest(request_id=request_id, model=model, **fields)

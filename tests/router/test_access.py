@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdmux_actor.messages import Slo
-from router.api_keys import FreshKey, KeyEntry, KeyRing, make_key
-from router.ask import Priority
+from router.access.api_keys import FreshKey, KeyEntry, KeyRing, make_key
+from router.access.rate_limits import RateLimits
+from router.admission_request import Priority
 from router.errors import InvalidApiKey
 from router.limits import GatewayLimits
-from router.rate_limits import RateLimits
 
 MODEL = "demo/bytes"
 BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 3}

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import Slo
-from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
-from router.ask import Priority
-from router.estimates import DrainRate, OutputLengths, WakeTimes
-from router.front_desk import FrontDesk
+from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.admission.learned_estimates import DrainRate, OutputLengths, WakeTimes
+from router.admission_request import Priority
+from router.gateway_scheduler import GatewayScheduler
 
 FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: three requests of 100
 
 
-def desk(*units, max_waiting: int = 100, now_s: float = 0.0, **options) -> FrontDesk:
-    made = FrontDesk(gateway_id="g", admission=AdmissionSettings(max_waiting=max_waiting))
+def desk(*units, max_waiting: int = 100, now_s: float = 0.0, **options) -> GatewayScheduler:
+    made = GatewayScheduler(gateway_id="g", admission=AdmissionSettings(max_waiting=max_waiting))
     made.update_view(fleet(*units, **options), now_s)
     return made
 
@@ -26,7 +26,7 @@ def small(request_id: str, **changes):
     return ask(request_id, **{"prompt_tokens": 90, "max_tokens": 10, **changes})
 
 
-def fill(made: FrontDesk, number: int = 2, **changes) -> list[str]:
+def fill(made: GatewayScheduler, number: int = 2, **changes) -> list[str]:
     """Admits what the quota of FULL has room for."""
     names = [f"full-{i}" for i in range(number)]
     for name in names:
@@ -34,12 +34,12 @@ def fill(made: FrontDesk, number: int = 2, **changes) -> list[str]:
     return names
 
 
-def finish(made: FrontDesk, request_id: str) -> None:
+def finish(made: GatewayScheduler, request_id: str) -> None:
     made.produced(request_id, 10, 0.0)
     made.end(request_id, finished=True)
 
 
-def outcomes(made: FrontDesk, now_s: float) -> dict[str, object]:
+def outcomes(made: GatewayScheduler, now_s: float) -> dict[str, object]:
     return {a.request_id: outcome for a, outcome in made.pump(now_s)}
 
 

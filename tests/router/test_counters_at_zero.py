@@ -12,9 +12,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdmux_actor.lease import ModelPhase
-from router.api_keys import KeyEntry, KeyRing, make_key
+from router.access.api_keys import KeyEntry, KeyRing, make_key
 from router.error_bodies import INTERNAL, SHAPES
-from router.gateway import Gateway
+from router.serving.gateway import Gateway
 
 MODEL = "demo/bytes"
 KEY = make_key()

@@ -4,16 +4,16 @@ import pytest
 from fleet_values import ask, fleet, model_load, unit
 
 from pdmux_actor.messages import Slo
-from router.admission import Admit
-from router.ask import Ask
-from router.fair_queue import FairQueue
-from router.front_desk import FrontDesk
-from router.service_counters import ServiceCounters
+from router.admission.admission import Admit
+from router.admission.fair_queue import FairQueue
+from router.admission.service_counters import ServiceCounters
+from router.admission_request import AdmissionRequest
+from router.gateway_scheduler import GatewayScheduler
 
 FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: two requests of 100
 
 
-def small(request_id: str, tenant: str, **changes) -> Ask:
+def small(request_id: str, tenant: str, **changes) -> AdmissionRequest:
     return ask(request_id, tenant=tenant, **{"prompt_tokens": 90, "max_tokens": 10, **changes})
 
 
@@ -103,7 +103,7 @@ def test_forget_idle__a_tenant_that_has_used_its_credit__is_remembered() -> None
 
 
 def test_pump__greedy_tenant_is_served_all_the_time__a_neighbours_burst_does_not_take_turns_with_it() -> None:
-    desk = FrontDesk(gateway_id="g")
+    desk = GatewayScheduler(gateway_id="g")
     desk.update_view(fleet(unit("u", FULL, total_blocks=20)), 0.0)
     asks = [small(f"greedy-{i}", "greedy") for i in range(80)]
     running = [asked.request_id for asked in asks if isinstance(desk.offer(asked, 0.0), Admit)]
@@ -126,7 +126,7 @@ def test_pump__greedy_tenant_is_served_all_the_time__a_neighbours_burst_does_not
 
 
 def test_offer__prefill_longer_than_the_share_ahead__waits_here_not_behind_one_of_its_kind() -> None:
-    desk = FrontDesk(gateway_id="g")
+    desk = GatewayScheduler(gateway_id="g")
     desk.update_view(fleet(unit("u", model_load())), 0.0)
     slo = Slo(ttft_s=1.0, tbt_s=0.1)
     assert isinstance(desk.offer(ask("first", prompt_tokens=2000, slo=slo), 0.0), Admit)  # 0.2 s

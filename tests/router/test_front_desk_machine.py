@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from pdmux_actor.lease import ModelPhase
-from router.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
-from router.ask import Priority
-from router.front_desk import FrontDesk
+from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.admission_request import Priority
+from router.gateway_scheduler import GatewayScheduler
 
 MODELS = ("a", "b")
 MAX_WAITING = 5
@@ -39,7 +39,7 @@ views = st.builds(
 class FrontDeskMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.desk = FrontDesk(gateway_id="g", admission=AdmissionSettings(max_waiting=MAX_WAITING))
+        self.desk = GatewayScheduler(gateway_id="g", admission=AdmissionSettings(max_waiting=MAX_WAITING))
         self.now_s = 0.0
         self.number = 0
         self.waiting: set[str] = set()

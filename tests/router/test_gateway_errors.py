@@ -10,10 +10,10 @@ from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
 from router import errors
-from router.app import create_app
 from router.error_bodies import SHAPES, error_response
-from router.gateway import Gateway
+from router.http.app import create_app
 from router.limits import GatewayLimits
+from router.serving.gateway import Gateway
 from router.view import FleetView
 
 MODEL = "demo/bytes"

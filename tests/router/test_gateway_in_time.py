@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdmux_actor.messages import Slo
-from router.arrivals import Arrivals
-from router.caller import GrantedSlo
-from router.ledger import QuotaLedger
-from router.metrics import GatewayMetrics
-from router.receipt import Receipt
-from router.unit_metrics import UnitCollector
+from router.access.caller import GrantedSlo
+from router.admission.block_ledger import QuotaLedger
+from router.admission.demand_counts import DemandCounts
+from router.telemetry.metrics import GatewayMetrics
+from router.telemetry.service_report import ServiceReport
+from router.telemetry.unit_metrics import UnitCollector
 from router.view import FleetView
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.1)
@@ -43,7 +43,7 @@ def test_counter__timely_late_first_and_late_gap__counts_the_timely_one() -> Non
 
 
 def test_demand_report__finished_requests__tell_the_controller_how_many_were_in_time() -> None:
-    arrivals = Arrivals()
+    arrivals = DemandCounts()
     for finished, ttft_met, tbt_met in (
         (True, True, True),
         (True, True, False),
@@ -62,7 +62,7 @@ def test_demand_report__finished_requests__tell_the_controller_how_many_were_in_
     ("first_s", "gap_s", "expected"), [(1.0, 0.1, "met"), (1.1, 0.1, "missed"), (1.0, 0.11, "missed")]
 )
 def test_receipt__first_token_and_worst_gap__decide(first_s: float, gap_s: float, expected: str) -> None:
-    receipt = Receipt(granted=GrantedSlo(slo=SLO), started_s=0.0, unit_id="u")
+    receipt = ServiceReport(granted=GrantedSlo(slo=SLO), started_s=0.0, unit_id="u")
     receipt.first_token(first_s)
     receipt.worst_gap_s = gap_s
 

@@ -5,7 +5,7 @@ from fleet_values import fleet, model_load, unit
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
-from router.ledger import LENDABLE_SHARE, block_budgets
+from router.admission.block_ledger import LENDABLE_SHARE, block_budgets
 
 TOTAL = 1000
 

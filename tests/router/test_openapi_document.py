@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from router.app import openapi_document
-from router.gateway import Gateway
+from router.http.app import openapi_document
 from router.openai import schemas
+from router.serving.gateway import Gateway
 
 MODEL = "demo/bytes"
 load_all_checks()

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdmux_actor.messages import Slo
-from router.admission import Admit, Shed
-from router.ask import Ask
-from router.front_desk import FrontDesk
-from router.model_queue import turn_works
+from router.admission.admission import Admit, Shed
+from router.admission.flow_queue import turn_works
+from router.admission_request import AdmissionRequest
+from router.gateway_scheduler import GatewayScheduler
 
 STEP_S = 0.005
 PER_TOKEN_S = 1e-4
@@ -24,16 +24,16 @@ TTFT_S = 1.0
 class World:
     """One unit that prefills one prompt after the other, as told by `fleet_values.model_load`."""
 
-    desk: FrontDesk = field(default_factory=lambda: FrontDesk(gateway_id="g"))
+    desk: GatewayScheduler = field(default_factory=lambda: GatewayScheduler(gateway_id="g"))
     now_s: float = 0.0
     came_s: dict[str, float] = field(default_factory=dict)
     first_s: dict[str, float] = field(default_factory=dict)
     shed: dict[str, float] = field(default_factory=dict)
     retry_after_s: list[int] = field(default_factory=list)
-    on_unit: deque[Ask] = field(default_factory=deque)
+    on_unit: deque[AdmissionRequest] = field(default_factory=deque)
     done_s: float | None = None
 
-    def run(self, arrivals: list[tuple[float, Ask]], until_s: float) -> None:
+    def run(self, arrivals: list[tuple[float, AdmissionRequest]], until_s: float) -> None:
         coming = deque(sorted(arrivals, key=lambda arrival: arrival[0]))
         next_view_s = 0.0
         while self.now_s < until_s:
@@ -47,13 +47,13 @@ class World:
                 self.take(asked, outcome)
             self.now_s += STEP_S
 
-    def offer(self, asked: Ask) -> None:
+    def offer(self, asked: AdmissionRequest) -> None:
         self.came_s[asked.request_id] = self.now_s
         decision = self.desk.offer(asked, self.now_s)
         if isinstance(decision, Admit | Shed):
             self.take(asked, decision)
 
-    def take(self, asked: Ask, outcome: object) -> None:
+    def take(self, asked: AdmissionRequest, outcome: object) -> None:
         if isinstance(outcome, Admit):
             self.on_unit.append(asked)
         else:
@@ -77,7 +77,9 @@ class World:
         return sum(self.first_s.get(n, 1e9) - self.came_s[n] <= TTFT_S for n in names) / len(names)
 
 
-def steady(name: str, per_s: float, until_s: float, *, tokens: int = CHAT_TOKENS, **changes) -> list[tuple[float, Ask]]:
+def steady(
+    name: str, per_s: float, until_s: float, *, tokens: int = CHAT_TOKENS, **changes
+) -> list[tuple[float, AdmissionRequest]]:
     slo = Slo(ttft_s=TTFT_S, tbt_s=0.1)
     return [
         (

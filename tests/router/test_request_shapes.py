@@ -6,8 +6,8 @@ import httpx
 import pytest
 from fake_unit import CHAT_TEMPLATE, FakeUnit, write_byte_tokenizer
 
-from router.app import create_app
-from router.gateway import Gateway
+from router.http.app import create_app
+from router.serving.gateway import Gateway
 
 MODEL = "demo/bytes"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import Slo
-from router.own_load import OwnLoad
-from router.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix_names
-from router.routing import RoutingHints, UnitChoice, choose_unit
-from router.routing_table import RoutingTable
+from router.routing.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix_names
+from router.routing.routing import RoutingHints, UnitChoice, choose_unit
+from router.routing.routing_table import RoutingTable
+from router.routing.unreported_load import UnreportedLoad
 
 UNTOLD = {"prefill_s_per_token": 0.0, "prefill_base_s": 0.0}
 
@@ -19,7 +19,7 @@ UNTOLD = {"prefill_s_per_token": 0.0, "prefill_base_s": 0.0}
 def choice_of(*units, request=None, now_s: float = 0.0, sent=(), **hints) -> UnitChoice | None:
     """`sent` are names of units that this gateway has sent a request to since."""
     table = RoutingTable.of(fleet(*units), 0.0)
-    own = OwnLoad(table)
+    own = UnreportedLoad(table)
     for i, unit_id in enumerate(sent):
         own.sent(f"sent-{i}", unit_id, prefill_s=0.02, now_s=0.0)
     return choose_unit(table, request or ask(), own, now_s, hints=RoutingHints(**hints))
@@ -116,7 +116,7 @@ def test_choose__all_reports_stale__last_good_weights_with_some_exploration() ->
 
 def test_choose__stale_for_long__own_requests_level_the_load() -> None:
     table = RoutingTable.of(fleet(*(unit(f"u{i}", age_s=60) for i in range(5))), 0.0)
-    own = OwnLoad(table)
+    own = UnreportedLoad(table)
     for i in range(200):
         choice = choose_unit(table, ask(f"r{i}"), own, 1000.0)
         assert choice is not None
@@ -201,7 +201,7 @@ def test_choose__a_burst__never_piles_on_one_unit_while_another_would_be_sooner(
 
     ready = [replace(u, age_s=0.0) for u in units if u.report.models[0].phase is ModelPhase.READY]
     table = RoutingTable.of(fleet(*ready), 0.0)
-    own = OwnLoad(table)
+    own = UnreportedLoad(table)
     for i in range(60 if ready else 0):
         waits = {u: max(0.0, own.free_at_s[row]) for u, row in table.row.items()}
         choice = choose_unit(table, ask(f"r{i}", slo=Slo(ttft_s=0.0, tbt_s=1.0)), own, 0.0)
@@ -216,7 +216,7 @@ def test_choose__a_burst__never_piles_on_one_unit_while_another_would_be_sooner(
 def test_own_load__requests_come_and_go__rebase_agrees_with_a_fresh_count(data) -> None:
     names = ["a", "b", "c"]
     table = RoutingTable.of(fleet(*(unit(n) for n in names)), 0.0)
-    own = OwnLoad(table)
+    own = UnreportedLoad(table)
     alive: dict[str, str] = {}
     for i in range(data.draw(st.integers(0, 40))):
         if alive and data.draw(st.booleans()):
@@ -237,7 +237,7 @@ def test_own_load__requests_come_and_go__rebase_agrees_with_a_fresh_count(data) 
 
 def test_own_load__first_token__what_was_before_it_is_done() -> None:
     table = RoutingTable.of(fleet(unit("a", model_load(waiting=9, waiting_tokens=50_000))), 0.0)
-    own = OwnLoad(table)
+    own = UnreportedLoad(table)
     for i in range(3):
         own.sent(f"r{i}", "a", prefill_s=0.1, now_s=0.0)
     own.first_token("r0", 0.5)

@@ -8,8 +8,8 @@ import pytest
 from fake_unit import FakeUnit, eventually, fleet_view
 from ray.serve.exceptions import RayServeException
 
-from router import serve_adapter
-from router.serve_adapter import GatewayIngress
+from router import serve_deployment as serve_adapter
+from router.serve_deployment import GatewayIngress
 from router.view import FleetView
 
 

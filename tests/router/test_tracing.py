@@ -5,9 +5,9 @@ from fake_unit import FakeUnit, eventually, fleet_view
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from router.app import create_app
-from router.gateway import Gateway
-from router.tracing import RequestSpans
+from router.http.app import create_app
+from router.serving.gateway import Gateway
+from router.telemetry.tracing import RequestSpans
 
 MODEL = "demo/bytes"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -8,9 +8,9 @@ from fake_unit import TOKEN, FakeUnit, eventually
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.frames import INITIAL_CREDIT, Cancel, Credit, Delta, encode
-from router import frame_connection
-from router.frame_connection import SilenceLimits, Stall
-from router.unit_client import FrameStreamClient, UnitUnreachable
+from router.transport import frame_connection
+from router.transport.frame_connection import SilenceLimits, Stall
+from router.transport.unit_client import FrameStreamClient, UnitUnreachable
 
 
 def request_of(max_tokens: int = 10, request_id: str = "r.0") -> GenerateRequest:

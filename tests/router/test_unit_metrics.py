@@ -7,9 +7,9 @@ from fleet_values import fleet, unit
 from prometheus_client import CollectorRegistry
 
 from deploy.commands.fleet_tables import as_dict, problems
-from deploy.fleet_status import FleetStatus, UnitState
+from deploy.control.fleet_status import FleetStatus, UnitStatus
 from placement.plan import Plan
-from router.unit_metrics import UnitCollector
+from router.telemetry.unit_metrics import UnitCollector
 
 REASON = "cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED; install an NVIDIA driver"
 
@@ -24,7 +24,7 @@ def test_unit_metrics__partitioned_or_not__gauge_and_status_agree(reason: str | 
     nothing = Plan(units=())
     status = FleetStatus(
         models=(),
-        units=(UnitState(report=seen.report, silent_s=0.0),),
+        units=(UnitStatus(report=seen.report, silent_s=0.0),),
         policy="mux",
         plan=nothing,
         goal=nothing,

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pdmux_actor.backends.sglang.dispatch_state import new_dispatch
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig
-from pdmux_actor.backends.sglang.seat import new_dispatch
 from pdmux_actor.backends.sglang.snapshot import DecisionRecord
 
 SCENARIO = Path(__file__).parent / "engine_scenario.py"

@@ -11,11 +11,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError
-from deploy.fleet_problems import Problem, problems_of
-from deploy.section import Section
-from deploy.setting_types import PolicyName
-from deploy.settings import FleetFile, read_text, resolved_fleet, semantic_problems
-from deploy.yaml_source import parse_yaml
+from deploy.fleet_file.fleet_problems import Problem, problems_of
+from deploy.fleet_file.section import Section
+from deploy.fleet_file.setting_types import PolicyName
+from deploy.fleet_file.settings import FleetFile, read_text, resolved_fleet, semantic_problems
+from deploy.fleet_file.yaml_source import parse_yaml
 
 
 class LengthSection(Section):

@@ -5,7 +5,7 @@ Slices queue up on the prefill lane, so one is launched while the one before it 
 """
 
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdmux_actor.backends.sglang.mirror import Mirror
@@ -14,8 +14,8 @@ from pdmux_actor.backends.sglang.unfused_latency import UnfusedLatency
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batch import PrefillBatch
 from pdmux_actor.scheduling.decision_log import Decision, DecisionKind
-from pdmux_actor.scheduling.flight import Flight, LaneState
-from pdmux_actor.scheduling.launch import Completion, ComputeLaunch, DecodeStep, PrefillSlice
+from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, PrefillSlice
+from pdmux_actor.scheduling.launches_in_flight import LaneState, LaunchInFlight
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -46,7 +46,7 @@ class SglangDispatch:
         policy: str,
         settings: SchedulerSettings,
         device: DeviceSpec,
-        partitions: Seq[tuple[int, int]],
+        partitions: Sequence[tuple[int, int]],
         info: ModelInfo,
         latency: LatencyModel,
         guard: ContentionGuard | None = None,
@@ -63,8 +63,8 @@ class SglangDispatch:
         self._device = device
         self._mirror = Mirror(info)
         self._last = Directive(group=0)
-        self._decode: tuple[Flight, list[int], float] | None = None  # what the last directive launched
-        self._slices: deque[tuple[Flight, float]] = deque()
+        self._decode: tuple[LaunchInFlight, list[int], float] | None = None  # what the last directive launched
+        self._slices: deque[tuple[LaunchInFlight, float]] = deque()
         self._logged = 0
 
     @property
@@ -132,7 +132,7 @@ class SglangDispatch:
 
     # ---- what it asks for, on SGLang's terms ----
 
-    def _directive(self, snapshot: Snapshot, state: UnitState, actions: Seq[Action]) -> Directive:
+    def _directive(self, snapshot: Snapshot, state: UnitState, actions: Sequence[Action]) -> Directive:
         decode = next((action for action in actions if isinstance(action, Decode)), None)
         prefill = next((action for action in actions if isinstance(action, StartPrefill | ContinuePrefill)), None)
         starts, layers = isinstance(prefill, StartPrefill), 0 if prefill is None else prefill.layers
@@ -171,7 +171,7 @@ class SglangDispatch:
 
     # ---- learning from what it took ----
 
-    def _take_off_decode(self, snapshot: Snapshot, directive: Directive) -> tuple[Flight, list[int], float]:
+    def _take_off_decode(self, snapshot: Snapshot, directive: Directive) -> tuple[LaunchInFlight, list[int], float]:
         queue = self._mirror.queue
         launch = DecodeStep(model=queue.model, sequences=tuple(queue.running))
         beside_slices = directive.layers > 0 or snapshot.slices_on_lane > 0
@@ -183,10 +183,10 @@ class SglangDispatch:
         flight.expected_s = self.predictor.expected_s(flight, beside_other_lane=bool(flight.beside))
         return flight, [len(s.token_ids) for s in queue.running], snapshot.now_s
 
-    def _flight(self, launch: ComputeLaunch, sms: int, now_s: float) -> Flight:
+    def _flight(self, launch: ComputeLaunch, sms: int, now_s: float) -> LaunchInFlight:
         sms = sms or self._device.num_sms
         modelled_s = self.predictor.modelled_s(self._mirror.queue.info.spec, launch, sms)
-        return Flight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s)
+        return LaunchInFlight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s)
 
     def _land(self, snapshot: Snapshot) -> None:
         """What the last iteration launched has run or is on its lane."""
@@ -220,9 +220,11 @@ class SglangDispatch:
         flight.company_s = float("inf") if self._last.decode else 0.0
         self._slices.append((flight, snapshot.now_s))
 
-    def _learn(self, flight: Flight, contexts: Seq[int], duration_s: float) -> None:
+    def _learn(self, flight: LaunchInFlight, contexts: Sequence[int], duration_s: float) -> None:
         self.steps_total += 1
-        self.predictor.learn(flight, contexts, Completion(launch=flight.launch, started_s=0.0, finished_s=duration_s))
+        self.predictor.learn(
+            flight, contexts, LaunchCompletion(launch=flight.launch, started_s=0.0, finished_s=duration_s)
+        )
 
     def _note(
         self,
@@ -230,7 +232,7 @@ class SglangDispatch:
         kind: DecisionKind,
         *,
         group: int | None = None,
-        flight: Flight | None = None,
+        flight: LaunchInFlight | None = None,
         took_off_s: float = 0.0,
         duration_s: float = 0.0,
     ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from pdmux_actor.backends.sglang.dispatch_state import PluginDispatch
 from pdmux_actor.backends.sglang.link import (
     DecisionsTold,
     FromPlugin,
@@ -23,7 +24,6 @@ from pdmux_actor.backends.sglang.link import (
     UsePolicy,
 )
 from pdmux_actor.backends.sglang.sampling_hooks import from_schedule_batch, grammar_is_ready
-from pdmux_actor.backends.sglang.seat import DispatchSeat
 from pdmux_actor.backends.sglang.snapshot import Directive
 from profiler.probe import LaunchShape
 
@@ -44,9 +44,9 @@ class LoopEnded(Exception):
 class Reporter:
     """Talks to the engine process, on rank 0 only."""
 
-    def __init__(self, link: SchedulerLink, seat: DispatchSeat, scheduler: Any) -> None:
+    def __init__(self, link: SchedulerLink, seat: PluginDispatch, scheduler: Any) -> None:
         self._link = link
-        self._seat = seat
+        self._dispatch_state = seat
         self._scheduler = scheduler
         self._next_report_s = 0.0
         self._retractions_total = 0
@@ -55,25 +55,25 @@ class Reporter:
         for message in self._link.poll():
             match message:
                 case UsePolicy(policy=policy):
-                    self._seat.dispatch.set_policy(policy)
+                    self._dispatch_state.dispatch.set_policy(policy)
                 case TellDecisions(call=call, last=last):
-                    told = tuple(self._seat.dispatch.log)[-last:] if last else ()
-                    self._link.send(DecisionsTold(call, self._seat.clock.now_s(), told))
+                    told = tuple(self._dispatch_state.dispatch.log)[-last:] if last else ()
+                    self._link.send(DecisionsTold(call, self._dispatch_state.clock.now_s(), told))
                 case TellRecords(call=call):
-                    self._link.send(RecordsTold(call, tuple(self._seat.records)))
+                    self._link.send(RecordsTold(call, tuple(self._dispatch_state.records)))
                 case KeepGuard(call=call):
-                    self._seat.guard_keeper.keep()
+                    self._dispatch_state.contention_store.keep()
                     self._link.send(GuardKept(call))
         now_s = time.monotonic()
         if now_s >= self._next_report_s:
-            self._next_report_s = now_s + self._seat.config.report_period_s
+            self._next_report_s = now_s + self._dispatch_state.config.report_period_s
             self._link.send(self._load())
 
     def tell(self, message: FromPlugin) -> None:
         self._link.send(message)
 
     def _load(self) -> PluginLoad:
-        seat, scheduler = self._seat, self._scheduler
+        seat, scheduler = self._dispatch_state, self._scheduler
         used_tokens, cached_tokens = seat.view.token_counts()
         batches = [scheduler.running_batch, getattr(scheduler, "split_prefill_batch", None), *seat.put_aside()]
         prefill_sms, decode_sms = seat.dispatch.partition
@@ -97,9 +97,9 @@ class Reporter:
         )
 
 
-def seat_of(scheduler: Any) -> DispatchSeat:
+def seat_of(scheduler: Any) -> PluginDispatch:
     seat = getattr(scheduler, SEAT)
-    assert isinstance(seat, DispatchSeat)
+    assert isinstance(seat, PluginDispatch)
     return seat
 
 
@@ -182,7 +182,7 @@ def update_split_prefill_batch(
     return _group(scheduler, running_batch) != _current_group(), running_batch
 
 
-def _start(original: Original, scheduler: Any, seat: DispatchSeat, sm_count: int, running_batch: Any) -> Any:
+def _start(original: Original, scheduler: Any, seat: PluginDispatch, sm_count: int, running_batch: Any) -> Any:
     preempted, scheduler.split_prefill_batch = scheduler.split_prefill_batch, None
     others: list[Any] = []
     if limit := seat.directive.max_prompts:
@@ -197,7 +197,7 @@ def _start(original: Original, scheduler: Any, seat: DispatchSeat, sm_count: int
     return running_batch
 
 
-def _resume(scheduler: Any, seat: DispatchSeat) -> None:
+def _resume(scheduler: Any, seat: PluginDispatch) -> None:
     batch, seat.suspended = seat.suspended, None
     scheduler.split_prefill_batch = batch
     if batch.split_forward_batch is not None:  # the attention backend holds the metadata of one batch

@@ -18,7 +18,7 @@ from pdmux_actor.backends.sglang.link import DecisionsTold, PluginHello, PluginL
 from pdmux_actor.backends.sglang.load import load_report
 from pdmux_actor.backends.sglang.options import FUSING_POLICIES
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
-from pdmux_actor.backends.sglang.slumber import IdleWatch, Sleeper, checkpoint_files, put_to_sleep, wake
+from pdmux_actor.backends.sglang.sleeping_engine import IdleWatch, Sleeper, checkpoint_files, put_to_sleep, wake
 from pdmux_actor.backends.sglang.streams import RequestStreams
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.scheduling.decision_log import LogExcerpt
@@ -27,20 +27,20 @@ from pdmux_actor.serving.commands import (
     AbortRequest,
     Asleep,
     ChangePolicy,
-    ChangeQuotas,
     Command,
     DecisionsRead,
     EngineSettings,
     LaunchNotTimed,
     LaunchTimed,
-    Load,
-    LoadModel,
+    LoadModelCommand,
+    LoadReported,
     ModelFailed,
     ModelLoaded,
     ModelRemoved,
     QuotasChanged,
-    ReadDecisions,
-    RemoveModel,
+    ReadDecisionsCommand,
+    RemoveModelCommand,
+    SetQuotasCommand,
     Submit,
     TimeLaunch,
 )
@@ -75,7 +75,7 @@ class SglangHost:
         self._changing = asyncio.Lock()
         self._watch = IdleWatch()
         self._asleep: Sleeper | None = None
-        self._command: LoadModel | None = None
+        self._command: LoadModelCommand | None = None
         self._streams = RequestStreams(sender)
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = itertools.count()
@@ -94,15 +94,15 @@ class SglangHost:
                 self._streams.submit(request)
             case AbortRequest(request_id=request_id):
                 self._streams.abort(request_id)
-            case LoadModel():
+            case LoadModelCommand():
                 self._spawn(self._load(command))
-            case RemoveModel():
+            case RemoveModelCommand():
                 self._spawn(self._remove(command))
-            case ChangeQuotas(call=call, quota_blocks=quota_blocks):
+            case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
                 self._sender.send(QuotasChanged(call, self._set_quotas(quota_blocks)))
             case ChangePolicy(policy=policy):
                 self._set_policy(policy)
-            case ReadDecisions(call=call, last=last):
+            case ReadDecisionsCommand(call=call, last=last):
                 self._spawn(self._tell_decisions(call, last))
             case TimeLaunch():
                 self._spawn(self._time_launch(command))
@@ -111,7 +111,7 @@ class SglangHost:
 
     # ---- the model ----
 
-    async def _load(self, command: LoadModel) -> None:
+    async def _load(self, command: LoadModelCommand) -> None:
         try:
             async with self._changing:
                 launch = await self._wake(command) or await self._start(command)
@@ -124,7 +124,7 @@ class SglangHost:
         self._streams.open(self._engine, launch, command.quota_blocks)
         self._sender.send(ModelLoaded(command.call, launch.max_len(command.quota_blocks)))
 
-    async def _wake(self, command: LoadModel) -> Launch | None:
+    async def _wake(self, command: LoadModelCommand) -> Launch | None:
         """None: what sleeps here, if anything does, is not the model asked for. It is gone then."""
         sleeper, self._asleep = self._asleep, None
         if sleeper is None:
@@ -142,7 +142,7 @@ class SglangHost:
         logger.info("SGLang serves %s again, after a sleep", command.model)
         return sleeper.launch
 
-    async def _start(self, command: LoadModel) -> Launch:
+    async def _start(self, command: LoadModelCommand) -> Launch:
         if self._launch is not None:
             raise ModelLoadError(
                 model=command.model,
@@ -186,7 +186,7 @@ class SglangHost:
             how = f"policy {self._policy}, partitions (prefill+decode SMs) {shares}"
         logger.info("SGLang serves %s, plugin active, %d KV tokens, %s", model, hello.total_tokens, how)
 
-    async def _remove(self, command: RemoveModel) -> None:
+    async def _remove(self, command: RemoveModelCommand) -> None:
         async with self._changing:  # an RPC would wait for ever for an engine that is gone
             launch, loaded = self._launch, self._command
             if launch is not None and loaded is not None and loaded.model == command.model:
@@ -281,7 +281,7 @@ class SglangHost:
         if self._launch is not None:
             total_blocks = self._settings.kv_pool_bytes // self._settings.block_bytes
             report = load_report(load, self._launch, self._quota_blocks, total_blocks, self._streams.counts)
-            self._sender.send(Load(report))
+            self._sender.send(LoadReported(report))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -18,7 +18,7 @@ from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import read_json, resolve_checkpoint
-from pdmux_actor.serving.commands import EngineSettings, LoadModel
+from pdmux_actor.serving.commands import EngineSettings, LoadModelCommand
 from profiler.errors import UnsupportedModel
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -44,7 +44,7 @@ class Launch:
 
 
 def plan_launch(
-    settings: EngineSettings, model: LoadModel, *, policy: str, device: DeviceSpec, folder: Path, socket: str
+    settings: EngineSettings, model: LoadModelCommand, *, policy: str, device: DeviceSpec, folder: Path, socket: str
 ) -> Launch:
     """Writes SGLang's multiplexing file into `folder`. May download the checkpoint.
 

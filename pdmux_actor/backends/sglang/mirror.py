@@ -10,7 +10,7 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batch import PrefillBatch
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.sequence import Sequence, SequenceStatus
+from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
 from profiler.latency import ChunkShape
 
 
@@ -20,7 +20,7 @@ class MirrorQueue(ModelQueue):
 
     free_tokens: int = 0
 
-    def admits(self, sequence: Sequence, *, max_resident: int, watermark: float, num_taken: int = 0) -> bool:
+    def admits(self, sequence: TokenSequence, *, max_resident: int, watermark: float, num_taken: int = 0) -> bool:
         new_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
         return self.num_resident + num_taken < max_resident and new_tokens <= self.free_tokens
 
@@ -32,10 +32,10 @@ class MirrorQueue(ModelQueue):
     def num_that_fit(self, num_tokens: int) -> int:
         return self.free_tokens // max(1, num_tokens)
 
-    def cached_prefix(self, sequence: Sequence) -> list[int]:
+    def cached_prefix(self, sequence: TokenSequence) -> list[int]:
         return []
 
-    def chunk_shape(self, sequence: Sequence) -> ChunkShape:
+    def chunk_shape(self, sequence: TokenSequence) -> ChunkShape:
         cached = sequence.num_computed_tokens
         return ChunkShape(len(sequence.token_ids) - cached, cached)
 
@@ -45,7 +45,7 @@ class Mirror:
 
     def __init__(self, info: ModelInfo) -> None:
         self.queue = MirrorQueue(info=info, pool=BlockPool(1), caches_prefixes=False)
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[str, TokenSequence] = {}
 
     def update(self, snapshot: Snapshot) -> None:
         queue = self.queue
@@ -75,7 +75,7 @@ class Mirror:
             on_last_slice=ends,
         )
 
-    def _each(self, seen: Iterable[SeenSequence], status: SequenceStatus, now_s: float) -> Iterable[Sequence]:
+    def _each(self, seen: Iterable[SeenSequence], status: SequenceStatus, now_s: float) -> Iterable[TokenSequence]:
         for one in seen:
             sequence = self._sequences.get(one.request_id)
             if sequence is None:
@@ -91,7 +91,7 @@ class Mirror:
             sequence.num_computed_tokens = one.known_tokens - 1 if running else one.cached_tokens
             yield sequence
 
-    def _new(self, seen: SeenSequence) -> Sequence:
+    def _new(self, seen: SeenSequence) -> TokenSequence:
         request = GenerateRequest(
             request_id=seen.request_id,
             model=self.queue.model,
@@ -99,7 +99,7 @@ class Mirror:
             sampling=SamplingParams(max_tokens=1),
             slo=Slo(ttft_s=seen.ttft_s, tbt_s=seen.tbt_s),
         )
-        return Sequence(
+        return TokenSequence(
             request=request,
             arrival_s=seen.arrival_s,
             token_ids=[0] * seen.prompt_tokens,

@@ -19,11 +19,11 @@ def start_scheduler(original: Any, scheduler: Any, server_args: Any, *args: Any,
         original(scheduler, server_args, *args, **kwargs)
         return
     # Not earlier: they would be imported by every process of every SGLang.
+    from pdmux_actor.backends.sglang.dispatch_state import PluginDispatch
     from pdmux_actor.backends.sglang.hooks import REPORTER, SEAT, Reporter
     from pdmux_actor.backends.sglang.link import SchedulerLink
-    from pdmux_actor.backends.sglang.seat import DispatchSeat
 
-    seat = DispatchSeat(scheduler, config)
+    seat = PluginDispatch(scheduler, config)
     setattr(scheduler, SEAT, seat)
     _install()
     original(scheduler, server_args, *args, **kwargs)

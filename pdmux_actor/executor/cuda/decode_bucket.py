@@ -4,8 +4,7 @@ It feeds itself: the sampled token, the next position and the step counter stay 
 back to back without the host (DuetServe §4.3).
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from pdmux_actor.executor.cuda.device_batch import padded_rows
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
 from pdmux_actor.executor.cuda.host_stage import HostStage, layout, views
 from pdmux_actor.models.decoder import Decoder
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 MAX_STEPS = 16
 _PADDING = -1
@@ -45,14 +44,14 @@ class DecodeBucket:
         self._places = torch.arange(size, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(MAX_STEPS, size, dtype=torch.int32, device=device)
 
-    def sampling(self, sequences: Seq[Sequence], steps: int) -> SamplingRows:
+    def sampling(self, sequences: Sequence[TokenSequence], steps: int) -> SamplingRows:
         """Of a launch of `steps` steps, padded to the bucket."""
         return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size)
 
     def load(
         self,
         stage: HostStage,
-        sequences: Seq[Sequence],
+        sequences: Sequence[TokenSequence],
         steps: int,
         row_table: npt.NDArray[np.int64],
         sampling: SamplingRows,
@@ -124,7 +123,7 @@ class DecodeBucket:
         return self._decoder.forward_layers(hidden, rotary, attention, 0, self._decoder.spec.num_layers)
 
     def _fixed_arrays(
-        self, sequences: Seq[Sequence], row_stride: int, sampling: SamplingRows
+        self, sequences: Sequence[TokenSequence], row_stride: int, sampling: SamplingRows
     ) -> dict[str, npt.NDArray[np.generic]]:
         """Arrays whose sizes depend on the bucket only: what follows them in the buffer stays in place."""
         padding = self.size - len(sequences)
@@ -137,7 +136,7 @@ class DecodeBucket:
         }
 
 
-def _begun_rows(sequences: Seq[Sequence], steps: int, tokens_per_row: int) -> npt.NDArray[np.int64]:
+def _begun_rows(sequences: Sequence[TokenSequence], steps: int, tokens_per_row: int) -> npt.NDArray[np.int64]:
     """Rows whose first token one of the next `steps` steps writes."""
     begun = []
     for sequence in sequences:

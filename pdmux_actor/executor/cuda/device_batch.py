@@ -1,7 +1,6 @@
 """Chunks and decoding sequences of one launch as flat arrays, chunks first: what an eager forward pass reads."""
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.scheduling.launch import Chunk
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 Ints = npt.NDArray[np.int32]
 
@@ -47,8 +46,8 @@ class DeviceBatch:
 
 def stage_batch(
     stage: HostStage,
-    chunks: Seq[Chunk],
-    decodes: Seq[Sequence],
+    chunks: Sequence[Chunk],
+    decodes: Sequence[TokenSequence],
     row_table: npt.NDArray[np.int64],
     tokens_per_row: int,
 ) -> DeviceBatch:
@@ -98,7 +97,7 @@ def stage_batch(
     )
 
 
-def padded_rows(sequences: Seq[Sequence], num_sequences: int) -> tuple[Ints, int]:
+def padded_rows(sequences: Sequence[TokenSequence], num_sequences: int) -> tuple[Ints, int]:
     """Rows `[num_sequences, stride]` padded with 0, which is never read, and the stride."""
     stride = max((len(s.rows) for s in sequences), default=1)
     rows = np.zeros((num_sequences, stride), dtype=np.int32)
@@ -107,14 +106,14 @@ def padded_rows(sequences: Seq[Sequence], num_sequences: int) -> tuple[Ints, int
     return rows, stride
 
 
-def _extents(chunks: Seq[Chunk]) -> Iterator[ChunkExtent]:
+def _extents(chunks: Sequence[Chunk]) -> Iterator[ChunkExtent]:
     first = 0
     for chunk in chunks:
         yield ChunkExtent(first=first, length=chunk.length, context_tokens=chunk.start + chunk.length)
         first += chunk.length
 
 
-def _rows_of(sequence: Sequence, start: int, end: int, tokens_per_row: int) -> npt.NDArray[np.int64]:
+def _rows_of(sequence: TokenSequence, start: int, end: int, tokens_per_row: int) -> npt.NDArray[np.int64]:
     """The row of each token `[start, end)`."""
     held = np.array(sequence.rows[: -(-end // tokens_per_row)], dtype=np.int64)
     return held[np.arange(start, end) // tokens_per_row]

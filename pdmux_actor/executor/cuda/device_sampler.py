@@ -3,8 +3,7 @@
 The draws are those of executor.sampler, row by row: same uniform numbers, same order of filters.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.draws import draw
 from pdmux_actor.executor.sampler import uniform
+from pdmux_actor.executor.token_drawing import draw
 from pdmux_actor.messages import SampledToken
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 NOT_FINITE = -1  # stands for the token of a row whose logits hold NaN or infinity
 _UINT64 = (1 << 64) - 1
@@ -48,7 +47,12 @@ class SamplingRows:
 
     @classmethod
     def of(
-        cls, sequences: Seq[Sequence], *, steps: int = 1, num_steps: int | None = None, num_rows: int | None = None
+        cls,
+        sequences: Sequence[TokenSequence],
+        *,
+        steps: int = 1,
+        num_steps: int | None = None,
+        num_rows: int | None = None,
     ) -> "SamplingRows":
         """For `steps` steps; padded with greedy rows to `num_rows`, and with unused steps to `num_steps`."""
         params = [s.request.sampling for s in sequences]
@@ -138,7 +142,7 @@ def sample_with_reports(
     return DeviceSample(token_ids=token_ids, logprobs=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
-def host_tokens(sample: DeviceSample, num_alternatives: Seq[int | None]) -> list[SampledToken]:
+def host_tokens(sample: DeviceSample, num_alternatives: Sequence[int | None]) -> list[SampledToken]:
     """Plain values of a sample that was copied to the host. Rows beyond `num_alternatives` are padding."""
     ids = sample.token_ids.tolist()[: len(num_alternatives)]
     if sample.logprobs is None or sample.top_ids is None or sample.top_logprobs is None:

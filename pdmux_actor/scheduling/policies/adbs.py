@@ -12,7 +12,7 @@ from pdmux_actor.scheduling.partition import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import fill_lanes, part_of
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
-from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class Adbs:
@@ -21,7 +21,7 @@ class Adbs:
 
     def __init__(self) -> None:
         self._prefills = WholePrefills()
-        self._decode_turn = Rotation()
+        self._decode_turn = RoundRobin()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         wants_prefill = state.batch is not None or bool(state.prefillable_models())

@@ -10,7 +10,7 @@ import msgspec
 
 from pdmux_actor.scheduling.batch import PrefillBatch
 from pdmux_actor.scheduling.batching import next_for_prefill
-from pdmux_actor.scheduling.flight import LanesInFlight, LaneState
+from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaneState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Mixed, UnitState
-from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class ChunkedPrefill:
@@ -11,7 +11,7 @@ class ChunkedPrefill:
     target_aware = False
 
     def __init__(self) -> None:
-        self._turn = Rotation()
+        self._turn = RoundRobin()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         if not state.idle:

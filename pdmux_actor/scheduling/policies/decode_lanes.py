@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.policies.base import Decode, UnitState
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.round_robin import RoundRobin
 from profiler.bandwidth_sharing import slowdown_beside
 from profiler.specs import DeviceSpec
 
@@ -73,7 +73,7 @@ def may_add_decode(state: UnitState) -> bool:
 
 
 def decodes_at_once(
-    state: UnitState, decoding: Sequence[ModelQueue], share_sms: int, turn: Rotation, *, steps: int = 1
+    state: UnitState, decoding: Sequence[ModelQueue], share_sms: int, turn: RoundRobin, *, steps: int = 1
 ) -> list[Decode]:
     """As many decodes as make the cycle shortest, on parts of `share_sms`; those that there are not yet.
 
@@ -97,7 +97,7 @@ def _cycle_s(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], part_sms: in
 
 
 def fill_lanes(
-    state: UnitState, turn: Rotation, *, lanes: int, part_sms: int, share_sms: int, steps: int = 1
+    state: UnitState, turn: RoundRobin, *, lanes: int, part_sms: int, share_sms: int, steps: int = 1
 ) -> list[Decode]:
     """Decodes for the lanes that are free: of models that have none in flight, in turn, within the first `share_sms`.
 

@@ -12,7 +12,7 @@ from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import decode_shares
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.round_robin import RoundRobin
 from profiler.latency import ChunkShape
 
 
@@ -30,7 +30,7 @@ class DuetServe:
     target_aware = False
 
     def __init__(self) -> None:
-        self._turn = Rotation()
+        self._turn = RoundRobin()
         self._steps_left = 0  # of k, for the iteration under way
         self._model: str | None = None
 

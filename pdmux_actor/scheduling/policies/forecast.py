@@ -6,8 +6,7 @@ from itertools import chain, islice
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import gain_of_lanes
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.sequence import Precedence
-from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from pdmux_actor.scheduling.sequence import Precedence, TokenSequence
 from profiler.latency import ChunkShape
 
 _NEXT_PROMPTS = 16

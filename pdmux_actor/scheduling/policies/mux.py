@@ -11,13 +11,13 @@ saves time (batch_size.py).
 from collections.abc import Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
-from pdmux_actor.scheduling.policies.balance import DecodeLoad, Load
 from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes
+from pdmux_actor.scheduling.policies.prefill_options import PrefillOptions
+from pdmux_actor.scheduling.policies.request_delays import DecodeLoad, LaneLoad
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 from pdmux_actor.scheduling.policies.tbt_target import tightest_from
-from pdmux_actor.scheduling.policies.ways import Ways
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
@@ -47,7 +47,7 @@ class Mux:
         if not decoding:
             return self._lanes.act(state, prefilling, now_s)
         may_fuse = state.batch is None and state.idle
-        way = Ways(state, prefilling, decoding, self._load(state), now_s).best(may_fuse=may_fuse)
+        way = PrefillOptions(state, prefilling, decoding, self._load(state), now_s).best(may_fuse=may_fuse)
         if way is None:
             return self._lanes.alternate(state, prefilling, decoding, now_s)
         if way.fused_tokens is not None:
@@ -56,13 +56,13 @@ class Mux:
         self._decode_load.note_step(way.gap_s)
         return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)
 
-    def _load(self, state: UnitState) -> Load:
+    def _load(self, state: UnitState) -> LaneLoad:
         """What was borne, and more where first tokens come too late: of the places, if they are what is short."""
         taken, prefill = self._decode_load.taken(state), self._lanes.load
         missed = 1 / max(_LEAST_IN_TIME, state.share_in_time)
         if taken >= _FULL:
-            return Load(prefill, self._decode_load.per_s(taken * missed))
-        return Load(prefill * missed, self._decode_load.per_s(taken))
+            return LaneLoad(prefill, self._decode_load.per_s(taken * missed))
+        return LaneLoad(prefill * missed, self._decode_load.per_s(taken))
 
     def _decode_alone(self, state: UnitState, now_s: float) -> Sequence[Action]:
         decoding = state.decoding()

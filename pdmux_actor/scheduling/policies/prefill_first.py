@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
-from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class PrefillFirst:
@@ -13,7 +13,7 @@ class PrefillFirst:
 
     def __init__(self) -> None:
         self._prefills = WholePrefills()
-        self._decode_turn = Rotation()
+        self._decode_turn = RoundRobin()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         if not state.idle:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
-from pdmux_actor.scheduling.policies.balance import PrefillLoad
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
 from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once, may_add_decode
@@ -18,10 +17,10 @@ from pdmux_actor.scheduling.policies.forecast import (
     whole_prefill_s,
 )
 from pdmux_actor.scheduling.policies.preemption import preempting_model
+from pdmux_actor.scheduling.policies.request_delays import PrefillLoad
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.rotation import Rotation
-from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus
-from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from pdmux_actor.scheduling.round_robin import RoundRobin
+from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from pdmux_actor.scheduling.slicing import layers_per_slice, layers_within
 from profiler.latency import ChunkShape
 
@@ -44,9 +43,9 @@ class SideBySide:
     def __init__(self, *, paced: bool = False) -> None:
         self._paced = paced
         self._load = PrefillLoad()
-        self._prefill_turn = Rotation()
-        self._decode_turn = Rotation()
-        self._lane_turn = Rotation()  # for a device that cannot be shared
+        self._prefill_turn = RoundRobin()
+        self._decode_turn = RoundRobin()
+        self._lane_turn = RoundRobin()  # for a device that cannot be shared
 
     def next_prefill(self, state: UnitState) -> str | None:
         """The model of the batch under way, else the next in turn: in serving order, those whose prompt is next due."""

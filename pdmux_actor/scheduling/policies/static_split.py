@@ -9,7 +9,7 @@ from pdmux_actor.scheduling.partition import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
-from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class StaticSplit:
@@ -18,7 +18,7 @@ class StaticSplit:
 
     def __init__(self) -> None:
         self._prefills = WholePrefills()
-        self._decode_turn = Rotation()
+        self._decode_turn = RoundRobin()
         self._undivided = PrefillFirst()
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, StartPrefill, UnitState
-from pdmux_actor.scheduling.rotation import Rotation
+from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class WholePrefills:
     def __init__(self) -> None:
-        self._turn = Rotation()
+        self._turn = RoundRobin()
 
     def act(self, state: UnitState, sms: int) -> Sequence[Action]:
         """All that is left of the batch under way (another policy may have left one), else the next model's batch."""

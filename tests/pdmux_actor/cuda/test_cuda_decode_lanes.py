@@ -11,7 +11,7 @@ from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import make_cuda_rig
 
 from pdmux_actor.scheduling.launch import DecodePart, DecodeStep, Repartition
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 NEW_TOKENS = 3
 
@@ -21,7 +21,7 @@ def test_decode__two_models_at_once__have_graphs_of_their_sms_and_tokens_as_in_s
 ) -> None:
     models = sorted(tiny_checkpoints)[:2]
 
-    def started(rig: CpuRig) -> dict[str, list[Sequence]]:
+    def started(rig: CpuRig) -> dict[str, list[TokenSequence]]:
         for model in models:
             rig.load(model, tiny_checkpoints[model])
         sequences = {m: [rig.sequence(m, make_prompt(4 + i), NEW_TOKENS) for i in range(2)] for m in models}

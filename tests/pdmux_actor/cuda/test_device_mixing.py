@@ -30,7 +30,7 @@ from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.models import triton_operators
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
-from pdmux_actor.scheduling.sequence import Sequence as TokenSequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 GPU = torch.device("meta")  # in place of it
 BLOCK_BYTES = 1024

@@ -6,7 +6,7 @@ import torch
 from pdmux_actor.executor.cuda.device_sampler import NOT_FINITE, SamplingKind, SamplingRows, sample_rows
 from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
-from pdmux_actor.scheduling.sequence import Sequence
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 VOCABULARY = 97
 SETTINGS = (
@@ -18,7 +18,7 @@ SETTINGS = (
 )
 
 
-def make_sequences(count: int, kinds: int) -> list[Sequence]:
+def make_sequences(count: int, kinds: int) -> list[TokenSequence]:
     requests = [
         GenerateRequest(
             request_id=f"r{i}",
@@ -29,7 +29,7 @@ def make_sequences(count: int, kinds: int) -> list[Sequence]:
         )
         for i in range(count)
     ]
-    return [Sequence.from_request(request, 0.0) for request in requests]
+    return [TokenSequence.from_request(request, 0.0) for request in requests]
 
 
 @pytest.mark.parametrize(

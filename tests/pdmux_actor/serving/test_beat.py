@@ -1,7 +1,7 @@
 import asyncio
 import time
 
-from pdmux_actor.serving.beat import Beat
+from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
 
 
 async def test_beat__loop_held_up__says_so_once_then_is_punctual_again() -> None:
@@ -14,7 +14,7 @@ async def test_beat__loop_held_up__says_so_once_then_is_punctual_again() -> None
             beat.stop()
             enough.set()
 
-    beat = Beat(0.2, on_beat)
+    beat = ConnectionHeartbeat(0.2, on_beat)
     beat.start()
     time.sleep(0.6)  # noqa: ASYNC251 - it is the loop that is to stand still
     await asyncio.wait_for(enough.wait(), 30)
@@ -31,7 +31,7 @@ async def test_beat__stopped__is_not_called_again() -> None:
         heard.append(now_s)
         first.set()
 
-    beat = Beat(0.01, on_beat)
+    beat = ConnectionHeartbeat(0.01, on_beat)
     beat.start()
     await asyncio.wait_for(first.wait(), 30)
     beat.stop()

@@ -11,7 +11,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.errors import EngineStartFailed
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.commands import EngineSettings
-from pdmux_actor.serving.guard_keeper import GuardKeeper
+from pdmux_actor.serving.contention_store import ContentionStore
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.devices import H100
 from profiler.guard_file import read_guard_grid
@@ -28,17 +28,17 @@ def teach(guard: ContentionGuard, cell: GuardCell, slowdown: float) -> None:
 def test_guard_keeper__next_life__begins_with_what_was_learned_over_what_was_profiled(tmp_path: Path) -> None:
     file = str(tmp_path / "guard.json")
     profiled = ContentionGuard(grid={CELL: 1.5, NEIGHBOUR: 1.6})
-    first = GuardKeeper(file, H100, profiled)
+    first = ContentionStore(file, H100, profiled)
     teach(first.guard, CELL, 1.1)
     first.keep()
 
-    second = GuardKeeper(file, H100, profiled)
+    second = ContentionStore(file, H100, profiled)
 
     assert (second.guard.slowdown(CELL), second.guard.slowdown(NEIGHBOUR)) == (1.1, 1.6)
 
 
 def test_guard_keeper__nothing_learned__writes_nothing(tmp_path: Path) -> None:
-    GuardKeeper(str(tmp_path / "guard.json"), H100, None).keep()
+    ContentionStore(str(tmp_path / "guard.json"), H100, None).keep()
 
     assert list(tmp_path.iterdir()) == []
 
@@ -46,7 +46,7 @@ def test_guard_keeper__nothing_learned__writes_nothing(tmp_path: Path) -> None:
 def test_guard_keeper__folder_has_gone__is_logged_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "kept"
     folder.mkdir()
-    keeper = GuardKeeper(str(folder / "guard.json"), H100, None)
+    keeper = ContentionStore(str(folder / "guard.json"), H100, None)
     teach(keeper.guard, CELL, 1.1)
     folder.rmdir()
 

@@ -7,9 +7,16 @@ import pytest
 from pdmux_actor.errors import ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
 from pdmux_actor.scheduling.events import AttachModel
-from pdmux_actor.scheduling.events import RemoveModel as RemoveFromScheduler
-from pdmux_actor.serving.commands import Asleep, LoadModel, ModelFailed, ModelLoaded, ModelRemoved, RemoveModel
-from pdmux_actor.serving.model_shelf import ModelShelf
+from pdmux_actor.scheduling.events import RemoveModel
+from pdmux_actor.serving.commands import (
+    Asleep,
+    LoadModelCommand,
+    ModelFailed,
+    ModelLoaded,
+    ModelRemoved,
+    RemoveModelCommand,
+)
+from pdmux_actor.serving.loaded_models import LoadedModels
 from profiler.devices import H100
 from profiler.roofline import RooflineLatency
 
@@ -34,7 +41,7 @@ class NoInbox:
         match event:
             case AttachModel(info=info):
                 self.executor.attach_model(info, None)
-            case RemoveFromScheduler(model=model):
+            case RemoveModel(model=model):
                 self.executor.detach_model(model)
                 self.shelf.on_detached(model)
 
@@ -49,7 +56,7 @@ def make_shelf(checkpoint):
         sent = queue.SimpleQueue()
         sender = type("Sender", (), {"send": staticmethod(sent.put)})
         inbox = NoInbox(executor)
-        inbox.shelf = shelf = ModelShelf(executor, inbox, sender, host_memory_bytes=1 << 30)
+        inbox.shelf = shelf = LoadedModels(executor, inbox, sender, host_memory_bytes=1 << 30)
 
         def order(command):
             """All that is told until its answer."""
@@ -59,7 +66,7 @@ def make_shelf(checkpoint):
                 told.append(sent.get(timeout=60))
             return told
 
-        return lambda model: order(LoadModel(1, model, str(checkpoint), 100)), order
+        return lambda model: order(LoadModelCommand(1, model, str(checkpoint), 100)), order
 
     return make
 
@@ -67,7 +74,7 @@ def make_shelf(checkpoint):
 def test_model_shelf__sleepers_in_the_memory_that_a_model_needs__give_way(make_shelf):
     load, order = make_shelf(memory_is_host=True)
     load("a")
-    asleep, _ = order(RemoveModel(2, "a", sleep=True))
+    asleep, _ = order(RemoveModelCommand(2, "a", sleep=True))
     assert [s.model for s in asleep.models] == ["a"]
 
     told = load("b")
@@ -79,7 +86,7 @@ def test_model_shelf__sleepers_in_the_memory_that_a_model_needs__give_way(make_s
 def test_model_shelf__sleepers_in_another_memory__stay_and_wake(make_shelf):
     load, order = make_shelf(memory_is_host=False)
     load("a")
-    order(RemoveModel(2, "a", sleep=True))
+    order(RemoveModelCommand(2, "a", sleep=True))
 
     (failed,) = load("b")
     assert isinstance(failed, ModelFailed)
@@ -91,6 +98,6 @@ def test_model_shelf__sleepers_in_another_memory__stay_and_wake(make_shelf):
 def test_model_shelf__removal_of_a_sleeper__frees_its_host_memory(make_shelf):
     load, order = make_shelf(memory_is_host=False)
     load("a")
-    order(RemoveModel(2, "a", sleep=True))
+    order(RemoveModelCommand(2, "a", sleep=True))
 
-    assert order(RemoveModel(3, "a")) == [Asleep(()), ModelRemoved(3)]
+    assert order(RemoveModelCommand(3, "a")) == [Asleep(()), ModelRemoved(3)]

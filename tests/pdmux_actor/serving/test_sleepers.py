@@ -8,8 +8,8 @@ import pytest
 
 from pdmux_actor.errors import ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
-from pdmux_actor.serving.commands import LoadModel
-from pdmux_actor.serving.sleepers import Origin, Sleepers
+from pdmux_actor.serving.commands import LoadModelCommand
+from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
 from profiler.devices import H100
 from profiler.roofline import RooflineLatency
 
@@ -28,7 +28,7 @@ def attach(executor, checkpoint):
     """Returns where the weights came from, and their bytes."""
 
     def load(model, source=checkpoint, **changes):
-        command = LoadModel(call=1, model=model, source=str(source), quota_blocks=10, **changes)
+        command = LoadModelCommand(call=1, model=model, source=str(source), quota_blocks=10, **changes)
         info = executor.load_model(model, str(source), revision=None, dtype=None, max_model_len=None)
         executor.attach_model(info, None)
         return Origin.of(command), info.spec.weight_bytes
@@ -38,7 +38,7 @@ def attach(executor, checkpoint):
 
 def test_sleepers__within_the_budget__first_wake_is_told_by_the_device_then_by_what_it_took(executor, attach):
     origin, weight_bytes = attach("a")
-    sleepers = Sleepers(executor, weight_bytes)
+    sleepers = SleepingModels(executor, weight_bytes)
 
     sleepers.put("a", origin)
     (told,) = sleepers.told()
@@ -52,7 +52,7 @@ def test_sleepers__within_the_budget__first_wake_is_told_by_the_device_then_by_w
 
 def test_sleepers__over_the_budget__second_is_not_kept(executor, attach, caplog):
     (first, weight_bytes), (second, _) = attach("a"), attach("b")
-    sleepers = Sleepers(executor, 2 * weight_bytes - 1)
+    sleepers = SleepingModels(executor, 2 * weight_bytes - 1)
 
     sleepers.put("a", first)
     sleepers.put("b", second)
@@ -66,7 +66,7 @@ def test_sleepers__weights_or_their_files_changed__are_read_anew(executor, attac
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads((checkpoint / "config.json").read_text())))
     origin, weight_bytes = attach("a", tmp_path)
-    sleepers = Sleepers(executor, weight_bytes)
+    sleepers = SleepingModels(executor, weight_bytes)
 
     sleepers.put("a", origin)
     assert sleepers.wake("a", Origin.of(replace_dtype(origin.command, "float16"))) is None
@@ -80,7 +80,7 @@ def test_sleepers__weights_or_their_files_changed__are_read_anew(executor, attac
 
 def test_sleepers__no_room_on_the_device__sleep_on(executor, attach, monkeypatch):
     origin, weight_bytes = attach("a")
-    sleepers = Sleepers(executor, weight_bytes)
+    sleepers = SleepingModels(executor, weight_bytes)
     sleepers.put("a", origin)
 
     def wake_model(model):
@@ -96,4 +96,4 @@ def test_sleepers__no_room_on_the_device__sleep_on(executor, attach, monkeypatch
 
 
 def replace_dtype(command, dtype):
-    return LoadModel(call=2, model=command.model, source=command.source, quota_blocks=10, dtype=dtype)
+    return LoadModelCommand(call=2, model=command.model, source=command.source, quota_blocks=10, dtype=dtype)

@@ -1,0 +1,378 @@
+"""Decides which unit serves what. Pure: told what units and gateways report and what time it is, it answers leases and
+views.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from deploy.control.control_rules import ControlRules, ControlTiming
+from deploy.control.decision_history import DecisionHistory
+from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
+from deploy.control.host_memory_models import sleepers_of
+from deploy.control.leases import LeaseBook
+from deploy.control.plan_choice import (
+    Appraise,
+    Needs,
+    Solution,
+    quotas_shifted,
+    same_places,
+    share_in_time,
+    solve,
+)
+from deploy.control.popularity import Popularity
+from deploy.control.scale_to_zero import ScaleToZero
+from deploy.control.transition import Transition, in_words, without_replica, without_unit
+from deploy.control.unit_registry import KnownUnit, Lost, without_blocks
+from deploy.control.usable_units import Fleet
+from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from pdmux_actor.lease import Lease, ModelPhase, UnitReport
+from placement.estimation.problem_arrays import Estimator
+from placement.plan import ModelPlacement, Plan, UnitPlan
+from placement.plan_explanation import Explanation, explain
+from placement.plan_steps import SetQuotasStep
+from placement.problem import PlacementModel, Solver
+from router.admission.demand_report import DemandReport
+from router.view import FleetView, UnitView
+
+logger = logging.getLogger(__name__)
+
+_HELD = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING})
+_TICK_S = 0.2  # heartbeats of a large fleet come thick and fast
+
+
+class ControlLoop:
+    """Observe, estimate demand, plan, and move one step at a time; each call does what is due.
+
+    `first_version` must exceed the versions of any control loop that led the same units before.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream_token: str,
+        first_version: int,
+        started_s: float,
+        timing: ControlTiming | None = None,
+        rules: ControlRules | None = None,
+        appraise: Appraise = share_in_time,
+    ) -> None:
+        self._stream_token = stream_token
+        self._started_s = started_s
+        self._timing = timing or ControlTiming()
+        self._appraise = appraise
+        self._catalog = Catalog(models=(), policy="mux")
+        self._solver: Solver | None = None
+        self._popularity = Popularity()
+        self._history = DecisionHistory()
+        self._wakefulness = ScaleToZero(self._popularity)
+        self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
+        self._rules = rules or ControlRules()
+        self._transition = Transition(self._rules)
+        self._fleet = Fleet(self._timing, self._rules, self._leases)
+        self._plan = Plan(units=())  # what leases say
+        self._goal = Plan(units=())  # what they shall say
+        self._asleep: frozenset[str] = frozenset()
+        self._why: str | None = "the control loop started"  # a plan is due, whatever demand says
+        self._is_settled = False
+        self._is_moving = False
+        self._is_busy = False  # and not just waiting until replicas have stayed long enough
+        self._looked_s = started_s
+        self._ticked_s = float("-inf")
+
+    def set_catalog(
+        self,
+        catalog: Catalog,
+        *,
+        expected_units: Mapping[str, int],
+        solver: Solver,
+        rules: ControlRules | None = None,
+    ) -> None:
+        """`expected_units` counts the units of each pool once the fleet is up."""
+        self._catalog = catalog
+        self._solver = solver
+        self._fleet.registry.expect(expected_units)
+        self._popularity.expect(m.prior() for m in catalog.models)
+        if rules is not None:
+            self._rules = self._transition.rules = rules
+        self._need_plan("the fleet file changed")
+
+    def heartbeat(self, report: UnitReport, now_s: float) -> Lease:
+        registry = self._fleet.registry
+        before = registry.hear(report, now_s)
+        if before is None:
+            self._welcome(report, now_s)
+        elif before.report.is_leaving != report.is_leaving:
+            self._plan = without_unit(self._plan, report.unit_id)
+            self._goal = without_unit(self._goal, report.unit_id)
+            self._need_plan(f"unit {report.unit_id} leaves: {report.failure or 'it was asked to'}")
+        elif before.capacity != KnownUnit(report, now_s, now_s).capacity:
+            self._need_plan(f"unit {report.unit_id} offers something else now")
+        self._tick(now_s, is_news=before is None or before.report.models != report.models)
+        lease = self._leases.current(report.unit_id)
+        if lease is not None and report.is_leaving:  # who leaves keeps its lease to the end
+            return lease
+        placements = self._plan.models_of(report.unit_id)
+        placed = {p.model for p in placements}
+        asleep = sleepers_of(report, placed, self._catalog, self._wakefulness.last_used_s)
+        return self._leases.renew(report, placements, self._catalog, asleep)
+
+    def hear_demand(self, report: DemandReport, now_s: float) -> None:
+        """What a gateway has been asked for; it comes with each of its questions for the view."""
+        self._popularity.hear(report, now_s)
+        self._tick(now_s, is_news=any(m.waiting or m.held for m in report.models if m.model in self._asleep))
+
+    def fleet_view(self, now_s: float) -> FleetView | None:
+        """None while a fresh control loop may not have heard of all units."""
+        self._tick(now_s)
+        registry = self._fleet.registry
+        if not registry.is_complete() and now_s - self._started_s < self._timing.warm_up_s:
+            return None
+        return FleetView(
+            models=tuple(m.card() for m in self._catalog.models),
+            units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in registry),
+            stream_token=self._stream_token,
+            num_gateways=max(1, self._popularity.num_gateways(now_s)),
+        )
+
+    def status(self, now_s: float) -> FleetStatus:
+        self._tick(now_s)
+        return FleetStatus(
+            models=tuple(self._model_state(m, now_s) for m in self._catalog.models),
+            units=tuple(
+                UnitStatus(
+                    report=u.report,
+                    silent_s=max(0.0, now_s - u.heard_s),
+                    out_for_s=self._fleet.out_for_s(u.unit_id, now_s),
+                )
+                for u in self._fleet.registry
+            ),
+            policy=self._catalog.policy,
+            plan=self._plan,
+            goal=self._goal,
+            decisions=self._history.told(now_s),
+        )
+
+    def explain(self, model: str, now_s: float) -> Explanation:
+        """Of the plan that the control loop goes for, with the demand of now; of one that is asleep, what its place
+        would be. Raises ModelUnknown.
+        """
+        self._tick(now_s)
+        needs = self._needs(now_s)
+        sleeper = self._catalog.get(model) if model in self._asleep else None
+        asleep = None if sleeper is None else self._placement(sleeper, now_s)
+        if asleep is None:
+            return explain(model, needs.units, needs.models, self._goal, Estimator())
+        told = explain(model, needs.units, (*needs.models, asleep), self._goal, Estimator())
+        return replace(told, unplaced="nobody asks for it; the next request wakes it")
+
+    def _need_plan(self, why: str) -> None:
+        self._why = self._why or why
+
+    # ---- units that come and go ----
+
+    def _welcome(self, report: UnitReport, now_s: float) -> None:
+        replaced = self._fleet.registry.make_room(report, now_s)
+        if replaced is not None:
+            self._lose(replaced, now_s)
+        self._fleet.join(report)
+        if not report.is_leaving:
+            self._adopt(report, now_s)
+        self._need_plan(f"unit {report.unit_id} joined")
+        logger.info("unit joined", extra={"unit": report.unit_id, "pool": report.pool, "node": report.node})
+
+    def _adopt(self, report: UnitReport, now_s: float) -> None:
+        """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not."""
+        quotas = {m.model: m.quota_blocks for m in report.load.models} if report.load is not None else {}
+        held = [s.model for s in report.models if s.phase in _HELD and self._catalog.get(s.model) is not None]
+        share = report.total_blocks // max(1, len(held))
+        adopted = UnitPlan(
+            unit_id=report.unit_id,
+            models=tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held),
+        )
+        self._plan = replace(self._plan, units=(*self._plan.units, adopted))
+        self._goal = replace(self._goal, units=(*self._goal.units, adopted))
+        self._transition.adopt(adopted, now_s)
+        for model in held:
+            self._wakefulness.keep(model, now_s)
+
+    def _lose(self, lost: Lost, now_s: float) -> None:
+        unit_id = lost.report.unit_id
+        self._plan, self._goal = without_unit(self._plan, unit_id), without_unit(self._goal, unit_id)
+        self._leases.forget(unit_id)
+        self._transition.forget(unit_id)
+        for spent in self._fleet.leave(lost, now_s):
+            self._history.note(now_s, "out", spent)
+        self._need_plan(f"unit {unit_id} is gone" + ("" if lost.died else ", as it was asked to"))
+        level = logging.WARNING if lost.died else logging.INFO
+        told = {"unit": unit_id, "died": lost.died, "failure": lost.report.failure}
+        logger.log(level, "unit is gone", extra=told | {"models": [s.model for s in lost.report.models]})
+
+    # ---- what is due ----
+
+    def _tick(self, now_s: float, *, is_news: bool = False) -> None:
+        if not is_news and self._why is None and now_s - self._ticked_s < _TICK_S:
+            return
+        self._ticked_s = now_s
+        for lost in self._fleet.registry.drop_silent(now_s):
+            self._lose(lost, now_s)
+        if self._fleet.any_back(now_s):
+            self._need_plan("what was taken out has its next chance")
+        jumped = self._popularity.advance(now_s)
+        self._note_sleep(now_s)
+        if self._solver is None or not self._may_plan(now_s):
+            return
+        if self._why is not None:
+            self._plan_now(self._solver, self._why, now_s)
+        elif jumped or now_s - self._looked_s >= self._rules.replan_every_s:
+            self._look_at_demand(self._solver, jumped, now_s)
+        self._advance(now_s)
+
+    def _may_plan(self, now_s: float) -> bool:
+        """Only the first plan waits: later, a unit that is missing is a unit that was lost."""
+        self._is_settled |= self._fleet.registry.is_complete() or now_s - self._started_s >= self._timing.settle_s
+        return self._is_settled
+
+    def _note_sleep(self, now_s: float) -> None:
+        for unit in self._fleet.registry:
+            for load in unit.report.load.models if unit.report.load is not None else ():
+                if load.running or load.waiting:
+                    self._wakefulness.keep(load.model, now_s)
+        asleep = frozenset(m.id for m in self._catalog.models if not self._wakefulness.is_awake(m, now_s))
+        if woken := self._asleep - asleep:
+            self._need_plan(f"somebody asks for {', '.join(sorted(woken))}")
+        if fallen := asleep - self._asleep:
+            self._need_plan(f"nobody asks for {', '.join(sorted(fallen))}")
+        self._asleep = asleep
+
+    # ---- plans ----
+
+    def _plan_now(self, solver: Solver, why: str, now_s: float) -> None:
+        self._why = None
+        needs = self._needs(now_s)
+        current = None if self._rules.replan == "scratch" else self._goal
+        self._adopt_plan(solve(solver, needs, current), why, now_s)
+
+    def _look_at_demand(self, solver: Solver, jumped: frozenset[str], now_s: float) -> None:
+        self._looked_s = now_s
+        heard_s = self._popularity.heard_s
+        is_stale = heard_s is None or now_s - heard_s > self._rules.stale_s
+        needs = self._needs(now_s)
+        follows = self._rules.replan != "off" or needs.homeless(self._goal)
+        if not follows or is_stale or self._is_busy or self._fleet.registry.is_blind():
+            return
+        solution = solve(solver, needs, None if self._rules.replan == "scratch" else self._goal)
+        why = f"demand for {', '.join(sorted(jumped))} jumped" if jumped else "demand"
+        if same_places(self._goal, solution.plan):
+            if quotas_shifted(self._goal, solution.plan) and self._rules.replan != "shadow":
+                self._adopt_plan(solution, f"{why}: quotas", now_s)
+            return
+        gone = solution.put_to_sleep
+        if needs.homeless(solution.plan, but=gone) < needs.homeless(self._goal, but=gone):
+            self._adopt_plan(solution, "there is room for a model that had none", now_s)
+            return
+        now, then = self._appraise(needs, self._goal), self._appraise(needs, solution.plan)
+        verdict = f"{why}: {then:.1%} of it in time instead of {now:.1%}"
+        if self._rules.replan == "shadow":
+            self._history.note(now_s, "shadow", verdict)
+        elif self._rules.replan == "auto" and then - now < self._rules.min_gain:
+            self._history.note(now_s, "kept", f"{verdict}, which is not worth a move")
+        else:
+            self._adopt_plan(solution, verdict, now_s)
+
+    def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
+        if not same_places(self._goal, solution.plan):
+            gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
+            self._history.note(now_s, "plan", why + gone)
+        kept = {u.unit_id: u.models for u in self._kept_plan()}
+        placed = {u.unit_id: u.models for u in solution.plan.units}
+        self._goal = replace(
+            solution.plan,
+            units=tuple(
+                UnitPlan(unit_id=u.unit_id, models=(*placed.get(u.unit_id, ()), *kept.get(u.unit_id, ())))
+                for u in self._fleet.registry.staying()
+            ),
+        )
+        self._is_moving = self._is_busy = True
+
+    def _advance(self, now_s: float) -> None:
+        """Steps are worked out from what units report, so failures on the way need no undoing."""
+        if not self._is_moving:
+            return
+        self._abandon_failed_moves(now_s)
+        needs = self._needs(now_s)
+        fits = needs.memory_test()
+        if not needs.holds(self._goal, fits):
+            self._need_plan("the plan no longer fits")
+            return
+        progress = self._transition.advance(
+            self._plan,
+            self._goal,
+            self._fleet.at(now_s),
+            fits=fits,
+            now_s=now_s,
+        )
+        self._plan, self._is_moving = progress.plan, not progress.is_done
+        self._is_busy = self._is_moving and not progress.only_stays
+        moves = tuple(in_words(s) for s in progress.taken if not isinstance(s, SetQuotasStep))
+        if moves:
+            self._history.note(now_s, "move", "towards the plan", moves)
+
+    def _abandon_failed_moves(self, now_s: float) -> None:
+        """A model that does not load where it shall go stays where it is ready."""
+        phase = self._fleet.at(now_s).phase
+        for unit in self._plan.units:
+            for model in [p.model for p in unit.models if phase(unit.unit_id, p.model) is ModelPhase.FAILED]:
+                homes = [u for u in self._plan.units_of(model) if phase(u, model) is ModelPhase.READY]
+                if homes and not set(homes) <= set(self._goal.units_of(model)):
+                    self._fleet.hold_back(model, f"it does not load on {unit.unit_id}", now_s)
+                    self._plan = self._goal = without_replica(self._plan, unit.unit_id, model)
+                    self._need_plan(f"model {model} does not load on {unit.unit_id} and stays where it is")
+
+    def _needs(self, now_s: float) -> Needs:
+        """Models whose shape is unknown (their config.json cannot be read now) stay where they are, untouched."""
+        kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in self._kept_plan()}
+        awake = [m for m in self._catalog.models if m.id not in self._asleep]
+        rested_s = now_s - self._rules.min_residency_s
+        last_used_s = self._wakefulness.last_used_s
+        sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
+        return Needs(
+            units=tuple(without_blocks(u.capacity, kept.get(u.unit_id, 0)) for u in self._fleet.usable(now_s)),
+            models=tuple(p for p in (self._placement(m, now_s) for m in awake) if p is not None),
+            sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
+        )
+
+    def _placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
+        placement = model.placement(self._popularity.demand(model.id))
+        if placement is None:
+            return None
+        placement = replace(placement, min_replicas=max(1, placement.min_replicas))
+        if self._fleet.held_back(model.id, now_s) is None:
+            return placement
+        homes = sum(
+            self._fleet.phase(unit_id, model.id) is ModelPhase.READY for unit_id in self._plan.units_of(model.id)
+        )
+        return replace(placement, min_replicas=homes, max_replicas=homes) if homes else None
+
+    def _kept_plan(self) -> tuple[UnitPlan, ...]:
+        unknown = {m.id for m in self._catalog.models if m.spec is None}
+        return tuple(
+            UnitPlan(unit_id=u.unit_id, models=tuple(p for p in u.models if p.model in unknown))
+            for u in self._goal.units
+        )
+
+    def _model_state(self, model: CatalogModel, now_s: float) -> ModelState:
+        reports = [u.report for u in self._fleet.registry]
+        statuses = [s for r in reports for s in r.models if s.model == model.id and s.asleep is None]
+        error = model.problem or next((s.error for s in statuses if s.error is not None), None)
+        error = error or self._fleet.held_back(model.id, now_s)
+        demand = self._popularity.demand(model.id)
+        return ModelState(
+            model=model.id,
+            phases=tuple(s.phase for s in statuses),
+            planned_units=self._goal.units_of(model.id),
+            problem=error or self._goal.unplaced.get(model.id),
+            is_asleep=model.id in self._asleep,
+            asleep_on=tuple(r.unit_id for r in reports if any(s.model == model.id and s.asleep for s in r.models)),
+            rate_per_s=demand.rate_per_s,
+        )

@@ -1,0 +1,32 @@
+"""Which models a unit keeps in host memory once they have left its device."""
+
+from collections.abc import Callable, Set
+
+from deploy.fleet_file.model_catalog import Catalog
+from pdmux_actor.lease import ModelAssignment, ModelPhase, UnitReport
+
+LastUsed = Callable[[str], float]
+
+
+def sleepers_of(
+    report: UnitReport, placed: Set[str], catalog: Catalog, last_used_s: LastUsed
+) -> tuple[ModelAssignment, ...]:
+    """Of all that the unit has and does not serve, those used last, as far as its host memory admits. By what it
+    reports alone: a unit that restarts has nobody asleep, and a control loop that restarts finds who is.
+    """
+    left_bytes = report.host_memory_bytes
+    kept: list[ModelAssignment] = []
+    known = {model.id: model for model in catalog.models}
+    has = [s for s in report.models if s.model in known.keys() - placed and s.phase is not ModelPhase.FAILED]
+    for status in sorted(has, key=lambda s: (-last_used_s(s.model), s.model)):
+        model = known[status.model]
+        if status.asleep is not None:
+            needed_bytes = status.asleep.host_bytes
+        elif model.spec is not None:
+            needed_bytes = model.spec.weight_bytes
+        else:
+            continue
+        if needed_bytes <= left_bytes:
+            left_bytes -= needed_bytes
+            kept.append(model.assignment(0))
+    return tuple(sorted(kept, key=lambda a: a.model))

@@ -1,0 +1,117 @@
+"""What the fleet should hold: a solver's answer, and whether it is worth moving for."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from placement.estimation.memory import bytes_for_models, resident_bytes_on
+from placement.estimation.plan_estimate import estimate
+from placement.estimation.problem_arrays import Estimator
+from placement.plan import Plan, UnitCapacity
+from placement.plan_steps import Fits
+from placement.problem import PlacementModel, Solver
+
+_HORIZON_S = 60.0
+_QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each other's blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What is planned for. `sleepers` may give up their places to models that have none, in this order."""
+
+    units: tuple[UnitCapacity, ...]
+    models: tuple[PlacementModel, ...]
+    sleepers: tuple[str, ...] = ()
+
+    def memory_test(self) -> Fits:
+        """By memory beside the pool. Models that are not planned for are on units whose capacity is without them."""
+        units = {u.unit_id: u for u in self.units}
+        shapes = {(u.num_gpus, u.launch_limits): u for u in self.units}
+        sizes = {
+            (m.model, unit.num_gpus, unit.launch_limits): resident_bytes_on(unit, m.spec)
+            for m in self.models
+            for unit in shapes.values()
+        }
+
+        def fits(unit_id: str, models: frozenset[str]) -> bool:
+            unit = units.get(unit_id)
+            if unit is None or (unit.max_models is not None and len(models) > unit.max_models):
+                return False
+            needed = (sizes.get((m, unit.num_gpus, unit.launch_limits), 0) for m in models)
+            return sum(needed) <= bytes_for_models(unit)
+
+        return fits
+
+    def holds(self, plan: Plan, fits: Fits) -> bool:
+        """Every unit's models fit; those that are not planned for count nothing."""
+        known = {m.model for m in self.models}
+        planned = ((u.unit_id, frozenset(p.model for p in u.models) & known) for u in plan.units)
+        return all(fits(unit_id, models) for unit_id, models in planned if models)
+
+    def homeless(self, plan: Plan, *, but: tuple[str, ...] = ()) -> int:
+        """Models that must have a replica and have none."""
+        return sum(m.min_replicas > 0 and m.model not in but and not plan.units_of(m.model) for m in self.models)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """`put_to_sleep`: models that the plan leaves out, though they could stay if there were room."""
+
+    plan: Plan
+    put_to_sleep: tuple[str, ...] = ()
+
+
+Appraise = Callable[[Needs, Plan], float]
+"""The share of demand that a plan serves in time, from 0 to 1."""
+
+
+def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
+    plan = solver.solve(needs.units, needs.models, current)
+    gone: list[str] = []
+    for sleeper in needs.sleepers:
+        if not needs.homeless(plan):
+            break
+        gone.append(sleeper)
+        needs = replace(needs, models=tuple(m for m in needs.models if m.model != sleeper))
+        plan = solver.solve(needs.units, needs.models, current)
+    return Solution(plan=plan, put_to_sleep=tuple(gone))
+
+
+def share_in_time(needs: Needs, plan: Plan) -> float:
+    """Of the demand of the next minute, by the throughput estimate; on units of unknown speed a model with a replica
+    counts as served.
+
+    Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
+    t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
+    """
+    found = estimate(needs.units, needs.models, plan, Estimator()).models
+    targets_s = {m.model: math.inf if m.slo is None else m.slo.ttft_s for m in needs.models}
+    asked_per_s = sum(m.rate_per_s for m in found)
+    if asked_per_s <= 0:
+        return 1.0
+    return sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found) / asked_per_s
+
+
+def _in_time(served_share: float, ttft_s: float) -> float:
+    """Share of a minute."""
+    if served_share >= 1.0 or math.isinf(ttft_s):
+        return served_share
+    return min(1.0, ttft_s * served_share / (1.0 - served_share) / _HORIZON_S)
+
+
+def same_places(one: Plan, other: Plan) -> bool:
+    return _places(one) == _places(other)
+
+
+def quotas_shifted(one: Plan, other: Plan) -> bool:
+    """Of two plans with the same places."""
+    quotas = {(u.unit_id, p.model): p.quota_blocks for u in other.units for p in u.models}
+    return any(
+        abs(quotas[u.unit_id, p.model] - p.quota_blocks) > _QUOTA_SHIFT * p.quota_blocks
+        for u in one.units
+        for p in u.models
+    )
+
+
+def _places(plan: Plan) -> set[tuple[str, str]]:
+    return {(u.unit_id, p.model) for u in plan.units for p in u.models}

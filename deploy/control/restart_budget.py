@@ -1,0 +1,45 @@
+"""A restart budget: what keeps dying is taken out for a while, be it the place of a unit or a model."""
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from deploy.control.control_rules import ControlRules
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class RestartBudget(Generic[KeyT]):
+    def __init__(self, rules: ControlRules) -> None:
+        self._rules = rules
+        self._deaths: dict[KeyT, deque[float]] = {}
+        self._out_until_s: dict[KeyT, float] = {}
+
+    def note(self, key: KeyT, now_s: float) -> bool:
+        """A death; True if it used the budget up."""
+        deaths = self._deaths.setdefault(key, deque())
+        deaths.append(now_s)
+        while deaths and now_s - deaths[0] > self._rules.deaths_window_s:
+            deaths.popleft()
+        if len(deaths) < self._rules.max_deaths:
+            return False
+        self.take_out(key, now_s)
+        return True
+
+    def take_out(self, key: KeyT, now_s: float) -> None:
+        self._deaths.pop(key, None)
+        self._out_until_s[key] = now_s + self._rules.out_s
+
+    def out_for_s(self, key: KeyT, now_s: float) -> float:
+        """0 when it may be used."""
+        left_s = self._out_until_s.get(key, now_s) - now_s
+        if left_s <= 0:
+            self._out_until_s.pop(key, None)
+        return max(0.0, left_s)
+
+    def any_back(self, now_s: float) -> bool:
+        """Whether somebody's time is over since this was asked last."""
+        over = [key for key, until_s in self._out_until_s.items() if until_s <= now_s]
+        for key in over:
+            del self._out_until_s[key]
+        return bool(over)

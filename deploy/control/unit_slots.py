@@ -1,0 +1,31 @@
+"""Which place of the fleet a unit has: a restarted unit has a new id and takes the place of the one that died."""
+
+from pdmux_actor.lease import UnitReport
+
+
+class UnitSlots:
+    """A place is pool/node/number. Of several empty ones on a node the newest goes first."""
+
+    def __init__(self) -> None:
+        self._place_of: dict[str, str] = {}
+        self._empty: dict[tuple[str, str], list[str]] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def join(self, report: UnitReport) -> None:
+        where = (report.pool, report.node)
+        empty = self._empty.get(where)
+        if empty:
+            place = empty.pop()
+        else:
+            number = self._counts.get(where, 0)
+            self._counts[where] = number + 1
+            place = f"{report.pool}/{report.node}/{number}"
+        self._place_of[report.unit_id] = place
+
+    def leave(self, report: UnitReport) -> str:
+        place = self._place_of.pop(report.unit_id)
+        self._empty.setdefault((report.pool, report.node), []).append(place)
+        return place
+
+    def of(self, unit_id: str) -> str:
+        return self._place_of[unit_id]

@@ -1,0 +1,100 @@
+"""The units as planning and moving see them: those that may be used, and how far their models are."""
+
+from collections.abc import Mapping, Sequence
+
+from deploy.control.control_rules import ControlRules, ControlTiming
+from deploy.control.leases import LeaseBook
+from deploy.control.restart_budget import RestartBudget
+from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
+from deploy.control.unit_slots import UnitSlots
+from pdmux_actor.lease import ModelPhase, UnitReport
+from placement.plan_steps import Asleep
+
+_TRUSTED_S = 3.0  # a unit that is silent for longer is not relied on for a model that leaves another
+
+
+class Fleet:
+    """Implements transition.FleetState."""
+
+    def __init__(self, timing: ControlTiming, rules: ControlRules, leases: LeaseBook) -> None:
+        self._leases = leases
+        self.registry = UnitRegistry(timing)
+        self._places = UnitSlots()
+        self._place_deaths: RestartBudget[str] = RestartBudget(rules)
+        self._load_deaths: RestartBudget[str] = RestartBudget(rules)
+        self._reasons: dict[str, str] = {}
+        self._now_s = 0.0
+
+    def at(self, now_s: float) -> "Fleet":
+        """Phases are told as of then."""
+        self._now_s = now_s
+        return self
+
+    def join(self, report: UnitReport) -> None:
+        self._places.join(report)
+
+    def leave(self, lost: Lost, now_s: float) -> tuple[str, ...]:
+        """What its death used up, in words."""
+        place = self._places.leave(lost.report)
+        if not lost.died:
+            return ()
+        spent = []
+        loading = [s.model for s in lost.report.models if s.phase is ModelPhase.LOADING]
+        if len(loading) == 1:  # of several nobody knows which it was
+            if self._load_deaths.note(loading[0], now_s):
+                self._reasons[loading[0]] = "units keep dying while they load it; their logs say why"
+                spent.append(f"model {loading[0]}: {self._reasons[loading[0]]}")
+        elif self._place_deaths.note(place, now_s):
+            spent.append(f"place {place} is taken out: its units keep dying")
+        return tuple(spent)
+
+    def usable(self, now_s: float) -> Sequence[KnownUnit]:
+        """All that stay, without those whose place is out; if that leaves none, all that stay."""
+        staying = self.registry.staying()
+        return [u for u in staying if not self.out_for_s(u.unit_id, now_s)] or staying
+
+    def out_for_s(self, unit_id: str, now_s: float) -> float:
+        return self._place_deaths.out_for_s(self._places.of(unit_id), now_s)
+
+    def hold_back(self, model: str, reason: str, now_s: float) -> None:
+        """Loads it nowhere else for a while."""
+        self._reasons[model] = reason
+        self._load_deaths.take_out(model, now_s)
+
+    def held_back(self, model: str, now_s: float) -> str | None:
+        """Why it is loaded nowhere else for now."""
+        left_s = self._load_deaths.out_for_s(model, now_s)
+        return f"loaded nowhere for {left_s:.0f} s: {self._reasons[model]}" if left_s else None
+
+    def any_back(self, now_s: float) -> bool:
+        places, models = self._place_deaths.any_back(now_s), self._load_deaths.any_back(now_s)
+        return places or models
+
+    # ---- transition.FleetState ----
+
+    def phase(self, unit_id: str, model: str) -> ModelPhase | None:
+        phase = self._phases(unit_id).get(model)
+        if phase is ModelPhase.READY and not self._is_ready_for_sure(unit_id, model):
+            return ModelPhase.LOADING
+        return phase
+
+    def total_blocks(self, unit_id: str) -> int:
+        unit = self.registry.get(unit_id)
+        return 0 if unit is None else unit.report.total_blocks
+
+    def lingering(self, unit_id: str) -> frozenset[str]:
+        return frozenset(self._phases(unit_id))
+
+    def _is_ready_for_sure(self, unit_id: str, model: str) -> bool:
+        unit = self.registry.get(unit_id)
+        is_heard = unit is not None and self._now_s - unit.heard_s <= _TRUSTED_S
+        return is_heard and not self._leases.has_dropped(unit_id, model)
+
+    def asleep(self) -> Asleep:
+        return {unit.unit_id: unit.capacity.asleep for unit in self.registry}
+
+    def _phases(self, unit_id: str) -> Mapping[str, ModelPhase]:
+        """Of models that are on the device, or on the way."""
+        unit = self.registry.get(unit_id)
+        statuses = () if unit is None else unit.report.models
+        return {s.model: s.phase for s in statuses if s.phase is not ModelPhase.ASLEEP}

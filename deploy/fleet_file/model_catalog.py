@@ -1,0 +1,86 @@
+"""What the fleet shall serve, as the control loop holds it."""
+
+from dataclasses import dataclass
+
+from deploy.fleet_file.settings import ModelSection
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.messages import Slo
+from placement.demand import ModelDemand
+from placement.problem import PlacementModel
+from profiler.specs import ModelSpec
+from router.view import ModelCard
+from traces.timeliness import SloTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogModel:
+    """`spec` is None while the checkpoint's shape is unknown; `problem` says why."""
+
+    settings: ModelSection
+    dtype: str | None
+    created_s: int
+    spec: ModelSpec | None
+    problem: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.settings.id
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(ttft_s=self.settings.slo.ttft_s, tbt_s=self.settings.slo.tbt_s)
+
+    def card(self) -> ModelCard:
+        return ModelCard(
+            model=self.id,
+            source=self.settings.source,
+            revision=self.settings.revision,
+            slo=self.slo,
+            created_s=self.created_s,
+            can_wake=self.settings.replicas.min == 0,
+        )
+
+    def assignment(self, quota_blocks: int) -> ModelAssignment:
+        return ModelAssignment(
+            model=self.id,
+            source=self.settings.source,
+            quota_blocks=quota_blocks,
+            slo=self.slo,
+            revision=self.settings.revision,
+            dtype=self.dtype,
+            max_model_len=self.settings.max_model_len,
+        )
+
+    def prior(self) -> ModelDemand:
+        """What is expected before there is traffic."""
+        demand = self.settings.demand
+        return ModelDemand(
+            model=self.id,
+            rate_per_s=demand.rate_per_s,
+            prompt_tokens=demand.prompt_tokens,
+            output_tokens=demand.output_tokens,
+            arrival_cv=demand.arrival_cv,
+        )
+
+    def placement(self, demand: ModelDemand | None = None) -> PlacementModel | None:
+        """For `demand`, or else for what is expected. None if the model cannot be planned for yet."""
+        if self.spec is None:
+            return None
+        return PlacementModel(
+            model=self.id,
+            spec=self.spec,
+            demand=demand or self.prior(),
+            slo=SloTarget(ttft_s=self.slo.ttft_s, tbt_s=self.slo.tbt_s),
+            min_replicas=self.settings.replicas.min,
+            max_replicas=self.settings.replicas.max,
+            max_model_len=self.spec.context_tokens(self.settings.max_model_len),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    models: tuple[CatalogModel, ...]
+    policy: str
+
+    def get(self, model: str) -> CatalogModel | None:
+        return next((m for m in self.models if m.id == model), None)

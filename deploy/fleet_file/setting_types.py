@@ -1,0 +1,55 @@
+"""What single values of a fleet file, or of a key file, may be."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from router.access.api_keys import HASH_SHAPE
+
+_MODEL_ID = r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$"
+_NAME = r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$"
+_LABEL_KEY = r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$"
+_LABEL_VALUE = r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$"
+_KEY_ID = r"^[0-9a-f]{12}$"
+_KEY_OWNER = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+PATTERN_REMEDIES: Mapping[str, str] = {
+    _MODEL_ID: "must be letters, digits and ._:-/ that begin with a letter or digit",
+    _NAME: "must be lower-case letters, digits and dashes (at most 40)",
+    _LABEL_KEY: "must be letters, digits and ._- between letters or digits, after a lower-case domain/ or none",
+    _LABEL_VALUE: "must be letters, digits and ._- between letters or digits",
+    _KEY_ID: "must be the 12 hexadecimal digits that `muxfleet keys new` shows",
+    _KEY_OWNER: "must be at most 63 letters, digits and ._- that begin with a letter or digit",
+    HASH_SHAPE: "must be what `muxfleet keys new` writes: sha256: and 64 hexadecimal digits",
+}
+
+ModelId = Annotated[str, StringConstraints(max_length=128, pattern=_MODEL_ID)]
+"""Chosen so that an id is usable as it stands in a URL path, a metric label and a file name."""
+
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+LabelKey = Annotated[str, StringConstraints(max_length=317, pattern=_LABEL_KEY)]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
+KeyId = Annotated[str, StringConstraints(pattern=_KEY_ID)]
+KeyOwner = Annotated[str, StringConstraints(pattern=_KEY_OWNER)]
+KeyHash = Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
+Backend = Literal["native", "sglang"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+PolicyName = Literal[
+    "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
+]
+
+Replan = Literal["auto", "shadow", "off", "scratch"]
+WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value is False else value)]
+"""YAML makes false of a bare off."""
+
+
+def _more_than_nothing(size: ByteSize) -> ByteSize:
+    if size == 0:
+        raise PydanticCustomError("greater_than", "must be greater than 0", {"gt": 0})
+    return size
+
+
+Size = Annotated[ByteSize, AfterValidator(_more_than_nothing)]
+"""A constraint would add a keyword to the JSON schema that is none."""

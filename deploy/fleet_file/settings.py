@@ -1,0 +1,367 @@
+"""The fleet file: its schema, and the only place that reads files for configuration."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
+from pydantic import ValidationError as PydanticValidationError
+
+from deploy.errors import FleetFileError, SourceNotFound
+from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
+from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
+from deploy.fleet_file.known_devices import unknown_device
+from deploy.fleet_file.section import Section
+from deploy.fleet_file.setting_types import (
+    Backend,
+    Dtype,
+    LabelKey,
+    LabelValue,
+    ModelId,
+    Name,
+    PolicyName,
+    Size,
+    WrittenReplan,
+)
+from deploy.fleet_file.sglang_problems import sglang_problems
+from deploy.fleet_file.source_paths import absolute, resolve_source
+from deploy.fleet_file.watch_section import WatchSection
+from deploy.fleet_file.yaml_source import parse_yaml
+from pdmux_actor.backends.sglang.options import SglangOptions
+from profiler.guard_file import read_guard_grid
+from profiler.profile_file import read_profile
+
+MAX_FILE_BYTES = 1024 * 1024
+MAX_GPUS = 20_000
+
+
+class SloSection(Section):
+    ttft_s: PositiveFloat = 2.0
+    """Target for the time to the first token."""
+    tbt_s: PositiveFloat = 0.2
+    """Target for each gap between two tokens."""
+
+
+class DemandSection(Section):
+    """What is expected of a model before it has seen traffic."""
+
+    rate_per_s: Annotated[float, Field(ge=0)] = 1.0
+    prompt_tokens: PositiveInt = 512
+    """Mean length of a prompt."""
+    output_tokens: PositiveInt = 128
+    """Mean length of an answer."""
+    arrival_cv: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Coefficient of variation of the gaps between requests (`muxfleet traces stats`); 1: Poisson, more: bursts."""
+
+
+class ReplicasSection(Section):
+    min: Annotated[int, Field(ge=0, le=10_000)] = 1
+    """0: the model is loaded when somebody asks for it and gives up its place when nobody does."""
+    max: Annotated[int, Field(ge=1, le=10_000)] = 1
+    idle_after_s: PositiveFloat = 300.0
+    """With min 0: how long nobody must have asked before the model gives up its place."""
+
+
+class ModelSection(Section):
+    id: ModelId
+    """The name clients use."""
+    source: Annotated[str, Field(min_length=1, max_length=4096)]
+    """A folder in Hugging Face layout (relative to this file), or a Hugging Face id."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id."""
+    dtype: Dtype | None = None
+    """Default: engine.dtype."""
+    max_model_len: PositiveInt | None = None
+    """Tokens of the longest sequence, prompt and answer. Default: `max_position_embeddings` of the checkpoint. Where
+    its `config.json` scales rotary positions it may be more: the length before scaling times `factor`. SGLang pools:
+    no more than the default."""
+    slo: SloSection = SloSection()
+    demand: DemandSection = DemandSection()
+    replicas: ReplicasSection = ReplicasSection()
+
+
+class NodesSection(Section):
+    min: Annotated[int, Field(ge=1, le=10_000)] = 1
+    max: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Default: the same as min."""
+
+
+class SglangSection(Section):
+    """For pools whose backend is sglang."""
+
+    multiplexing: Literal["auto", "on", "off"] = "auto"
+    """auto: on cuda, for models that SGLang can run in slices of layers. on: refuse other models."""
+    decode_sms: tuple[PositiveInt, ...] | None = None
+    """Decode shares of the partitions that are created at start, ascending. Default: six, over the whole range."""
+    args: Mapping[str, str | bool | int | float] = Field(default_factory=dict)
+    """Further arguments of SGLang's server, for example {attention_backend: fa3}."""
+    sleep: bool = False
+    """On cuda: a unit whose model leaves keeps its weights in host memory until another comes: a quick return."""
+
+    def options(self) -> SglangOptions:
+        return SglangOptions(
+            multiplexing=self.multiplexing, decode_sms=self.decode_sms, args=dict(self.args), sleep=self.sleep
+        )
+
+
+class PoolSection(Section):
+    """Nodes that are alike."""
+
+    name: Name = "default"
+    device: Literal["cpu", "cuda", "simulated"] = "cpu"
+    """cuda: NVIDIA GPUs of sm_80 or newer."""
+    backend: Backend | None = None
+    """Default: engine.backend. An SGLang unit serves one model."""
+    sglang: SglangSection = SglangSection()
+    gpu_type: str | None = None
+    """For cuda and simulated: a device the profiler knows, for example H100."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=128)] = 1
+    mesh_gpus: Literal[1, 2, 4, 8] = 1
+    """GPUs of one unit: one tensor-parallel group."""
+    nodes: NodesSection = NodesSection()
+    node_labels: Mapping[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Labels of the Ray nodes that the pool's units run on, for example {muxfleet.io/pool: h100}. Default: any node.
+    With several pools in one cluster, give each its own. One machine (`muxfleet up`) stands for all pools."""
+    cores: PositiveInt | None = None
+    """For cpu: cores of one unit. Default: all."""
+    kv_memory: Size = ByteSize(256 * 1024 * 1024)
+    """Token-block pool of one unit, for example 256MiB."""
+    device_memory: Size | None = None
+    """Memory for weights and KV of one unit. Default: what the device has."""
+    host_memory: HostMemory = None
+    """Host memory of one unit in which models that leave it keep their weights, to be back in the time of a copy; for
+    example 64GiB, or 0 for none. Default: auto, a quarter of the node's memory, shared by its units."""
+    profile: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """What `muxfleet profile` measured on such a node (relative to this file); it must be there on every node."""
+    guard: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """File (relative to this file, in a folder that is there) in which the units of a node keep what they learn about
+    contention between prefill and decode: written when a unit stops, read when one starts. Default: learned anew."""
+
+    @property
+    def num_units(self) -> int:
+        return self.nodes.min * self.gpus_per_node // self.mesh_gpus
+
+
+class EngineSection(Section):
+    backend: Backend = "native"
+    """native: muxfleet's own engine, several models per unit. sglang: SGLang with muxfleet's dispatcher."""
+    policy: PolicyName = "mux"
+    block_bytes: Size = ByteSize(16 * 1024)
+    """One token block: K and V of one KV head in one layer."""
+    dtype: Dtype | None = None
+    """Default: what each checkpoint says. "auto": float32 or bfloat16, whichever the cores compute faster in."""
+    max_batch_tokens: PositiveInt = 2048
+    """New tokens of one prefill batch."""
+    max_running_sequences: PositiveInt = 64
+    """Sequences of one model that hold KV at once."""
+    decode_lanes: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Decode steps of different models that a unit may run at once, each on SMs (cores) of its own, where that is
+    predicted to be faster. Default: 4, on a CPU 1. Green contexts for it have not been run on a GPU yet."""
+    watch: WatchSection = WatchSection()
+
+
+class PlacementSection(Section):
+    solver: Literal["search", "memory_greedy", "muxserve", "spatial"] = "search"
+    """search fits replicas to demand and SLOs, and moves little. memory_greedy looks at memory only. muxserve (as
+    published: one replica a model) and spatial (one model a unit) are there to compare with."""
+    replan: WrittenReplan = "auto"
+    """Whether demand moves models: auto moves, shadow only records what it would do, off does neither; scratch plans as
+    if nothing were loaded (a baseline for experiments)."""
+    replan_every_s: PositiveFloat = 15.0
+    """Between two looks at demand, unless the rate of a model jumps."""
+    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """Share of demand that a plan must serve in addition to be worth moving for."""
+    min_residency_s: Annotated[float, Field(ge=0)] = 60.0
+    """A replica stays at least so long."""
+    max_moves_per_min: PositiveInt = 6
+    """Loads of models that are served already."""
+
+
+class GatewaySection(Section):
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 2
+    proxy: Literal["python", "haproxy"] = "python"
+    """haproxy is several times cheaper per token."""
+    max_body_bytes: Size = ByteSize(8 * 1024 * 1024)
+    max_queued_requests: PositiveInt = 512
+    """Requests of one model that may wait in one gateway replica; more are answered 429 with Retry-After."""
+    hold_s: PositiveFloat = 30.0
+    """How long a request waits for its turn (then 429) or for its model to become ready (then 503), unless it brings a
+    target of its own."""
+    unit_suspect_s: PositiveFloat = 3.0
+    """The streams of a unit that says nothing for so long go on on other units that can serve them."""
+    unit_lost_s: PositiveFloat = 10.0
+    """A unit that says nothing for so long is lost to the gateway, whether or not there is another."""
+    api_keys: Annotated[str, Field(min_length=1)] | None = None
+    """File of API keys (relative to this file), from `muxfleet keys`; read again when changed. Default: open to all."""
+    request_log: bool = False
+    """One JSON line per request on the gateways' standard output."""
+    cors_origins: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
+    """Web pages of these origins may call the API from a browser, such as https://chat.example.org; "*": all may."""
+    template_timeout_s: PositiveFloat = 2.0
+    """How long a model's chat template may take for one request; then it is stopped and the request answered 400."""
+
+
+class FleetFile(Section):
+    name: Name = "fleet"
+    models: Annotated[tuple[ModelSection, ...], Field(min_length=1)]
+    pools: Annotated[tuple[PoolSection, ...], Field(min_length=1)] = (PoolSection(),)
+    engine: EngineSection = EngineSection()
+    placement: PlacementSection = PlacementSection()
+    gateway: GatewaySection = GatewaySection()
+
+    def backend(self, pool: PoolSection) -> Backend:
+        return pool.backend or self.engine.backend
+
+    def pool(self, name: str) -> PoolSection:
+        return next(p for p in self.pools if p.name == name)
+
+
+def fleet_json_schema() -> dict[str, Any]:
+    schema = FleetFile.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "muxfleet fleet file"
+    return schema
+
+
+def read_fleet_file(path: Path, source_root: Path | None = None) -> FleetFile:
+    """Sources come back as absolute folders or Hugging Face ids. With `source_root`, relative folders are looked up
+    there instead of beside the file: for a cluster whose nodes hold the checkpoints elsewhere.
+
+    Raises:
+        FleetFileError: every problem of the file, one line each.
+    """
+    return parse_fleet_file(read_text(path), name=str(path), base=source_root or path.resolve().parent)
+
+
+def read_text(path: Path) -> str:
+    """Of a settings file. Raises FleetFileError: it is not there, not readable, too large or not UTF-8."""
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        raise FleetFileError([f"{name}: no such file"]) from error
+    except OSError as error:
+        raise FleetFileError([f"{name}: cannot be read: {error.strerror}"]) from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise FleetFileError([f"{name}: larger than {MAX_FILE_BYTES} bytes; is this a fleet file?"])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FleetFileError([f"{name}: not UTF-8 text (byte {error.start}); save it as UTF-8"]) from error
+
+
+def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
+    """Raises FleetFileError: every problem of the text, one line each."""
+    source = parse_yaml(text, name)
+    try:
+        # Strict JSON mode refuses "yes" for a number and takes YAML lists for tuples.
+        fleet = FleetFile.model_validate_json(json.dumps(source.data, default=str), strict=True)
+    except PydanticValidationError as error:
+        raise FleetFileError([p.line(source) for p in problems_of(error, FleetFile)]) from error
+    problems = list(semantic_problems(fleet))
+    if problems:
+        raise FleetFileError([p.line(source) for p in problems])
+    return resolved_fleet(fleet, base)
+
+
+def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
+    models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
+    pools = tuple(
+        p.model_copy(update={"profile": _resolved(p.profile, base), "guard": _resolved(p.guard, base)})
+        for p in fleet.pools
+    )
+    keys = _resolved(fleet.gateway.api_keys, base)
+    gateway = fleet.gateway.model_copy(update={"api_keys": keys})
+    return fleet.model_copy(update={"models": models, "pools": pools, "gateway": gateway})
+
+
+def _resolved(file: str | None, base: Path) -> str | None:
+    return None if file is None else absolute(file, base)
+
+
+def check_sources(fleet: FleetFile) -> None:
+    """For commands that start a fleet on this machine.
+
+    Raises:
+        SourceNotFound: a local checkpoint has no config.json.
+        ProfileUnusable: a pool's profile is none, or its guard is another file or in no folder.
+        HostMemoryTooSmall: a pool's host_memory holds no model.
+    """
+    for pool in fleet.pools:
+        if pool.profile is not None:
+            read_profile(Path(pool.profile))
+        if pool.guard is not None:
+            read_guard_grid(Path(pool.guard))
+    for model in fleet.models:
+        if os.path.isabs(model.source) and not os.path.isfile(Path(model.source) / "config.json"):
+            raise SourceNotFound(
+                model=model.id,
+                source=model.source,
+                remedy="it must be a folder in Hugging Face layout with a config.json",
+            )
+    check_host_memory(fleet)
+
+
+def semantic_problems(fleet: FleetFile) -> list[Problem]:
+    """What a schema cannot say."""
+    problems = repeated([m.id for m in fleet.models], "models", "id")
+    problems += repeated([p.name for p in fleet.pools], "pools", "name")
+    gpus = sum(p.nodes.min * p.gpus_per_node for p in fleet.pools)
+    if gpus > MAX_GPUS:
+        problems.append(
+            Problem(path=("pools",), value=gpus, remedy=f"GPUs in all, {MAX_GPUS} at most; split the fleet")
+        )
+    for i, model in enumerate(fleet.models):
+        if model.replicas.max < model.replicas.min:
+            remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"
+            problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
+    for i, pool in enumerate(fleet.pools):
+        backend, sleeps = fleet.backend(pool), pool.sglang.sleep
+        problems += _pool_problems(pool, ("pools", i), backend)
+        problems += host_memory_problems(pool.host_memory, backend=backend, sleeps=sleeps, path=("pools", i))
+        if backend == "sglang":
+            problems += sglang_problems(
+                pool.sglang.options(),
+                device=pool.device,
+                gpu_type=pool.gpu_type,
+                policy=fleet.engine.policy,
+                path=("pools", i),
+            )
+    return problems
+
+
+def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: str) -> list[Problem]:
+    problems: list[Problem] = []
+
+    def refuse(key: str, value: object, remedy: str) -> None:
+        problems.append(Problem(path=(*path, *key.split(".")), value=value, remedy=remedy))
+
+    if pool.device == "cuda" and backend == "native" and pool.mesh_gpus > 1:
+        refuse("mesh_gpus", pool.mesh_gpus, "muxfleet's own engine uses one GPU; set 1, or backend: sglang for more")
+    if backend == "native" and pool.sglang != SglangSection():
+        refuse("sglang", None, "this pool's backend is native; set backend: sglang or remove it")
+    if pool.gpus_per_node % pool.mesh_gpus:
+        refuse("mesh_gpus", pool.mesh_gpus, f"must divide gpus_per_node ({pool.gpus_per_node})")
+    if pool.nodes.max is not None and pool.nodes.max < pool.nodes.min:
+        refuse("nodes.max", pool.nodes.max, f"smaller than min ({pool.nodes.min}); raise it or lower min")
+    elif pool.nodes.max is not None and pool.nodes.max > pool.nodes.min:
+        refuse(
+            "nodes.max", pool.nodes.max, f"this release does not scale pools; make it equal to min ({pool.nodes.min})"
+        )
+    if pool.device == "cpu":
+        if pool.gpu_type is not None:
+            refuse("gpu_type", pool.gpu_type, "a cpu pool has no GPUs; remove it")
+        if pool.gpus_per_node != 1:
+            refuse("gpus_per_node", pool.gpus_per_node, "a cpu pool has one device per node; remove it")
+    elif pool.gpu_type is not None and (unknown := unknown_device(pool.gpu_type)):
+        refuse("gpu_type", pool.gpu_type, unknown)
+    if pool.device != "cpu" and pool.cores is not None:
+        refuse("cores", pool.cores, "only for cpu pools; remove it")
+    if pool.device_memory is not None and pool.kv_memory >= pool.device_memory:
+        refuse("kv_memory", pool.kv_memory.human_readable(), "leaves no device_memory for weights; lower it")
+    return problems

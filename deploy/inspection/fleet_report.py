@@ -1,0 +1,62 @@
+"""What the control loop of a running fleet knows, plans and decided, asked over HTTP."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import httpx
+import msgspec
+
+from deploy.control.fleet_status import FleetStatus
+from deploy.environment import bearer_headers
+from deploy.errors import FleetUnreachable
+from placement.plan_explanation import Explanation
+
+_TIMEOUT_S = 10.0
+_PATH = "/fleet"
+
+
+class _Refusal(msgspec.Struct):
+    message: str
+
+
+class _RefusalBody(msgspec.Struct):
+    error: _Refusal
+
+
+def fleet_report(url: str) -> FleetStatus:
+    """Raises FleetUnreachable: nobody answers there, or not as a fleet's gateway."""
+    return cast(FleetStatus, _decoded(url, _get(url, {}), FleetStatus))
+
+
+def explanation(url: str, model: str) -> Explanation | None:
+    """Of the running fleet; None for a model that it does not plan for. Raises FleetUnreachable."""
+    return cast(Explanation | None, _decoded(url, _get(url, {"explain": model}), Explanation | None))
+
+
+def _get(url: str, params: Mapping[str, str]) -> bytes:
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        response = httpx.get(
+            f"{base}{_PATH}", params=params, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
+        )
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
+    except httpx.TransportError as error:
+        raise FleetUnreachable(address=url, reason=str(error) or type(error).__name__) from error
+    if response.status_code != 200:
+        raise FleetUnreachable(address=url, reason=_reason(response))
+    return response.content
+
+
+def _decoded(url: str, content: bytes, kind: Any) -> Any:  # noqa: ANN401  msgspec decodes unions too, which type[T] is not
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise FleetUnreachable(address=url, reason=f"{_PATH} is not a fleet of this version: {error}") from error
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return msgspec.json.decode(response.content, type=_RefusalBody).error.message
+    except msgspec.DecodeError:
+        return f"{_PATH} answers {response.status_code}"

@@ -1,0 +1,120 @@
+"""A Ray cluster for as long as a command runs. Import it only after the environment is set: ray reads it on import."""
+
+import atexit
+import logging
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+import ray
+from ray import serve
+from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+from ray.exceptions import RayError
+
+from deploy.errors import FleetStartError
+from deploy.local.supervisor import Supervisor
+
+_REMOVE_ATTEMPTS = 20
+_REMOVE_PAUSE_S = 0.25
+# Logical CPUs beyond what the fleet file asks for: nodes that are applied later must find room on this one machine.
+_SPARE_CPUS = 64
+_OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
+
+
+@contextmanager
+def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> Iterator[Path]:
+    """Starts a cluster of one node; yields the folder of its logs, which goes with it."""
+    # Sockets in it have paths of at most 107 bytes: no deep TMPDIR. Ray lets everybody into its own folder: it lies in
+    # one for its owner only.
+    folder = Path(tempfile.mkdtemp(prefix="muxfleet-", dir="/tmp"))
+    session = folder / "ray"
+    session.mkdir()
+    try:
+        # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
+        with _start_errors(), chdir(session):
+            ray.init(
+                address="local",
+                num_cpus=math.ceil(num_cpus) + _SPARE_CPUS,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=is_verbose,
+                logging_level=_level(is_verbose),
+                _temp_dir=str(session),
+            )
+        quiet_serve(is_verbose)
+        supervisor.watch(folder)
+        yield session / "session_latest" / "logs"
+    finally:
+        supervisor.now_ending()
+        if supervisor.is_lost:  # what is left of it answers nobody
+            supervisor.kill_cluster()
+            atexit.unregister(ray.shutdown)
+        else:
+            ray.shutdown()
+        if not (is_verbose and _is_failing()):  # who asked for logs may want to read them
+            _remove(folder)
+
+
+@contextmanager
+def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
+    """A cluster that is already there."""
+    with _start_errors(), tempfile.TemporaryDirectory(prefix="muxfleet-") as nothing, chdir(nothing):
+        ray.init(address=address, log_to_driver=is_verbose, logging_level=_level(is_verbose))
+    try:
+        quiet_serve(is_verbose)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def visible_gpus() -> int:
+    """NVIDIA GPUs of this machine that Ray would give to actors."""
+    found = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+    allowed = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()
+    return int(found) if allowed is None else min(int(found), len(allowed))
+
+
+def cluster_address() -> str:
+    """Of the cluster that this process is in."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def quiet_serve(is_verbose: bool) -> None:
+    """Serve's client logs every step of a deployment to the terminal. Its import sets its logger's level."""
+    if not is_verbose:
+        logging.getLogger(serve.__name__).setLevel(logging.CRITICAL)
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """Ray raises built-in exceptions for what is wrong with the machine or the address."""
+    try:
+        yield
+    except (RayError, RuntimeError, ConnectionError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FleetStartError(
+            reason=f"Ray does not start: {reason}", remedy="run again with -v for the logs"
+        ) from error
+
+
+def _level(is_verbose: bool) -> int:
+    return logging.INFO if is_verbose else logging.CRITICAL
+
+
+def _remove(folder: Path) -> None:
+    """Processes that are just ending may still write there."""
+    for _ in range(_REMOVE_ATTEMPTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVE_PAUSE_S)
+
+
+def _is_failing() -> bool:
+    return sys.exc_info()[0] is not None

@@ -1,0 +1,76 @@
+"""What can be known to be wrong before Ray starts. Each check raises an error with the remedy."""
+
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from deploy.errors import FleetStartError, SourceNotFound
+from deploy.fleet_file.settings import FleetFile
+
+_CONNECT_S = 5.0
+_WITHOUT_ADDRESS = frozenset({"auto", "local"})  # Ray finds out by itself, at once
+
+
+def check_notes_folder(folder: Path) -> None:
+    """`folder`: where a running fleet is noted."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise FleetStartError(
+            reason=f"{folder} cannot be written: {error.strerror}",
+            remedy="`muxfleet apply` finds fleets by what is noted there; set XDG_CACHE_HOME to a folder of yours",
+        ) from error
+
+
+def check_weights(fleet: FleetFile) -> None:
+    """Of folders, where every pool loads them with muxfleet's own engine: others may read other formats, or none."""
+    if any(pool.device == "simulated" or fleet.backend(pool) != "native" for pool in fleet.pools):
+        return
+    for model in fleet.models:
+        folder = Path(model.source)
+        if not folder.is_absolute():  # a Hugging Face id
+            continue
+        for what, patterns in (("weights", ("*.safetensors",)), ("tokenizer", ("tokenizer*", "vocab.*"))):
+            if not any(next(folder.glob(pattern), None) for pattern in patterns):
+                raise SourceNotFound(
+                    model=model.id,
+                    source=model.source,
+                    remedy=f"it has a config.json but no {what} ({' or '.join(patterns)}); fetch the checkpoint again",
+                )
+
+
+def check_gpus(fleet: FleetFile, count: Callable[[], int]) -> None:
+    """`count` is asked only where the fleet needs GPUs."""
+    needed = {p.name: p.nodes.min * p.gpus_per_node for p in fleet.pools if p.device == "cuda"}
+    if not needed or (found := count()) >= sum(needed.values()):
+        return
+    pools = ", ".join(f"pool {name!r} asks for {gpus}" for name, gpus in needed.items())
+    raise FleetStartError(
+        reason=f"{pools} with device: cuda, and this machine has {found} NVIDIA GPUs that this process may use",
+        remedy="check `nvidia-smi` and CUDA_VISIBLE_DEVICES, set device: cpu or simulated, or RAY_ADDRESS to a cluster",
+    )
+
+
+def check_cluster_answers(address: str) -> None:
+    """`address` is RAY_ADDRESS."""
+    if address in _WITHOUT_ADDRESS:
+        return
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    remedy = "start that cluster, correct RAY_ADDRESS (host:port), or unset it to start one here"
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None:
+        raise FleetStartError(reason=f"RAY_ADDRESS = {address!r} is no host:port", remedy=remedy)
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_S):
+            pass
+    except OSError as error:
+        raise FleetStartError(
+            reason=f"no Ray cluster answers at RAY_ADDRESS = {address!r}: {error.strerror or error}", remedy=remedy
+        ) from error

@@ -1,0 +1,238 @@
+"""Plans worked out from the fleet file alone: what the control loop starts with, and what an operator asks about."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import psutil
+
+from deploy.errors import OptionNotUsable
+from deploy.fleet_file.model_catalog import CatalogModel
+from deploy.fleet_file.model_specs import read_model_spec
+from deploy.fleet_file.settings import FleetFile, PoolSection
+from deploy.planning.pool_hardware import CPU_HOST_S, hardware_of
+from pdmux_actor.executor.simulated import GPU_HOST_S
+from placement.estimation.plan_estimate import FleetEstimate, estimate
+from placement.estimation.problem_arrays import Estimator
+from placement.estimation.served_bound import most_served, most_served_of_nodes
+from placement.launch_limits import LaunchLimits
+from placement.nodes import NodePool
+from placement.plan import Plan, UnitCapacity
+from placement.problem import FleetSolver, PlacementModel, Solver
+from placement.solvers.exhaustive import ExhaustiveSolver
+from placement.solvers.memory_greedy import MemoryGreedySolver
+from placement.solvers.muxserve import MuxServeSolver
+from placement.solvers.search import SearchSolver
+from placement.solvers.spatial import SpatialSolver
+
+_ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
+
+
+SOLVERS: Mapping[str, type[Solver]] = {
+    "search": SearchSolver,
+    "memory_greedy": MemoryGreedySolver,
+    "muxserve": MuxServeSolver,
+    "spatial": SpatialSolver,
+}
+"""Those that a fleet file can name; a search ends when it finds no more."""
+
+IsTimeUp = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFleet:
+    """`num_gpus`: of the fleet, in units or not."""
+
+    plan: Plan
+    models: tuple[PlacementModel, ...]
+    units: tuple[UnitCapacity, ...]
+    estimator: Estimator
+    num_gpus: int
+
+    def estimate(self) -> FleetEstimate:
+        return estimate(self.units, self.models, self.plan, self.estimator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnoughUnits:
+    """Fewer units that serve as much, by pool, and the smallest headroom of any."""
+
+    of_pools: Mapping[str, int]
+    num_gpus: int
+    headroom: float
+
+
+def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
+    """For units of the sizes that the file gives. Reads every model's config.json.
+
+    Raises:
+        SourceNotFound: a checkpoint is not there.
+        UnsupportedModel: a checkpoint cannot be served.
+        FleetTooLarge: solver exhaustive only.
+    """
+    models, units, estimator = placement_models(fleet), units_of_fleet(fleet), estimator_of(fleet)
+    plan = _solver(fleet.placement.solver, estimator, is_time_up).solve(units, models, current)
+    return PlannedFleet(plan=plan, models=models, units=units, estimator=estimator, num_gpus=_num_gpus(fleet))
+
+
+def lay_out_fleet(fleet: FleetFile, *, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
+    """For the same nodes, with mesh sizes of the solver's choice. Raises as `plan_fleet`."""
+    models, estimator = placement_models(fleet), estimator_of(fleet)
+    layout = _fleet_solver(fleet.placement.solver, estimator, is_time_up).lay_out(node_pools(fleet), models)
+    return PlannedFleet(
+        plan=layout.plan, models=models, units=layout.units, estimator=estimator, num_gpus=_num_gpus(fleet)
+    )
+
+
+def with_solver(fleet: FleetFile, solver: str | None) -> FleetFile:
+    """For names that no fleet file takes too."""
+    if solver is None:
+        return fleet
+    return fleet.model_copy(update={"placement": fleet.placement.model_copy(update={"solver": solver})})
+
+
+def most_served_by(fleet: FleetFile, planned: PlannedFleet, *, choose_meshes: bool) -> float:
+    """Requests per second within SLO that no plan exceeds."""
+    if choose_meshes:
+        return most_served_of_nodes(node_pools(fleet), planned.models, planned.estimator)
+    return most_served(planned.units, planned.models, planned.estimator)
+
+
+def fewest_units(
+    fleet: FleetFile, planned: PlannedFleet, *, choose_meshes: bool, is_time_up: IsTimeUp = lambda: False
+) -> EnoughUnits | None:
+    """Units, of the file's sizes unless meshes are chosen, that would serve as much with a quarter more load, too; None
+    if no fewer GPUs were found to do.
+    """
+    pools = node_pools(fleet)
+    if not choose_meshes:
+        pools = tuple(replace(pool, mesh_sizes=(of.mesh_gpus,)) for pool, of in zip(pools, fleet.pools, strict=True))
+    solver = SearchSolver(
+        estimator=planned.estimator, is_time_up=is_time_up, least_margin=_ROOM_TO_SPARE, fewest_gpus=True
+    )
+    tight = solver.lay_out(pools, planned.models)
+    found = estimate(tight.units, planned.models, tight.plan, planned.estimator)
+    serves_less = found.merit()[:2] < planned.estimate().merit()[:2]
+    num_gpus = sum(unit.num_gpus for unit in tight.units)
+    more = num_gpus >= sum(unit.num_gpus for unit in planned.units)
+    if serves_less or more or len(tight.plan.unplaced) > len(planned.plan.unplaced):
+        return None
+    return EnoughUnits(
+        of_pools=Counter(unit.pool for unit in tight.units),
+        num_gpus=num_gpus,
+        headroom=min((u.headroom for u in found.units), default=math.inf),
+    )
+
+
+def estimator_of(fleet: FleetFile) -> Estimator:
+    host_s = CPU_HOST_S if all(p.gpu_type is None for p in fleet.pools) else GPU_HOST_S
+    return Estimator(max_running_sequences=fleet.engine.max_running_sequences, host_s=host_s)
+
+
+def placement_models(fleet: FleetFile) -> tuple[PlacementModel, ...]:
+    return tuple(_placement_models(fleet))
+
+
+def units_of_fleet(fleet: FleetFile) -> tuple[UnitCapacity, ...]:
+    return tuple(unit for pool in fleet.pools for unit in _units(fleet, pool))
+
+
+def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
+    return tuple(
+        NodePool(
+            name=pool.name,
+            num_nodes=pool.nodes.min,
+            gpus_per_node=pool.gpus_per_node,
+            device=hardware_of(pool).device,
+            memory_bytes=_memory_bytes(pool) // pool.mesh_gpus,
+            block_bytes=fleet.engine.block_bytes,
+            total_blocks=pool.kv_memory // pool.mesh_gpus // fleet.engine.block_bytes,
+            max_models=_max_models(fleet, pool),
+            launch_limits=_launch_limits(fleet),
+        )
+        for pool in fleet.pools
+    )
+
+
+def _num_gpus(fleet: FleetFile) -> int:
+    return sum(pool.num_gpus for pool in node_pools(fleet))
+
+
+def _solver(name: str, estimator: Estimator, is_time_up: IsTimeUp) -> Solver:
+    match name:
+        case "memory_greedy":
+            return MemoryGreedySolver()
+        case _:
+            return _estimating_solver(name, estimator, is_time_up)
+
+
+def _fleet_solver(name: str, estimator: Estimator, is_time_up: IsTimeUp) -> FleetSolver:
+    match name:
+        case "memory_greedy":
+            raise OptionNotUsable(
+                option="--solver", value=name, remedy="it does not choose mesh sizes; use search, muxserve or spatial"
+            )
+        case _:
+            return _estimating_solver(name, estimator, is_time_up)
+
+
+def _estimating_solver(
+    name: str, estimator: Estimator, is_time_up: IsTimeUp
+) -> SearchSolver | MuxServeSolver | SpatialSolver | ExhaustiveSolver:
+    match name:
+        case "search":
+            return SearchSolver(estimator=estimator, is_time_up=is_time_up)
+        case "muxserve":
+            return MuxServeSolver(estimator=estimator, is_time_up=is_time_up)
+        case "spatial":
+            return SpatialSolver(estimator=estimator)
+        case "exhaustive":
+            return ExhaustiveSolver(estimator=estimator)
+        case _:
+            known = ", ".join((*SOLVERS, "exhaustive"))
+            raise OptionNotUsable(option="--solver", value=name, remedy=f"use one of {known}")
+
+
+def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
+    for settings in fleet.models:
+        dtype = settings.dtype or fleet.engine.dtype
+        spec = read_model_spec(settings.id, settings.source, settings.revision, dtype)
+        model = CatalogModel(settings=settings, dtype=dtype, created_s=0, spec=spec).placement()
+        assert model is not None, "its spec is known"
+        yield model
+
+
+def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
+    memory_bytes, device = _memory_bytes(pool), hardware_of(pool).device
+    for i in range(pool.num_units):
+        yield UnitCapacity(
+            unit_id=f"{pool.name}/{i}",
+            num_gpus=pool.mesh_gpus,
+            memory_bytes=memory_bytes,
+            block_bytes=fleet.engine.block_bytes,
+            total_blocks=pool.kv_memory // fleet.engine.block_bytes,
+            pool=pool.name,
+            node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
+            device=device,
+            max_models=_max_models(fleet, pool),
+            launch_limits=_launch_limits(fleet),
+        )
+
+
+def _max_models(fleet: FleetFile, pool: PoolSection) -> int | None:
+    return 1 if fleet.backend(pool) == "sglang" else None
+
+
+def _launch_limits(fleet: FleetFile) -> LaunchLimits:
+    engine = fleet.engine
+    return LaunchLimits(batch_tokens=engine.max_batch_tokens, sequences=engine.max_running_sequences)
+
+
+def _memory_bytes(pool: PoolSection) -> int:
+    """Of one unit."""
+    if pool.device_memory is not None:
+        return int(pool.device_memory)
+    if pool.gpu_type is not None:
+        return hardware_of(pool).device.memory_bytes * pool.mesh_gpus
+    return psutil.virtual_memory().total

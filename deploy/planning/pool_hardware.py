@@ -1,0 +1,54 @@
+"""What the units of a pool are made of, for the latency model."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from deploy.fleet_file.settings import PoolSection
+from pdmux_actor.executor.simulated import GPU_HOST_S
+from placement.host_memory import host_share_bytes, host_share_of_gpus
+from profiler.devices import device_named, laptop_cpu
+from profiler.latency import LatencyModel
+from profiler.profile_file import read_profile
+from profiler.roofline import RooflineLatency
+from profiler.specs import DeviceSpec
+
+CPU_HOST_S = 0.2e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitHardware:
+    """`device` is one GPU of the unit's group, `latency` that of the whole group."""
+
+    device: DeviceSpec
+    num_gpus: int
+    latency: LatencyModel
+    host_s: float
+
+
+def hardware_of(pool: PoolSection) -> UnitHardware:
+    if pool.profile is not None:
+        profile = read_profile(Path(pool.profile))
+        host_s = CPU_HOST_S if pool.gpu_type is None else GPU_HOST_S
+        _, latency = profile.best_latency()
+        return UnitHardware(device=profile.device, num_gpus=profile.num_gpus, latency=latency, host_s=host_s)
+    if pool.gpu_type is not None:
+        return gpu_hardware(device_named(pool.gpu_type), pool.mesh_gpus)
+    device = laptop_cpu(num_cores=pool.cores or os.cpu_count() or 1, memory_bytes=psutil.virtual_memory().total)
+    return UnitHardware(device=device, num_gpus=1, latency=RooflineLatency(device), host_s=CPU_HOST_S)
+
+
+def host_memory_of(pool: PoolSection, num_gpus: int) -> int:
+    """For the weights of models that sleep, of one unit."""
+    if pool.host_memory is not None:
+        return int(pool.host_memory)
+    if pool.gpu_type is not None:
+        return host_share_of_gpus(device_named(pool.gpu_type), num_gpus)
+    return host_share_bytes(psutil.virtual_memory().total, pool.gpus_per_node // pool.mesh_gpus)
+
+
+def gpu_hardware(device: DeviceSpec, num_gpus: int) -> UnitHardware:
+    latency = RooflineLatency(device, num_gpus=num_gpus)
+    return UnitHardware(device=device, num_gpus=num_gpus, latency=latency, host_s=GPU_HOST_S)

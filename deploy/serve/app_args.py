@@ -1,0 +1,73 @@
+"""What travels in the Serve config: `args` shape processes, `user_config` changes without a restart."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from deploy.fleet_file.setting_types import Dtype
+from deploy.fleet_file.settings import ModelSection, PlacementSection
+from deploy.fleet_file.watch_section import WatchSection
+
+UNITS_APP = "units"
+GATEWAY_APP = "gateway"
+CONTROLLER_DEPLOYMENT = "Controller"
+GATEWAY_DEPLOYMENT = "Gateway"
+
+
+class Args(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class UnitShape(Args):
+    """One deployment: units that are alike."""
+
+    deployment: str
+    pool: str
+    num_gpus: int
+    device: str
+    sglang: dict[str, Any] | None = None
+    """SGLang's options; None: our own engine."""
+    gpu_type: str | None = None
+    cores: int | None = None
+    kv_pool_bytes: int
+    device_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    gpus_per_node: int = 1
+    profile: str | None = None
+    guard: str | None = None
+    block_bytes: int
+    dtype: str | None = None
+    max_batch_tokens: int
+    max_running_sequences: int
+    decode_lanes: int | None = None
+    watch: WatchSection = WatchSection()
+
+
+class UnitsArgs(Args):
+    shapes: tuple[UnitShape, ...]
+
+
+class GatewayArgs(Args):
+    max_body_bytes: int
+    max_queued_requests: int
+    hold_s: float
+    unit_suspect_s: float = 3.0
+    unit_lost_s: float = 10.0
+    api_keys: str | None = None
+    request_log: bool = False
+    cors_origins: tuple[str, ...] = ()
+    template_timeout_s: float = 2.0
+
+
+class ControllerConfig(Args):
+    """The Controller's `user_config`. By pool: how many units there shall be, and which deployment they are."""
+
+    models: tuple[ModelSection, ...]
+    dtype: Dtype | None = None
+    policy: str
+    placement: PlacementSection = PlacementSection()
+    expected_units: dict[str, int]
+    unit_deployments: dict[str, str] = {}
+
+    def as_user_config(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True)

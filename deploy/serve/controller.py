@@ -1,0 +1,207 @@
+"""The control loop as a Serve deployment: units and gateways call it; it calls a unit only when a person asks."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from ray.experimental import internal_kv
+
+from deploy.control.control_loop import ControlLoop
+from deploy.control.control_rules import rules_of
+from deploy.control.fleet_status import FleetStatus
+from deploy.errors import SourceNotFound
+from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.model_specs import read_model_spec
+from deploy.fleet_file.settings import ModelSection
+from deploy.planning.fleet_planning import SOLVERS
+from deploy.serve.app_args import ControllerConfig
+from deploy.serve.unit_calls import read_decisions
+from pdmux_actor.lease import Lease, UnitReport
+from placement.errors import ModelUnknown
+from placement.plan import Plan, UnitCapacity
+from placement.problem import PlacementModel, Solver
+from placement.solvers.search import SearchSolver
+from profiler.errors import UnsupportedModel
+from profiler.specs import ModelSpec
+from router.admission.demand_report import DemandReport
+from router.view import FleetView
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_KEY = b"muxfleet/stream_token"
+_RETRY_S = 30.0
+_SPEC_PATIENCE_S = 2.0
+_VIEW_POLL_S = 0.1
+_PLANNING_S = 1.0
+
+
+ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
+"""Deployment, unit id, how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SpecKey:
+    model: str
+    source: str
+    revision: str | None
+    dtype: str | None
+
+
+class Controller:
+    """Holds no state that a restart loses: units report what they serve, the catalog comes as `user_config`, the stream
+    token lies in the cluster's key-value store.
+    """
+
+    def __init__(
+        self,
+        token: str | None = None,
+        read_decisions: ReadDecisions = read_decisions,
+        start_log: Callable[[], None] = lambda: None,
+    ) -> None:
+        start_log()
+        self._read_decisions = read_decisions
+        self._loop = ControlLoop(
+            stream_token=stream_token() if token is None else token,
+            # Milliseconds outrun the versions that any predecessor can have given out.
+            first_version=int(time.time() * 1000),
+            started_s=time.monotonic(),
+        )
+        self._heard = asyncio.Event()
+        self._config: ControllerConfig | None = None
+        self._created_s: dict[str, int] = {}
+        self._specs: dict[_SpecKey, ModelSpec] = {}
+        self._problems: dict[_SpecKey, str] = {}
+        self._reading: dict[_SpecKey, asyncio.Task[None]] = {}
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self._config = ControllerConfig.model_validate(user_config)
+        wanted = {self._spec_key(m) for m in self._config.models}
+        for key in [k for k in self._reading if k not in wanted]:
+            self._reading.pop(key).cancel()
+        for key in wanted - self._specs.keys() - self._reading.keys():
+            self._reading[key] = asyncio.create_task(self._read_spec(key))
+        self._apply()
+        if self._reading:
+            # Local checkpoints are read in milliseconds: plan with all of them at once.
+            await asyncio.wait(list(self._reading.values()), timeout=_SPEC_PATIENCE_S)
+
+    async def check_health(self) -> None:
+        """Runs on the loop that hears units and gateways: Serve replaces a control loop on which it does not return.
+        Until then units keep their leases and gateways their view.
+        """
+
+    async def heartbeat(self, report: UnitReport) -> Lease:
+        lease = self._loop.heartbeat(report, time.monotonic())
+        heard, self._heard = self._heard, asyncio.Event()
+        heard.set()
+        return lease
+
+    async def fleet_view(self, asked: DemandReport | None = None) -> FleetView:
+        """`asked` is what clients asked the calling gateway for. Waits while a fresh control loop may not have heard of
+        all units: its callers keep what they know.
+        """
+        if asked is not None:
+            self._loop.hear_demand(asked, time.monotonic())
+        while (view := self._loop.fleet_view(time.monotonic())) is None:
+            await self._wait_for_heartbeat()
+        return view
+
+    async def status(self) -> FleetStatus:
+        return self._loop.status(time.monotonic())
+
+    async def fleet_report(self, explain: str | None = None) -> bytes:
+        """The FleetStatus as JSON, or the Explanation of a model: null for one that is not planned for."""
+        if explain is None:
+            return msgspec.json.encode(await self.status())
+        try:
+            return msgspec.json.encode(self._loop.explain(explain, time.monotonic()))
+        except ModelUnknown:
+            return msgspec.json.encode(None)
+
+    async def decisions(self, unit_id: str, last: int) -> bytes | None:
+        """A LogExcerpt as JSON: what the unit decided lately. None when there is no such unit or it does not answer."""
+        pools = [u.report.pool for u in (await self.status()).units if u.report.unit_id == unit_id]
+        if self._config is None or not pools or pools[0] not in self._config.unit_deployments:
+            return None
+        return await self._read_decisions(self._config.unit_deployments[pools[0]], unit_id, last)
+
+    async def _wait_for_heartbeat(self) -> None:
+        try:
+            await asyncio.wait_for(self._heard.wait(), _VIEW_POLL_S)
+        except TimeoutError:
+            return  # the warm-up ends without news too
+
+    def _spec_key(self, model: ModelSection) -> _SpecKey:
+        assert self._config is not None
+        return _SpecKey(
+            model=model.id, source=model.source, revision=model.revision, dtype=model.dtype or self._config.dtype
+        )
+
+    async def _read_spec(self, key: _SpecKey) -> None:
+        while True:
+            try:
+                self._specs[key] = await asyncio.to_thread(
+                    read_model_spec, key.model, key.source, key.revision, key.dtype
+                )
+            except (SourceNotFound, UnsupportedModel) as error:
+                logger.warning("checkpoint not usable: %s", error)
+                self._problems[key] = str(error)
+                self._apply()
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._problems.pop(key, None)
+                del self._reading[key]
+                self._apply()
+                return
+
+    def _apply(self) -> None:
+        assert self._config is not None
+        now_s = int(time.time())
+        self._created_s = {m.id: self._created_s.get(m.id, now_s) for m in self._config.models}
+        self._loop.set_catalog(
+            Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
+            expected_units=self._config.expected_units,
+            solver=_QuickSolver(self._config.placement.solver),
+            rules=rules_of(self._config.placement),
+        )
+
+    def _catalog_model(self, model: ModelSection) -> CatalogModel:
+        key = self._spec_key(model)
+        spec = self._specs.get(key)
+        return CatalogModel(
+            settings=model,
+            dtype=key.dtype,
+            created_s=self._created_s[model.id],
+            spec=spec,
+            problem=None if spec is not None else self._problems.get(key),
+        )
+
+
+class _QuickSolver:
+    """Heartbeats wait while the control loop plans, so a search ends with what it has found."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        until_s = time.monotonic() + _PLANNING_S
+        solver: Solver = (
+            SearchSolver(is_time_up=lambda: time.monotonic() > until_s)
+            if self._name == "search"
+            else SOLVERS[self._name]()
+        )
+        return solver.solve(units, models, current)
+
+
+def stream_token() -> str:
+    """The secret of this cluster's frame streams: the same after a restart of the Controller, gone with the cluster."""
+    fresh = secrets.token_urlsafe(32).encode()
+    internal_kv._internal_kv_put(_TOKEN_KEY, fresh, overwrite=False)
+    kept = internal_kv._internal_kv_get(_TOKEN_KEY)
+    assert kept is not None
+    return bytes(kept).decode()

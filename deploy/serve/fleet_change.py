@@ -1,0 +1,64 @@
+"""What applying a fleet file to a running fleet would change, from the Serve configs of both."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.serve.app_args import CONTROLLER_DEPLOYMENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetChange:
+    """`in_place` lines say what changes without a restart, `restarts` what restarts processes."""
+
+    in_place: tuple[str, ...]
+    restarts: tuple[str, ...]
+
+
+def change_between(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> FleetChange:
+    """Both by application name: what `serve deploy` takes."""
+    restarts = tuple(line for name in wanted for line in _restarts(name, running.get(name, {}), wanted[name]))
+    in_place = tuple(line for name in wanted for line in _in_place(running.get(name, {}), wanted[name]))
+    return FleetChange(in_place=in_place, restarts=restarts)
+
+
+def _restarts(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    changed = sorted(_differences(running.get("args", {}), wanted.get("args", {}), ""))
+    if changed:
+        yield f"every process of {name!r}: {', '.join(changed)}"
+
+
+def _in_place(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    before = {d["name"]: d for d in running.get("deployments", ())}
+    for deployment in wanted["deployments"]:
+        name = deployment["name"]
+        old = before.get(name, {})
+        if old.get("num_replicas") != deployment.get("num_replicas"):
+            yield f"{name}: {old.get('num_replicas')} -> {deployment.get('num_replicas')} replicas"
+        if name == CONTROLLER_DEPLOYMENT:
+            yield from _catalog(old.get("user_config") or {}, deployment["user_config"])
+
+
+def _catalog(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    old = {m["id"]: m for m in running.get("models", ())}
+    new = {m["id"]: m for m in wanted["models"]}
+    for model in sorted(old.keys() | new.keys()):
+        if model not in old:
+            yield f"model {model}: added"
+        elif model not in new:
+            yield f"model {model}: removed"
+        elif changed := sorted(_differences(old[model], new[model], "")):
+            yield f"model {model}: {', '.join(changed)}"
+    rest = [{k: v for k, v in config.items() if k != "models"} for config in (running, wanted)]
+    yield from sorted(_differences(rest[0], rest[1], ""))
+
+
+def _differences(old: object, new: object, path: str) -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in old.keys() | new.keys():
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        for i, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(one, other, f"{path}[{i}]")
+    elif old != new:
+        yield f"{path} {old} -> {new}"

@@ -1,0 +1,174 @@
+"""A fleet file as the config that `serve deploy` takes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from deploy.fleet_file.settings import FleetFile, PoolSection
+from deploy.local.ray_environment import HAPROXY
+from deploy.serve.app_args import (
+    CONTROLLER_DEPLOYMENT,
+    GATEWAY_APP,
+    GATEWAY_DEPLOYMENT,
+    UNITS_APP,
+    ControllerConfig,
+    GatewayArgs,
+    UnitsArgs,
+    UnitShape,
+)
+
+# A crashed replica is replaced after one period, one whose loop stands after three timeouts (Serve's defaults: 10 s and
+# 30 s), at once with RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1, else after its drain. Each check runs on that loop.
+_UNIT_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
+_CONTROLLER_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
+_QUICK_SHUTDOWN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 10.0}
+DRAIN_TIMEOUT_S = 50.0
+"""How long a unit that goes lets its streams finish; Serve ends it some seconds later."""
+
+_DRAIN: Mapping[str, float] = {
+    "graceful_shutdown_wait_loop_s": 0.5,
+    "graceful_shutdown_timeout_s": DRAIN_TIMEOUT_S + 10.0,
+}
+# Control calls only; Serve's default of 5 would queue them behind each other.
+_CONTROL_CALLS = 1000
+_STREAMS_PER_GATEWAY = 10_000
+_SMALL_CPUS = 0.1
+
+
+def serve_config(fleet: FleetFile) -> dict[str, Any]:
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": fleet.gateway.host, "port": fleet.gateway.port},
+        "logging_config": {"log_level": "INFO", "enable_access_log": False},
+        "applications": [_units_application(fleet), _gateway_application(fleet)],
+    }
+
+
+def serve_yaml(fleet: FleetFile) -> str:
+    header = "# Written by `muxfleet render`. For `serve deploy`.\n"
+    if fleet.gateway.proxy == "haproxy":
+        flags = " ".join(f"{k}={v}" for k, v in HAPROXY.items())
+        header += f"# The head, the workers and this command need {flags}\n"
+        header += "# and RAY_SERVE_HAPROXY_BINARY_PATH, the path of muxfleet-haproxy there.\n"
+    return header + yaml.safe_dump(serve_config(fleet), sort_keys=False, width=120)
+
+
+def without_node_labels(fleet: FleetFile) -> FleetFile:
+    """For a machine that stands for all pools at once."""
+    return fleet.model_copy(update={"pools": tuple(p.model_copy(update={"node_labels": {}}) for p in fleet.pools)})
+
+
+def logical_cpus(fleet: FleetFile) -> float:
+    """What the whole fleet asks of Ray's scheduler."""
+    units = sum(p.num_units * _unit_cpus(p) for p in fleet.pools)
+    return units + _SMALL_CPUS * (fleet.gateway.replicas + 1)
+
+
+def controller_config(fleet: FleetFile) -> ControllerConfig:
+    return ControllerConfig(
+        models=fleet.models,
+        dtype=fleet.engine.dtype,
+        policy=fleet.engine.policy,
+        placement=fleet.placement,
+        expected_units={p.name: p.num_units for p in fleet.pools},
+        unit_deployments={p.name: _unit_shape(fleet, p).deployment for p in fleet.pools},
+    )
+
+
+def _units_application(fleet: FleetFile) -> dict[str, Any]:
+    shapes = [_unit_shape(fleet, p) for p in fleet.pools]
+    return {
+        "name": UNITS_APP,
+        "route_prefix": None,
+        "import_path": "muxfleet.serve_applications:build_units",
+        "args": UnitsArgs(shapes=tuple(shapes)).model_dump(mode="json", exclude_none=True),
+        "deployments": [_unit_deployment(shape, pool) for shape, pool in zip(shapes, fleet.pools, strict=True)],
+    }
+
+
+def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
+    engine = fleet.engine
+    return UnitShape(
+        deployment=f"unit-{pool.mesh_gpus}g" if len(fleet.pools) == 1 else f"unit-{pool.mesh_gpus}g-{pool.name}",
+        pool=pool.name,
+        num_gpus=pool.mesh_gpus,
+        device=pool.device,
+        sglang=pool.sglang.model_dump(mode="json", exclude_defaults=True) if fleet.backend(pool) == "sglang" else None,
+        gpu_type=pool.gpu_type,
+        cores=pool.cores,
+        kv_pool_bytes=pool.kv_memory,
+        device_memory_bytes=pool.device_memory,
+        host_memory_bytes=pool.host_memory,
+        gpus_per_node=pool.gpus_per_node,
+        profile=pool.profile,
+        guard=pool.guard,
+        block_bytes=engine.block_bytes,
+        dtype=engine.dtype,
+        max_batch_tokens=engine.max_batch_tokens,
+        max_running_sequences=engine.max_running_sequences,
+        decode_lanes=engine.decode_lanes,
+        watch=engine.watch,
+    )
+
+
+def _unit_deployment(shape: UnitShape, pool: PoolSection) -> dict[str, Any]:
+    actor: dict[str, Any] = {"num_cpus": _unit_cpus(pool)}
+    if pool.device == "cuda":
+        actor["num_gpus"] = pool.mesh_gpus
+    if pool.node_labels:
+        actor["label_selector"] = dict(pool.node_labels)
+    return {
+        "name": shape.deployment,
+        "num_replicas": pool.num_units,
+        "max_ongoing_requests": _CONTROL_CALLS,
+        "ray_actor_options": actor,
+        **_UNIT_HEALTH,
+        **_DRAIN,
+    }
+
+
+def _unit_cpus(pool: PoolSection) -> float:
+    return float(pool.cores or 1) if pool.device == "cpu" else _SMALL_CPUS
+
+
+def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
+    gateway = fleet.gateway
+    args = GatewayArgs(
+        max_body_bytes=gateway.max_body_bytes,
+        max_queued_requests=gateway.max_queued_requests,
+        hold_s=gateway.hold_s,
+        unit_suspect_s=gateway.unit_suspect_s,
+        unit_lost_s=gateway.unit_lost_s,
+        api_keys=gateway.api_keys,
+        request_log=gateway.request_log,
+        cors_origins=gateway.cors_origins,
+        template_timeout_s=gateway.template_timeout_s,
+    )
+    return {
+        "name": GATEWAY_APP,
+        "route_prefix": "/",
+        "import_path": "muxfleet.serve_applications:build_gateway",
+        "args": args.model_dump(mode="json"),
+        "deployments": [
+            {
+                "name": GATEWAY_DEPLOYMENT,
+                "num_replicas": gateway.replicas,
+                "max_ongoing_requests": _STREAMS_PER_GATEWAY,
+                "max_surge_percent": 100,
+                "ray_actor_options": {"num_cpus": _SMALL_CPUS},
+                "health_check_period_s": 2.0,
+                "health_check_timeout_s": 5.0,
+                **_DRAIN,
+            },
+            {
+                "name": CONTROLLER_DEPLOYMENT,
+                "num_replicas": 1,
+                "max_ongoing_requests": _CONTROL_CALLS,
+                "user_config": controller_config(fleet).as_user_config(),
+                "ray_actor_options": {"num_cpus": _SMALL_CPUS},
+                **_CONTROLLER_HEALTH,
+                **_QUICK_SHUTDOWN,
+            },
+        ],
+    }

@@ -1,0 +1,135 @@
+"""The two Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from ray import serve
+from ray._raylet import (  # type: ignore[attr-defined]  # Ray's compiled module has no types
+    AuthenticationMode,
+    get_authentication_mode,
+)
+from ray.serve import Application
+
+from deploy.environment import allows_open_ray, otlp_endpoint
+from deploy.errors import OpenCluster
+from deploy.fleet_file.key_file import read_key_file
+from deploy.log_lines import log_from_replica
+from deploy.serve.app_args import (
+    CONTROLLER_DEPLOYMENT,
+    GATEWAY_APP,
+    GATEWAY_DEPLOYMENT,
+    GatewayArgs,
+    UnitsArgs,
+    UnitShape,
+)
+from deploy.serve.controller import Controller
+from deploy.serve.render import DRAIN_TIMEOUT_S
+from pdmux_actor.backends.sglang.options import SglangOptions
+from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
+from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, new_unit_id
+from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.engine_watch import WatchSettings
+from router.access.api_keys import KeyRing
+from router.limits import GatewayLimits
+from router.serve_deployment import GatewayIngress
+
+
+class UnitReplica(PdmuxActor):
+    """Serve deploys what an application's root binds: the first deployment takes the others, and needs none of them."""
+
+    async def __init__(self, settings: dict[str, Any], *_siblings: object) -> None:  # type: ignore[misc]  # as its base
+        unit_id = new_unit_id(settings["pool"])
+        log_from_replica(unit=unit_id)
+        await super().__init__(settings, unit_id)
+
+
+def units_application(args: UnitsArgs, *, unit: type[UnitReplica]) -> Application:
+    """One deployment per mesh shape. Raises OpenCluster."""
+    _check_token()
+    first, *others = args.shapes
+    return _bind(unit, first, *(_bind(unit, shape) for shape in others))
+
+
+def gateway_application(
+    args: GatewayArgs, *, gateway: type[GatewayIngress], controller: type[Controller]
+) -> Application:
+    """Raises OpenCluster."""
+    _check_token()
+    return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
+        serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(start_log=log_from_replica),
+        controller_deployment=CONTROLLER_DEPLOYMENT,
+        controller_app=GATEWAY_APP,
+        limits=gateway_limits(args),
+        read_keys=None if args.api_keys is None else partial(_key_ring, args.api_keys),
+        logs_requests=args.request_log,
+        start_log=log_from_replica,
+        otlp_endpoint=otlp_endpoint,
+        cors_origins=args.cors_origins,
+    )
+
+
+def _check_token() -> None:
+    if get_authentication_mode() != AuthenticationMode.TOKEN and not allows_open_ray():
+        raise OpenCluster
+
+
+def gateway_limits(args: GatewayArgs) -> GatewayLimits:
+    return GatewayLimits(
+        max_body_bytes=args.max_body_bytes,
+        max_queued=args.max_queued_requests,
+        hold_s=args.hold_s,
+        template_timeout_s=args.template_timeout_s,
+        suspect_s=args.unit_suspect_s,
+        lost_s=args.unit_lost_s,
+    )
+
+
+def _key_ring(path: str) -> KeyRing:
+    return read_key_file(Path(path)).ring()
+
+
+def actor_settings(shape: UnitShape) -> ActorSettings:
+    return ActorSettings(
+        engine=EngineSettings(
+            kind=_engine_kind(shape),
+            num_gpus=shape.num_gpus,
+            sglang=msgspec.convert(shape.sglang or {}, SglangOptions),
+            kv_pool_bytes=shape.kv_pool_bytes,
+            block_bytes=shape.block_bytes,
+            dtype=shape.dtype,
+            num_cores=shape.cores,
+            device_type=shape.gpu_type,
+            device_memory_bytes=shape.device_memory_bytes,
+            host_memory_bytes=shape.host_memory_bytes,
+            units_per_node=shape.gpus_per_node // shape.num_gpus,
+            profile=shape.profile,
+            guard=shape.guard,
+            scheduler=SchedulerSettings(
+                max_batch_tokens=shape.max_batch_tokens,
+                max_running_sequences=shape.max_running_sequences,
+                decode_lanes=decode_lanes_of(shape.device, shape.decode_lanes),
+            ),
+        ),
+        pool=shape.pool,
+        num_gpus=shape.num_gpus,
+        controller=CONTROLLER_DEPLOYMENT,
+        controller_app=GATEWAY_APP,
+        drain_timeout_s=DRAIN_TIMEOUT_S,
+        watch=WatchSettings(**shape.watch.model_dump()),
+    )
+
+
+def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]:
+    if shape.sglang is not None:
+        return "sglang_cuda" if shape.device == "cuda" else "sglang_cpu"
+    kinds: Mapping[str, Literal["torch_cpu", "torch_cuda", "simulated"]]
+    kinds = {"cpu": "torch_cpu", "cuda": "torch_cuda", "simulated": "simulated"}
+    return kinds[shape.device]
+
+
+def _bind(unit: type[UnitReplica], shape: UnitShape, *siblings: Application) -> Application:
+    settings = msgspec.to_builtins(actor_settings(shape))
+    return serve.deployment(name=shape.deployment)(unit).bind(settings, *siblings)

@@ -1,0 +1,229 @@
+"""Deploys a fleet on Serve and watches it come up. Import it only after the environment is set, as `local_ray`."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import httpx
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+from deploy.control.fleet_status import FleetStatus, ModelState
+from deploy.errors import FleetStartError, FleetUnreachable
+from deploy.fleet_file.settings import FleetFile
+from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, UNITS_APP
+from deploy.serve.fleet_change import FleetChange, change_between
+from deploy.serve.render import serve_config
+
+_POLL_S = 0.2
+_CALL_TIMEOUT_S = 10.0
+_SEE_LOGS = "run again with -v for the logs"
+_APPS = (GATEWAY_APP, UNITS_APP)
+
+
+class ServeFleet:
+    """A fleet that runs in the cluster of this process, or shall."""
+
+    def __init__(self, fleet: FleetFile) -> None:
+        self._fleet = fleet
+        self._controller: DeploymentHandle[Any] | None = None
+        host = fleet.gateway.host
+        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{fleet.gateway.port}"
+
+    def status(self) -> FleetStatus:
+        if self._controller is None:
+            self._controller = _handle(CONTROLLER_DEPLOYMENT)
+        return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
+
+    def change(self) -> FleetChange:
+        """What `deploy` would change.
+
+        Raises:
+            FleetUnreachable: no fleet runs in the cluster.
+        """
+        running = _deployed()
+        if not all(name in running for name in _APPS):
+            raise FleetUnreachable(
+                address=self._fleet.name, reason="its cluster runs no fleet; start it with `muxfleet up`"
+            )
+        return change_between(running, {a["name"]: a for a in serve_config(self._fleet)["applications"]})
+
+    def deploy(self) -> None:
+        """The call behind `serve deploy`: it restarts no more than needed."""
+        _client().deploy_apps(ServeDeploySchema.model_validate(serve_config(self._fleet)))
+
+    def wait_until_ready(
+        self,
+        *,
+        on_change: Callable[[ModelState], None],
+        deadline_s: float,
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        """Returns when every model is READY, asleep, or has a problem that waiting does not solve. `on_stage` is told
+        what is waited for, again and again.
+
+        Raises:
+            FleetStartError: an application failed, no model became READY, or the time is over.
+        """
+        until_s = time.monotonic() + deadline_s
+        self._wait_for_applications(until_s, on_stage)
+        shown: dict[str, ModelState] = {}
+        while True:
+            models = self._models(until_s)
+            for model in models:
+                if (model.phases, model.problem) != _seen(shown.get(model.model)):
+                    shown[model.model] = model
+                    on_change(model)
+            on_stage(_loading(models))
+            if all(m.is_ready or m.is_asleep or m.problem is not None for m in models):
+                break
+            self._check_time(until_s, f"models not ready: {', '.join(m.model for m in models if not m.is_ready)}")
+            time.sleep(_POLL_S)
+        if not any(m.is_ready or m.is_asleep for m in models):
+            raise FleetStartError(
+                reason="no model is ready", remedy="; ".join(f"{m.model}: {m.problem}" for m in models)
+            )
+        on_stage("waiting for the gateways to see the models")
+        self._wait_for_gateway(until_s)
+        self._wait_for_gateways({m.model for m in models if m.is_ready}, until_s)
+
+    def _models(self, until_s: float) -> tuple[ModelState, ...]:
+        """A control loop that plans, or starts again, on a busy machine may be slow to answer."""
+        while True:
+            try:
+                return self.status().models
+            except (RayError, RayServeException, TimeoutError) as error:
+                self._controller = None
+                self._check_time(until_s, f"the control loop does not answer: {_last_line(str(error))}")
+            time.sleep(_POLL_S)
+
+    def _wait_for_applications(self, until_s: float, on_stage: Callable[[str], None]) -> None:
+        while True:
+            statuses = serve.status().applications
+            on_stage(_starting(statuses))
+            for name, app in statuses.items():
+                if app.status == ApplicationStatus.DEPLOY_FAILED:
+                    raise FleetStartError(
+                        reason=f"Serve could not deploy {name!r}: {_last_line(app.message)}",
+                        remedy=_SEE_LOGS,
+                    )
+            if all(n in statuses and statuses[n].status == ApplicationStatus.RUNNING for n in _APPS):
+                return
+            self._check_time(until_s, f"Serve is still deploying ({_describe(statuses)})")
+            time.sleep(_POLL_S)
+
+    def _wait_for_gateway(self, until_s: float) -> None:
+        while True:
+            try:
+                if httpx.get(f"{self.url}/ready", timeout=_CALL_TIMEOUT_S, trust_env=False).status_code == 200:
+                    return
+            except httpx.TransportError as error:
+                self._check_time(until_s, f"the gateway does not answer at {self.url}: {error}")
+            self._check_time(until_s, f"the gateway at {self.url} is not ready")
+            time.sleep(_POLL_S)
+
+    def _wait_for_gateways(self, models: set[str], until_s: float) -> None:
+        """One that answers is not all of them: each follows the fleet by itself."""
+        gateways = _handle(GATEWAY_DEPLOYMENT)
+        while True:
+            routable = gateways.broadcast("routable_models").results(timeout_s=_CALL_TIMEOUT_S)
+            if all(models <= set(of_one) for of_one in routable):
+                return
+            self._check_time(until_s, "a gateway does not see the models yet")
+            time.sleep(_POLL_S)
+
+    @staticmethod
+    def _check_time(until_s: float, reason: str) -> None:
+        if time.monotonic() > until_s:
+            raise FleetStartError(reason=reason, remedy="run again with -v for the logs, or allow more with --wait")
+
+
+@contextmanager
+def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[], bool]) -> Iterator[ServeFleet]:
+    """Deploys both applications and takes them down at the end, letting streams in flight finish for a while. In a
+    cluster that stays, Serve goes too if it was started here: its port cannot be changed while it runs. Of a cluster
+    that `is_lost` nothing is asked any more.
+
+    Raises:
+        FleetStartError: Serve runs other applications in the cluster.
+    """
+    was_running = _refuse_foreign_applications()
+    config = serve_config(fleet)
+    try:
+        serve.start(
+            proxy_location=config["proxy_location"],
+            http_options=config["http_options"],
+            logging_config=config["logging_config"],
+        )
+        ServeFleet(fleet).deploy()
+    except (RayError, RayServeException, RuntimeError) as error:
+        raise FleetStartError(reason=f"Serve does not start: {_last_line(str(error))}", remedy=_SEE_LOGS) from error
+    try:
+        yield ServeFleet(fleet)
+    finally:
+        if not is_lost():
+            _client().delete_apps(list(_APPS), blocking=True)
+        if outlived_by_ray and not was_running and not is_lost():
+            serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
+
+
+def _refuse_foreign_applications() -> bool:
+    """Whether Serve runs there."""
+    try:
+        _client()
+    except RayServeException:
+        return False
+    if others := sorted(serve.status().applications):
+        raise FleetStartError(
+            reason=f"Serve already runs {', '.join(others)} in this cluster",
+            remedy="use `muxfleet render FILE` and `serve deploy` to change a running cluster",
+        )
+    return True
+
+
+def _handle(deployment: str) -> DeploymentHandle[Any]:
+    handle = serve.get_deployment_handle(deployment, app_name=GATEWAY_APP)
+    # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
+    handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
+    return handle
+
+
+def _deployed() -> Mapping[str, Any]:
+    """By application, what it was deployed from."""
+    try:
+        applications = _client().get_serve_details()["applications"]
+    except RayServeException:
+        return {}
+    return {name: app["deployed_app_config"] or {} for name, app in applications.items()}
+
+
+def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls
+    return _get_global_client()
+
+
+def _seen(model: ModelState | None) -> tuple[object, object] | None:
+    return None if model is None else (model.phases, model.problem)
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+def _starting(statuses: Any) -> str:  # noqa: ANN401  as `_describe`
+    waiting = [app for app in _APPS if app not in statuses or statuses[app].status != ApplicationStatus.RUNNING]
+    return f"starting the processes of the {' and the '.join(waiting)}" if waiting else "asking what is loaded"
+
+
+def _loading(models: Sequence[ModelState]) -> str:
+    waiting = [m.model for m in models if not (m.is_ready or m.is_asleep or m.problem is not None)]
+    return f"loading {', '.join(waiting)}" if waiting else "every model has been loaded"
+
+
+def _describe(statuses: Any) -> str:  # noqa: ANN401  a mapping of Serve's own status objects
+    return ", ".join(f"{name}: {app.status.value}" for name, app in statuses.items()) or "nothing is deployed yet"

@@ -1,0 +1,81 @@
+"""What the gateways of a simulated fleet are told of it, twice a second."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deploy.control.decision_history import PlacementDecision
+from deploy.simulation.gateway import SimulatedGateway
+from deploy.simulation.units import SimulatedUnit, report_of
+from pdmux_actor.kv.capacity import longest_sequence_tokens
+from pdmux_actor.messages import Slo
+from router.view import FleetView, ModelCard, UnitView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetModel:
+    model: str
+    slo: Slo
+    vocab_size: int
+
+
+class ViewUpdates(Protocol):
+    moves_models: bool
+
+    def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView: ...
+
+    def longest_tokens(self, model: str) -> int | None:
+        """Of prompt and output together. None: no unit has the model or will have it."""
+        ...
+
+    def has(self, unit_id: str, model: str) -> bool:
+        """Ready on that unit now."""
+        ...
+
+    def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]: ...
+
+
+TellNews = Callable[[Sequence[FleetModel], Sequence[SimulatedUnit]], ViewUpdates]
+
+
+class FixedPlan:
+    """Units keep the models that they are built with."""
+
+    moves_models = False
+
+    def __init__(self, models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> None:
+        self._cards = tuple(ModelCard(model=m.model, source="", revision=None, slo=m.slo, created_s=0) for m in models)
+        self._units = units
+        self._longest_tokens = longest_placed(units)
+        self._reports: dict[str, UnitView] = {}
+
+    def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView:
+        """Units to which nothing has happened say what they said before."""
+        for unit in self._units:
+            if unit.is_stale:
+                unit.is_stale = False
+                self._reports[unit.identity.unit_id] = UnitView(report=report_of(unit), age_s=0.0)
+        return FleetView(
+            models=self._cards,
+            units=tuple(self._reports[unit.identity.unit_id] for unit in self._units),
+            stream_token="",
+            num_gateways=len(gateways),
+        )
+
+    def longest_tokens(self, model: str) -> int | None:
+        return self._longest_tokens.get(model)
+
+    def has(self, unit_id: str, model: str) -> bool:
+        return True
+
+    def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
+        return ()
+
+
+def longest_placed(units: Sequence[SimulatedUnit]) -> dict[str, int]:
+    """Of the longest sequence that any unit takes with the models it is built with."""
+    longest: dict[str, int] = {}
+    for placed in (m for unit in units for m in unit.design.models):
+        tokens = longest_sequence_tokens(placed.info, placed.quota_blocks)
+        longest[placed.info.model] = max(tokens, longest.get(placed.info.model, 0))
+    return longest

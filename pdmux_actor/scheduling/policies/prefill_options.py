@@ -1,0 +1,150 @@
+"""The ways in which a unit can take its next prompt, and which of them serves most requests.
+
+A way is a decode share beside the prompt, or a fused step. The best is the one with the largest value
+
+    V = min(1, U / rho) (c + (1 - c) F),    rho = max(rho_P, rho_D)
+
+where rho_P is the utilisation of the prefill lane when all prompts are taken in this way, rho_D that of the places for
+sequences when all decode at this pace (balance.py), U the utilisation up to which first tokens can be in time, and F
+the share of running sequences whose TBT target admits the gaps that they have meanwhile (tbt_target.py). A request
+that has its first token in time and late gaps counts c of one that is served within both targets. Of ways with equal
+value that one is best with which most of the prompts that wait have their first token in time, and of these the one
+that delays requests least in all.
+
+MuxWise's rule, the least share that meets the tightest target (section 3.4.1), is what comes out where prefill keeps up
+beside it and needs all it can have; DuetServe's, to aggregate where the target admits it, where that delays least. A
+target that nobody can meet, or only on so many SMs that prefill cannot keep up, decides nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from pdmux_actor.scheduling.partition import decode_shares, least_share
+from pdmux_actor.scheduling.policies.base import UnitState
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, next_prompts, prefill_shapes, whole_prefill_s
+from pdmux_actor.scheduling.policies.fusing import fused_steps
+from pdmux_actor.scheduling.policies.request_delays import Delays, LaneLoad
+from pdmux_actor.scheduling.policies.tbt_target import SAFE_SHARE, RunningTargets
+from pdmux_actor.scheduling.queues import ModelQueue
+from profiler.latency import ChunkShape
+
+_BEARABLE_UTILISATION = 0.9
+_LATE_GAPS_COUNT = 0.5
+_MEAN_OF_WORST = 0.95  # decode beside a prompt is predicted by its worst case, a fused step by its mean
+_CHOICES = 8  # shares; the delay is flat around its minimum
+
+
+class PrefillOption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """`gap_s` is that of running sequences meanwhile; `fused_tokens` None: both lanes side by side."""
+
+    decode_sms: int
+    gap_s: float
+    fused_tokens: int | None = None
+
+
+class _Rated(msgspec.Struct, frozen=True, gc=False):
+    value: float
+    in_time: int
+    delay_s: float
+    gap_s: float
+    decode_sms: int
+    fused_tokens: int | None
+
+    @property
+    def rank(self) -> tuple[float, int, float]:
+        return (-round(self.value, 6), -self.in_time, self.delay_s)
+
+
+def worst_by_share(
+    state: UnitState, decoding: Sequence[ModelQueue], beside: Sequence[ChunkShape]
+) -> Mapping[int, float]:
+    """Worst case of a decode cycle on each share, ascending.
+
+    The more SMs decode has, the fewer contend with it: what was learned on a smaller share bounds the slowdown on a
+    larger one that has not been tried.
+    """
+    alone_s, beside_s = DecodeCycle(state, decoding).seconds, DecodeCycle(state, decoding, beside=beside).seconds
+    worst_s: dict[int, float] = {}
+    slowdown = float("inf")
+    for share in decode_shares(state.device):
+        solo_s = alone_s(share)
+        slowdown = min(slowdown, beside_s(share) / solo_s)
+        worst_s[share] = slowdown * solo_s
+    return worst_s
+
+
+class PrefillOptions:
+    """Of one decision: `prefilling` is the model whose prompt is under way or next."""
+
+    def __init__(
+        self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], load: LaneLoad, now_s: float
+    ) -> None:
+        self._state, self._prefilling, self._decoding, self._now_s = state, prefilling, decoding, now_s
+        self._load = load
+        self._shapes = prefill_shapes(state, prefilling)
+        self._targets = RunningTargets(decoding)
+        self._worst_s = worst_by_share(state, decoding, self._shapes)
+        self._prompts = next_prompts(state, now_s)
+        self._whole_s = whole_prefill_s(state, prefilling, self._shapes, state.total_sms)
+
+    def best(self, *, may_fuse: bool) -> PrefillOption | None:
+        """None when nothing can be fused and the device cannot be shared (a single SM)."""
+        shares = self._shares()
+        delays = Delays(self._state, self._prefilling, self._shapes, self._decoding, self._load.prefill)
+        rated = [self._beside(share, delays) for share in shares]
+        if may_fuse:
+            rated += self._fused(delays)
+        if not rated:
+            return None
+        way = min(rated, key=lambda way: way.rank)
+        return PrefillOption(decode_sms=way.decode_sms, gap_s=way.gap_s, fused_tokens=way.fused_tokens)
+
+    def _shares(self) -> Sequence[int]:
+        """The least for every target, the least of all, and a few across the device."""
+        possible = list(self._worst_s)
+        if not possible:
+            return ()
+        step = max(1, -(-len(possible) // _CHOICES))
+        for_targets = [
+            least_share(possible, self._worst_s.__getitem__, SAFE_SHARE * tbt_s) for tbt_s in self._targets.weightiest()
+        ]
+        return sorted({possible[0], *possible[step - 1 :: step], *[share for share in for_targets if share]})
+
+    def _beside(self, share: int, delays: Delays) -> _Rated:
+        prompt_s = whole_prefill_s(self._state, self._prefilling, self._shapes, self._state.total_sms - share)
+        return _Rated(
+            self._value(self._worst_s[share], prompt_s / self._whole_s),
+            self._in_time(prompt_s / self._whole_s),
+            delays.beside_s(share),
+            self._worst_s[share],
+            share,
+            None,
+        )
+
+    def _fused(self, delays: Delays) -> Iterable[_Rated]:
+        state = self._state
+        for step in fused_steps(state, self._prefilling, self._now_s):
+            alone_s = whole_prefill_s(state, self._prefilling, step.shapes, state.total_sms)
+            yield _Rated(
+                self._value(step.gap_s / _MEAN_OF_WORST, step.step_s / alone_s),
+                self._in_time(step.step_s / alone_s),
+                delays.fused_s(step),
+                step.gap_s,
+                state.total_sms,
+                step.tokens,
+            )
+
+    def _value(self, gap_s: float, stretch: float) -> float:
+        """V: prompts take `stretch` times as long as on the whole device."""
+        utilisation = max(self._load.prefill * stretch, self._load.decode_per_s * gap_s)
+        served = 1.0 if utilisation <= _BEARABLE_UTILISATION else _BEARABLE_UTILISATION / utilisation
+        return served * (_LATE_GAPS_COUNT + (1 - _LATE_GAPS_COUNT) * self._targets.share_met(gap_s))
+
+    def _in_time(self, stretch: float) -> int:
+        """Prompts that have their first token in time, one after the other, `stretch` times as slow as at best."""
+        in_time, end_s = 0, self._now_s
+        for work_s, due_s in self._prompts:
+            end_s += stretch * work_s
+            in_time += end_s <= due_s
+        return in_time

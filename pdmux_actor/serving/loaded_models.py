@@ -1,0 +1,125 @@
+"""The engine process's models: who is loaded, in which order they come and go."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from queue import SimpleQueue
+
+from pdmux_actor.errors import ModelLoadError, ModelTooLarge
+from pdmux_actor.executor.base import HostingExecutor
+from pdmux_actor.inbox import Inbox
+from pdmux_actor.kv.capacity import longest_sequence_tokens
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.events import AttachModel, RemoveModel
+from pdmux_actor.serving.commands import (
+    Asleep,
+    LoadModelCommand,
+    ModelFailed,
+    ModelLoaded,
+    ModelRemoved,
+    RemoveModelCommand,
+)
+from pdmux_actor.serving.notice_sender import NoticeSender
+from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedModels:
+    """Loads, wakes, puts to sleep and removes models one at a time, in the order asked for, on a thread of its own:
+    others keep serving.
+    """
+
+    def __init__(
+        self, executor: HostingExecutor, inbox: Inbox, sender: NoticeSender, *, host_memory_bytes: int = 0
+    ) -> None:
+        self._executor = executor
+        self._sleepers = SleepingModels(executor, host_memory_bytes)
+        self._told = self._sleepers.told()
+        self._origins: dict[str, Origin] = {}
+        self._inbox = inbox
+        self._sender = sender
+        self._attached: dict[str, ModelInfo] = {}
+        self._orders: SimpleQueue[LoadModelCommand | RemoveModelCommand] = SimpleQueue()
+        self._detached: SimpleQueue[str] = SimpleQueue()
+        threading.Thread(target=self._work, name="model-shelf", daemon=True).start()
+
+    def order(self, command: LoadModelCommand | RemoveModelCommand) -> None:
+        self._orders.put(command)
+
+    def max_model_lens(self, quota_blocks: Mapping[str, int]) -> dict[str, int]:
+        infos = self._attached.copy()  # read on another thread than the one that loads
+        return {
+            model: longest_sequence_tokens(infos[model], quota)
+            for model, quota in quota_blocks.items()
+            if model in infos
+        }
+
+    def on_detached(self, model: str) -> None:
+        self._detached.put(model)
+
+    def _work(self) -> None:
+        while True:
+            # no deadline: an idle shelf
+            match self._orders.get():
+                case LoadModelCommand() as command:
+                    self._load(command)
+                case RemoveModelCommand() as command:
+                    self._remove(command)
+
+    def _load(self, command: LoadModelCommand) -> None:
+        origin = Origin.of(command)
+        try:
+            info = self._fetch(command, origin)
+        except ModelLoadError as error:
+            self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
+        except Exception as error:
+            # The process serves other models: whatever a checkpoint makes a library raise fails this model only.
+            logger.exception("loading model %s failed", command.model)
+            reason = f"{type(error).__name__}: {error}"
+            self._sender.send(ModelFailed(command.call, reason, "the unit's log has the traceback"))
+        else:
+            self._attached[command.model], self._origins[command.model] = info, origin
+            self._inbox.put(AttachModel(info, command.quota_blocks))
+            self._tell_sleepers()
+            self._sender.send(ModelLoaded(command.call, longest_sequence_tokens(info, command.quota_blocks)))
+
+    def _fetch(self, command: LoadModelCommand, origin: Origin) -> ModelInfo:
+        try:
+            return self._sleepers.wake(command.model, origin) or self._read(command)
+        except ModelTooLarge:
+            # Where both lie in one memory, those that serve come first.
+            if not (self._executor.memory_is_host and self._sleepers.forget_all()):
+                raise
+            self._tell_sleepers()
+            return self._read(command)
+
+    def _read(self, command: LoadModelCommand) -> ModelInfo:
+        return self._executor.load_model(
+            command.model,
+            command.source,
+            revision=command.revision,
+            dtype=command.dtype,
+            max_model_len=command.max_model_len,
+        )
+
+    def _remove(self, command: RemoveModelCommand) -> None:
+        if command.model in self._attached:
+            origin = self._origins.pop(command.model)
+            if command.sleep:
+                self._sleepers.put(command.model, origin)
+            del self._attached[command.model]
+            self._inbox.put(RemoveModel(command.model))
+            # no deadline: the actor kills an engine whose model does not leave within engine.watch.load_s
+            detached = self._detached.get()
+            assert detached == command.model, f"{detached} left, {command.model} was asked to"
+        elif not command.sleep:
+            self._sleepers.forget(command.model)
+        self._tell_sleepers()
+        self._sender.send(ModelRemoved(command.call))
+
+    def _tell_sleepers(self) -> None:
+        told = self._sleepers.told()
+        if told != self._told:
+            self._told = told
+            self._sender.send(Asleep(told))

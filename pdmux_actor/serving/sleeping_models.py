@@ -1,0 +1,114 @@
+"""Models of an engine process whose weights wait in host memory."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+from pdmux_actor.errors import HostMemoryShort
+from pdmux_actor.executor.base import HostingExecutor
+from pdmux_actor.lease import SleepingWeights
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.checkpoint import files_of
+from pdmux_actor.serving.commands import LoadModelCommand
+
+logger = logging.getLogger(__name__)
+
+Files = frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a model's weights came from. `files` may have changed meanwhile."""
+
+    command: LoadModelCommand
+    files: Files
+
+    @classmethod
+    def of(cls, command: LoadModelCommand) -> "Origin":
+        return cls(command=command, files=files_of(command.source))
+
+    def gives_the_same(self, other: "Origin") -> bool:
+        return self.files == other.files and _weights(self.command) == _weights(other.command)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sleeper:
+    origin: Origin
+    host_bytes: int
+
+
+class SleepingModels:
+    """Within `budget_bytes`. Used by one thread."""
+
+    def __init__(self, executor: HostingExecutor, budget_bytes: int) -> None:
+        self._executor = executor
+        self._budget_bytes = budget_bytes
+        self._asleep: dict[str, _Sleeper] = {}
+        self._s_per_byte: float | None = None  # of the last way back; before the first, of the last way there
+        self._has_woken = False
+
+    def told(self) -> tuple[SleepingWeights, ...]:
+        return tuple(
+            SleepingWeights(model=model, host_bytes=sleeper.host_bytes, wake_s=self._wake_s(sleeper.host_bytes))
+            for model, sleeper in self._asleep.items()
+        )
+
+    def put(self, model: str, origin: Origin) -> None:
+        """While the model is still attached. What does not fit is not kept, and that is no error."""
+        left_bytes = self._budget_bytes - sum(s.host_bytes for s in self._asleep.values())
+        began_s = time.perf_counter()
+        try:
+            host_bytes = self._executor.sleep_model(model, left_bytes)
+        except HostMemoryShort as short:
+            logger.warning("%s", short)
+            return
+        except Exception:
+            # The model leaves the device whatever happens here; others are served on.
+            logger.exception("putting model %s to sleep failed: it is read anew when it is wanted", model)
+            return
+        took_s = time.perf_counter() - began_s
+        if not self._has_woken:
+            self._s_per_byte = took_s / max(1, host_bytes)
+        self._asleep[model] = _Sleeper(origin=origin, host_bytes=host_bytes)
+        logger.info("model %s sleeps: %d bytes to host memory in %.3f s", model, host_bytes, took_s)
+
+    def wake(self, model: str, origin: Origin) -> ModelInfo | None:
+        """None: what sleeps here, if anything does, are not these weights. They are gone then.
+
+        Raises:
+            ModelTooLarge: the device has no room now; it sleeps on.
+        """
+        sleeper = self._asleep.get(model)
+        if sleeper is None:
+            return None
+        if not sleeper.origin.gives_the_same(origin):
+            self.forget(model)
+            return None
+        began_s = time.perf_counter()
+        info = self._executor.wake_model(model)
+        del self._asleep[model]
+        took_s = time.perf_counter() - began_s
+        self._s_per_byte, self._has_woken = took_s / max(1, sleeper.host_bytes), True
+        logger.info("model %s is awake: %d bytes from host memory in %.3f s", model, sleeper.host_bytes, took_s)
+        return info
+
+    def forget(self, model: str) -> None:
+        if self._asleep.pop(model, None) is not None:
+            self._executor.forget_sleeper(model)
+
+    def forget_all(self) -> bool:
+        """False: none slept."""
+        models = tuple(self._asleep)
+        for model in models:
+            self.forget(model)
+        return bool(models)
+
+    def _wake_s(self, host_bytes: int) -> float:
+        copies_per_s = self._executor.device.host_copy_bytes_per_s
+        if not self._has_woken and copies_per_s:
+            return host_bytes / copies_per_s
+        return host_bytes * (self._s_per_byte or 0.0)
+
+
+def _weights(command: LoadModelCommand) -> tuple[str, str, str | None, str | None, int | None]:
+    return command.model, command.source, command.revision, command.dtype, command.max_model_len

@@ -1,0 +1,202 @@
+"""What a plan will serve, by the throughput estimate: the one yardstick for plans of any solver."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from placement.estimation.problem_arrays import Estimator, Instance, UnitKind, make_instance
+from placement.estimation.routed_shares import pull_of
+from placement.estimation.throughput import BYTES, KV, LARGEST_FACTOR, NUM_SUMS, PREFILL, SLACK, Floats, Limit
+from placement.plan import Plan, UnitCapacity
+from placement.problem import PlacementModel
+
+_BALANCING_ROUNDS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaEstimate:
+    model: str
+    rate_per_s: float
+    served_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitEstimate:
+    """`headroom`: the factor by which the unit's load could grow within SLOs; below 1 so much of it is served. `limit`
+    is what binds first. `decode_sms` are those that decode needs beside a prefill (0: they alternate), `tbt_s` is the
+    99th percentile of gaps; shares are of the unit's KV pool, of its memory beside it, and of the prefill lane's time.
+    """
+
+    unit_id: str
+    replicas: tuple[ReplicaEstimate, ...]
+    headroom: float
+    limit: Limit
+    decode_sms: int
+    tbt_s: float
+    kv_share: float
+    weights_share: float
+    prefill_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEstimate:
+    """`served_per_s`: within SLO. `meets_slo` is False where it cannot on any unit of the fleet, at any load."""
+
+    model: str
+    rate_per_s: float
+    served_per_s: float
+    replicas: int
+    meets_slo: bool
+
+    @property
+    def served_share(self) -> float:
+        return min(1.0, self.served_per_s / self.rate_per_s) if self.rate_per_s > 0 else float(self.replicas > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetEstimate:
+    units: tuple[UnitEstimate, ...]
+    models: tuple[ModelEstimate, ...]
+    gpus_used: int
+
+    @property
+    def rate_per_s(self) -> float:
+        return sum(m.rate_per_s for m in self.models)
+
+    @property
+    def served_per_s(self) -> float:
+        return sum(m.served_per_s for m in self.models)
+
+    @property
+    def served_share(self) -> float:
+        return self.served_per_s / self.rate_per_s if self.rate_per_s > 0 else 1.0
+
+    @property
+    def worst_share(self) -> float:
+        return min((m.served_share for m in self.models if m.rate_per_s > 0), default=1.0)
+
+    def merit(self) -> tuple[float, float, int]:
+        """More is better: requests served within SLO, then the worst model's share, then GPUs left free."""
+        return round(self.served_share, 4), round(self.worst_share, 3), -self.gpus_used
+
+
+def estimate(
+    units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan, estimator: Estimator
+) -> FleetEstimate:
+    """Load is shared among the replicas of a model as routing by predicted latency does: more goes where there is more
+    headroom. An overloaded unit serves the same share of each of its models' loads.
+    """
+    return estimate_with(make_instance(units, models, estimator), units, plan)
+
+
+def estimate_with(instance: Instance, units: Sequence[UnitCapacity], plan: Plan) -> FleetEstimate:
+    """`estimate` for many plans of one instance."""
+    books = _Books(instance, units, plan)
+    factors = books.balance()
+    return FleetEstimate(
+        units=tuple(books.unit_estimates(factors)),
+        models=tuple(books.model_estimates(factors)),
+        gpus_used=sum(u.num_gpus for i, u in enumerate(units) if (books.unit == i).any()),
+    )
+
+
+class _Books:
+    """One row per replica."""
+
+    def __init__(self, instance: Instance, units: Sequence[UnitCapacity], plan: Plan) -> None:
+        self._instance = instance
+        self._units = units
+        numbers = {u.unit_id: i for i, u in enumerate(units)}
+        rows = [
+            (numbers[u.unit_id], instance.index[p.model])
+            for u in plan.units
+            for p in u.models
+            if u.unit_id in numbers and p.model in instance.index
+        ]
+        table = np.array(rows, dtype=np.intp).reshape(-1, 2)
+        self.unit, self.model = table[:, 0], table[:, 1]
+        self._kind = np.array([instance.kinds.index(UnitKind.of(u)) for u in units], dtype=np.intp)
+        self._demand = np.array([m.demand.rate_per_s for m in instance.models])
+        replicas = np.bincount(self.model, minlength=len(instance.models))
+        self.rate = self._demand[self.model] / np.maximum(1, replicas[self.model])
+
+    def balance(self) -> Floats:
+        """Factors of the units once loads are shared."""
+        factors = self._factors()
+        for _ in range(_BALANCING_ROUNDS):
+            pull = pull_of(self.rate, factors[self.unit])
+            total = np.bincount(self.model, weights=pull, minlength=len(self._demand))
+            shares = np.divide(pull, total[self.model], out=np.zeros_like(pull), where=total[self.model] > 0)
+            self.rate = self._demand[self.model] * shares
+            factors = self._factors()
+        return factors
+
+    def unit_estimates(self, factors: Floats) -> Iterator[UnitEstimate]:
+        sums, minima = self._totals()
+        for number, unit in enumerate(self._units):
+            costs = self._instance.costs[int(self._kind[number])]
+            mine = minima[number, : SLACK + costs.num_ways]
+            way, limits = costs.limits(sums[number], mine)
+            served = min(1.0, float(factors[number]))
+            yield UnitEstimate(
+                unit_id=unit.unit_id,
+                replicas=tuple(
+                    ReplicaEstimate(
+                        model=self._instance.models[self.model[row]].model,
+                        rate_per_s=float(self.rate[row]),
+                        served_per_s=float(self.rate[row]) * served,
+                    )
+                    for row in np.flatnonzero(self.unit == number)
+                ),
+                headroom=float(factors[number]),
+                limit=min(limits, key=lambda limit: limits[limit]),
+                decode_sms=int(costs.decode_sms[way]),
+                tbt_s=costs.round_s(sums[number], mine, way),
+                kv_share=_kv_share(sums[number], costs.round_s(sums[number], mine, way), costs.pool_blocks),
+                weights_share=float(sums[number, BYTES] / costs.memory_bytes) if costs.memory_bytes > 0 else 1.0,
+                prefill_share=float(sums[number, PREFILL] * costs.prefill_dilation[way]),
+            )
+
+    def model_estimates(self, factors: Floats) -> Iterator[ModelEstimate]:
+        served = self.rate * np.minimum(1.0, factors[self.unit])
+        for number, model in enumerate(self._instance.models):
+            mine = self.model == number
+            meets_slo = number not in self._instance.hopeless
+            yield ModelEstimate(
+                model=model.model,
+                rate_per_s=model.demand.rate_per_s,
+                served_per_s=float(served[mine].sum()) if meets_slo else 0.0,
+                replicas=int(mine.sum()),
+                meets_slo=meets_slo,
+            )
+
+    def _factors(self) -> Floats:
+        sums, minima = self._totals()
+        factors = np.full(len(self._units), LARGEST_FACTOR)
+        for kind, costs in enumerate(self._instance.costs):
+            units = np.flatnonzero(self._kind == kind)
+            factors[units] = costs.factor(sums[units], minima[units, : SLACK + costs.num_ways])
+            factors[units[~costs.holds(sums[units])]] = 0.0
+        return factors
+
+    def _totals(self) -> tuple[Floats, Floats]:
+        ways = max((c.num_ways for c in self._instance.costs), default=0)
+        sums = np.zeros((len(self._units), NUM_SUMS))
+        minima = np.full((len(self._units), SLACK + ways), 1e12)
+        minima[:, 1:SLACK] = 0.0
+        for kind, costs in enumerate(self._instance.costs):
+            rows: npt.NDArray[np.intp] = np.flatnonzero(self._kind[self.unit] == kind)
+            if len(rows):
+                np.add.at(sums, self.unit[rows], costs.sums(self.model[rows], self.rate[rows]))
+                lowest = minima[:, : SLACK + costs.num_ways]
+                np.minimum.at(lowest, self.unit[rows], costs.minima(self.model[rows], self.rate[rows]))
+        return sums, minima
+
+
+def _kv_share(sums: Floats, round_s: float, pool_blocks: float) -> float:
+    """Blocks that sequences hold at once, of the pool."""
+    if pool_blocks <= 0 or not np.isfinite(round_s):
+        return 1.0
+    return float(min(1.0, sums[KV] * round_s / pool_blocks))

@@ -1,0 +1,247 @@
+"""A placement problem in arrays: models by index, kinds of units by index."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from placement.estimation.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
+from placement.estimation.quotas import QuotaClaim
+from placement.estimation.step_costs import LatencyOf, Sharing, StepCosts, roofline_of, sharings, step_costs
+from placement.estimation.throughput import Floats, KindCosts
+from placement.launch_limits import LaunchLimits
+from placement.plan import UnitCapacity
+from placement.problem import PlacementModel
+from profiler.latency import LatencyModel
+from profiler.specs import DeviceSpec, ModelSpec
+
+_ANY_LATENCY_S = 1e9
+# Of a TTFT target, for what the estimate does not see: tokenising, the wire, the wait for the other lane.
+_TTFT_PART = 0.9
+_LITTLE_PER_S = 1e-6
+_UNKNOWN_SPEED = StepCosts(prefill_s=0.0, batched_prefill_s=0.0, decode_s=0.0, decode_s_per_sequence=0.0)
+_UNSHARED = (Sharing(decode_dilation=1.0, prefill_dilation=1.0, decode_loss=1.0, decode_sms=0),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """What the estimate of a fleet rests on. `contention`: how much longer decode takes beside prefill than its SMs
+    alone explain. `max_running_sequences`: of one model on one unit. `host_s`: what the host adds to every launch.
+    """
+
+    latency_of: LatencyOf = roofline_of
+    contention: float = 1.1
+    max_running_sequences: int = 64
+    host_s: float = 0.5e-3  # plan a step, launch its graph, read what was sampled (MuxWise §3.2.2, DuetServe §4.3)
+
+    def costs(self, kinds: Sequence["UnitKind"], models: Sequence[PlacementModel]) -> tuple[KindCosts, ...]:
+        """One per kind. Another cost model overrides this."""
+        by_speed: dict[tuple[DeviceSpec | None, int], _Speed] = {}
+        for kind in kinds:
+            key = (kind.device, kind.num_gpus)
+            if key not in by_speed:
+                by_speed[key] = _speed(kind, models, self)
+        return tuple(_kind_costs(k, models, by_speed[k.device, k.num_gpus], self) for k in kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitKind:
+    """What makes two units interchangeable."""
+
+    device: DeviceSpec | None
+    num_gpus: int
+    memory_bytes: int
+    block_bytes: int
+    total_blocks: int
+    max_models: int | None
+    launch_limits: LaunchLimits
+
+    @classmethod
+    def of(cls, unit: UnitCapacity) -> "UnitKind":
+        return cls(
+            unit.device,
+            unit.num_gpus,
+            unit.memory_bytes,
+            unit.block_bytes,
+            unit.total_blocks,
+            unit.max_models,
+            unit.launch_limits,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Instance:
+    """`models` are sorted by name; `costs` goes with `kinds`. `hopeless` models cannot meet their SLO on any of the
+    kinds, however little they are asked for: their SLO binds nobody.
+    """
+
+    models: tuple[PlacementModel, ...]
+    kinds: tuple[UnitKind, ...]
+    costs: tuple[KindCosts, ...]
+    index: Mapping[str, int]
+    hopeless: frozenset[int]
+    rates_per_s: Floats
+
+    def kind_of(self, unit: UnitCapacity) -> int:
+        return self.kinds.index(UnitKind.of(unit))
+
+    def openings(self, shapes: Sequence[tuple[int, UnitCapacity]]) -> tuple[tuple[int, int], ...]:
+        """(pool, kind) of each (pool, unit)."""
+        return tuple((pool, self.kind_of(unit)) for pool, unit in shapes)
+
+    def orders(self) -> Sequence[Sequence[int]]:
+        """Models, the largest first: by the part of a unit that their load takes, and by their weights."""
+        models = range(len(self.models))
+        if not self.costs:
+            return [list(models)]
+        load = self.work()
+        size = np.max([c.resident_bytes for c in self.costs], axis=0)
+        return (
+            sorted(models, key=lambda m: (-load[m], m)),
+            sorted(models, key=lambda m: (-size[m], -load[m], m)),
+        )
+
+    def work(self) -> Floats:
+        """GPUs that a model's demand takes where it takes least, with batches full."""
+        return np.asarray(self.rates_per_s * self._gpus_per_request())
+
+    def cheapest_first(self) -> Sequence[int]:
+        """By the part of a unit that one request takes."""
+        if not self.costs:
+            return range(len(self.models))
+        cost = self._gpus_per_request()
+        return sorted(range(len(self.models)), key=lambda m: (cost[m], m))
+
+    def _gpus_per_request(self) -> Floats:
+        return np.asarray(
+            np.min([c.num_gpus * (c.prefill_s + c.output_tokens * c.decode_s_per_sequence) for c in self.costs], axis=0)
+        )
+
+
+def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel], estimator: Estimator) -> Instance:
+    """`units` may repeat kinds."""
+    ordered = tuple(sorted(models, key=lambda m: m.model))
+    kinds = tuple(dict.fromkeys(UnitKind.of(u) for u in units))
+    costs = estimator.costs(kinds, ordered)
+    hopeless = _hopeless(costs, len(ordered))
+    for kind_costs in costs:
+        kind_costs.tbt_s[hopeless] = _ANY_LATENCY_S
+        kind_costs.slack_s[hopeless] = _ANY_LATENCY_S
+    return Instance(
+        models=ordered,
+        kinds=kinds,
+        costs=costs,
+        index={m.model: i for i, m in enumerate(ordered)},
+        hopeless=frozenset(int(i) for i in hopeless),
+        rates_per_s=np.array([m.demand.rate_per_s for m in ordered], dtype=np.float64),
+    )
+
+
+def _hopeless(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.intp]:
+    models, little = np.arange(num_models), np.full(num_models, _LITTLE_PER_S)
+    factors = [np.where(c.runs, c.factor(c.sums(models, little), c.minima(models, little)), 0.0) for c in costs]
+    return np.flatnonzero(np.all([f <= 0 for f in factors], axis=0)) if factors else models
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    costs: Sequence[StepCosts]
+    ways: Sequence[Sharing]
+
+
+def _speed(kind: UnitKind, models: Sequence[PlacementModel], estimator: Estimator) -> _Speed:
+    if kind.device is None:
+        return _Speed([_UNKNOWN_SPEED for _ in models], _UNSHARED)
+    latency = estimator.latency_of(kind.device, kind.num_gpus)
+    runnable = [m for m in models if runs_on(m.spec, kind.num_gpus)]
+    costs = [
+        step_costs(m.spec, m.demand, latency, kind.device.num_sms, host_s=estimator.host_s)
+        if runs_on(m.spec, kind.num_gpus)
+        else _UNKNOWN_SPEED
+        for m in models
+    ]
+    return _Speed(costs, _ways(kind.device, runnable, latency, estimator.contention))
+
+
+def _ways(
+    device: DeviceSpec, models: Sequence[PlacementModel], latency: LatencyModel, contention: float
+) -> Sequence[Sharing]:
+    """Each way with the worst of any model's dilations: a unit shares its SMs one way for all its models."""
+    specs: list[ModelSpec] = list(dict.fromkeys(m.spec for m in models))
+    if not specs:
+        return _UNSHARED
+    of_specs = [sharings(device, spec, latency, contention=contention) for spec in specs]
+    return tuple(
+        Sharing(
+            decode_dilation=max(s.decode_dilation for s in same),
+            prefill_dilation=max(s.prefill_dilation for s in same),
+            decode_loss=max(s.decode_loss for s in same),
+            decode_sms=same[0].decode_sms,
+        )
+        for same in zip(*of_specs, strict=True)
+    )
+
+
+def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed, estimator: Estimator) -> KindCosts:
+    def column(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array(values, dtype=np.float64)
+
+    memory = [_Memory.of(m, kind) for m in models]
+    prefill_dilation = column([w.prefill_dilation for w in speed.ways])
+    single_prefill_s = column([c.prefill_s for c in speed.costs])
+    ttft_s = column([_TTFT_PART * m.slo.ttft_s if m.slo else _ANY_LATENCY_S for m in models])
+    return KindCosts(
+        num_gpus=kind.num_gpus,
+        memory_bytes=float(bytes_for_models(_as_unit(kind))),
+        pool_blocks=float(kind.total_blocks),
+        max_running=float(estimator.max_running_sequences),
+        max_models=np.inf if kind.max_models is None else float(kind.max_models),
+        runs=np.array([m is not None for m in memory], dtype=np.bool_),
+        resident_bytes=column([m.resident_bytes if m else 0 for m in memory]),
+        floor_blocks=column([m.floor_blocks if m else 0 for m in memory]),
+        prefill_s=column([c.batched_prefill_s for c in speed.costs]),
+        decode_s=column([c.decode_s for c in speed.costs]),
+        decode_s_per_sequence=column([c.decode_s_per_sequence for c in speed.costs]),
+        blocks_per_sequence=column([m.blocks_per_sequence if m else 0 for m in memory]),
+        output_tokens=column([m.demand.output_tokens for m in models]),
+        rates_per_s=column([m.demand.rate_per_s for m in models]),
+        # Smoother than Poisson counts as Poisson: routing roughens it again.
+        arrival_scv=column([max(1.0, m.demand.arrival_cv) ** 2 for m in models]),
+        tbt_s=column([m.slo.tbt_s if m.slo else _ANY_LATENCY_S for m in models]),
+        slack_s=ttft_s[:, None] - single_prefill_s[:, None] * prefill_dilation[None, :],
+        decode_dilation=column([w.decode_dilation for w in speed.ways]),
+        prefill_dilation=prefill_dilation,
+        decode_loss=column([w.decode_loss for w in speed.ways]),
+        decode_sms=column([w.decode_sms for w in speed.ways]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    resident_bytes: int
+    floor_blocks: int
+    blocks_per_sequence: int
+
+    @classmethod
+    def of(cls, model: PlacementModel, kind: UnitKind) -> "_Memory | None":
+        """None: the model does not run on such units, whatever they hold."""
+        if not runs_on(model.spec, kind.num_gpus):
+            return None
+        claim = QuotaClaim(model=model.model, spec=model.spec, demand=model.demand, max_model_len=model.max_model_len)
+        mean_tokens = round(model.demand.prompt_tokens + model.demand.output_tokens / 2)
+        floor = blocks_for_tokens(model.spec, kind.block_bytes, claim.least_tokens, kind.num_gpus)
+        mean = blocks_for_tokens(model.spec, kind.block_bytes, max(1, mean_tokens), kind.num_gpus)
+        if floor is None or mean is None:
+            return None
+        return cls(resident_bytes(model.spec, kind.num_gpus, kind.launch_limits), floor, mean)
+
+
+def _as_unit(kind: UnitKind) -> UnitCapacity:
+    return UnitCapacity(
+        unit_id="",
+        num_gpus=kind.num_gpus,
+        memory_bytes=kind.memory_bytes,
+        block_bytes=kind.block_bytes,
+        total_blocks=kind.total_blocks,
+    )

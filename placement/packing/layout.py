@@ -1,0 +1,93 @@
+"""From packings back to units and plans."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
+from placement.estimation.refusal import refusal
+from placement.nodes import FleetPlan, NodePool
+from placement.packing.packing import Packing
+from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
+
+
+def plan_of_packing(packing: Packing, units: Mapping[int, UnitCapacity], *, rule: str | None = None) -> Plan:
+    """`units` says what each number is; those that are not open hold nothing. `rule`: why the solver leaves units aside
+    that have room, and the remedy.
+    """
+    plans = tuple(
+        UnitPlan(unit_id=unit.unit_id, models=tuple(_placements(packing, u, unit))) for u, unit in units.items()
+    )
+    return Plan(units=plans, unplaced=dict(_refusals(packing, units, rule)))
+
+
+def carve(packing: Packing, pools: Sequence[NodePool], *, rule: str | None = None) -> FleetPlan:
+    """Gives every open unit its GPUs: on each node the largest units first."""
+    units = units_of_packing(packing, pools)
+    plan = plan_of_packing(packing, {**units, **_largest_that_could_be(packing, pools)}, rule=rule)
+    ids = {u.unit_id for u in units.values()}
+    return FleetPlan(
+        units=tuple(units.values()), plan=replace(plan, units=tuple(u for u in plan.units if u.unit_id in ids))
+    )
+
+
+def units_of_packing(packing: Packing, pools: Sequence[NodePool]) -> dict[int, UnitCapacity]:
+    on_nodes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for unit in packing.open_units():
+        node = packing.nodes[unit]
+        assert node is not None, "units are cut out of nodes"
+        on_nodes[node].append(unit)
+    units: dict[int, UnitCapacity] = {}
+    for (pool, number), here in sorted(on_nodes.items()):
+        first_gpu = 0
+        for unit in sorted(here, key=lambda u: (-packing.costs_of(u).num_gpus, sorted(packing.parts[u]), u)):
+            num_gpus = packing.costs_of(unit).num_gpus
+            units[unit] = pools[pool].unit(number, first_gpu, num_gpus)
+            first_gpu += num_gpus
+    return units
+
+
+def _largest_that_could_be(packing: Packing, pools: Sequence[NodePool]) -> Mapping[int, UnitCapacity]:
+    """An empty unit of each pool with free GPUs, for refusals to name."""
+    could: dict[int, UnitCapacity] = {}
+    for pool, free in packing.free_gpus.items():
+        sizes = [n for n in pools[pool].sizes() if len(free) and n <= free.max()]
+        if sizes:
+            node = int(free.argmax())
+            first_gpu = pools[pool].gpus_per_node - int(free[node])
+            could[-1 - pool] = pools[pool].unit(node, first_gpu, sizes[-1])
+    return could
+
+
+def _placements(packing: Packing, number: int, unit: UnitCapacity) -> Iterator[ModelPlacement]:
+    parts = packing.parts[number] if number >= 0 else {}
+    models = packing.instance.models
+    claims = [
+        QuotaClaim(
+            model=models[m].model,
+            spec=models[m].spec,
+            demand=replace(models[m].demand, rate_per_s=rate),
+            max_model_len=models[m].max_model_len,
+        )
+        for m, rate in sorted(parts.items())
+    ]
+    quotas = initial_quotas(
+        claims, total_blocks=unit.total_blocks, block_bytes=unit.block_bytes, num_gpus=unit.num_gpus
+    )
+    assert not isinstance(quotas, QuotaShortage), "a packing holds no more than the floors admit"
+    for claim in claims:
+        yield ModelPlacement(model=claim.model, quota_blocks=quotas[claim.model])
+
+
+def _refusals(packing: Packing, units: Mapping[int, UnitCapacity], rule: str | None) -> Iterator[tuple[str, str]]:
+    models = packing.instance.models
+    for number, model in enumerate(models):
+        placed = len(packing.homes[number])
+        if placed < model.min_replicas:
+            others = [
+                (unit, [models[m] for m in (packing.parts[u] if u >= 0 else ())])
+                for u, unit in units.items()
+                if u not in packing.homes[number]
+            ]
+            prefix = f"{placed} of {model.min_replicas} replicas placed: " if placed else ""
+            yield model.model, prefix + refusal(model, others, rule=rule)

@@ -1,0 +1,264 @@
+"""Units being filled with parts of models' load. What the estimate says of them is kept up to date."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from placement.estimation.problem_arrays import Instance
+from placement.estimation.throughput import BYTES, LARGEST_FACTOR, NUM_SUMS, SLACK, Floats, KindCosts
+from placement.nodes import NodePool
+from placement.plan import UnitCapacity
+
+_WAYS = 8  # columns for the ways of sharing; kinds with fewer leave the rest at infinity
+_CLOSED = -1
+
+Node = tuple[int, int]
+"""Pool and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    kind: int
+    node: Node | None
+    parts: dict[int, float]
+
+
+Parts = Mapping[int, float]
+"""Loads by model."""
+Snapshot = Mapping[int, _Saved]
+"""Of the open units."""
+
+
+class Packing:
+    """Kinds and models are numbers of `instance`; a unit is a number too. A closed unit holds nothing, and its GPUs are
+    its node's. `free_gpus` maps a pool to the free GPUs of each of its nodes, for units that are cut out of nodes.
+    """
+
+    def __init__(self, instance: Instance, *, free_gpus: Mapping[int, Iterable[int]] | None = None) -> None:
+        self.instance = instance
+        self.free_gpus = {pool: np.array(list(nodes), dtype=np.int64) for pool, nodes in (free_gpus or {}).items()}
+        self.kind = np.full(16, _CLOSED)
+        self.sums = np.zeros((16, NUM_SUMS))
+        self.minima = np.full((16, SLACK + _WAYS), np.inf)
+        self.factor = np.full(16, LARGEST_FACTOR)
+        self.parts: list[dict[int, float]] = [{} for _ in range(16)]
+        self.nodes: list[Node | None] = [None] * 16
+        self.homes: list[set[int]] = [set() for _ in instance.models]
+        self.served_of = np.zeros(len(instance.models))
+        self.gpus_used = 0
+        self._alone: dict[tuple[int, float, int], float] = {}
+        self._journal: dict[int, _Saved] | None = None
+
+    @classmethod
+    def of_units(cls, instance: Instance, units: Sequence[UnitCapacity]) -> "Packing":
+        """Units numbered in the order given."""
+        packing = cls(instance)
+        for unit in units:
+            packing.open(instance.kind_of(unit))
+        return packing
+
+    @classmethod
+    def of_nodes(cls, instance: Instance, pools: Sequence[NodePool]) -> "Packing":
+        return cls(instance, free_gpus={i: [p.gpus_per_node] * p.num_nodes for i, p in enumerate(pools)})
+
+    def open_units(self) -> list[int]:
+        return [int(u) for u in np.flatnonzero(self.kind != _CLOSED)]
+
+    def costs_of(self, unit: int) -> KindCosts:
+        return self.instance.costs[int(self.kind[unit])]
+
+    def memory_share(self, units: npt.NDArray[np.intp], kind: int) -> Floats:
+        return np.asarray(self.sums[units, BYTES] / max(1.0, self.instance.costs[kind].memory_bytes))
+
+    def open(self, kind: int, node: Node | None = None) -> int:
+        closed = np.flatnonzero(self.kind == _CLOSED)
+        if len(closed) == 0:
+            self._grow()
+            closed = np.flatnonzero(self.kind == _CLOSED)
+        unit = int(closed[0])
+        self._remember(unit)
+        self._assign(unit, kind, node)
+        return unit
+
+    def close(self, unit: int) -> None:
+        """An empty unit gives its GPUs back to its node."""
+        assert not self.parts[unit], "only empty units close"
+        self._remember(unit)
+        self._release(unit)
+
+    def put(self, unit: int, model: int, rate_per_s: float) -> None:
+        assert model not in self.parts[unit], "one replica of a model on a unit"
+        self._remember(unit)
+        self._set_parts(unit, {**self.parts[unit], model: rate_per_s})
+
+    def take(self, unit: int, model: int) -> float:
+        """Returns the load that the replica had."""
+        self._remember(unit)
+        rest = dict(self.parts[unit])
+        rate = rest.pop(model)
+        self._set_parts(unit, rest)
+        return rate
+
+    def set_rate(self, unit: int, model: int, rate_per_s: float) -> None:
+        self._remember(unit)
+        self._set_parts(unit, {**self.parts[unit], model: rate_per_s})
+
+    def factor_of(self, unit: int, parts: Parts) -> float:
+        """The factor that the unit would have with these parts instead; -1: it cannot hold them."""
+        costs = self.costs_of(unit)
+        if not parts:
+            return LARGEST_FACTOR
+        models, rates = _columns(parts)
+        if not costs.runs[models].all():
+            return -1.0
+        sums = costs.sums(models, rates).sum(axis=0)
+        if not bool(costs.holds(sums)):
+            return -1.0
+        return float(costs.factor(sums, costs.minima(models, rates).min(axis=0)))
+
+    def rearrange(self, parts: Mapping[int, Parts]) -> None:
+        """Units get these parts instead of those they have."""
+        for unit in parts:
+            self._remember(unit)
+            self._set_parts(unit, {})
+        for unit, of_unit in parts.items():
+            self._set_parts(unit, dict(of_unit))
+
+    def begin(self) -> None:
+        """From here on changes can be taken back."""
+        assert self._journal is None, "one attempt at a time"
+        self._journal = {}
+
+    def commit(self) -> None:
+        self._journal = None
+
+    def roll_back(self) -> None:
+        journal, self._journal = self._journal, None
+        assert journal is not None, "nothing was begun"
+        for unit in journal:
+            if self.kind[unit] != _CLOSED:
+                self._set_parts(unit, {})
+                self._release(unit)
+        for unit, saved in journal.items():
+            if saved.kind != _CLOSED:
+                self._assign(unit, saved.kind, saved.node)
+                self._set_parts(unit, saved.parts)
+
+    def snapshot(self) -> Snapshot:
+        return {u: _Saved(int(self.kind[u]), self.nodes[u], self.parts[u]) for u in self.open_units()}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        for unit in self.open_units():
+            if snapshot.get(unit) != _Saved(int(self.kind[unit]), self.nodes[unit], self.parts[unit]):
+                self._set_parts(unit, {})
+                self._release(unit)
+        for unit, saved in snapshot.items():
+            if self.kind[unit] == _CLOSED:
+                self._assign(unit, saved.kind, saved.node)
+                self._set_parts(unit, saved.parts)
+
+    def factors_with(
+        self, model: int, rate_per_s: float, kind: int, *, above: float = 0.0
+    ) -> tuple[npt.NDArray[np.intp], Floats]:
+        """Open units of a kind without the model, and the factor each would have with this replica; -1: no room. Only
+        units whose factor is `above` that now: more load lowers it.
+        """
+        costs = self.instance.costs[kind]
+        units = np.flatnonzero((self.kind == kind) & (self.factor >= above))
+        if not costs.runs[model] or len(units) == 0:
+            return units[:0], np.zeros(0)
+        homes = self.homes[model]
+        if homes:
+            units = units[~np.isin(units, list(homes))]
+        sums = self.sums[units] + costs.sums(model, rate_per_s)
+        minima = np.minimum(self.minima[units, : SLACK + costs.num_ways], costs.minima(model, rate_per_s))
+        return units, np.where(costs.holds(sums), costs.factor(sums, minima), -1.0)
+
+    def roomiest(self, model: int, rate_per_s: float, *, above: float = 0.0) -> tuple[float, int] | None:
+        """The unit that would have the largest factor with such a replica, and that factor."""
+        best: tuple[float, int] | None = None
+        for kind in range(len(self.instance.kinds)):
+            units, factors = self.factors_with(model, rate_per_s, kind, above=above)
+            if len(units):
+                here = int(np.argmax(factors))
+                option = (float(factors[here]), -int(units[here]))
+                best = option if best is None else max(best, option)
+        return None if best is None else (best[0], -best[1])
+
+    def factor_alone(self, model: int, rate_per_s: float, kind: int) -> float:
+        """On an empty unit of the kind; -1: no room."""
+        key = (model, rate_per_s, kind)
+        factor = self._alone.get(key)
+        if factor is None:
+            factor = self._alone[key] = self._factor_alone(*key)
+        return factor
+
+    def node_for(self, pool: int, num_gpus: int) -> Node | None:
+        """The fullest node with room, so that whole nodes stay whole."""
+        free = self.free_gpus[pool]
+        room = np.where(free >= num_gpus, free, np.iinfo(np.int64).max)
+        number = int(room.argmin())
+        return (pool, number) if free[number] >= num_gpus else None
+
+    def _factor_alone(self, model: int, rate_per_s: float, kind: int) -> float:
+        costs = self.instance.costs[kind]
+        if not costs.runs[model]:
+            return -1.0
+        sums = costs.sums(model, rate_per_s)
+        return float(costs.factor(sums, costs.minima(model, rate_per_s))) if bool(costs.holds(sums)) else -1.0
+
+    def _assign(self, unit: int, kind: int, node: Node | None) -> None:
+        self.kind[unit] = kind
+        self.nodes[unit] = node
+        if node is not None:
+            self.free_gpus[node[0]][node[1]] -= self.instance.costs[kind].num_gpus
+            assert self.free_gpus[node[0]][node[1]] >= 0, "a node has no more GPUs than it has"
+
+    def _release(self, unit: int) -> None:
+        node = self.nodes[unit]
+        if node is not None:
+            self.free_gpus[node[0]][node[1]] += self.costs_of(unit).num_gpus
+        self.kind[unit] = _CLOSED
+        self.nodes[unit] = None
+
+    def _remember(self, unit: int) -> None:
+        if self._journal is not None and unit not in self._journal:
+            self._journal[unit] = _Saved(int(self.kind[unit]), self.nodes[unit], self.parts[unit])
+
+    def _set_parts(self, unit: int, parts: dict[int, float]) -> None:
+        costs, old = self.costs_of(unit), self.parts[unit]
+        served = min(1.0, float(self.factor[unit]))
+        for model, rate in old.items():
+            self.served_of[model] -= rate * served
+            self.homes[model].discard(unit)
+        self.gpus_used += costs.num_gpus * (bool(parts) - bool(old))
+        self.parts[unit] = parts
+        if parts:
+            models, rates = _columns(parts)
+            minima = costs.minima(models, rates).min(axis=0)
+            self.sums[unit] = costs.sums(models, rates).sum(axis=0)
+            self.minima[unit, : len(minima)] = minima
+            self.factor[unit] = float(costs.factor(self.sums[unit], minima))
+        else:
+            self.sums[unit] = 0.0
+            self.minima[unit] = np.inf
+            self.factor[unit] = LARGEST_FACTOR
+        served = min(1.0, float(self.factor[unit]))
+        for model, rate in parts.items():
+            self.served_of[model] += rate * served
+            self.homes[model].add(unit)
+
+    def _grow(self) -> None:
+        size = len(self.kind)
+        self.kind = np.concatenate((self.kind, np.full(size, _CLOSED)))
+        self.sums = np.concatenate((self.sums, np.zeros_like(self.sums)))
+        self.minima = np.concatenate((self.minima, np.full_like(self.minima, np.inf)))
+        self.factor = np.concatenate((self.factor, np.full(size, LARGEST_FACTOR)))
+        self.parts += [{} for _ in range(size)]
+        self.nodes += [None] * size
+
+
+def _columns(parts: Parts) -> tuple[npt.NDArray[np.intp], Floats]:
+    return np.fromiter(parts, dtype=np.intp), np.fromiter(parts.values(), dtype=np.float64)

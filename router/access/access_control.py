@@ -1,0 +1,83 @@
+"""The gate in front of the API: keys, allow-lists and rates. Without a key ring everybody is let in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from starlette.datastructures import Headers
+
+from router.access.api_keys import KeyEntry, KeyRing, check_model
+from router.access.caller import Caller
+from router.access.rate_limits import RateLimits, RateStatus
+from router.access.request_headers import api_key_of, caller_of
+from router.errors import AdminOnly, RateLimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessGrant:
+    """Who was let in; `entry` is None where no keys are in force."""
+
+    caller: Caller
+    entry: KeyEntry | None = None
+    rate: RateStatus | None = None
+
+    def may_see(self, model: str) -> bool:
+        return self.entry is None or self.entry.models is None or model in self.entry.models
+
+
+class AccessControl:
+    """`set_keys` may be called at any time; requests under way are not asked again."""
+
+    def __init__(
+        self, *, clock: Callable[[], float], num_gateways: Callable[[], int], on_keys: Callable[[frozenset[str]], None]
+    ) -> None:
+        """`on_keys` gets the names of the keys in force."""
+        self._clock = clock
+        self._num_gateways = num_gateways
+        self._on_keys = on_keys
+        self._keys: KeyRing | None = None
+        self._rates = RateLimits()
+
+    def set_keys(self, keys: KeyRing | None) -> None:
+        self._keys = keys
+        self._rates.keep(frozenset() if keys is None else keys.ids())
+        self._on_keys(frozenset() if keys is None else keys.names())
+
+    def identify(self, headers: Headers) -> AccessGrant:
+        """Raises:
+        InvalidApiKey: keys are in force and this is none of them.
+        InvalidRequest: a header says what it cannot.
+        """
+        caller = caller_of(headers)
+        if self._keys is None:
+            return AccessGrant(caller=caller)
+        entry = self._keys.admit(api_key_of(headers))
+        allowed = replace(
+            caller,
+            tenant=entry.name,
+            key_id=entry.key_id,
+            priority=min(caller.priority, entry.priority),
+            may_tighten_slo=entry.may_tighten_slo,
+        )
+        return AccessGrant(caller=allowed, entry=entry)
+
+    def enter(self, who: AccessGrant, model: str) -> AccessGrant:
+        """For a generation. Raises:
+        ModelNotAllowed: the key is not for this model.
+        RateLimited: the key has used up its rate.
+        """
+        if who.entry is None:
+            return who
+        check_model(who.entry, model)
+        rate = self._rates.enter(who.entry, self._clock(), num_gateways=self._num_gateways())
+        if rate.retry_after_s is not None:
+            raise RateLimited(key=who.entry.name, retry_after_s=rate.retry_after_s, headers=rate.headers())
+        return replace(who, rate=rate)
+
+    def spend(self, key_id: str, tokens: int) -> None:
+        """What a generation of the key took."""
+        self._rates.spend(key_id, tokens, self._clock())
+
+    def check_admin(self, who: AccessGrant) -> None:
+        """Raises AdminOnly."""
+        if who.entry is not None and not who.entry.is_admin:
+            raise AdminOnly()

@@ -1,0 +1,340 @@
+"""Whether a request may enter, must wait for its turn, or is turned away. Sans-I/O: callers tell the time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.admission.block_ledger import QuotaLedger
+from router.admission.fair_queue import FairQueue
+from router.admission.flow import Waiting
+from router.admission.learned_estimates import OutputLengths, WakeTimes
+from router.admission.queue_forecast import QueueForecast, QueueForecaster
+from router.admission.service_counters import virtual_tokens
+from router.admission_request import AdmissionRequest
+from router.routing.routing import UnitChoice
+
+MAX_RETRY_AFTER_S = 120
+"""The OpenAI SDKs give up above."""
+
+_LEAST_PAUSE_S = 0.002  # between two tries
+_ROUNDING_S = 1e-6  # what floats may be off by
+_LOOK_EVERY_S = 0.1
+_NO_PACE = QueueForecast()
+_BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Blocks are reserved; the request goes to `choice` now."""
+
+    choice: UnitChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """It waits. `is_held`: for a unit that has its model, otherwise for its turn."""
+
+    is_held: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """Overload (429): the model is served, but not this request, not now."""
+
+    retry_after_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCapacity:
+    """No unit has the model (503)."""
+
+    retry_after_s: int
+
+
+Outcome = Admit | Shed | NoCapacity
+Decision = Outcome | Queue
+
+
+class Units(Protocol):
+    """Routing as admission needs it."""
+
+    def choose(self, ask: AdmissionRequest, now_s: float) -> UnitChoice | None:
+        """None while no unit has the model ready."""
+        ...
+
+    def is_ready(self, model: str) -> bool: ...
+
+    def placed(self, ask: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
+        """The ask is admitted and goes there: from now on it counts as that unit's load."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """`max_waiting` counts a model's requests before their first token, here and on units. `ahead_share`: a request is
+    handed to a unit when the prefills before it there take no more than this share of its TTFT target, or its model's
+    if that is less; the others wait here, where turns are fair. `least_ahead_s` may always be ahead, so that the unit
+    does not idle while it is asked.
+    """
+
+    max_waiting: int = 1024
+    ahead_share: float = 0.05
+    least_ahead_s: float = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class _Admitted:
+    """`output_tokens` it was charged for. `prefill_s` was predicted; None when the first token tells nothing of it."""
+
+    ask: AdmissionRequest
+    output_tokens: int
+    admitted_s: float
+    prefill_s: float | None
+
+
+class Admission:
+    """Every ask that is offered gets exactly one Outcome: from `offer`, or later from `pump`; or it is withdrawn."""
+
+    def __init__(self, units: Units, ledger: QuotaLedger, settings: AdmissionSettings) -> None:
+        self.queue = FairQueue()
+        self.lengths = OutputLengths()
+        self.wakes = WakeTimes()
+        self._units = units
+        self._ledger = ledger
+        self._settings = settings
+        self._learners: dict[str, QueueForecaster] = {}
+        self._ttft_targets_s: Mapping[str, float] = {}
+        self._before_first: dict[str, int] = {}  # admitted, no token yet
+        self._running: dict[str, _Admitted] = {}
+        self._evicted: list[AdmissionRequest] = []
+        self._look_s = -math.inf  # when to look for late asks without a hope
+        self._blocked_until_s: dict[str, float] = {}  # models whose head was tried in vain
+
+    # ---- the door ----
+
+    def offer(self, ask: AdmissionRequest, now_s: float) -> Decision:
+        """After a Queue call `pump`: turns may have changed."""
+        if self._is_full(ask.model):
+            loser = self._who_makes_room(ask)
+            if loser is None:
+                return self._shed(ask.model)
+            self.queue.remove(loser.request_id)
+            self._evicted.append(loser)
+        output_tokens = self._output_tokens(ask)
+        work = virtual_tokens(prompt_tokens=ask.prompt_tokens, output_tokens=output_tokens)
+        learner = self._observe(ask.model, now_s)
+        learner.asked(ask.tenant, work, now_s)
+        if not self.queue:
+            self.queue.enter(ask.model, ask.tenant, credit=self._credit(ask))
+            tried = self._try(ask, now_s)
+            if isinstance(tried, Admit):
+                return tried
+        choice = self._units.choose(ask, now_s)
+        prefill_s = 0.0
+        if choice is None:
+            self.wakes.held(ask.model, now_s)
+        else:
+            prefill_s = choice.prefill_s
+            work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
+            if self._comes_too_late(ask, work, now_s):
+                return self._shed(ask.model)
+        self.queue.push(ask, now_s, work=work, prefill_s=prefill_s, credit=self._credit(ask))
+        return Queue(is_held=choice is None)
+
+    def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
+        """Outcomes of asks that waited. Call it when something may have made room, and when `next_pump_s` has come."""
+        outcomes: list[tuple[AdmissionRequest, Outcome]] = [(ask, self._shed(ask.model)) for ask in self._evicted]
+        self._evicted.clear()
+        outcomes += [(ask, self._too_late(ask, now_s)) for ask in self.queue.expired(now_s)]
+        while (entry := self._next_admitted(now_s)) is not None:
+            waiting, admit = entry
+            charged = virtual_tokens(
+                prompt_tokens=waiting.ask.prompt_tokens,
+                output_tokens=self._running[waiting.ask.request_id].output_tokens,
+            )
+            self._observe(waiting.ask.model, now_s, left=1, virtual_tokens=charged, work=waiting.work)
+            self.queue.serve(waiting.ask.request_id)
+            outcomes.append((waiting.ask, admit))
+        if now_s >= self._look_s:
+            self._look_s = now_s + _LOOK_EVERY_S
+            outcomes += [(ask, self._shed(ask.model)) for ask in self.queue.hopeless(now_s, self._pace)]
+        return outcomes
+
+    def next_pump_s(self) -> float | None:
+        """When waiting alone may change something; None while nothing waits."""
+        if self._evicted:
+            return -math.inf
+        deadline_s = self.queue.next_deadline_s()
+        if deadline_s is None:
+            return None
+        models = list(self.queue.models())
+        look_s = self._look_s if any(self._learner(m).drain.work_per_s for m in models) else math.inf
+        return min(deadline_s, look_s, *(self._blocked_until_s.get(m, -math.inf) for m in models))
+
+    def on_view(self, now_s: float) -> None:
+        """Units came, went or told their load: everybody may be tried again."""
+        self._blocked_until_s.clear()
+        for learner in self._learners.values():
+            learner.forget_idle(now_s)
+        for model in self.wakes.waiting():
+            if self._units.is_ready(model):
+                self.wakes.ready(model, now_s)
+
+    def withdraw(self, request_id: str) -> bool:
+        """The client left; False if the ask does not wait (any more)."""
+        if self.queue.remove(request_id) is not None:
+            return True
+        before = len(self._evicted)
+        self._evicted = [ask for ask in self._evicted if ask.request_id != request_id]
+        return len(self._evicted) < before
+
+    # ---- what was admitted ----
+
+    def on_first_token(self, request_id: str, now_s: float) -> None:
+        admitted = self._running[request_id]
+        model = admitted.ask.model
+        self._before_first[model] -= 1
+        if admitted.prefill_s is not None:
+            lag_s = now_s - admitted.admitted_s - admitted.prefill_s
+            self._learner(model).lags.note(admitted.prefill_s, lag_s)
+        # Its unit may be free sooner than thought, for other models too.
+        self._blocked_until_s = {m: s for m, s in self._blocked_until_s.items() if s == math.inf}
+
+    def left(self, request_id: str) -> None:
+        """Its unit was lost: when its first token comes tells nothing of units."""
+        self._running[request_id].prefill_s = None
+
+    def end(self, request_id: str, *, output_tokens: int, had_first_token: bool, finished: bool) -> None:
+        """Settles the account of an admitted request, however it ended."""
+        admitted = self._running.pop(request_id)
+        ask = admitted.ask
+        self.queue.charge(ask.model, ask.tenant, output_tokens=output_tokens - admitted.output_tokens)
+        self._ledger.release(request_id)
+        self._blocked_until_s.pop(ask.model, None)
+        if not had_first_token:
+            self._before_first[ask.model] -= 1
+        if finished:
+            self.lengths.record(ask.model, output_tokens)
+
+    def num_waiting(self, model: str) -> int:
+        """Before their first token, here and on units."""
+        return self.queue.size(model) + self._before_first.get(model, 0)
+
+    def keep_models(self, ttft_targets_s: Mapping[str, float]) -> None:
+        """The models of the fleet and their TTFT targets."""
+        self._ttft_targets_s = ttft_targets_s
+        models = frozenset(ttft_targets_s)
+        self.queue.keep_models(models)
+        self.lengths.keep(models)
+        self._learners = {m: of_model for m, of_model in self._learners.items() if m in models}
+
+    # ----
+
+    def _next_admitted(self, now_s: float) -> tuple[Waiting, Admit] | None:
+        """The first in turn that can go; every admission moves counters, so the order is asked for again each time."""
+        blocked = {model for model, until_s in self._blocked_until_s.items() if until_s > now_s}
+        for waiting in self.queue.heads(now_s, self._pace, but=blocked):
+            tried = self._try(waiting.ask, now_s)
+            if isinstance(tried, Admit):
+                return waiting, tried
+            self._blocked_until_s[waiting.ask.model] = tried
+        return None
+
+    def _try(self, ask: AdmissionRequest, now_s: float) -> Admit | float:
+        """Otherwise when another try makes sense; inf: when something has changed."""
+        output_tokens = self._output_tokens(ask)
+        tokens = ask.prompt_tokens + output_tokens
+        if not self._ledger.has_room(ask.model, tokens):
+            return math.inf
+        choice = self._units.choose(ask, now_s)
+        if choice is None:
+            return math.inf
+        ttft_s = min(ask.slo.ttft_s, self._ttft_targets_s.get(ask.model, math.inf))
+        too_far_ahead_s = choice.before_s - max(self._settings.ahead_share * ttft_s, self._settings.least_ahead_s)
+        if too_far_ahead_s > _ROUNDING_S:
+            return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
+        reserved = self._ledger.reserve(ask.request_id, ask.model, tokens)
+        assert reserved, "the ledger had room"
+        self.queue.charge(ask.model, ask.tenant, prompt_tokens=ask.prompt_tokens, output_tokens=output_tokens)
+        self._running[ask.request_id] = _Admitted(ask, output_tokens, now_s, choice.prefill_s)
+        self._before_first[ask.model] = self._before_first.get(ask.model, 0) + 1
+        self._units.placed(ask, choice, now_s)
+        return Admit(choice=choice)
+
+    def _credit(self, ask: AdmissionRequest) -> float:
+        """What the tenant's fair share yields in one TTFT target of the model (not of the request: a client could ask
+        for credit). If all tenants come back at once, the others are late by one TTFT target at most.
+        """
+        tenants = max(1, self.queue.num_tenants(ask.model) + (not self.queue.tenant_size(ask.model, ask.tenant)))
+        drain = self._learner(ask.model).drain
+        return drain.virtual_tokens_per_s * self._ttft_targets_s.get(ask.model, 0.0) / tenants
+
+    def _output_tokens(self, ask: AdmissionRequest) -> int:
+        return self.lengths.predicted_tokens(ask.model, max_tokens=ask.max_tokens)
+
+    def _is_full(self, model: str) -> bool:
+        return self.num_waiting(model) >= self._settings.max_waiting
+
+    def _who_makes_room(self, ask: AdmissionRequest) -> AdmissionRequest | None:
+        """A full queue is the fault of who waits with most: a neighbour's first request takes that one's last place.
+        One that is late for good makes room for any of its class.
+        """
+        last = self.queue.last_of_greediest(ask.model)
+        if last is None:
+            return None
+        loser = last.ask
+        if loser.priority < ask.priority or (loser.priority == ask.priority and last.is_late):
+            return loser
+        theirs = self.queue.tenant_size(ask.model, loser.tenant)
+        ours = self.queue.tenant_size(ask.model, ask.tenant)
+        return loser if loser.priority == ask.priority and theirs > ours + 1 else None
+
+    def _comes_too_late(self, ask: AdmissionRequest, work: float, now_s: float) -> bool:
+        """Its client waits no longer than its target, and its turn will not come by then."""
+        if ask.deadline_s > now_s + ask.slo.ttft_s:
+            return False
+        served_per_s = self._learner(ask.model).drain.work_per_s
+        if served_per_s is None:
+            return False
+        return now_s + (self.queue.work_before(ask) + work) / served_per_s > ask.deadline_s
+
+    def _too_late(self, ask: AdmissionRequest, now_s: float) -> Outcome:
+        if self._units.choose(ask, now_s) is None:
+            return self.no_capacity(ask.model, now_s)
+        return self._shed(ask.model)
+
+    def _shed(self, model: str) -> Shed:
+        return Shed(retry_after_s=self.retry_after_s(model))
+
+    def no_capacity(self, model: str, now_s: float) -> NoCapacity:
+        return NoCapacity(retry_after_s=_whole_seconds(self.wakes.left_s(model, now_s)))
+
+    def retry_after_s(self, model: str) -> int:
+        """Until half of what waits is gone, so that those who come back find room and do not race for one place."""
+        per_s = self._learner(model).drain.per_s
+        if per_s is None:
+            return _BLIND_RETRY_AFTER_S
+        return _whole_seconds(self.num_waiting(model) / 2 / per_s if per_s > 0 else math.inf)
+
+    def _pace(self, model: str, now_s: float) -> QueueForecast:
+        """Of a model that nobody serves now nothing is expected."""
+        return self._learner(model).pace(now_s) if self._units.is_ready(model) else _NO_PACE
+
+    def _learner(self, model: str) -> QueueForecaster:
+        learner = self._learners.get(model)
+        if learner is None:
+            learner = self._learners[model] = QueueForecaster()
+        return learner
+
+    def _observe(
+        self, model: str, now_s: float, *, left: int = 0, virtual_tokens: float = 0.0, work: float = 0.0
+    ) -> QueueForecaster:
+        learner = self._learner(model)
+        queued = self.queue.size(model) > 0
+        learner.drain.observe(now_s, queued=queued, left=left, virtual_tokens=virtual_tokens, work=work)
+        return learner
+
+
+def _whole_seconds(seconds: float) -> int:
+    return math.ceil(max(1.0, min(float(MAX_RETRY_AFTER_S), seconds)))

@@ -1,0 +1,98 @@
+"""Counts of what a gateway was asked for, for the control loop."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from router.admission.demand_report import DemandReport, ModelAsked
+from router.admission_request import AdmissionRequest
+
+
+@dataclass(slots=True, eq=False)
+class _Totals:
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    shed: int = 0
+    no_capacity: int = 0
+    finished: int = 0
+    ttft_met: int = 0
+    tbt_met: int = 0
+    in_time: int = 0
+
+
+class DemandCounts:
+    """Only models of the catalog are counted: their number bounds it."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, _Totals] = {}
+
+    def asked(self, model: str, prompt_tokens: int) -> None:
+        totals = self._of(model)
+        totals.requests += 1
+        totals.prompt_tokens += prompt_tokens
+
+    def shed(self, model: str) -> None:
+        self._of(model).shed += 1
+
+    def no_capacity(self, model: str) -> None:
+        self._of(model).no_capacity += 1
+
+    def ended(self, model: str, *, output_tokens: int, finished: bool, ttft_met: bool, tbt_met: bool) -> None:
+        totals = self._of(model)
+        totals.output_tokens += output_tokens
+        if finished:
+            totals.finished += 1
+            totals.ttft_met += ttft_met
+            totals.tbt_met += tbt_met
+            totals.in_time += ttft_met and tbt_met
+
+    def report(
+        self,
+        gateway_id: str,
+        waiting: Iterable[tuple[AdmissionRequest, float]],
+        *,
+        held: Mapping[str, int],
+        before_first: Callable[[str], int],
+        is_ready: Callable[[str], bool],
+        now_s: float,
+    ) -> DemandReport:
+        """`waiting` are asks with the time they came, `held` counts those that could not ask yet, `before_first` asks
+        without a token, on units too.
+        """
+        for model in held:
+            self._of(model)
+        numbers: dict[str, int] = {}
+        oldest_s: dict[str, float] = {}
+        for ask, since_s in waiting:
+            numbers[ask.model] = numbers.get(ask.model, 0) + 1
+            oldest_s[ask.model] = min(oldest_s.get(ask.model, since_s), since_s)
+        return DemandReport(
+            gateway_id=gateway_id,
+            models=tuple(
+                ModelAsked(
+                    model=model,
+                    requests_total=totals.requests,
+                    prompt_tokens_total=totals.prompt_tokens,
+                    output_tokens_total=totals.output_tokens,
+                    held=held.get(model, 0) + (0 if is_ready(model) else numbers.get(model, 0)),
+                    waiting=before_first(model) + held.get(model, 0),
+                    oldest_wait_s=now_s - oldest_s.get(model, now_s),
+                    shed_total=totals.shed,
+                    no_capacity_total=totals.no_capacity,
+                    finished_total=totals.finished,
+                    ttft_met_total=totals.ttft_met,
+                    tbt_met_total=totals.tbt_met,
+                    in_time_total=totals.in_time,
+                )
+                for model, totals in sorted(self._totals.items())
+            ),
+        )
+
+    def keep_models(self, models: frozenset[str]) -> None:
+        self._totals = {m: t for m, t in self._totals.items() if m in models}
+
+    def _of(self, model: str) -> _Totals:
+        totals = self._totals.get(model)
+        if totals is None:
+            totals = self._totals[model] = _Totals()
+        return totals

@@ -1,0 +1,191 @@
+"""Whose turn it is: fair queueing among models and, within a model, among API keys; and what is worth a turn.
+
+Fairness decides which flow's turn it is (ServiceCounters), servability which ask of the flow has it (Flow).
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Set
+
+from router.admission.flow import Waiting
+from router.admission.flow_queue import FlowQueue
+from router.admission.queue_forecast import QueueForecast
+from router.admission.service_counters import ServiceCounters, virtual_tokens
+from router.admission_request import AdmissionRequest
+
+PaceOf = Callable[[str, float], QueueForecast]  # of a model, now
+
+_UNKNOWN = QueueForecast()
+
+
+class FairQueue:
+    """Strict priority first; then what can be in time before what cannot; of those the least served model, and its
+    least served tenant.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, FlowQueue] = {}
+        self._models = ServiceCounters()
+        self._waiting: dict[str, Waiting] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._arrivals = 0
+        self._served = 0.0  # virtual tokens of all models
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
+    def size(self, model: str) -> int:
+        queue = self._queues.get(model)
+        return 0 if queue is None else queue.size
+
+    def tenant_size(self, model: str, tenant: str) -> int:
+        queue = self._queues.get(model)
+        return 0 if queue is None else queue.per_tenant.get(tenant, 0)
+
+    def num_tenants(self, model: str) -> int:
+        """Tenants that wait."""
+        queue = self._queues.get(model)
+        return 0 if queue is None else len(queue.per_tenant)
+
+    def push(
+        self,
+        ask: AdmissionRequest,
+        now_s: float,
+        *,
+        work: float | None = None,
+        prefill_s: float = 0.0,
+        credit: float = 0.0,
+    ) -> None:
+        """`work` and `credit`, its tenant's, in virtual tokens; `prefill_s` as routing predicts it."""
+        assert ask.request_id not in self._waiting, f"{ask.request_id} waits already"
+        queue = self._queue(ask.model)
+        self._models.activate(ask.model)
+        queue.counters.activate(ask.tenant, credit=credit)
+        self._arrivals += 1
+        waiting = self._waiting[ask.request_id] = Waiting(
+            ask=ask,
+            number=self._arrivals,
+            due_s=min(now_s + ask.slo.ttft_s, ask.deadline_s),
+            work=virtual_tokens(prompt_tokens=ask.prompt_tokens) if work is None else work,
+            prefill_s=prefill_s,
+        )
+        queue.push(waiting)
+        heapq.heappush(self._deadlines, (ask.deadline_s, ask.request_id))
+
+    def remove(self, request_id: str) -> AdmissionRequest | None:
+        """None if it does not wait (any more)."""
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return None
+        queue = self._queues[waiting.ask.model]
+        queue.remove(waiting)
+        if not queue.size:
+            self._models.deactivate(waiting.ask.model)
+        return waiting.ask
+
+    def serve(self, request_id: str) -> Waiting:
+        """It has its turn."""
+        waiting = self._waiting[request_id]
+        if waiting.is_late:
+            self._queues[waiting.ask.model].late_is_served(self._served)
+        self.remove(request_id)
+        return waiting
+
+    def heads(self, now_s: float, pace_of: PaceOf, *, but: Set[str] = frozenset()) -> Iterator[Waiting]:
+        """The next ask of every model with any, `but` of these, in the order in which models are due. Valid until the
+        queue changes.
+        """
+        heads = [
+            (-head.ask.priority, standing, self._models.of(model), model, head)
+            for model, queue in self._queues.items()
+            if queue.size and model not in but
+            for standing, head in (queue.head(now_s, pace_of(model, now_s), served=self._served),)
+        ]
+        heads.sort(key=lambda entry: entry[:4])
+        yield from (entry[4] for entry in heads)
+
+    def head(self, model: str, now_s: float, pace: QueueForecast = _UNKNOWN) -> AdmissionRequest | None:
+        queue = self._queues.get(model)
+        if queue is None or not queue.size:
+            return None
+        return queue.head(now_s, pace, served=self._served)[1].ask
+
+    def hopeless(self, now_s: float, pace_of: PaceOf) -> list[AdmissionRequest]:
+        """Removes and returns late asks whose turn is not expected within their patience."""
+        found = [
+            waiting.ask
+            for model, queue in self._queues.items()
+            if queue.size
+            for waiting in queue.hopeless(now_s, pace_of(model, now_s))
+        ]
+        for ask in found:
+            self.remove(ask.request_id)
+        return found
+
+    def work_before(self, ask: AdmissionRequest) -> float:
+        """Virtual tokens that have their turn before a newcomer."""
+        queue = self._queues.get(ask.model)
+        return 0.0 if queue is None else queue.work_before(ask.priority, ask.tenant)
+
+    def last_of_greediest(self, model: str) -> Waiting | None:
+        """Who makes room in a full queue: of the lowest class, the tenant that waits with most, its last one."""
+        queue = self._queues.get(model)
+        return None if queue is None else queue.last_of_greediest()
+
+    def charge(self, model: str, tenant: str, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Service given, or, negative, service that was charged too much."""
+        service = virtual_tokens(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self._models.charge(model, service)
+        self._queue(model).counters.charge(tenant, service)
+        self._served += max(0.0, service)
+
+    def enter(self, model: str, tenant: str, *, credit: float = 0.0) -> None:
+        """A request that is served without waiting passes the queue too: its flow is lifted like any other's."""
+        queue = self._queue(model)
+        self._models.activate(model)
+        queue.counters.activate(tenant, credit=credit)
+        if not queue.per_tenant.get(tenant):
+            queue.counters.deactivate(tenant)
+        if not queue.size:
+            self._models.deactivate(model)
+
+    def served(self, model: str, tenant: str) -> float:
+        """Virtual tokens of service on the flow's counter."""
+        queue = self._queues.get(model)
+        return 0.0 if queue is None else queue.counters.of(tenant)
+
+    def expired(self, now_s: float) -> list[AdmissionRequest]:
+        """Removes and returns what waited until its deadline."""
+        late = []
+        while (deadline_s := self.next_deadline_s()) is not None and deadline_s <= now_s:
+            ask = self.remove(self._deadlines[0][1])
+            assert ask is not None, "the first deadline is that of a waiting ask"
+            late.append(ask)
+        return late
+
+    def next_deadline_s(self) -> float | None:
+        while self._deadlines and self._deadlines[0][1] not in self._waiting:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def models(self) -> Iterator[str]:
+        """Those with anything waiting."""
+        return (model for model, queue in self._queues.items() if queue.size)
+
+    def waiting(self) -> Iterator[AdmissionRequest]:
+        return (waiting.ask for waiting in self._waiting.values())
+
+    def keep_models(self, models: frozenset[str]) -> None:
+        """Forgets what models left the fleet, once nothing of them waits, and tenants without a claim."""
+        for model in [m for m, q in self._queues.items() if m not in models and not q.size]:
+            del self._queues[model]
+        for queue in self._queues.values():
+            queue.counters.forget_idle()
+
+    def _queue(self, model: str) -> FlowQueue:
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = self._queues[model] = FlowQueue()
+        return queue

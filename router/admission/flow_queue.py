@@ -1,0 +1,139 @@
+"""What waits for one model: flows of API keys in priority classes."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from router.admission.flow import Flow, Standing, Waiting
+from router.admission.queue_forecast import LATE_SHARE, QueueForecast
+from router.admission.service_counters import ServiceCounters
+from router.admission_request import Priority
+
+_ARRANGE_EVERY_S = 0.02  # in between, newcomers take their places by due time
+
+
+@dataclass(slots=True, eq=False)
+class FlowQueue:
+    """Strict priority first, then what can be in time, then the flow with the least service."""
+
+    counters: ServiceCounters = field(default_factory=ServiceCounters)
+    flows: dict[Priority, dict[str, Flow]] = field(default_factory=dict)
+    per_tenant: dict[str, int] = field(default_factory=dict)
+    size: int = 0
+    _arranged_s: float = -math.inf
+    _late_mark: float = 0.0  # what had been served in all when a late ask last had its turn
+
+    def push(self, waiting: Waiting) -> None:
+        ask = waiting.ask
+        flows = self.flows.setdefault(ask.priority, {})
+        flow = flows.get(ask.tenant)
+        if flow is None:
+            flow = flows[ask.tenant] = Flow()
+        flow.push(waiting)
+        self.per_tenant[ask.tenant] = self.per_tenant.get(ask.tenant, 0) + 1
+        self.size += 1
+
+    def remove(self, waiting: Waiting) -> None:
+        ask = waiting.ask
+        flows = self.flows[ask.priority]
+        flow = flows[ask.tenant]
+        flow.remove(waiting)
+        if not flow.size:
+            del flows[ask.tenant]
+            if not flows:
+                del self.flows[ask.priority]
+        self.size -= 1
+        self.per_tenant[ask.tenant] -= 1
+        if not self.per_tenant[ask.tenant]:
+            del self.per_tenant[ask.tenant]
+            self.counters.deactivate(ask.tenant)
+
+    def head(self, now_s: float, pace: QueueForecast, *, served: float) -> tuple[Standing, Waiting]:
+        """The next ask of a queue with any, and how it stands beside other models'. `served`: in all, of all models."""
+        if now_s - self._arranged_s >= _ARRANGE_EVERY_S:
+            self._arrange(now_s, pace)
+        flows = self.flows[max(self.flows)]
+        late = self._least_served((t, flow.next_late()) for t, flow in flows.items())
+        if late is None:
+            self._late_mark = served
+        elif (served - self._late_mark) * LATE_SHARE >= late.work:
+            return Standing.IN_TIME, late
+        in_time = self._least_served((t, flow.next_in_time(now_s, pace)) for t, flow in flows.items())
+        if in_time is None and self._arranged_s < now_s:
+            self._arrange(now_s, pace)  # what was put back can be in time now
+            in_time = self._least_served((t, flow.next_in_time(now_s, pace)) for t, flow in flows.items())
+        if in_time is not None:
+            return Standing.IN_TIME, in_time
+        doubtful = self._least_served((t, flow.next_doubtful(now_s, pace)) for t, flow in flows.items())
+        if doubtful is not None:
+            return Standing.DOUBTFUL, doubtful
+        late = self._least_served((t, flow.next_late()) for t, flow in flows.items())
+        assert late is not None, "a queue with asks has a head"
+        return Standing.LATE, late
+
+    def late_is_served(self, served: float) -> None:
+        self._late_mark = served
+
+    def work_before(self, priority: Priority, tenant: str) -> float:
+        """What the queue passes before a newcomer of that flow has its turn, if all that is open is served."""
+        works = self._open_works(priority)
+        own = works.get(tenant, 0.0)
+        ahead = sum(flow.open_work for p, flows in self.flows.items() if p > priority for flow in flows.values())
+        return ahead + sum(min(work, own) for work in works.values())
+
+    def hopeless(self, now_s: float, pace: QueueForecast) -> list[Waiting]:
+        """Late asks whose turn is not expected before their deadline, the newest of a flow first."""
+        found: list[Waiting] = []
+        open_work = sum(flow.open_work for flows in self.flows.values() for flow in flows.values())
+        ahead = 0.0
+        for priority in sorted(self.flows, reverse=True):
+            flows = self.flows[priority]
+            works = {tenant: flow.late_work for tenant, flow in flows.items() if flow.late_work}
+            for tenant in works:
+                for waiting in flows[tenant].newest_late():
+                    passed = ahead + sum(min(work, works[tenant]) for work in works.values())
+                    if now_s + pace.late_wait_s(open_work, passed) <= waiting.ask.deadline_s:
+                        break
+                    found.append(waiting)
+                    works[tenant] -= waiting.work
+            ahead += sum(works.values())
+        return found
+
+    def last_of_greediest(self) -> Waiting | None:
+        """Who makes room in a full queue: of the lowest class, the tenant that waits with most, its last one."""
+        if not self.size:
+            return None
+        flows = self.flows[min(self.flows)]
+        return flows[max(flows, key=lambda t: (flows[t].size, t))].last()
+
+    def _open_works(self, priority: Priority) -> Mapping[str, float]:
+        return {tenant: flow.open_work for tenant, flow in self.flows.get(priority, {}).items()}
+
+    def _arrange(self, now_s: float, pace: QueueForecast) -> None:
+        self._arranged_s = now_s
+        for priority, flows in self.flows.items():
+            passed = turn_works(self._open_works(priority))
+            for tenant, flow in flows.items():
+                share = flow.open_work / passed[tenant] if passed[tenant] > 0 else 1.0
+                flow.arrange(now_s, pace, tenant=tenant, share=share)
+
+    def _least_served(self, heads: Iterable[tuple[str, Waiting | None]]) -> Waiting | None:
+        of_tenant = {tenant: waiting for tenant, waiting in heads if waiting is not None}
+        if len(of_tenant) < 2:
+            return next(iter(of_tenant.values()), None)
+        return of_tenant[min(of_tenant, key=lambda t: (self.counters.of(t), t))]
+
+
+def turn_works(works: Mapping[str, float]) -> dict[str, float]:
+    """What the queue passes until the work of each flow is done, when flows with any get equal shares.
+
+    >>> turn_works({"flood": 10.0, "small": 1.0})
+    {'small': 2.0, 'flood': 11.0}
+    """
+    passed: dict[str, float] = {}
+    done, left = 0.0, len(works)
+    for tenant in sorted(works, key=lambda t: works[t]):
+        passed[tenant] = done + works[tenant] * left
+        done += works[tenant]
+        left -= 1
+    return passed

@@ -1,0 +1,225 @@
+"""All that a gateway decides, without I/O: who enters, in which order, on which unit. The simulator calls it too."""
+
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pdmux_actor.messages import Slo
+from router.admission.admission import Admission, AdmissionSettings, Admit, Decision, NoCapacity, Outcome, Queue, Shed
+from router.admission.block_ledger import QuotaLedger, block_budgets
+from router.admission.demand_counts import DemandCounts
+from router.admission.demand_report import DemandReport
+from router.admission_request import AdmissionRequest
+from router.routing.prefix_index import PrefixIndex
+from router.routing.routing import RoutingHints, RoutingSettings, UnitChoice, choose_unit
+from router.routing.routing_table import RoutingTable
+from router.routing.unreported_load import UnreportedLoad
+from router.view import FleetView, wake_times
+
+_NO_UNITS = FleetView(models=(), units=(), stream_token="")
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """An admitted request."""
+
+    ask: AdmissionRequest
+    due_s: float  # its first token
+    waited_s: float
+    tokens: int = 0
+    is_on_unit: bool = False
+
+
+class GatewayScheduler:
+    """Order of calls for a request: `offer`, and if it was queued `pump` until its outcome comes; when admitted, it
+    counts as sent to the unit chosen; `produced` with each output; when the unit is lost `left`, then `route` and
+    `sent` for the next one; `end` exactly once. `withdraw` ends one that waits. Times are those of any one clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        gateway_id: str,
+        admission: AdmissionSettings | None = None,
+        routing: RoutingSettings | None = None,
+    ) -> None:
+        self.gateway_id = gateway_id
+        self.ledger = QuotaLedger()
+        self.admission = Admission(self, self.ledger, admission or AdmissionSettings())
+        self._routing = routing or RoutingSettings()
+        self._table = RoutingTable.of(_NO_UNITS, 0.0)
+        self._own = UnreportedLoad(self._table)
+        self._prefixes = PrefixIndex()
+        self._arrivals = DemandCounts()
+        self._running: dict[str, _Running] = {}
+        self._came_s: dict[str, float] = {}  # of what waits
+        self._held: dict[str, int] = {}
+        self._unreachable: Set[str] = frozenset()
+
+    def update_view(self, view: FleetView, now_s: float) -> None:
+        """Call `pump` after it."""
+        self._table = RoutingTable.of(view, now_s)
+        self._own.rebase(self._table)
+        self.ledger.update(block_budgets(view), num_gateways=view.num_gateways)
+        self._prefixes.forget_units_but(self._table.row)
+        targets_s = {card.model: card.slo.ttft_s for card in view.models}
+        self._arrivals.keep_models(frozenset(targets_s))
+        self.admission.keep_models(targets_s)
+        self.admission.wakes.asleep(wake_times(view))
+        self.admission.on_view(now_s)
+
+    def set_unreachable(self, unit_ids: Set[str]) -> None:
+        """Units that connections to failed a moment ago are left out until they can be tried again."""
+        self._unreachable = unit_ids
+
+    # ---- admission ----
+
+    def offer(self, ask: AdmissionRequest, now_s: float) -> Decision:
+        self._arrivals.asked(ask.model, ask.prompt_tokens)
+        decision = self.admission.offer(ask, now_s)
+        if isinstance(decision, Queue):
+            self._came_s[ask.request_id] = now_s
+        else:
+            self._note(ask, decision)
+        return decision
+
+    @contextmanager
+    def holding(self, model: str, now_s: float) -> Iterator[None]:
+        """A request waits for the first unit of a model of which nothing is known yet, and cannot be offered before."""
+        self._held[model] = self._held.get(model, 0) + 1
+        self.admission.wakes.held(model, now_s)
+        try:
+            yield
+        finally:
+            self._held[model] -= 1
+
+    def turned_away(self, model: str) -> int:
+        """A full queue was seen before the request was worked on. Returns when to try again."""
+        self._arrivals.asked(model, 0)
+        self._arrivals.shed(model)
+        return self.admission.retry_after_s(model)
+
+    def gave_up(self, model: str, prompt_tokens: int, now_s: float) -> int:
+        """A held request waited in vain. Returns in how many seconds trying again makes sense."""
+        self._arrivals.asked(model, prompt_tokens)
+        self._arrivals.no_capacity(model)
+        return self.admission.no_capacity(model, now_s).retry_after_s
+
+    def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
+        outcomes = self.admission.pump(now_s)
+        for ask, outcome in outcomes:
+            del self._came_s[ask.request_id]
+            self._note(ask, outcome)
+        return outcomes
+
+    def next_pump_s(self) -> float | None:
+        return self.admission.next_pump_s()
+
+    def withdraw(self, request_id: str) -> None:
+        """The client of a request that waits has left."""
+        if self.admission.withdraw(request_id):
+            del self._came_s[request_id]
+
+    def _note(self, ask: AdmissionRequest, outcome: Outcome) -> None:
+        match outcome:
+            case Shed():
+                self._arrivals.shed(ask.model)
+            case NoCapacity():
+                self._arrivals.no_capacity(ask.model)
+            case Admit():
+                pass
+
+    # ---- routing ----
+
+    def choose(self, ask: AdmissionRequest, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
+        hints = RoutingHints(
+            matched_tokens=self._prefixes.matched_tokens(
+                ask.prefix, model=ask.model, conversation=ask.conversation, tokens=ask.prompt_tokens
+            ),
+            due_s=self._came_s.get(ask.request_id, now_s) + ask.slo.ttft_s,
+            avoid=avoid | self._unreachable if self._unreachable else avoid,
+            salt=self.gateway_id,
+        )
+        return choose_unit(self._table, ask, self._own, now_s, hints=hints, settings=self._routing)
+
+    def placed(self, ask: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
+        came_s = self._came_s.get(ask.request_id, now_s)
+        self._running[ask.request_id] = _Running(ask, came_s + ask.slo.ttft_s, now_s - came_s)
+        self.sent(ask.request_id, choice, now_s)
+
+    def route(self, request_id: str, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
+        """Where an admitted request goes (on). None while no unit can take it."""
+        return self.choose(self._running[request_id].ask, now_s, avoid=avoid)
+
+    def slo_left(self, request_id: str) -> Slo:
+        """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""
+        running = self._running[request_id]
+        return running.ask.slo if running.tokens else running.ask.slo.after(running.waited_s)
+
+    def sent(self, request_id: str, choice: UnitChoice, now_s: float) -> None:
+        """It goes on at another unit than the one it was admitted to."""
+        running = self._running[request_id]
+        ask = running.ask
+        running.is_on_unit = True
+        self._own.sent(request_id, choice.unit_id, prefill_s=choice.prefill_s, now_s=now_s, due_s=running.due_s)
+        self.ledger.true_up(request_id, ask.prompt_tokens + running.tokens)
+        self._prefixes.record(
+            ask.prefix,
+            choice.unit_id,
+            model=ask.model,
+            conversation=ask.conversation,
+            tokens=ask.prompt_tokens,
+        )
+
+    def produced(self, request_id: str, num_tokens: int, now_s: float) -> bool:
+        """More output tokens came. True if the unit has thereby become free sooner than thought: call `pump`."""
+        running = self._running[request_id]
+        before = running.tokens
+        running.tokens = tokens = before + num_tokens
+        self.ledger.true_up(request_id, running.ask.prompt_tokens + tokens)
+        if before or not tokens:
+            return False
+        self.admission.on_first_token(request_id, now_s)
+        if running.is_on_unit:
+            self._own.first_token(request_id, now_s)
+        return len(self.admission.queue) > 0
+
+    def left(self, request_id: str) -> None:
+        """It is no longer on the unit it was sent to, if it was."""
+        running = self._running[request_id]
+        if running.is_on_unit:
+            running.is_on_unit = False
+            self.admission.left(request_id)
+            self._own.left(request_id)
+
+    def end(self, request_id: str, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
+        """Of an admitted request. `finished`: it was answered to its end. Call `pump` after it."""
+        self.left(request_id)
+        running = self._running.pop(request_id)
+        self.admission.end(
+            request_id, output_tokens=running.tokens, had_first_token=running.tokens > 0, finished=finished
+        )
+        self._arrivals.ended(
+            running.ask.model, output_tokens=running.tokens, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met
+        )
+
+    # ---- news for others ----
+
+    def is_ready(self, model: str) -> bool:
+        return model in self._table.by_model
+
+    def demand_report(self, now_s: float) -> DemandReport:
+        waiting = [(ask, self._came_s[ask.request_id]) for ask in self.admission.queue.waiting()]
+        return self._arrivals.report(
+            self.gateway_id,
+            waiting,
+            held=self._held,
+            before_first=self.admission.num_waiting,
+            is_ready=self.is_ready,
+            now_s=now_s,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or is reserved."""
+        return not (self._running or self._came_s or self.ledger.num_reservations)

@@ -1,0 +1,321 @@
+"""The gateway as an ASGI application."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from router.access.access_control import AccessGrant
+from router.access.caller import Caller
+from router.error_bodies import error_response
+from router.errors import (
+    BodyTooLarge,
+    ControlLoopSilent,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    PathNotFound,
+    RequestTimeout,
+    RouterError,
+    UnitNotFound,
+    UnitSilent,
+    UnsupportedMediaType,
+)
+from router.http.model_list import model_entry, model_list
+from router.http.request_identity import RequestIdentity
+from router.http.streaming import ClientDisconnected, EventStream, unless_disconnected
+from router.openai.body import SMALL_BODY_BYTES, RequestT, parse_body
+from router.openai.chat import ChatCompletionRequest
+from router.openai.completions import CompletionRequest
+from router.openai.document import Document, body_of, responses_of
+from router.openai.schemas import ChatCompletion, Completion, Health, Model, ModelList, Readiness, Version
+from router.serving.gateway import VERSION, Gateway
+from router.serving.response import GenerationResponse
+from router.telemetry.service_report import ServiceReport
+from router.telemetry.tracing import RequestSpans
+
+Feed = Callable[[Gateway], Awaitable[None]]
+ReadDecisions = Callable[[str, int], Awaitable[bytes | None]]
+"""What a unit decided lately, as JSON: unit, how many; None when it does not answer."""
+ReadFleet = Callable[[str | None], Awaitable[bytes | None]]
+"""What the control loop knows, plans and decided, or why the model named sits where it sits, as JSON; None when it does
+not answer.
+"""
+
+ReadMetrics = Callable[[], Awaitable[bytes]]
+"""The exposition of all gateways."""
+
+# To a browser's page; without this it sees none of them.
+_SHOWN_HEADERS = (
+    "retry-after",
+    "x-muxfleet-cold-ms",
+    "x-muxfleet-prefill-ms",
+    "x-muxfleet-queue-ms",
+    "x-muxfleet-slo",
+    "x-muxfleet-unit",
+    "x-request-id",
+    "x-should-retry",
+)
+_MAX_DECISIONS = 4096
+_RETRY_AFTER_S = 5
+
+
+def create_app(
+    gateway: Gateway,
+    feed: Feed | None = None,
+    *,
+    read_decisions: ReadDecisions | None = None,
+    read_fleet: ReadFleet | None = None,
+    read_metrics: ReadMetrics | None = None,
+    spans: RequestSpans | None = None,
+    echo_request_id: bool = True,
+    cors_origins: Sequence[str] = (),
+) -> FastAPI:
+    """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
+    add the `x-request-id` header to responses by themselves. Browsers' pages from `cors_origins` ("*": from anywhere)
+    may call the API.
+    """
+    app = FastAPI(
+        title="muxfleet",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan(gateway, feed),
+    )
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=list(_SHOWN_HEADERS),
+        )
+    app.add_middleware(
+        RequestIdentity,
+        metrics=gateway.metrics,
+        echoes=echo_request_id,
+        max_header_bytes=gateway.limits.max_header_bytes,
+        spans=spans,
+    )
+    app.add_exception_handler(RouterError, _on_router_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    _add_generation_routes(app, gateway)
+    _add_model_routes(app, gateway)
+    _add_operation_routes(app, gateway, read_metrics)
+    if read_decisions is not None:
+        _add_decisions_route(app, gateway, read_decisions)
+    if read_fleet is not None:
+        _add_fleet_route(app, gateway, read_fleet)
+    app.openapi = Document(app).build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """The API as an OpenAPI document."""
+    return create_app(Gateway()).openapi()
+
+
+def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest), **responses_of(ChatCompletion))
+    async def create_chat_completion(request: Request) -> Response:
+        who = gateway.access.identify(request.headers)
+        asked = await _parse(request, gateway, ChatCompletionRequest)
+        who = gateway.access.enter(who, asked.model)
+        request.state.tenant = who.caller.tenant
+        return await _reply(request, gateway, asked.streams, gateway.chat(asked, _caller(request, who)), who)
+
+    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), **responses_of(Completion))
+    async def create_completion(request: Request) -> Response:
+        who = gateway.access.identify(request.headers)
+        asked = await _parse(request, gateway, CompletionRequest)
+        who = gateway.access.enter(who, asked.model)
+        request.state.tenant = who.caller.tenant
+        return await _reply(request, gateway, asked.streams, gateway.complete(asked, _caller(request, who)), who)
+
+
+def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/v1/models", response_model=ModelList, **responses_of(ModelList, 503))
+    async def list_models(request: Request) -> ModelList:
+        may_see = gateway.access.identify(request.headers).may_see
+        return model_list(gateway.known_view(), may_see, gateway.lacks_tokenizer)
+
+    # Ids contain slashes, raw or as %2F: servers hand over the decoded path.
+    @app.get("/v1/models/{model:path}", response_model=Model, **responses_of(Model, 404, 503))
+    async def retrieve_model(model: str, request: Request) -> Model:
+        if not gateway.access.identify(request.headers).may_see(model):
+            raise ModelNotFound(model=model)
+        card = gateway.card(model)
+        return model_entry(gateway.view, card, lacks_tokenizer=gateway.lacks_tokenizer(card))
+
+
+def _add_operation_routes(app: FastAPI, gateway: Gateway, read_metrics: ReadMetrics | None) -> None:
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
+    async def health() -> Health:
+        return Health()
+
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready", **responses_of(Readiness, 503))
+    async def ready() -> Readiness:
+        return Readiness(models=gateway.ready_models())
+
+    @app.get("/version")
+    async def version() -> Version:
+        return Version(version=VERSION)
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        text = gateway.metrics.exposition() if read_metrics is None else await read_metrics()
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDecisions) -> None:
+    # For `muxfleet trace-decisions`, not part of the API: its body is the engine's and may change with it.
+    @app.get("/units/{unit}/decisions", include_in_schema=False)
+    async def unit_decisions(unit: str, request: Request) -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
+        last = request.query_params.get("last", str(_MAX_DECISIONS))
+        if not (last.isascii() and last.isdigit() and len(last) <= 4 and 1 <= int(last) <= _MAX_DECISIONS):
+            raise InvalidRequest(f"last must be a whole number from 1 to {_MAX_DECISIONS}.", param="last")
+        if unit not in {u.report.unit_id for u in gateway.known_view().current.units}:
+            raise UnitNotFound(unit=unit)
+        body = await read_decisions(unit, int(last))
+        if body is None:
+            raise UnitSilent(unit=unit, retry_after_s=_RETRY_AFTER_S)
+        return Response(body, media_type="application/json")
+
+
+def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> None:
+    # For `muxfleet status`, `top` and `explain`, not part of the API either.
+    @app.get("/fleet", include_in_schema=False)
+    async def fleet(request: Request, explain: str | None = None) -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
+        body = await read_fleet(explain)
+        if body is None:
+            raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
+        return Response(body, media_type="application/json")
+
+
+def _caller(request: Request, who: AccessGrant) -> Caller:
+    return replace(who.caller, request_id=request.state.request_id)
+
+
+async def _parse(request: Request, gateway: Gateway, schema: type[RequestT]) -> RequestT:
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType(content_type=content_type)
+    limits = gateway.limits
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            body = await _read_body(request, limits.max_body_bytes)
+    except TimeoutError as error:
+        raise RequestTimeout(limit_s=limits.body_timeout_s) from error
+    if len(body) <= SMALL_BODY_BYTES:
+        asked = parse_body(body, schema)
+    else:  # one at a time, and others' turns of the loop between two
+        async with gateway.large_bodies:
+            asked = parse_body(body, schema)
+            await asyncio.sleep(0)
+    if gateway.view.card(asked.model) is not None:  # names of models that do not exist would grow the metrics
+        request.state.model = asked.model
+    return asked
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise BodyTooLarge(limit_bytes=limit_bytes)
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit_bytes:
+                raise BodyTooLarge(limit_bytes=limit_bytes)
+    except ClientDisconnect as error:
+        raise ClientDisconnected from error
+    return bytes(body)
+
+
+async def _reply(
+    request: Request, gateway: Gateway, streams: bool, accepting: Awaitable[GenerationResponse], who: AccessGrant
+) -> Response:
+    """A status is sent only when the first output, or the error in its place, is there."""
+    rate = {} if who.rate is None else who.rate.headers()
+    if not streams:
+        body, receipt = await unless_disconnected(request, _document(request, accepting))
+        return Response(body, headers={**rate, **receipt.headers()}, media_type="application/json")
+    events, receipt = await unless_disconnected(request, _started(request, accepting))
+    return EventStream(
+        events,
+        request_id=request.state.request_id,
+        keep_alive_s=gateway.limits.keep_alive_s,
+        write_timeout_s=gateway.limits.write_timeout_s,
+        headers={**rate, **receipt.headers()},
+    )
+
+
+async def _document(request: Request, accepting: Awaitable[GenerationResponse]) -> tuple[bytes, ServiceReport]:
+    answer = await accepting
+    request.state.receipt = answer.receipt
+    return await answer.document(), answer.receipt
+
+
+async def _started(
+    request: Request, accepting: Awaitable[GenerationResponse]
+) -> tuple[AsyncGenerator[bytes, None], ServiceReport]:
+    answer = await accepting
+    request.state.receipt = answer.receipt
+    events = answer.events()
+    first = await anext(events)
+    return _resumed(first, events), answer.receipt
+
+
+async def _resumed(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _lifespan(gateway: Gateway, feed: Feed | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        feeding = None if feed is None else asyncio.ensure_future(feed(gateway))
+        try:
+            yield
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+            await gateway.close()
+
+    return lifespan
+
+
+async def _on_router_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RouterError)
+    request.state.error = error
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        return error_response(PathNotFound(method=request.method, path=path))
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return error_response(MethodNotAllowed(method=request.method, path=path, allow=allow))
+    return error_response(InvalidRequest(str(error.detail)))

@@ -1,0 +1,197 @@
+"""Which unit takes a request: a pure function of the table, the request, the gateway's own load and the time."""
+
+import math
+import zlib
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from router.admission_request import AdmissionRequest
+from router.routing.routing_table import Candidates, Floats, RoutingTable
+from router.routing.unreported_load import UnreportedLoad
+
+Reason = Literal["predicted", "power_of_two", "stale"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingSettings:
+    """A report older than `stale_after_s` tells too little to predict from.
+
+    `affinity_weight`: worth of a second of prefill that a cached prefix saves the unit, beyond the request's own gain.
+    `load_weight`: how much a request running there counts, in prefills of the new one. `tie_share`: predictions this
+    close are the same. `exploration`: share of the requests spread evenly while all reports are stale.
+    """
+
+    stale_after_s: float = 5.0
+    affinity_weight: float = 0.5
+    load_weight: float = 0.05
+    tie_share: float = 0.05
+    exploration: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitChoice:
+    """`wait_s` until the unit has done all that is there, then `prefill_s`; 0 when nothing can be predicted. `before_s`
+    is what goes before the request there: units serve by due time.
+    """
+
+    unit_id: str
+    endpoint: str
+    max_model_len: int
+    reason: Reason
+    wait_s: float = 0.0
+    before_s: float = 0.0
+    prefill_s: float = 0.0
+    prefix_tokens: int = 0
+
+    @property
+    def predicted_ttft_s(self) -> float:
+        return self.wait_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingHints:
+    """`matched_tokens` of the prompt may be cached, by unit. `salt` names the gateway: among equals gateways differ.
+    `due_s`: when the first token should be there.
+    """
+
+    due_s: float = math.inf
+    matched_tokens: Mapping[str, int] = field(default_factory=dict)
+    avoid: Set[str] = frozenset()
+    salt: str = ""
+
+
+def choose_unit(
+    table: RoutingTable,
+    ask: AdmissionRequest,
+    own: UnreportedLoad,
+    now_s: float,
+    *,
+    hints: RoutingHints = RoutingHints(),
+    settings: RoutingSettings = RoutingSettings(),
+) -> UnitChoice | None:
+    """The unit with the model ready, room for the request's context, and the earliest predicted first token, weighed
+    against how crowded it is and what its prefix cache saves; None if there is none.
+
+    Without predictions the less loaded of two drawn units; while no report is fresh, two drawn by the last good ones.
+    A unit whose report alone is stale is taken when the fresh ones would miss the request's TTFT target.
+    """
+    candidates = table.by_model.get(ask.model)
+    if candidates is None:
+        return None
+    usable = candidates.max_model_len >= ask.needed_tokens
+    if ask.constrained:
+        usable &= candidates.constrains
+    for unit_id in hints.avoid:
+        if (position := candidates.position.get(unit_id)) is not None:
+            usable[position] = False
+    if not usable.any():
+        return None
+    fresh = now_s - table.heard_s[candidates.unit] <= settings.stale_after_s
+    draw = zlib.crc32(f"{hints.salt}/{ask.request_id}".encode())
+    scene = _Scene(table, candidates, own, ask, now_s, hints, settings)
+    if not (fresh & usable).any():
+        weights = scene.last_good_weights()
+        return scene.choice(_drawn(usable, weights, scene.own_counts() / weights, draw), "stale")
+    if not candidates.has_prediction:
+        even = np.ones(len(usable))
+        return scene.choice(_drawn(usable & fresh, even, scene.load(), draw), "power_of_two")
+    return scene.choice(scene.best(usable, fresh, draw), "predicted")
+
+
+@dataclass(slots=True, eq=False)
+class _Scene:
+    """One choice in the making; positions are those of the model's candidates."""
+
+    table: RoutingTable
+    candidates: Candidates
+    own: UnreportedLoad
+    ask: AdmissionRequest
+    now_s: float
+    hints: RoutingHints
+    settings: RoutingSettings
+
+    def best(self, usable: npt.NDArray[np.bool_], fresh: npt.NDArray[np.bool_], draw: int) -> int:
+        settings = self.settings
+        full_s = self.candidates.base_s + self.ask.prompt_tokens * self.candidates.per_token_s
+        score = self._wait_s() + full_s * (1.0 + settings.load_weight * self.load())
+        for unit_id, tokens in self.hints.matched_tokens.items():
+            position = self.candidates.position.get(unit_id)
+            if position is not None:
+                saved_s = min(tokens, self.ask.prompt_tokens) * self.candidates.per_token_s[position]
+                score[position] -= (1.0 + settings.affinity_weight) * saved_s
+        # Neither is a reason to stay away for good: where all are crowded or stale, all pay the same.
+        score += self.ask.slo.ttft_s * (self.candidates.crowded.astype(float) + ~fresh)
+        score[~usable] = np.inf
+        least = float(score.min())
+        ties = np.flatnonzero(score <= least + settings.tie_share * abs(least))
+        return int(ties[draw % len(ties)])
+
+    def last_good_weights(self) -> Floats:
+        """By the first token that each unit's last report promised; evenly for the explored share."""
+        candidates = self.candidates
+        number = len(candidates.unit)
+        if not candidates.has_prediction:
+            return np.ones(number)
+        backlog_s = (self.table.free_at_s - self.table.reported_s)[candidates.unit]
+        promised_s = candidates.base_s + self.ask.prompt_tokens * candidates.per_token_s + backlog_s
+        good = 1.0 / np.maximum(promised_s, 1e-6)
+        share = self.settings.exploration
+        weights: Floats = (1.0 - share) * good / good.sum() + share / number
+        return weights
+
+    def own_counts(self) -> Floats:
+        """What this gateway has on each candidate now: all that is known for certain while no report comes."""
+        return np.array([self.own.count(unit_id) for unit_id in self.candidates.position], dtype=float)
+
+    def load(self) -> Floats:
+        """Requests per GPU, of all models: they share the device."""
+        rows = self.candidates.unit
+        load: Floats = self.own.requests[rows] / self.table.num_gpus[rows]
+        return load
+
+    def choice(self, position: int, reason: Reason) -> UnitChoice:
+        candidates = self.candidates
+        row = int(candidates.unit[position])
+        unit_id = self.table.unit_ids[row]
+        matched = min(self.hints.matched_tokens.get(unit_id, 0), self.ask.prompt_tokens)
+        wait_s = before_s = prefill_s = 0.0
+        if candidates.has_prediction:
+            wait_s = max(0.0, float(self.own.free_at_s[row]) - self.now_s)
+            before_s = self.own.before_s(unit_id, row, wait_s, due_s=self.hints.due_s, now_s=self.now_s)
+            new_tokens = self.ask.prompt_tokens - matched
+            prefill_s = float(candidates.base_s[position] + new_tokens * candidates.per_token_s[position])
+        return UnitChoice(
+            unit_id=unit_id,
+            endpoint=self.table.endpoints[row],
+            max_model_len=int(candidates.max_model_len[position]),
+            reason=reason,
+            wait_s=wait_s,
+            before_s=before_s,
+            prefill_s=prefill_s,
+            prefix_tokens=matched,
+        )
+
+    def _wait_s(self) -> Floats:
+        return np.maximum(self.own.free_at_s[self.candidates.unit] - self.now_s, 0.0)
+
+
+def _drawn(pool: npt.NDArray[np.bool_], weights: Floats, load: Floats, draw: int) -> int:
+    """The less loaded of two different units that are drawn by weight."""
+    weights = np.where(pool, weights, 0.0)
+    first = _pick(weights, (draw & 0xFFFF) / 0x10000)
+    weights[first] = 0.0
+    if not weights.any():
+        return first
+    second = _pick(weights, (draw >> 16) / 0x10000)
+    return first if load[first] <= load[second] else second
+
+
+def _pick(weights: Floats, at: float) -> int:
+    """The position where the cumulated weights pass the share `at` of their sum."""
+    cumulated = np.cumsum(weights)
+    return min(int(np.searchsorted(cumulated, at * cumulated[-1], side="right")), int(np.flatnonzero(weights)[-1]))

@@ -1,0 +1,191 @@
+"""The gateway as a Ray Serve deployment. The one file of this package that knows Ray."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from router.access.api_keys import KeyRing
+from router.http.app import create_app
+from router.limits import GatewayLimits
+from router.serving.gateway import VERSION, Gateway
+from router.telemetry.fleet_metrics import merged_exposition
+from router.telemetry.request_log import write_requests_to_stdout
+from router.telemetry.tracing import otlp_spans
+from router.view import FleetView
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+KEYS_POLL_S = 2.0
+_ANSWER_TIMEOUT_S = 5.0
+_DECISIONS_TIMEOUT_S = 10.0
+_METRICS_TIMEOUT_S = 3.0
+
+
+@serve.ingress()  # the app is built on the replica, by `__serve_build_asgi_app__`: nothing of it is pickled
+class GatewayIngress:
+    """Serve's ingress deployment; deploy it with `serve.deployment(GatewayIngress).options(...).bind(...)`.
+
+    Asks the control loop's deployment for the view of the fleet. While that does not answer, the last view stays: the
+    loss of the control loop stops no traffic.
+    """
+
+    def __init__(
+        self,
+        *_bound: object,
+        controller_deployment: str,
+        controller_app: str,
+        limits: GatewayLimits | None = None,
+        read_keys: Callable[[], KeyRing] | None = None,
+        logs_requests: bool = False,
+        start_log: Callable[[], None] = lambda: None,
+        otlp_endpoint: Callable[[], str | None] = lambda: None,
+        cors_origins: Sequence[str] = (),
+    ) -> None:
+        """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application.
+
+        `start_log` and `otlp_endpoint` are called on the replica; the latter names a collector for traces, or None.
+        Without `read_keys` anybody may use the API. Raises what `read_keys` raises: a gateway that cannot tell who may
+        ask must not start.
+        """
+        start_log()
+        self._controller: DeploymentHandle[Any] | None = None
+        self._controller_deployment = controller_deployment
+        self._controller_app = controller_app
+        self._gateways: DeploymentHandle[Any] | None = None
+        self._gateway = Gateway(limits)
+        self._cors_origins = cors_origins
+        self._read_keys = read_keys
+        if read_keys is not None:
+            self._gateway.access.set_keys(read_keys())
+        endpoint = otlp_endpoint()
+        self._spans = None if endpoint is None else otlp_spans(endpoint, version=VERSION)
+        if logs_requests:
+            write_requests_to_stdout()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        # Serve's own middleware answers with the request's id, or makes one.
+        return create_app(
+            self._gateway,
+            self._follow,
+            read_decisions=self._read_decisions,
+            read_fleet=self._read_fleet,
+            read_metrics=self._read_metrics,
+            spans=self._spans,
+            echo_request_id=False,
+            cors_origins=self._cors_origins,
+        )
+
+    async def check_health(self) -> None:
+        """Serve asks on the loop that serves: where that stands, none comes in time and Serve replaces the replica.
+        What else a gateway waits for (units, the control loop) is no reason to.
+
+        A new replica gets no request, and replaces no old one, before its first check has returned, for which Serve
+        waits without a limit: it returns with the first view, without which a gateway can serve nobody.
+        """
+        await self._gateway.view.first()
+        await asyncio.sleep(0)  # through the loop, as a request
+
+    async def routable_models(self) -> list[str]:
+        """What this replica could route now: a gateway follows the fleet by itself, a moment behind."""
+        return self._gateway.routable_models()
+
+    async def exposition(self) -> tuple[str, bytes]:
+        """This replica's id and its metrics."""
+        return serve.get_replica_context().replica_id.unique_id, self._gateway.metrics.exposition()
+
+    async def _read_metrics(self) -> bytes:
+        """Of all replicas: a scrape comes through a proxy, which sends it to any of them. If they do not answer, this
+        one's own.
+        """
+        try:
+            async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                return merged_exposition(dict(await (await self._siblings()).broadcast("exposition").results_async()))
+        except (RayError, RayServeException, TimeoutError) as error:
+            self._gateways = None
+            logger.warning("the gateways do not tell their metrics", extra={"reason": repr(error)})
+            return self._gateway.metrics.exposition()
+
+    async def _siblings(self) -> DeploymentHandle[Any]:
+        if self._gateways is None:
+            context = serve.get_replica_context()
+            self._gateways = await asyncio.to_thread(serve.get_deployment_handle, context.deployment, context.app_name)
+        return self._gateways
+
+    async def _follow(self, gateway: Gateway) -> None:
+        async with asyncio.TaskGroup() as following:
+            following.create_task(self._follow_fleet(gateway))
+            if self._read_keys is not None:
+                following.create_task(self._follow_keys(gateway, self._read_keys))
+
+    async def _follow_keys(self, gateway: Gateway, read_keys: Callable[[], KeyRing]) -> None:
+        """What cannot be read changes nothing: a slip in the file neither locks everybody out nor lets everybody in."""
+        readable = True
+        while True:
+            await asyncio.sleep(KEYS_POLL_S)
+            try:
+                gateway.access.set_keys(await asyncio.to_thread(read_keys))
+                readable = True
+            except Exception as error:
+                if readable:
+                    logger.error("API keys not read; those known stay in force", extra={"reason": str(error)})
+                readable = False
+
+    async def _follow_fleet(self, gateway: Gateway) -> None:
+        answering = True
+        while True:
+            try:
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
+                    view = await self._ask(gateway)
+            except Exception as error:  # whatever it is, following must go on: this loop is the gateway's only news
+                if answering:
+                    expected = isinstance(error, RayError | RayServeException | TimeoutError)
+                    logger.warning(
+                        "control loop does not answer; the last view stays",
+                        extra={"reason": repr(error)},
+                        exc_info=not expected,
+                    )
+                answering = False
+                self._controller = None  # it may point to an application that was deleted and made again
+            else:
+                if not answering:
+                    logger.info("control loop answers again")
+                answering = True
+                gateway.update_view(view)
+            await asyncio.sleep(POLL_S)
+
+    async def _read_decisions(self, unit: str, last: int) -> bytes | None:
+        try:
+            async with asyncio.timeout(_DECISIONS_TIMEOUT_S):
+                body: bytes | None = await (await self._control_loop()).decisions.remote(unit, last)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("control loop does not tell a unit's decisions", extra={"unit": unit, "reason": repr(error)})
+            return None
+        return body
+
+    async def _read_fleet(self, explain: str | None) -> bytes | None:
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                body: bytes = await (await self._control_loop()).fleet_report.remote(explain)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("control loop does not tell the state of the fleet", extra={"reason": repr(error)})
+            return None
+        return body
+
+    async def _ask(self, gateway: Gateway) -> FleetView:
+        view: FleetView = await (await self._control_loop()).fleet_view.remote(gateway.demand_report())
+        return view
+
+    async def _control_loop(self) -> DeploymentHandle[Any]:
+        if self._controller is None:  # asks Serve and waits for its answer, which must not stop the event loop
+            self._controller = await asyncio.to_thread(
+                serve.get_deployment_handle, self._controller_deployment, self._controller_app
+            )
+        return self._controller

@@ -1,0 +1,319 @@
+"""What a request meets between HTTP and the units. Knows neither FastAPI nor Ray."""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from pdmux_actor.lease import ModelPhase
+from router.access.access_control import AccessControl
+from router.access.caller import ANYBODY, Caller
+from router.admission.admission import AdmissionSettings
+from router.admission.demand_report import DemandReport
+from router.errors import (
+    GatewayNotReady,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    Overloaded,
+    UnsupportedParameter,
+)
+from router.gateway_scheduler import GatewayScheduler
+from router.generation import Generation
+from router.limits import GatewayLimits
+from router.live_view import ContextLengths, LiveView
+from router.openai.chat import ChatCompletionRequest
+from router.openai.chat_reply import ChatReply
+from router.openai.completion_reply import CompletionReply
+from router.openai.completions import CompletionRequest
+from router.openai.parameters import GenerationParameters
+from router.openai.reply import ReplyHead
+from router.routing.routing import RoutingSettings
+from router.serving.fanout import interleave
+from router.serving.generation_relay import GenerationRelay
+from router.serving.generation_runner import GenerationRunner
+from router.serving.prompts import Prompt, chat_prompt, completion_prompts, completion_tokens
+from router.serving.response import GenerationResponse
+from router.serving.waiting_requests import WaitingRequests
+from router.telemetry.metrics import GatewayMetrics
+from router.telemetry.service_report import ServiceReport
+from router.text.process import StartText, TextProcess
+from router.text.tokenization import Tokenizers
+from router.transport.frame_connection import SilenceLimits
+from router.transport.unit_pool import UnitPool
+from router.view import FleetView, ModelCard
+
+VERSION = version("muxfleet")
+_RETRY_AFTER_S = 5
+_FIRST_VIEW_RETRY_S = 1
+_PRELOADED_TOKENIZERS = 16
+
+
+class Gateway:
+    """Call from one event loop. `update_view` is its only news of the fleet."""
+
+    def __init__(
+        self,
+        limits: GatewayLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        start_text: StartText = TextProcess.start,
+    ) -> None:
+        """`start_text` starts what works on prompts' text."""
+        self.limits = limits or GatewayLimits()
+        self.view = LiveView()
+        self.desk = GatewayScheduler(
+            gateway_id=uuid.uuid4().hex,
+            admission=AdmissionSettings(max_waiting=self.limits.max_queued),
+            routing=RoutingSettings(stale_after_s=self.limits.stale_after_s),
+        )
+        self._clock = clock
+        self.access = AccessControl(
+            clock=clock,
+            num_gateways=lambda: self.view.current.num_gateways,
+            on_keys=lambda names: self.metrics.start_keys(names),
+        )
+        self.large_bodies = asyncio.Lock()  # held while one is read
+        self._pool = UnitPool(SilenceLimits(suspect_s=self.limits.suspect_s, lost_s=self.limits.lost_s))
+        self._tokenizers = Tokenizers(self.limits, clock=clock, start=start_text)
+        self.metrics = GatewayMetrics(
+            version=VERSION,
+            view=lambda: self.view.current,
+            view_age_s=lambda: -1.0 if self.view.updated_s is None else clock() - self.view.updated_s,
+            ledger=self.desk.ledger,
+        )
+        dispatcher = GenerationRelay(
+            view=self.view,
+            transports=self._pool,
+            desk=self.desk,
+            limits=self.limits,
+            clock=clock,
+            on_continuation=lambda model: self.metrics.continuations.labels(model).inc(),
+        )
+        self._room = WaitingRequests(self.desk, clock=clock, is_loading=self._is_loading)
+        self._runner = GenerationRunner(
+            desk=self.desk,
+            room=self._room,
+            dispatcher=dispatcher,
+            metrics=self.metrics,
+            limits=self.limits,
+            clock=clock,
+            spend=self.access.spend,
+        )
+
+    def update_view(self, view: FleetView) -> None:
+        now_s = self._clock()
+        self.view.update(view, now_s)
+        self.metrics.start_models(card.model for card in view.models)
+        self._pool.update(view)
+        unreachable = self._pool.unreachable()
+        self.desk.set_unreachable(frozenset(u.report.unit_id for u in view.units if u.report.endpoint in unreachable))
+        self.desk.update_view(view, now_s)
+        self._room.pump()
+        for card in view.models[:_PRELOADED_TOKENIZERS]:
+            self._tokenizers.preload(card)
+
+    async def close(self) -> None:
+        self._room.close()
+        await self._pool.close()
+        self._tokenizers.close()
+
+    def known_view(self) -> LiveView:
+        """The view, for answers that say what the fleet has not got: before there is one, nobody knows.
+
+        Raises:
+            GatewayNotReady: the control loop has told nothing yet.
+        """
+        if self.view.updated_s is None:
+            raise GatewayNotReady(knows_fleet=False, retry_after_s=_FIRST_VIEW_RETRY_S)
+        return self.view
+
+    def demand_report(self) -> DemandReport:
+        """What this gateway has been asked for, for the control loop."""
+        return self.desk.demand_report(self._clock())
+
+    def ready_models(self) -> list[str]:
+        """Raises:
+        GatewayNotReady: no model is routable, nor can be woken by a request.
+        """
+        view, models = self.known_view(), self.routable_models()
+        if not models and not any(card.can_wake for card in view.current.models):
+            raise GatewayNotReady(knows_fleet=True, retry_after_s=_RETRY_AFTER_S)
+        return models
+
+    def routable_models(self) -> list[str]:
+        """Models that a request would find ready here: on a unit, and their tokenizer loaded, which takes seconds."""
+        cards = [card for card in self.view.current.models if self.desk.is_ready(card.model)]
+        return [card.model for card in cards if not (self._tokenizers.is_loading(card) or self.lacks_tokenizer(card))]
+
+    def lacks_tokenizer(self, card: ModelCard) -> bool:
+        """Its tokenizer did not load: requests to the model are refused until it does."""
+        return self._tokenizers.has_failed(card)
+
+    def card(self, model: str) -> ModelCard:
+        """Raises:
+        ModelNotFound: the fleet does not offer it.
+        GatewayNotReady: it is not known yet what the fleet offers.
+        """
+        card = self.known_view().card(model)
+        if card is None:
+            raise ModelNotFound(model=model)
+        return card
+
+    async def chat(self, request: ChatCompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
+        """Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs."""
+        card = self._enter(request.model)
+        receipt = self._receipt(card, caller)
+        prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
+        head = self._head(card, "chatcmpl")
+        with_logprobs = request.asked_logprobs is not None
+        reply = ChatReply(head, with_logprobs=with_logprobs, usage_is_asked=request.include_usage)
+        return await self._answer(card, request, [prompt], reply, caller, receipt, param="messages")
+
+    async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
+        """As `chat`."""
+        card = self._enter(request.model)
+        if len(request.prompts) * request.num_choices > self.limits.max_choices:
+            message = f"Prompts times n exceed {self.limits.max_choices} choices; send fewer per request."
+            raise InvalidRequest(message, param="prompt")
+        receipt = self._receipt(card, caller)
+        prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
+        reply = CompletionReply(
+            self._head(card, "cmpl"),
+            with_logprobs=request.logprobs is not None,
+            usage_is_asked=request.include_usage,
+            echoes=[prompt.echo for prompt in prompts for _ in range(request.num_choices)],
+        )
+        return await self._answer(card, request, prompts, reply, caller, receipt, param="prompt")
+
+    def _enter(self, model: str) -> ModelCard:
+        """Raises what `card` raises, and:
+        Overloaded: its queue is full of what nobody would give way for; said before the prompt is worked on.
+        """
+        card = self.card(model)
+        admission = self.desk.admission
+        if admission.num_waiting(model) >= self.limits.max_queued and not admission.queue.size(model):
+            self.metrics.shed.labels(model).inc()
+            raise Overloaded(model=model, retry_after_s=self.desk.turned_away(model))
+        return card
+
+    def _longest(self, card: ModelCard) -> int:
+        """Tokens of the longest sequence: what the model's units take, or any, before one was ready."""
+        context = self.view.context(card.model)
+        return self.limits.max_prompt_tokens if context is None else min(context.lately, self.limits.max_prompt_tokens)
+
+    def _receipt(self, card: ModelCard, caller: Caller) -> ServiceReport:
+        return ServiceReport(granted=caller.slo(card.slo), started_s=self._clock(), request_id=caller.request_id)
+
+    async def _answer(
+        self,
+        card: ModelCard,
+        request: GenerationParameters,
+        prompts: Sequence[Prompt],
+        reply: ChatReply | CompletionReply,
+        caller: Caller,
+        receipt: ServiceReport,
+        *,
+        param: str,
+    ) -> GenerationResponse:
+        prompt_tokens = receipt.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._check_length(prompts, param)
+        longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
+        context = self.view.context(card.model)
+        if context is None or context.is_short_for_now(longest):
+            context = await self._until_taken(card, caller, prompt_tokens, longest)
+        self._check_format(card, request)
+        generations = self._generations(card, request, prompts, param, context, receipt)
+        self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
+        return GenerationResponse(
+            interleave([self._runner.run(generation, caller, receipt) for generation in generations]),
+            reply,
+            num_choices=len(generations),
+            prompt_tokens=prompt_tokens,
+            include_usage=request.include_usage,
+            continuous_usage=request.continuous_usage,
+            receipt=receipt,
+        )
+
+    def _check_length(self, prompts: Sequence[Prompt], param: str) -> None:
+        limit = self.limits.max_prompt_tokens
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        if longest > limit:
+            raise InvalidRequest(f"The prompt has {longest} tokens; this gateway takes {limit}.", param=param)
+
+    def _check_format(self, card: ModelCard, request: GenerationParameters) -> None:
+        if request.json_schema is not None and not self.view.constrains(card.model):
+            message = (
+                f"No unit that serves {card.model!r} can make its output follow a format; "
+                "leave response_format out, or serve the model on a pool with backend: sglang."
+            )
+            raise UnsupportedParameter(message, param="response_format")
+
+    @staticmethod
+    def _generations(
+        card: ModelCard,
+        request: GenerationParameters,
+        prompts: Sequence[Prompt],
+        param: str,
+        context: ContextLengths,
+        receipt: ServiceReport,
+    ) -> list[Generation]:
+        generations: list[Generation] = []
+        fallback_seed = secrets.randbits(63)
+        request_id = uuid.uuid4().hex
+        for prompt in prompts:
+            max_tokens = completion_tokens(
+                prompt_tokens=len(prompt.token_ids),
+                asked=request.asked_max_tokens,
+                context=context,
+                param=param,
+            )
+            for _ in range(request.num_choices):
+                choice = len(generations)
+                generations.append(
+                    Generation(
+                        request_id=f"{request_id}-{choice}",
+                        model=card.model,
+                        prompt_token_ids=prompt.token_ids,
+                        prompt_param=param,
+                        sampling=request.sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
+                        stop=request.stop_strings,
+                        slo=receipt.slo,
+                        client_request_id=receipt.request_id,
+                    )
+                )
+        return generations
+
+    async def _until_taken(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:
+        """The model's context length, which its first ready unit tells, once it is enough again for the longest
+        sequence, if it was so lately. Whoever waits here counts as demand and is in nobody's way.
+
+        Raises:
+            ModelUnavailable: no unit was ready in time.
+            ModelNotFound: the fleet stopped offering the model.
+        """
+        started_s = self._clock()
+        patience_s = self.limits.hold_s if caller.ttft_s is None else caller.ttft_s
+        with self.desk.holding(card.model, started_s):
+            while (context := self.view.context(card.model)) is None or context.is_short_for_now(longest):
+                self.card(card.model)
+                left_s = patience_s - (self._clock() - started_s)
+                if left_s <= 0:
+                    now_s = self._clock()
+                    raise ModelUnavailable(
+                        model=card.model,
+                        loading=self._is_loading(card.model),
+                        waited_s=now_s - started_s,
+                        retry_after_s=self.desk.gave_up(card.model, prompt_tokens, now_s),
+                    )
+                await self.view.changed(left_s)
+        return context
+
+    def _is_loading(self, model: str) -> bool:
+        return ModelPhase.LOADING in self.view.phases(model)
+
+    @staticmethod
+    def _head(card: ModelCard, prefix: str) -> ReplyHead:
+        return ReplyHead(reply_id=f"{prefix}-{uuid.uuid4().hex}", model=card.model, created_s=int(time.time()))

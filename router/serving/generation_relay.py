@@ -1,0 +1,226 @@
+"""The life of one accepted generation: choose a unit, stream, and go on elsewhere if the unit is lost."""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdmux_actor.errors import StreamRefused, UnitLost, UnitStalled
+from pdmux_actor.lease import ModelPhase
+from pdmux_actor.messages import FinishReason, GenerateRequest, Slo
+from pdmux_actor.serving.frames import Delta, TokenLogprob
+from router.errors import (
+    ContextLengthExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    RequestKilledUnits,
+    UnitsLost,
+)
+from router.gateway_scheduler import GatewayScheduler
+from router.generation import Generation, Output
+from router.limits import GatewayLimits
+from router.live_view import LiveView
+from router.routing.routing import UnitChoice
+from router.transport.frame_connection import Stall
+from router.transport.unit_client import UnitTransport, UnitUnreachable
+
+logger = logging.getLogger(__name__)
+
+_AVOID_S = 2.0  # then a unit that failed this request may be tried again: it may be the only one
+_POLL_S = 0.5  # units become reachable again without a new view
+_RETRY_AFTER_S = 5
+
+
+class _GivenBack(UnitLost):
+    """The unit lives and does not want the request: the model left it, or it shuts down."""
+
+
+class Transports(Protocol):
+    def transport(self, endpoint: str) -> UnitTransport: ...
+
+    def unreachable(self) -> frozenset[str]: ...
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Tokens of a generation. `final` ones are reflected in text that was handed out and survive the unit; `open`
+    ones (held back by the detokenizer) do not: another unit generates them again, and only then are they reported.
+    """
+
+    final: list[int] = field(default_factory=list)
+    open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> Output:
+        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.token_ids)
+        self.open.extend(zip(delta.token_ids, logprobs, strict=True))
+        held_back = 0 if delta.finish is not None else delta.held_back
+        settled, self.open = self.open[: len(self.open) - held_back], self.open[len(self.open) - held_back :]
+        self.final.extend(token_id for token_id, _ in settled)
+        return Output(
+            text=delta.text,
+            num_tokens=len(settled),
+            logprobs=tuple(logprob for _, logprob in settled if logprob is not None),
+            finish=delta.finish,
+        )
+
+
+class GenerationRelay:
+    def __init__(
+        self,
+        *,
+        view: LiveView,
+        transports: Transports,
+        desk: GatewayScheduler,
+        limits: GatewayLimits,
+        clock: Callable[[], float],
+        on_continuation: Callable[[str], None],
+    ) -> None:
+        self._view = view
+        self._transports = transports
+        self._desk = desk
+        self._limits = limits
+        self._clock = clock
+        self._on_continuation = on_continuation
+
+    async def run(self, generation: Generation, choice: UnitChoice) -> AsyncGenerator[Output, None]:
+        """`choice` is what the desk admitted it to. Ends with exactly one Output that has `finish` set, or raises;
+        closing it early cancels the generation.
+
+        Raises:
+            ModelUnavailable: no unit with room for it became ready in time.
+            GenerationFailed: the engine gave it up for a reason that another unit would share.
+            UnitsLost: too many units were lost under it.
+            RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
+        """
+        progress = _Progress()
+        failed: set[str] = set()
+        waiting_since_s = self._clock()
+        attempts = deaths = 0
+        unit = choice
+        while len(progress.final) < generation.sampling.max_tokens:
+            if failed:
+                unit = await self._wait_for_unit(generation, failed, waiting_since_s)
+                self._desk.sent(generation.request_id, unit, self._clock())
+            kept_tokens = len(progress.final)
+            try:
+                async with aclosing(self._attempt(generation, unit, progress, attempts, failed)) as outputs:
+                    async for output in outputs:
+                        yield output
+                        if output.finish is not None:
+                            return
+                        waiting_since_s = self._clock()
+                raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
+            except (UnitLost, StreamRefused) as error:
+                self._desk.left(generation.request_id)
+                attempts += not isinstance(error, UnitUnreachable | StreamRefused)
+                if len(progress.final) > kept_tokens:
+                    deaths = 0  # it was served there: others on the unit are as likely the cause
+                else:
+                    deaths += not isinstance(error, UnitUnreachable | UnitStalled | StreamRefused | _GivenBack)
+                failed.add(unit.unit_id)
+                progress.open.clear()
+                self._note_loss(generation, unit, progress, error)
+            if deaths >= self._limits.max_deaths:
+                raise RequestKilledUnits(model=generation.model, units=deaths)
+            if attempts >= self._limits.max_attempts:
+                raise UnitsLost(model=generation.model, attempts=attempts, retry_after_s=_RETRY_AFTER_S)
+        yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # only the end itself was lost
+
+    async def _attempt(
+        self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int, failed: Set[str]
+    ) -> AsyncGenerator[Output, None]:
+        transport = self._transports.transport(unit.endpoint)
+        slo = self._desk.slo_left(generation.request_id)
+        async with aclosing(transport.generate(_continuation(generation, progress, attempt, slo))) as deltas:
+            async for delta in deltas:
+                if isinstance(delta, Stall):
+                    self._raise_if_others_can(generation, unit, delta, failed)
+                    continue
+                if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
+                    raise _failure(generation.model, unit, delta)
+                output = progress.take(delta)
+                if output.text or output.num_tokens or output.finish is not None:
+                    yield output
+
+    def _raise_if_others_can(self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str]) -> None:
+        """Where no other unit can serve it, the stream stays where it is: the unit comes to itself, or is replaced."""
+        self._desk.set_unreachable(self._unreachable_units())
+        if self._desk.route(generation.request_id, self._clock(), avoid=failed | {unit.unit_id}) is not None:
+            raise UnitStalled(endpoint=unit.endpoint, reason=stall.reason)
+
+    def _note_loss(self, generation: Generation, unit: UnitChoice, progress: _Progress, error: Exception) -> None:
+        self._on_continuation(generation.model)
+        logger.warning(
+            "request lost its unit",
+            extra={
+                "request_id": generation.client_request_id,
+                "generation_id": generation.request_id,
+                "model": generation.model,
+                "unit": unit.unit_id,
+                "reason": str(error),
+                "kept_tokens": len(progress.final),
+            },
+        )
+
+    async def _wait_for_unit(self, generation: Generation, failed: set[str], since_s: float) -> UnitChoice:
+        started_s = self._clock()
+        left_out = set(failed)
+        while True:
+            self._desk.set_unreachable(self._unreachable_units())
+            unit = self._desk.route(generation.request_id, self._clock(), avoid=left_out)
+            if unit is not None:
+                return unit
+            waited_s = self._clock() - since_s
+            self._raise_if_hopeless(generation, waited_s)
+            await self._view.changed(min(_POLL_S, self._limits.hold_s - waited_s))
+            if self._clock() - started_s >= _AVOID_S:
+                left_out.clear()
+
+    def _unreachable_units(self) -> frozenset[str]:
+        endpoints = self._transports.unreachable()
+        if not endpoints:
+            return frozenset()
+        return frozenset(u.report.unit_id for u in self._view.current.units if u.report.endpoint in endpoints)
+
+    def _raise_if_hopeless(self, generation: Generation, waited_s: float) -> None:
+        model = generation.model
+        if self._view.card(model) is None:
+            raise ModelNotFound(model=model)
+        longest = self._view.max_model_len(model)
+        if longest is not None and generation.needed_tokens > longest:
+            # The length was unknown, or longer, when the request was accepted.
+            raise ContextLengthExceeded(
+                max_model_len=longest,
+                prompt_tokens=len(generation.prompt_token_ids),
+                max_tokens=generation.sampling.max_tokens,
+                param=generation.prompt_param,
+            )
+        if waited_s >= self._limits.hold_s:
+            loading = ModelPhase.LOADING in self._view.phases(model)
+            raise ModelUnavailable(model=model, loading=loading, waited_s=waited_s, retry_after_s=_RETRY_AFTER_S)
+
+
+def _continuation(generation: Generation, progress: _Progress, attempt: int, slo: Slo) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"{generation.request_id}.{attempt}",
+        model=generation.model,
+        prompt_token_ids=generation.prompt_token_ids,
+        sampling=generation.sampling,
+        slo=slo,
+        output_token_ids=tuple(progress.final),
+        stop=generation.stop,
+    )
+
+
+def _failure(model: str, unit: UnitChoice, delta: Delta) -> UnitLost | GenerationFailed | InvalidRequest:
+    # An abort that nobody asked for: the unit let go of the model.
+    if delta.retryable or delta.finish is FinishReason.ABORT:
+        reason = delta.error or "the unit gave the request back"
+        loss = UnitLost if delta.engine_died else _GivenBack
+        return loss(endpoint=unit.endpoint, reason=reason)
+    if delta.param is not None:
+        return InvalidRequest(f"Invalid {delta.param!r}: {delta.error}", param=delta.param, code="invalid_value")
+    return GenerationFailed(model=model, reason=delta.error or "no reason given")

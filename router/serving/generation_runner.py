@@ -1,0 +1,105 @@
+"""One generation from the door to its last token: admission, the units, the clock and the books."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from router.access.caller import Caller
+from router.errors import ModelUnavailable, Overloaded
+from router.gateway_scheduler import GatewayScheduler
+from router.generation import Generation, Output
+from router.limits import GatewayLimits
+from router.routing.routing import UnitChoice
+from router.serving.generation_relay import GenerationRelay
+from router.serving.waiting_requests import WaitingRequests
+from router.telemetry.metrics import GatewayMetrics, GenerationStopwatch
+from router.telemetry.service_report import ServiceReport
+
+
+class GenerationRunner:
+    def __init__(
+        self,
+        *,
+        desk: GatewayScheduler,
+        room: WaitingRequests,
+        dispatcher: GenerationRelay,
+        metrics: GatewayMetrics,
+        limits: GatewayLimits,
+        clock: Callable[[], float],
+        spend: Callable[[str, int], None],
+    ) -> None:
+        """`spend` charges tokens to an API key."""
+        self._desk = desk
+        self._room = room
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._spend = spend
+
+    async def run(self, generation: Generation, caller: Caller, receipt: ServiceReport) -> AsyncGenerator[Output, None]:
+        """As `GenerationRelay.run`; raises what admission raises, too."""
+        started_s = self._clock()
+        patience_s = self._limits.hold_s if caller.ttft_s is None else caller.ttft_s
+        ask = generation.ask(caller, deadline_s=started_s + patience_s)
+        was_cold = not self._desk.is_ready(generation.model)
+        try:
+            with self._metrics.queued.labels(generation.model).track_inprogress():
+                admitted = await self._room.enter(ask)
+        except Overloaded:
+            self._metrics.shed.labels(generation.model).inc()
+            raise
+        except ModelUnavailable:
+            self._metrics.unserved.labels(generation.model).inc()
+            raise
+        now_s = self._clock()
+        choice = admitted.choice
+        self._metrics.queue_time.labels(generation.model).observe(now_s - started_s)
+        self._metrics.choices.labels(choice.reason).inc()
+        self._metrics.prefix_tokens.labels(generation.model).inc(choice.prefix_tokens)
+        receipt.admitted(
+            choice.unit_id,
+            now_s,
+            cold_s=now_s - started_s if was_cold else 0.0,
+            predicted_ttft_s=choice.predicted_ttft_s,
+            prefix_tokens=choice.prefix_tokens,
+        )
+        stopwatch = self._metrics.stopwatch(generation.model, generation.slo, started_s)
+        finished = False
+        try:
+            with self._metrics.in_flight.labels(generation.model).track_inprogress():
+                async with aclosing(self._dispatcher.run(generation, choice)) as outputs:
+                    async for output in outputs:
+                        self._note(generation, output, stopwatch, receipt, choice, now_s)
+                        finished = output.finish is not None
+                        yield output
+        finally:
+            stopwatch.on_end()
+            self._spend(caller.key_id, len(generation.prompt_token_ids) + stopwatch.num_tokens)
+            self._desk.end(
+                generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
+            )
+            self._room.pump()
+
+    def _note(
+        self,
+        generation: Generation,
+        output: Output,
+        stopwatch: GenerationStopwatch,
+        receipt: ServiceReport,
+        choice: UnitChoice,
+        admitted_s: float,
+    ) -> None:
+        now_s = self._clock()
+        gap_s = stopwatch.on_output(output.num_tokens, now_s)
+        receipt.output_tokens += output.num_tokens
+        if gap_s is None:
+            if choice.predicted_ttft_s:
+                error_s = abs(now_s - admitted_s - choice.predicted_ttft_s)
+                self._metrics.prediction_error.labels(generation.model).observe(error_s)
+            receipt.first_token(now_s)
+        else:
+            receipt.worst_gap_s = max(receipt.worst_gap_s, gap_s)
+        if self._desk.produced(generation.request_id, output.num_tokens, now_s):
+            self._room.pump()
+        if output.finish is not None:
+            stopwatch.on_finish()

@@ -1,0 +1,75 @@
+"""From a validated request to token ids, and how many tokens may follow them."""
+
+from dataclasses import dataclass
+
+from router.errors import ContextLengthExceeded, InvalidRequest
+from router.live_view import ContextLengths
+from router.openai.chat import ChatCompletionRequest
+from router.openai.completions import CompletionRequest
+from router.text.tokenization import Tokenizers
+from router.view import ModelCard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """`echo` is what the reply repeats before the completion."""
+
+    token_ids: tuple[int, ...]
+    echo: str = ""
+
+
+async def chat_prompt(
+    request: ChatCompletionRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
+) -> Prompt:
+    """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode_chat`."""
+    messages = [message.for_template() for message in request.messages]
+    arguments = request.chat_template_kwargs or {}
+    token_ids = await tokenizers.encode_chat(card, messages, arguments, max_tokens=max_tokens)
+    if not token_ids:
+        raise InvalidRequest("The messages render to an empty prompt.", param="messages")
+    return Prompt(token_ids=tuple(token_ids))
+
+
+async def completion_prompts(
+    request: CompletionRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
+) -> list[Prompt]:
+    """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode`, and:
+
+    InvalidRequest: a prompt is empty, or holds token ids that the model does not have.
+    """
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest("'echo' with 'logprobs' is not implemented: leave one out.", param="echo")
+    vocab_size = (await tokenizers.of(card)).vocab_size
+    prompts = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            token_ids = await tokenizers.encode(card, prompt, add_special_tokens=True, max_tokens=max_tokens)
+        else:
+            token_ids = prompt
+            highest = max(token_ids)
+            if highest >= vocab_size:
+                message = f"Token id {highest} is outside the model's vocabulary of {vocab_size} tokens."
+                raise InvalidRequest(message, param="prompt")
+        if not token_ids:
+            raise InvalidRequest("The prompt is empty: it has no tokens.", param="prompt")
+        echo = ""
+        if request.echo:
+            echo = prompt if isinstance(prompt, str) else await tokenizers.decode(card, token_ids)
+        prompts.append(Prompt(token_ids=tuple(token_ids), echo=echo))
+    return prompts
+
+
+def completion_tokens(*, prompt_tokens: int, asked: int | None, context: ContextLengths, param: str) -> int:
+    """What `max_tokens` means for this prompt; without it, all that units take now.
+
+    Raises:
+        ContextLengthExceeded: the prompt, or the prompt and what was asked for, do not fit the model.
+    """
+    room = context.lately - prompt_tokens
+    if room < (asked or 1):
+        raise ContextLengthExceeded(
+            max_model_len=context.lately, prompt_tokens=prompt_tokens, max_tokens=asked, param=param
+        )
+    if asked is not None:
+        return asked
+    return context.now - prompt_tokens if context.now > prompt_tokens else room

@@ -1,0 +1,50 @@
+"""One request's outputs, as events or as one document."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from router.generation import Output
+from router.openai.reply import Choice, ReplyFormat, Usage
+from router.telemetry.service_report import ServiceReport
+
+IndexedOutputs = AsyncGenerator[tuple[int, Output], None]
+
+
+class GenerationResponse:
+    def __init__(
+        self,
+        outputs: IndexedOutputs,
+        format_: ReplyFormat,
+        *,
+        num_choices: int,
+        prompt_tokens: int,
+        include_usage: bool,
+        continuous_usage: bool,
+        receipt: ServiceReport,
+    ) -> None:
+        self.receipt = receipt
+        self._outputs = outputs
+        self._format = format_
+        self._num_choices = num_choices
+        self._prompt_tokens = prompt_tokens
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+
+    async def document(self) -> bytes:
+        choices = [Choice() for _ in range(self._num_choices)]
+        async with aclosing(self._outputs) as outputs:
+            async for index, output in outputs:
+                choices[index].add(output)
+        return self._format.document(choices, self._usage(sum(choice.num_tokens for choice in choices)))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        num_tokens = 0
+        async with aclosing(self._outputs) as outputs:
+            async for index, output in outputs:
+                num_tokens += output.num_tokens
+                yield self._format.events(index, output, self._usage(num_tokens) if self._continuous_usage else None)
+        if self._include_usage:
+            yield self._format.usage_event(self._usage(num_tokens))
+
+    def _usage(self, completion_tokens: int) -> Usage:
+        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=completion_tokens)

@@ -1,0 +1,166 @@
+"""What a gateway counts. One registry per gateway; labels are bounded by the models and units of the view."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pdmux_actor.messages import Slo
+from router.admission.block_ledger import QuotaLedger
+from router.routing.routing import REASONS
+from router.telemetry.request_labels import ENDPOINTS, GENERATION_ENDPOINTS, OTHER, STATUSES, STATUSES_OF_MODELS
+from router.telemetry.unit_metrics import LedgerCollector, UnitCollector
+from router.view import FleetView
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640),
+)
+GAP_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+DURATION_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+
+
+class GatewayMetrics:
+    """docs/metrics.md lists them for users.
+
+    Counters are there at 0 as soon as the values of their labels are known: what a series is born with, Prometheus'
+    `increase()` does not see.
+    """
+
+    def __init__(
+        self, *, version: str, view: Callable[[], FleetView], view_age_s: Callable[[], float], ledger: QuotaLedger
+    ) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._models: set[str] = set()
+        self._of_models: list[Counter] = []
+        self._count_requests(registry)
+        self._time_generations(registry)
+        self._count_decisions(registry)
+        age = Gauge("muxfleet_telemetry_age_seconds", "Age of the view of the fleet; -1: none yet", registry=registry)
+        age.set_function(view_age_s)
+        Gauge("muxfleet_build_info", "Always 1", ["version"], registry=registry).labels(version).set(1)
+        registry.register(UnitCollector(view))
+        registry.register(LedgerCollector(ledger))
+
+    def _count_requests(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            made = Counter(name, text, labels, registry=registry)
+            if labels == ("model",):
+                self._of_models.append(made)
+            return made
+
+        text = "HTTP requests by status; 499: the client left first"
+        self.requests = counter("muxfleet_requests", text, "model", "endpoint", "status")
+        for endpoint, status in product((*ENDPOINTS, OTHER), STATUSES):
+            self.requests.labels("", endpoint, str(status))
+        self.answers = counter("muxfleet_answers", "Generations that finished", "model")
+        self.slo_met = counter("muxfleet_answers_slo_met", "Finished generations within target", "model", "slo")
+        text = "Finished generations with their first token and every gap within target"
+        self.in_time = counter("muxfleet_requests_in_time", text, "model")
+        self.prompt_tokens = counter("muxfleet_prompt_tokens", "Prompt tokens", "model")
+        self.output_tokens = counter("muxfleet_generation_tokens", "Output tokens", "model")
+        self.shed = counter("muxfleet_requests_shed", "Generations refused by overload", "model")
+        self.unserved = counter("muxfleet_requests_unserved", "Requests that no unit came for in time", "model")
+        self.rate_limited = counter(
+            "muxfleet_requests_rate_limited", "Requests beyond the rate of their API key", "key"
+        )
+        self.refused_keys = counter("muxfleet_requests_unauthorized", "Requests that their API key did not admit")
+        self.continuations = counter("muxfleet_generation_continuations", "Generations that lost their unit", "model")
+
+    def _time_generations(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, ["model"], registry=registry, buckets=buckets)
+
+        first, gap = "muxfleet_time_to_first_token_seconds", "muxfleet_inter_token_latency_seconds"
+        self.ttft = histogram(first, "From the accepted request to its first token", TTFT_BUCKETS_S)
+        self.gap = histogram(gap, "Between outputs of one generation", GAP_BUCKETS_S)
+        self.queue_time = histogram(
+            "muxfleet_queue_time_seconds", "From the accepted request to its admission", TTFT_BUCKETS_S
+        )
+        self.duration = histogram(
+            "muxfleet_request_duration_seconds", "From the accepted request to its last token", DURATION_BUCKETS_S
+        )
+        self.prediction_error = histogram(
+            "muxfleet_ttft_prediction_error_seconds", "Absolute, of the first token after admission", GAP_BUCKETS_S
+        )
+
+    def _count_decisions(self, registry: CollectorRegistry) -> None:
+        self.in_flight = Gauge("muxfleet_generations_in_flight", "Generations under way", ["model"], registry=registry)
+        self.queued = Gauge(
+            "muxfleet_generations_queued", "Generations that wait for a turn or a unit", ["model"], registry=registry
+        )
+        self.choices = Counter(
+            "muxfleet_routing_decisions",
+            "Generations sent to a unit, by what the choice was made from",
+            ["reason"],
+            registry=registry,
+        )
+        self.prefix_tokens = Counter(
+            "muxfleet_routed_prefix_tokens", "Prompt tokens sent where they may be cached", ["model"], registry=registry
+        )
+        self._of_models.append(self.prefix_tokens)
+        for reason in REASONS:
+            self.choices.labels(reason)
+
+    def start_models(self, models: Iterable[str]) -> None:
+        """Of the view; those that were there before go on."""
+        for model in set(models) - self._models:
+            self._models.add(model)
+            for counter in self._of_models:
+                counter.labels(model)
+            for slo in ("ttft", "tbt"):
+                self.slo_met.labels(model, slo)
+            for endpoint, status in product(GENERATION_ENDPOINTS, STATUSES_OF_MODELS):
+                self.requests.labels(model, endpoint, str(status))
+
+    def start_keys(self, names: Iterable[str]) -> None:
+        """Of the API keys in force."""
+        for name in names:
+            self.rate_limited.labels(name)
+
+    def exposition(self) -> bytes:
+        text: bytes = generate_latest(self._registry)
+        return text
+
+    def stopwatch(self, model: str, slo: Slo, now_s: float) -> "GenerationStopwatch":
+        return GenerationStopwatch(self, model, slo, now_s)
+
+
+class GenerationStopwatch:
+    """Times one generation. Gaps are those between outputs, which may hold several tokens."""
+
+    def __init__(self, metrics: GatewayMetrics, model: str, slo: Slo, now_s: float) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._slo = slo
+        self._started_s = self._previous_s = now_s
+        self._gap = metrics.gap.labels(model)
+        self._first = True
+        self.ttft_met = False
+        self.tbt_met = True
+        self.num_tokens = 0
+
+    def on_output(self, num_tokens: int, now_s: float) -> float | None:
+        """The gap to the output before; None for the first."""
+        elapsed_s = now_s - self._previous_s
+        self._previous_s = now_s
+        self.num_tokens += num_tokens
+        if self._first:
+            self._first = False
+            self.ttft_met = elapsed_s <= self._slo.ttft_s
+            self._metrics.ttft.labels(self._model).observe(elapsed_s)
+            return None
+        self.tbt_met = self.tbt_met and elapsed_s <= self._slo.tbt_s
+        self._gap.observe(elapsed_s)
+        return elapsed_s
+
+    def on_finish(self) -> None:
+        metrics, model = self._metrics, self._model
+        metrics.answers.labels(model).inc()
+        metrics.duration.labels(model).observe(self._previous_s - self._started_s)
+        metrics.slo_met.labels(model, "ttft").inc(int(self.ttft_met))
+        metrics.slo_met.labels(model, "tbt").inc(int(self.tbt_met))
+        metrics.in_time.labels(model).inc(int(self.ttft_met and self.tbt_met))
+
+    def on_end(self) -> None:
+        """Also for generations that did not finish: their tokens were paid for."""
+        self._metrics.output_tokens.labels(self._model).inc(self.num_tokens)

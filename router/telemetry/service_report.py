@@ -1,0 +1,109 @@
+"""What a request is told about how it was served: response headers and the request log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdmux_actor.messages import Slo
+from router.access.caller import GrantedSlo
+from traces.timeliness import SloTarget, is_in_time
+
+
+@dataclass(slots=True, eq=False)
+class ServiceReport:
+    """Filled in as the request goes its way; of several choices, by the first one that gets a token. `cold_s` is the
+    part of the queueing in which no unit had the model ready.
+    """
+
+    granted: GrantedSlo
+    started_s: float
+    request_id: str = ""
+    unit_id: str = ""
+    queue_s: float = 0.0
+    cold_s: float = 0.0
+    prefill_s: float = 0.0
+    predicted_ttft_s: float | None = None
+    prefix_tokens: int = 0
+    ttft_s: float | None = None
+    worst_gap_s: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def admitted(
+        self, unit_id: str, now_s: float, *, cold_s: float, predicted_ttft_s: float, prefix_tokens: int
+    ) -> None:
+        if not self.unit_id:
+            self.unit_id = unit_id
+            self.queue_s = now_s - self.started_s
+            self.cold_s = min(cold_s, self.queue_s)
+            self.predicted_ttft_s = predicted_ttft_s or None
+            self.prefix_tokens = prefix_tokens
+
+    def first_token(self, now_s: float) -> None:
+        if self.ttft_s is None:
+            self.ttft_s = now_s - self.started_s
+            self.prefill_s = max(0.0, self.ttft_s - self.queue_s)
+
+    @property
+    def slo(self) -> Slo:
+        return self.granted.slo
+
+    @property
+    def ttft_met(self) -> bool:
+        return self.ttft_s is not None and self.ttft_s <= self.slo.ttft_s
+
+    @property
+    def tbt_met(self) -> bool:
+        return self.worst_gap_s <= self.slo.tbt_s
+
+    @property
+    def in_time(self) -> bool:
+        target = SloTarget(ttft_s=self.slo.ttft_s, tbt_s=self.slo.tbt_s)
+        return is_in_time(self.ttft_s, (self.worst_gap_s,), target)
+
+    def as_dict(self) -> dict[str, object]:
+        """For the request log: milliseconds, and nothing of what was said."""
+        return {
+            "unit": self.unit_id,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "prefix_tokens": self.prefix_tokens,
+            "queue_ms": _rounded_ms(self.queue_s),
+            "cold_ms": _rounded_ms(self.cold_s),
+            "prefill_ms": _rounded_ms(self.prefill_s),
+            "ttft_ms": _rounded_ms(self.ttft_s),
+            "predicted_ttft_ms": _rounded_ms(self.predicted_ttft_s),
+            "worst_gap_ms": _rounded_ms(self.worst_gap_s),
+            "ttft_met": self.ttft_met,
+            "tbt_met": self.ttft_met and self.tbt_met,
+            "in_time": self.in_time,
+        }
+
+    def headers(self) -> Mapping[str, str]:
+        """Of a stream they are sent with the first token: later ones cannot be told in them."""
+        if not self.unit_id:
+            return {}
+        return {
+            "x-muxfleet-unit": self.unit_id,
+            "x-muxfleet-queue-ms": _ms(self.queue_s),
+            "x-muxfleet-cold-ms": _ms(self.cold_s),
+            "x-muxfleet-prefill-ms": _ms(self.prefill_s),
+            "x-muxfleet-slo": "met" if self.in_time else "missed",
+            **self._clamped(),
+        }
+
+    def _clamped(self) -> Mapping[str, str]:
+        """Targets that the client asked for tighter than it may, with what holds instead."""
+        parts = []
+        if self.granted.is_ttft_clamped:
+            parts.append(f"ttft-ms={self.slo.ttft_s * 1000:g}")
+        if self.granted.is_tbt_clamped:
+            parts.append(f"tpot-ms={self.slo.tbt_s * 1000:g}")
+        return {"x-muxfleet-slo-clamped": ", ".join(parts)} if parts else {}
+
+
+def _rounded_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"

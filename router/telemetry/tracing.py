@@ -1,0 +1,88 @@
+"""OpenTelemetry spans of requests, written when a request is over, from its receipt."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+
+from router.telemetry.service_report import ServiceReport
+
+logger = logging.getLogger(__name__)
+
+_NS = 1_000_000_000
+
+
+class RequestSpans:
+    """One span per request, a child of the client's `traceparent`, with children for queue, prefill and decode."""
+
+    def __init__(self, processor: SpanProcessor, *, version: str) -> None:
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "muxfleet-gateway"}))
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("muxfleet", version)
+
+    def write(
+        self, state: Mapping[str, Any], *, headers: Mapping[str, str], endpoint: str, status: int, elapsed_s: float
+    ) -> None:
+        """`state` is the request's, as in the request log. The request ends now."""
+        end_ns = time.time_ns()
+        start_ns = end_ns - int(elapsed_s * _NS)
+        span = self._tracer.start_span(
+            f"POST {endpoint}", context=extract(headers), kind=SpanKind.SERVER, start_time=start_ns
+        )
+        span.set_attribute("http.response.status_code", status)
+        span.set_attribute("gen_ai.request.model", state.get("model", ""))
+        span.set_attribute("muxfleet.request_id", state["request_id"])
+        if (error := state.get("error")) is not None:
+            span.set_attribute("error.type", type(error).__name__)
+        if status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+        receipt: ServiceReport | None = state.get("receipt")
+        if receipt is not None and receipt.unit_id:
+            self._describe(span, receipt)
+            self._phases(set_span_in_context(span), receipt, start_ns=start_ns, end_ns=end_ns)
+        span.end(end_time=end_ns)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _describe(self, span: Span, receipt: ServiceReport) -> None:
+        span.set_attribute("gen_ai.usage.input_tokens", receipt.prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", receipt.output_tokens)
+        span.set_attribute("muxfleet.unit", receipt.unit_id)
+        span.set_attribute("muxfleet.prefix_tokens", receipt.prefix_tokens)
+        span.set_attribute("muxfleet.cold_seconds", receipt.cold_s)
+        span.set_attribute("muxfleet.ttft_met", receipt.ttft_met)
+        span.set_attribute("muxfleet.tbt_met", receipt.tbt_met)
+        span.set_attribute("muxfleet.in_time", receipt.in_time)
+        if receipt.predicted_ttft_s is not None:
+            span.set_attribute("muxfleet.predicted_ttft_seconds", receipt.predicted_ttft_s)
+
+    def _phases(self, parent: Context, receipt: ServiceReport, *, start_ns: int, end_ns: int) -> None:
+        admitted_ns = min(end_ns, start_ns + int(receipt.queue_s * _NS))
+        self._phase("queue", parent, start_ns, admitted_ns)
+        if receipt.ttft_s is None:
+            return
+        first_ns = min(end_ns, admitted_ns + int(receipt.prefill_s * _NS))
+        self._phase("prefill", parent, admitted_ns, first_ns)
+        self._phase("decode", parent, first_ns, end_ns)
+
+    def _phase(self, name: str, parent: Context, start_ns: int, end_ns: int) -> None:
+        self._tracer.start_span(name, context=parent, start_time=start_ns).end(end_time=end_ns)
+
+
+def otlp_spans(endpoint: str, *, version: str) -> RequestSpans | None:
+    """Sends to an OTLP/HTTP collector; None, with a word in the log, when the optional package is not there."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        logger.error("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but `pip install 'muxfleet[otel]'` was not done")
+        return None
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    return RequestSpans(BatchSpanProcessor(exporter), version=version)
