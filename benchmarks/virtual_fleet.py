@@ -1,4 +1,4 @@
-"""One or more units in virtual time, with or without a gateway before them: the product's scheduler and `GatewayScheduler`.
+"""One or more units in virtual time, with or without a gateway before them: the product's own deciding.
 
 What a run needs of an engine, it takes from `deploy/simulation`: nothing here decides anything.
 """

@@ -6,8 +6,7 @@ import pytest
 
 from pdmux_actor.errors import ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
-from pdmux_actor.scheduling.events import AttachModel
-from pdmux_actor.scheduling.events import RemoveModel
+from pdmux_actor.scheduling.events import AttachModel, RemoveModel
 from pdmux_actor.serving.commands import (
     Asleep,
     LoadModelCommand,
