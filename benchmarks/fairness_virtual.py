@@ -2,7 +2,7 @@
 
     python benchmarks/fairness_virtual.py [--json FILE] [--quick]
 
-As fairness.py, without HTTP and without a clock: the same `GatewayScheduler` (admission, ledger, queue, routing) and the
+As fairness.py, without HTTP and without a clock: the same `GatewayScheduler` (admission, queue, routing) and the
 product's scheduler on simulated H200s that serve Llama 3.1 8B by the roofline. A run gives the same figures anywhere.
 Two tenants send Poisson arrivals to the same model. `fair`: each its share. `greedy`: one sends ten times its share.
 `greedy, one key`: the same load with nothing to tell the tenants apart. Rounds differ by their arrivals. The time to
