@@ -292,7 +292,7 @@ def _row(
         "tbt_target_s": target.tbt_s,
         "chunk_budget_tokens": target.budget_tokens,
         "gap_share": trial.bench.gap_share,
-        "other_cores": statistics.mean(trial.other_cores),
+        "other_cores": statistics.mean(trial.other_cores or [0.0]),
     }
     if best is not None:
         longest_wait_s = 4 * target.tbt_s
