@@ -43,11 +43,12 @@ endif
 demo: venv ## Three models behind one endpoint on this machine; ARGS="--once --json out.json"
 	@$(BIN)/muxfleet demo $(ARGS)
 
-check: venv ## Format, lint, types and import rules: what CI runs before the tests
+check: venv ## Format, lint, types, import rules and dead code: what CI runs before the tests
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@report=$$($(BIN)/lint-imports --no-logo) || { echo "$$report" >&2; exit 1; }
+	@$(BIN)/vulture
 
 # Real fleets on shared machines: in CI a test that fails is tried once more, and the summary names it.
 RERUNS := $(if $(CI),--reruns 1 -rfER)

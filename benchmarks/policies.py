@@ -77,7 +77,7 @@ class Bench:
         assert isinstance(judge, Attainment)
         return judge.gap_share
 
-    def session(self, policy: str, settings: SchedulerSettings) -> "Session":
+    def session(self, policy: str, settings: SchedulerSettings) -> Session:
         checkpoints = {MODEL: self.checkpoint}
         if self.steps is not None:
             return VirtualSession(checkpoints=checkpoints, policy=policy, settings=settings, steps=self.steps)

@@ -1,7 +1,6 @@
 """Errors of placement.
 
 PlacementError
-├── InvalidPlan     a plan that promises more than its units have
 ├── FleetTooLarge   more plans to look at than a solver is made for
 └── ModelUnknown    a question about a model that the fleet does not have
 """
@@ -11,12 +10,6 @@ from difflib import get_close_matches
 
 class PlacementError(Exception):
     """Base of this package's errors."""
-
-
-class InvalidPlan(PlacementError):
-    def __init__(self, *, problems: tuple[str, ...]) -> None:
-        super().__init__(f"not a valid plan: {'; '.join(problems)}; make a new one with a solver")
-        self.problems = problems
 
 
 class FleetTooLarge(PlacementError):

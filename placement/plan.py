@@ -1,10 +1,8 @@
 """Which models sit on which units, with which quotas."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from placement.errors import InvalidPlan
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.specs import DeviceSpec
 
@@ -58,33 +56,3 @@ class Plan:
 
     def models_of(self, unit_id: str) -> tuple[ModelPlacement, ...]:
         return next((u.models for u in self.units if u.unit_id == unit_id), ())
-
-    def validate(self, units: Sequence[UnitCapacity]) -> None:
-        """Checks the plan against what the units offer; whether weights fit is `placement.estimation.memory`'s to say.
-
-        Raises:
-            InvalidPlan: with every problem found.
-        """
-        problems = tuple(self._problems({u.unit_id: u for u in units}))
-        if problems:
-            raise InvalidPlan(problems=problems)
-
-    def _problems(self, capacity: Mapping[str, UnitCapacity]) -> Iterator[str]:
-        for unit_id, count in Counter(u.unit_id for u in self.units).items():
-            if count > 1:
-                yield f"unit {unit_id!r} appears {count} times"
-            if unit_id not in capacity:
-                yield f"unit {unit_id!r} does not exist"
-        for unit in self.units:
-            for model, count in Counter(p.model for p in unit.models).items():
-                if count > 1:
-                    yield f"unit {unit.unit_id!r} holds {model!r} {count} times"
-            for placement in unit.models:
-                if placement.quota_blocks <= 0:
-                    yield f"unit {unit.unit_id!r} gives {placement.model!r} {placement.quota_blocks} blocks"
-            most = capacity[unit.unit_id].max_models if unit.unit_id in capacity else None
-            if most is not None and len(unit.models) > most:
-                yield f"unit {unit.unit_id!r} holds {len(unit.models)} models, its engine serves {most}"
-            granted = sum(p.quota_blocks for p in unit.models)
-            if unit.unit_id in capacity and granted > capacity[unit.unit_id].total_blocks:
-                yield f"unit {unit.unit_id!r} grants {granted} of {capacity[unit.unit_id].total_blocks} blocks"

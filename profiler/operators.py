@@ -34,12 +34,3 @@ def attention_flops(q: int, c: int, h_q: int, d_h: int) -> int:
     """
     pairs = q * c + q * (q + 1) // 2
     return (4 * h_q * d_h + 2 * h_q) * pairs
-
-
-def attention_bytes(q: int, c: int, h_q: int, h_kv: int, d_h: int, s: int) -> int:
-    """B_attn = 2 h_q q d_h s + 2 h_kv (q + c) d_h s: query and output, keys and values.
-
-    >>> attention_bytes(q=1, c=99, h_q=32, h_kv=8, d_h=128, s=2)
-    425984
-    """
-    return 2 * h_q * q * d_h * s + 2 * h_kv * (q + c) * d_h * s

@@ -128,13 +128,6 @@ class ModelSpec:
     def kv_bytes_per_token_per_gpu(self, num_gpus: int) -> int:
         return 2 * self.num_layers * self.kv_heads_per_gpu(num_gpus) * self.head_dim * self.dtype_bytes
 
-    def weight_bytes_per_gpu(self, num_gpus: int) -> int:
-        """Matrices, embedding and classifier are sharded; K and V projections of copied heads are copied."""
-        kv_dim = self.head_dim * self.kv_heads_per_gpu(num_gpus)
-        copied = kv_dim * num_gpus - self.num_kv_heads * self.head_dim
-        params = self.num_params + 2 * copied * self.hidden_size * self.num_layers
-        return -(-params // num_gpus) * self.dtype_bytes
-
     @property
     def _embedding_params(self) -> int:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)

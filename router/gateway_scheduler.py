@@ -218,8 +218,3 @@ class GatewayScheduler:
             is_ready=self.is_ready,
             now_s=now_s,
         )
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing runs, waits or is reserved."""
-        return not (self._running or self._came_s or self.ledger.num_reservations)

@@ -114,14 +114,6 @@ def scale_lengths(
     return replace(trace, records=tuple(scaled(r) for r in trace.records), block_tokens=block_tokens)
 
 
-def rename_models(trace: Trace, names: Mapping[str, str]) -> Trace:
-    """Replaces the model names that are keys of `names`; the others stay."""
-    return replace(
-        trace,
-        records=tuple(r if r.model is None else replace(r, model=names.get(r.model, r.model)) for r in trace.records),
-    )
-
-
 def assign_models(trace: Trace, weights: Mapping[str, float], *, seed: int, overwrite: bool = False) -> Trace:
     """Draws a model for every request that has none (`overwrite`: for every request), by weight.
 

@@ -1,5 +1,7 @@
 """muxfleet plan"""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,7 +150,7 @@ def _show_steps(
     return steps, cost
 
 
-def _picture(file: Path) -> "type[plan_picture.PlanPicture]":
+def _picture(file: Path) -> type[plan_picture.PlanPicture]:
     """Raises OptionNotUsable: the extra is not installed, or the suffix is no picture's."""
     if file.suffix not in (".png", ".svg", ".pdf"):
         raise OptionNotUsable(option="--plot", value=file, remedy="name a .png, .svg or .pdf")

@@ -377,7 +377,6 @@ class Scheduler:
         queue = self._queues[victim.model]
         self._withdraw(victim)
         victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
         victim.status = SequenceStatus.WAITING
         victim.precedence = Precedence.FIRST
         queue.waiting.appendleft(victim)

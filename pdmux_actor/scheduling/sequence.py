@@ -48,7 +48,6 @@ class TokenSequence:
     first_token_s: float | None = None
     last_token_s: float | None = None
     is_late: bool = False  # its first token or a gap was beyond its target
-    num_preemptions: int = 0
     precedence: Precedence = Precedence.IN_TIME
     kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
 

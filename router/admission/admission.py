@@ -33,9 +33,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """It waits. `is_held`: for a unit that has its model, otherwise for its turn."""
-
-    is_held: bool
+    """The request waits for its turn, or for a unit that has its model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +138,7 @@ class Admission:
             if self._comes_too_late(ask, work, now_s):
                 return self._shed(ask.model)
         self.queue.push(ask, now_s, work=work, prefill_s=prefill_s, credit=self._credit(ask))
-        return Queue(is_held=choice is None)
+        return Queue()
 
     def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
         """Outcomes of asks that waited. Call it when something may have made room, and when `next_pump_s` has come."""

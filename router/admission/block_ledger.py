@@ -142,10 +142,6 @@ class QuotaLedger:
         capacity = self.capacity_blocks(model)
         return 0 if capacity is None else max(0, capacity - self.held_blocks(model))
 
-    @property
-    def num_reservations(self) -> int:
-        return len(self._reservations)
-
     def models(self) -> Iterable[str]:
         return self._budgets.keys()
 

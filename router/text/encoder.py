@@ -1,5 +1,7 @@
 """One model's tokenizer and chat template, in the process that works on text. Needs transformers, and no torch."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,7 @@ class TemplateRefusal(Exception):
 
 
 class PromptEncoder:
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         # A slow tokenizer has no backend; every architecture we serve has a fast one.
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
@@ -81,7 +83,7 @@ def load_encoder(source: str, revision: str | None) -> PromptEncoder:
     return PromptEncoder(AutoTokenizer.from_pretrained(source, revision=revision))
 
 
-def _settable_variables(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+def _settable_variables(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """What the default template looks up in its context, without what we, transformers and the checkpoint set."""
     from jinja2 import meta
     from transformers.utils.chat_template_utils import _compile_jinja_template

@@ -8,7 +8,6 @@ import pytest
 
 from profiler.devices import A40, A100_80G, H100
 from profiler.latency import ChunkShape
-from profiler.operators import attention_bytes
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -65,7 +64,7 @@ def attention_error(device: DeviceSpec, row: "pd.Series[float]", spec: ModelSpec
     batch, q, kv = int(row["batch_size"]), int(row["q_tokens"]), int(row["kv_tokens"])
     # Sequences of one token cost the same outside attention, and inside it the traffic of their own rows.
     single_tokens_s = layer_s(device, spec, [ChunkShape(1)] * (batch * q), [])
-    single_bytes = batch * q * attention_bytes(1, 0, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.dtype_bytes)
+    single_bytes = batch * q * 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim * spec.dtype_bytes  # Q, O; K, V
     other_s = single_tokens_s - device.launch_overhead_s - single_bytes / device.memory_bandwidth_bytes_per_s
     predicted_s = layer_s(device, spec, [ChunkShape(q, kv)] * batch, []) - other_s
     return float(predicted_s / (row["median_ms"] / 1e3) - 1)

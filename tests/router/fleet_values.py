@@ -3,6 +3,7 @@
 from pdmux_actor.lease import ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
 from router.admission_request import AdmissionRequest, Priority
+from router.gateway_scheduler import GatewayScheduler
 from router.view import FleetView, ModelCard, UnitView
 
 
@@ -90,3 +91,8 @@ def ask(request_id: str = "r", model: str = "m", **changes) -> AdmissionRequest:
         **changes,
     }
     return AdmissionRequest(request_id=request_id, model=model, **fields)
+
+
+def is_idle(scheduler: GatewayScheduler) -> bool:
+    """Nothing runs, waits or is reserved."""
+    return not (scheduler._running or scheduler._came_s or scheduler.ledger._reservations)

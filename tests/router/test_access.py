@@ -8,6 +8,7 @@ from collections import Counter
 import httpx
 import pytest
 from fake_unit import FakeUnit, eventually
+from fleet_values import is_idle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -257,7 +258,7 @@ async def test_stream__client_reads_nothing__is_let_go_and_its_request_cancelled
     await writer.drain()
     await reader.readline()  # it has begun; nothing more is read
 
-    await eventually(lambda: served.gateway.desk.is_idle, deadline_s=60)
+    await eventually(lambda: is_idle(served.gateway.desk), deadline_s=60)
     await eventually(lambda: len(unit.cancelled) > 0)
     writer.close()
 

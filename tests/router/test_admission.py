@@ -2,7 +2,7 @@
 
 import math
 
-from fleet_values import ask, fleet, model_load, unit
+from fleet_values import ask, fleet, is_idle, model_load, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def test_offer__room_and_unit__admits_and_reserves() -> None:
 def test_offer__blocks_are_promised__queues_until_one_ends() -> None:
     made = desk(unit("u", FULL, total_blocks=20))
     first, _ = fill(made)
-    assert made.offer(small("late"), 0.0) == Queue(is_held=False)
+    assert made.offer(small("late"), 0.0) == Queue()
     assert outcomes(made, 1.0) == {}
 
     finish(made, first)
@@ -67,7 +67,7 @@ def test_offer__blocks_are_promised__queues_until_one_ends() -> None:
 def test_offer__unit_is_busy_for_long__waits_until_its_prefills_are_nearly_done() -> None:
     busy = model_load(waiting=10, waiting_tokens=20_000)  # two seconds of prefill
     made = desk(unit("u", busy))
-    assert made.offer(ask(slo=Slo(ttft_s=1.0, tbt_s=0.1)), 0.0) == Queue(is_held=False)
+    assert made.offer(ask(slo=Slo(ttft_s=1.0, tbt_s=0.1)), 0.0) == Queue()
     made.pump(0.0)
 
     next_s = made.next_pump_s()
@@ -80,7 +80,7 @@ def test_offer__unit_is_busy_for_long__waits_until_its_prefills_are_nearly_done(
 
 def test_offer__no_unit__is_held_and_admitted_when_one_comes() -> None:
     made = desk(unit("u", phase=ModelPhase.LOADING))
-    assert made.offer(ask(deadline_s=30.0), 0.0) == Queue(is_held=True)
+    assert made.offer(ask(deadline_s=30.0), 0.0) == Queue()
     assert made.demand_report(0.0).models[0].held == 1
 
     made.update_view(fleet(unit("u")), 4.0)
@@ -98,7 +98,7 @@ def test_pump__deadline_of_a_held_request__is_no_capacity_of_a_queued_one_shed()
 
     assert isinstance(outcomes(cold, 5.0)["r"], NoCapacity)
     assert isinstance(outcomes(busy, 5.0)["late"], Shed)
-    assert cold.is_idle
+    assert is_idle(cold)
 
 
 def test_no_capacity__model_has_woken_before__retry_after_is_what_is_left() -> None:
@@ -119,7 +119,7 @@ def test_no_capacity__model_sleeps_in_host_memory__retry_after_is_the_copy_and_n
     made.pump(20.0)
 
     made.update_view(fleet(unit("u", wake_s=9.0), unit("v", wake_s=3.0)), 30.0)
-    assert made.offer(ask("copied", deadline_s=41.0), 40.0) == Queue(is_held=True)
+    assert made.offer(ask("copied", deadline_s=41.0), 40.0) == Queue()
     made.update_view(fleet(unit("v", phase=ModelPhase.LOADING)), 40.5)  # on its way
     assert outcomes(made, 41.0)["copied"] == NoCapacity(retry_after_s=4)
     made.update_view(fleet(unit("v")), 43.0)
@@ -133,10 +133,10 @@ def test_queue__full_of_one_tenant__a_neighbour_takes_its_last_place() -> None:
     made = desk(unit("u", FULL, total_blocks=20), max_waiting=6)
     fill(made, tenant="greedy")
     for i in range(4):
-        assert made.offer(small(f"greedy-{i}", tenant="greedy"), 1.0) == Queue(is_held=False)
+        assert made.offer(small(f"greedy-{i}", tenant="greedy"), 1.0) == Queue()
 
     assert isinstance(made.offer(small("one-more", tenant="greedy"), 1.0), Shed)
-    assert made.offer(small("neighbour", tenant="quiet"), 1.0) == Queue(is_held=False)
+    assert made.offer(small("neighbour", tenant="quiet"), 1.0) == Queue()
 
     assert isinstance(outcomes(made, 1.0)["greedy-3"], Shed)
     assert made.admission.queue.tenant_size("m", "quiet") == 1
@@ -195,7 +195,7 @@ def test_offer__turn_comes_after_the_deadline__is_shed_at_once() -> None:
         made.offer(small(f"next-{second}"), float(second))
 
     assert isinstance(made.offer(small("hurried", deadline_s=11.2), 11.0), Shed)
-    assert made.offer(small("patient", deadline_s=60.0), 11.0) == Queue(is_held=False)
+    assert made.offer(small("patient", deadline_s=60.0), 11.0) == Queue()
 
 
 def test_withdraw__waiting_request__leaves_nothing() -> None:
@@ -207,7 +207,7 @@ def test_withdraw__waiting_request__leaves_nothing() -> None:
         finish(made, name)
 
     assert outcomes(made, 1.0) == {}
-    assert made.is_idle
+    assert is_idle(made)
 
 
 def test_models__share_a_unit__the_one_served_less_is_next() -> None:

@@ -1,6 +1,6 @@
 """Any order of requests, tokens, losses, departures and views: the books balance and everybody is answered once."""
 
-from fleet_values import ask, fleet, model_load, unit
+from fleet_values import ask, fleet, is_idle, model_load, unit
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -155,12 +155,12 @@ class FrontDeskMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         ledger = self.desk.ledger
-        assert ledger.num_reservations == len(self.running)
+        assert len(ledger._reservations) == len(self.running)
         assert len(self.desk.admission.queue) == len(self.waiting)
         for model in MODELS:
             assert ledger.held_blocks(model) >= 0
             assert self.desk.admission.num_waiting(model) <= MAX_WAITING
-        assert self.desk.is_idle == (not self.running and not self.waiting)
+        assert is_idle(self.desk) == (not self.running and not self.waiting)
         next_s = self.desk.next_pump_s()
         assert (next_s is None) == (not self.waiting)
 
@@ -173,7 +173,7 @@ class FrontDeskMachine(RuleBasedStateMachine):
             self.desk.end(request_id, finished=True)
         self.pump()
         assert not self.waiting
-        assert self.desk.is_idle
+        assert is_idle(self.desk)
         assert self.answered == {f"r{i + 1}" for i in range(self.number)}
         assert all(self.desk.ledger.held_blocks(model) == 0 for model in MODELS)
 

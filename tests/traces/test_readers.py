@@ -2,13 +2,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from trace_files import mooncake_row, write_azure, write_mooncake, write_parquet
+from trace_files import mooncake_row, write_azure, write_mooncake, write_parquet, write_trace
 
 from traces.errors import BadParameter, BadTraceFile, TraceUnreadable
 from traces.readers.entry import iter_trace, read_trace
 from traces.record import TraceRecord
 from traces.trace import Trace
-from traces.writer import write_trace
 
 
 def test_read_trace__mooncake__milliseconds_become_seconds_and_blocks_have_512_tokens(tmp_path):

@@ -13,7 +13,6 @@ from traces.transforms import (
     assign_models,
     at_rate,
     first,
-    rename_models,
     scale_lengths,
     scale_times,
     spread_ticks,
@@ -113,12 +112,6 @@ def test_scale_lengths__clamped_prompt__drops_blocks_beyond_its_end():
 def test_scale_lengths__maximum_below_minimum__is_refused():
     with pytest.raises(BadParameter, match="max_input_tokens"):
         scale_lengths(trace_of(record()), min_tokens=5, max_input_tokens=4)
-
-
-def test_rename_models__known_names_change__others_stay():
-    trace = trace_of(record(model="a"), record(model="b"), record())
-
-    assert [r.model for r in rename_models(trace, {"a": "x"}).records] == ["x", "b", None]
 
 
 def test_assign_models__weights__shares_follow_them_and_given_models_stay():

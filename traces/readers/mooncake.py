@@ -9,7 +9,6 @@ from traces.readers.fields import Cell
 from traces.record import TraceRecord
 
 BLOCK_TOKENS = 512
-TICK_S = 3.0
 REQUIRED_KEYS = ("timestamp", "input_length", "output_length")
 _MS_PER_S = 1000.0
 
