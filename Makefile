@@ -76,7 +76,7 @@ $(SGLANG_STAMP): pyproject.toml constraints-sglang.txt tests/sglang/requirements
 	@$(SGLANG_PIP) --no-deps --editable .
 	@touch $@
 
-chart: venv ## Write generated files anew, after a change of the fleet file: in helm/ and examples/
+chart: venv ## Write generated files anew, after a change of the fleet file or a register: in helm/, examples/ and docs/
 	@$(BIN)/python -m scripts.chart.generate
 
 TOOLS := .tools

@@ -35,7 +35,9 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV. Default: the fleet file's demand."),
     ] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="Dispatch policy; repeat to compare.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}; repeat to compare. Default: the file's.")
+    ] = None,
     baseline: Annotated[
         list[str] | None, typer.Option(help=f"Compare with {', '.join(BASELINES)}; repeat for several.")
     ] = None,
@@ -170,7 +172,7 @@ def _plotter(folder: Path) -> "FleetPlots":
 def _deployments(fleet: FleetFile, policies: list[str] | None, baselines: list[str] | None) -> list[Deployment]:
     for name in policies or []:
         if name not in POLICIES:
-            raise OptionNotUsable(option="--policy", value=name, remedy=f"use one of {', '.join(POLICIES)}")
+            raise OptionNotUsable(option="--policy", value=name, remedy=POLICIES.remedy(name))
     for name in baselines or []:
         if name not in BASELINES:
             raise OptionNotUsable(option="--baseline", value=name, remedy=f"use one of {', '.join(BASELINES)}")

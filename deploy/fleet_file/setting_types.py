@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ByteSize, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from deploy.fleet_file.registered_names import is_known, names_schema
+from pdmux_actor.scheduling.policies.registry import POLICIES
 from router.access.api_keys import HASH_SHAPE
 
 _MODEL_ID = r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$"
@@ -36,9 +38,7 @@ KeyOwner = Annotated[str, StringConstraints(pattern=_KEY_OWNER)]
 KeyHash = Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
 Backend = Literal["native", "sglang"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-PolicyName = Literal[
-    "mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "prefill_first", "temporal", "static_split"
-]
+PolicyName = Annotated[str, AfterValidator(is_known(POLICIES)), WithJsonSchema(names_schema(POLICIES))]
 
 Replan = Literal["auto", "shadow", "off", "scratch"]
 WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value is False else value)]

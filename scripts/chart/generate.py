@@ -1,4 +1,4 @@
-"""Writes the generated files of the chart and of examples/; with --check only says which of them are stale.
+"""Writes the generated files of the chart, of examples/ and of docs/; with --check only says which of them are stale.
 
 Usage: python -m scripts.chart.generate [--check]
 """
@@ -11,19 +11,16 @@ from pathlib import Path
 from deploy.fleet_file.settings import fleet_json_schema, read_fleet_file
 from deploy.serve.render import serve_yaml
 from scripts.chart.dashboards import dashboard_json, fleet_dashboard, units_dashboard
+from scripts.chart.register_tables import documents, with_table
 from scripts.chart.serve_mapping import chart_files_data
 from scripts.chart.values_file import values_table, values_yaml
 from scripts.chart.values_schema import values_schema
 
 _ROOT = Path(__file__).resolve().parents[2]
-_BEGIN, _END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
 
 
 def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
     chart = root / "helm"
-    readme = (chart / "README.md").read_text()
-    before, rest = readme.split(_BEGIN)
-    after = rest.split(_END)[1]
     return {
         root / "examples" / "fleet.schema.json": json.dumps(fleet_json_schema(), indent=2, ensure_ascii=False) + "\n",
         **{
@@ -37,7 +34,8 @@ def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
             chart / "files" / "dashboards" / f"{board.name}.json": dashboard_json(board)
             for board in (fleet_dashboard(), units_dashboard())
         },
-        chart / "README.md": f"{before}{_BEGIN}{values_table()}{_END}{after}",
+        chart / "README.md": with_table(chart / "README.md", "values", values_table()),
+        **documents(root),
     }
 
 

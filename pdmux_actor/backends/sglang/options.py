@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from pdmux_actor.scheduling.policies.registry import POLICIES
 from profiler.specs import DeviceSpec
 
 Scalar = str | int | float | bool
@@ -33,7 +34,7 @@ SPLIT_PREFILL_ARCHITECTURES = frozenset(
 )
 
 # Policies that ask for fused steps: SGLang's multiplexing loop runs prefill and decode in launches of their own.
-FUSING_POLICIES = frozenset({"duetserve", "chunked_prefill"})
+FUSING_POLICIES = frozenset(name for name, policy in POLICIES.items() if policy.fuses)
 
 # Server arguments that muxfleet sets, and where a fleet file says them instead.
 OWN_ARGUMENTS: Mapping[str, str] = MappingProxyType(

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pdmux_actor.scheduling.partition import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import fill_lanes, part_of
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class Adbs:
-    name = "adbs"
     target_aware = False
 
     def __init__(self) -> None:
@@ -54,3 +54,12 @@ class Adbs:
         if share is None:  # a single SM: prefill first
             return (total, 0) if state.idle else (0, 0)
         return (total - (state.decode_lane.sms or share), share)
+
+
+POLICY = PolicyEntry(
+    name="adbs",
+    rule="prefills of the models in turn, decodes of several models at once fill what is left (`engine.decode_lanes`); "
+    "no latency targets",
+    source="MuxServe, Algorithm 3",
+    make=Adbs,
+)

@@ -129,7 +129,6 @@ class DispatchPolicy(Protocol):
     token is held back where the second would come too late after it (first_tokens.py).
     """
 
-    name: str
     target_aware: bool
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Mixed, UnitState
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class ChunkedPrefill:
-    name = "chunked_prefill"
     target_aware = False
 
     def __init__(self) -> None:
@@ -21,3 +21,12 @@ class ChunkedPrefill:
             return (ContinuePrefill(state.batch.layers_left, sms),)
         model = self._turn.take(q.model for q in state.queues.values() if q.running or state.prefillable(q))
         return () if model is None else (Mixed(model, state.settings.chunk_budget_tokens, sms),)
+
+
+POLICY = PolicyEntry(
+    name="chunked_prefill",
+    rule="decode first, prompt chunks fill a token budget",
+    source="Sarathi-Serve",
+    make=ChunkedPrefill,
+    fuses=True,
+)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import decode_shares
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.round_robin import RoundRobin
 from profiler.latency import ChunkShape
@@ -26,7 +27,6 @@ class Configuration:
 
 
 class DuetServe:
-    name = "duetserve"
     target_aware = False
 
     def __init__(self) -> None:
@@ -74,6 +74,16 @@ class DuetServe:
         steps = min(self._steps_left, handed_over, state.settings.max_look_ahead_steps)
         self._steps_left -= steps
         return (Decode(queue.model, sms, steps),)
+
+
+POLICY = PolicyEntry(
+    name="duetserve",
+    rule="aggregate; when the predicted mixed step breaks the TBT target, the (S_p, S_d, k) with most tokens per "
+    "second, its k steps handed over in portions that the target admits",
+    source="DuetServe, Algorithm 1",
+    make=DuetServe,
+    fuses=True,
+)
 
 
 def best_configuration(state: UnitState, queue: ModelQueue, chunks: Sequence[ChunkShape]) -> Configuration | None:

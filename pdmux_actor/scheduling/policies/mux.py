@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes
 from pdmux_actor.scheduling.policies.prefill_options import PrefillOptions
 from pdmux_actor.scheduling.policies.request_delays import DecodeLoad, LaneLoad
@@ -31,7 +32,6 @@ _TRY_SHARE_OF_TARGET = 0.7  # a step on a share that has not been tried may take
 
 
 class Mux:
-    name = "mux"
     target_aware = True
 
     def __init__(self) -> None:
@@ -91,6 +91,16 @@ class Mux:
         self._lanes.begin_prefill(state, prefilling, shapes, state.total_sms, now_s)
         self._lanes.pass_decode_turn(prefilling)
         return (Mixed(prefilling, tokens, state.total_sms),)
+
+
+POLICY = PolicyEntry(
+    name="mux",
+    rule="prompts that can be in time by due time, the others behind them; each taken in the way (fused, or beside "
+    "decode on some share) in which most requests are served within both targets; first tokens held until the "
+    "second can follow in time; look a few decode steps ahead when nothing waits (details below)",
+    source="all three papers",
+    make=Mux,
+)
 
 
 def _known_shares(state: UnitState, decoding: Sequence[ModelQueue]) -> Set[int]:

@@ -6,11 +6,11 @@ The paper serves one model; with several, models take turns on either lane.
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import Action, UnitState
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 
 
 class MuxWise:
-    name = "muxwise"
     target_aware = False
 
     def __init__(self) -> None:
@@ -18,3 +18,13 @@ class MuxWise:
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         return self._lanes.act(state, self._lanes.next_prefill(state), now_s)
+
+
+POLICY = PolicyEntry(
+    name="muxwise",
+    rule="decode gets the least share whose worst-case latency meets the tightest TBT target, prefill the rest, in "
+    "slices of N_PL = ceil(T_d N_T / T_P) layers; a prompt that would miss its TTFT preempts a long prefill once, "
+    "if that one keeps its own",
+    source="MuxWise §3.4",
+    make=MuxWise,
+)

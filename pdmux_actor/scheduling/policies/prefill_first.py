@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class PrefillFirst:
-    name = "prefill_first"
     target_aware = False
 
     def __init__(self) -> None:
@@ -24,3 +24,11 @@ class PrefillFirst:
             return prefill
         model = self._decode_turn.take(q.model for q in state.decoding())
         return () if model is None else (Decode(model, sms),)
+
+
+POLICY = PolicyEntry(
+    name="prefill_first",
+    rule="whole prefills before decode",
+    source="the default of SGLang and vLLM 0",
+    make=PrefillFirst,
+)

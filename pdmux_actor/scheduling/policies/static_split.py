@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from pdmux_actor.scheduling.partition import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class StaticSplit:
-    name = "static_split"
     target_aware = False
 
     def __init__(self) -> None:
@@ -34,3 +34,11 @@ class StaticSplit:
         if not state.prefill_lane.busy and state.decode_lane.sms <= decode_sms:
             actions += self._prefills.act(state, prefill_sms)
         return actions
+
+
+POLICY = PolicyEntry(
+    name="static_split",
+    rule="a fixed partition, idle or not",
+    source="DuetServe Fig. 9 baseline",
+    make=StaticSplit,
+)

@@ -6,11 +6,11 @@ The model of the oldest unanswered request has the device; prefills of that mode
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.queues import ModelQueue
 
 
 class Temporal:
-    name = "temporal"
     target_aware = False
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
@@ -25,6 +25,14 @@ class Temporal:
         if state.prefillable(queue):
             return (StartPrefill(queue.model, queue.info.spec.num_layers, state.total_sms),)
         return (Decode(queue.model, state.total_sms),)
+
+
+POLICY = PolicyEntry(
+    name="temporal",
+    rule="one model at a time, oldest request first",
+    source="AlpaServe-like baseline",
+    make=Temporal,
+)
 
 
 def _oldest_arrival_s(queue: ModelQueue) -> float:

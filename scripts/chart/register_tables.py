@@ -1,0 +1,45 @@
+"""The tables in docs/ that list what a register holds."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from deploy.fleet_file.settings import EngineSection
+from pdmux_actor.scheduling.policies.registry import POLICIES
+
+
+class MarksMissing(LookupError):
+    """A page has no place for its generated part: write the two marks into it."""
+
+
+def documents(root: Path) -> Mapping[Path, str]:
+    """By page: its text with the table as the register has it."""
+    return {root / page: with_table(root / page, name, table) for page, (name, table) in _tables().items()}
+
+
+def with_table(page: Path, name: str, table: str) -> str:
+    """The page's text with `table` between the marks `<!-- name: begin -->` and `<!-- name: end -->`."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    text = page.read_text()
+    if begin not in text or end not in text:
+        raise MarksMissing(f"{page}: no {begin.strip()} or {end.strip()}")
+    before, rest = text.split(begin, maxsplit=1)
+    return f"{before}{begin}{table}{end}{rest.split(end, maxsplit=1)[1]}"
+
+
+def _tables() -> Mapping[str, tuple[str, str]]:
+    policies = ((policy.name, policy.rule, policy.source) for policy in POLICIES.values())
+    return {
+        "docs/policies.md": (
+            "policies",
+            _table(("name", "rule", "source"), policies, default=EngineSection.model_fields["policy"].default),
+        )
+    }
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, default: str | None = None) -> str:
+    """The first cell of a row is a name; the default's comes first."""
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for name, *cells in sorted(rows, key=lambda row: row[0] != default):
+        marked = f"`{name}` (default)" if name == default else f"`{name}`"
+        lines.append(f"| {' | '.join([marked, *cells])} |")
+    return "\n".join(lines) + "\n"
