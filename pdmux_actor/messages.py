@@ -16,12 +16,51 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class StructuredKind(StrEnum):
+    """What a StructuredOutput's text is."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # of the whole output
+    CHOICE = "choice"  # a JSON array of strings, of which the output is one
+    GRAMMAR = "grammar"  # EBNF as llama.cpp's and xgrammar's, with a rule `root`
+    STRUCTURAL_TAG = "structural_tag"  # xgrammar's JSON: free text with constrained parts, calls of tools among them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """The form that an output must have. `param` names the request's parameter that asked for it, for errors."""
+
+    kind: StructuredKind
+    text: str
+    param: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsProcessing:
+    """What is done to a request's logits before its token is drawn, in this order, as transformers' processors do it.
+
+    `logit_bias` is added to the logits of its tokens. `repetition_penalty` divides positive logits of tokens of prompt
+    and output, and multiplies negative ones. `frequency_penalty` is subtracted for each time that the output has a
+    token, `presence_penalty` once. A token that would complete one of `bad_words` is never drawn. After temperature,
+    top-k and top-p, tokens of less than `min_p` times the highest probability are left out.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_p: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """`temperature == 0` is greedy. `top_k == 0` means all tokens.
 
     `logprobs` is how many alternatives to report per token; 0 reports the chosen token only, None nothing.
-    `json_schema` is the JSON text of a schema that the output must follow, where the engine can see to that.
+    `stop_token_ids` end the output beside the model's own end tokens, whatever `ignore_eos` says; their text is not
+    shown. `processing` None, as nearly always, costs nothing. An output with `structured_output` ends where its form
+    does: `min_tokens` and `ignore_eos` do not lengthen it.
     The draw for output token i depends on (seed, i) only: batching, preemption and migration do not change it.
     """
 
@@ -33,7 +72,9 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
-    json_schema: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    processing: LogitsProcessing | None = None
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class Generation:
             priority=caller.priority,
             prefix=prefix_names(self.model, self.prompt_token_ids),
             conversation=caller.conversation,
-            constrained=self.sampling.json_schema is not None,
+            constrained=self.sampling.structured_output is not None,
         )
 
 

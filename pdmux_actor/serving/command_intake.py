@@ -70,8 +70,8 @@ class CommandIntake:
 
     def _take(self, command: Command) -> None:
         match command:
-            case Submit(request=request) if request.sampling.json_schema is not None:
-                self._refuse_schema(request.request_id)  # nobody routes it here; not to be ignored in silence
+            case Submit(request=request) if request.sampling.structured_output is not None:
+                self._refuse_form(request.request_id, request.sampling.structured_output.param)
             case Submit(request=request):
                 self._inbox.put(Arrival(request))
             case AbortRequest(request_id=request_id):
@@ -93,9 +93,10 @@ class CommandIntake:
             case Shutdown():
                 self._inbox.put(Stop())
 
-    def _refuse_schema(self, request_id: str) -> None:
+    def _refuse_form(self, request_id: str, param: str) -> None:
+        """Nobody routes it here; not to be ignored in silence."""
         error = "this engine does not constrain outputs; serve the model on a pool with backend: sglang"
-        event = TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error=error, param="response_format")
+        event = TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error=error, param=param)
         self._sender.send(Tokens((event,)))
 
     def _tell_decisions(self, call: int, now_s: float, decisions: Sequence[Decision]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason, GenerateRequest
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
 INITIAL_CREDIT = 64

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pdmux_actor.messages import SamplingParams
+from pdmux_actor.messages import SamplingParams, StructuredKind, StructuredOutput
 
 MAX_STOP_STRINGS = 16
 MAX_N = 16
@@ -142,13 +142,14 @@ class GenerationParameters(RequestPart):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def json_schema(self) -> str | None:
-        """JSON text. Of any object for `json_object`, as OpenAI has it."""
+    def structured_output(self) -> StructuredOutput | None:
+        """Of any JSON object for `json_object`, as OpenAI has it."""
         match self.response_format:
             case JsonSchemaFormat(json_schema=named):
-                return msgspec.json.encode(named.json_schema).decode()
+                schema = msgspec.json.encode(named.json_schema).decode()
+                return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text=schema)
             case JsonObjectFormat():
-                return '{"type":"object"}'
+                return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text='{"type":"object"}')
         return None
 
     @property
@@ -173,7 +174,7 @@ class GenerationParameters(RequestPart):
             min_tokens=min(self.min_tokens or 0, max_tokens),
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.asked_logprobs,
-            json_schema=self.json_schema,
+            structured_output=self.structured_output,
         )
 
 

@@ -244,12 +244,13 @@ class Gateway:
             raise InvalidRequest(f"The prompt has {longest} tokens; this gateway takes {limit}.", param=param)
 
     def _check_format(self, card: ModelCard, request: GenerationParameters) -> None:
-        if request.json_schema is not None and not self.view.constrains(card.model):
+        form = request.structured_output
+        if form is not None and not self.view.constrains(card.model):
             message = (
                 f"No unit that serves {card.model!r} can make its output follow a format; "
-                "leave response_format out, or serve the model on a pool with backend: sglang."
+                f"leave {form.param} out, or serve the model on a pool with backend: sglang."
             )
-            raise UnsupportedParameter(message, param="response_format")
+            raise UnsupportedParameter(message, param=form.param)
 
     @staticmethod
     def _generations(

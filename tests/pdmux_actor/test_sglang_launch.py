@@ -13,11 +13,21 @@ from pdmux_actor.backends.sglang.plugin_config import read_config
 from pdmux_actor.backends.sglang.requests import finish_of, generate_arguments, token_event
 from pdmux_actor.backends.sglang.view import DONE_KEY
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, SamplingParams, Slo
+from pdmux_actor.messages import (
+    FinishReason,
+    GenerateRequest,
+    LogitsProcessing,
+    SampledToken,
+    SamplingParams,
+    Slo,
+    StructuredKind,
+    StructuredOutput,
+)
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 from pdmux_actor.serving.commands import EngineSettings, LoadModelCommand
 from profiler.devices import H200
 
+SCHEMA = StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text='{"type":"object"}')
 SETTINGS = EngineSettings(kind="sglang_cuda", kv_pool_bytes=64 * 1024 * 1024, device_type="H200", num_gpus=2)
 
 
@@ -168,7 +178,7 @@ def test_token_event__abort__repeats_no_token():
 
 
 def test_schema__asked_for__goes_to_sglang_and_its_refusal_comes_back():
-    constrained = replace(REQUEST, sampling=replace(REQUEST.sampling, json_schema='{"type":"object"}'))
+    constrained = replace(REQUEST, sampling=replace(REQUEST.sampling, structured_output=SCHEMA))
     invalid = {"type": "abort", "message": "Failed to compile json grammar: no", "status_code": 400}
     full = {"type": "abort", "message": "no room", "status_code": 503}
 
@@ -185,3 +195,40 @@ def test_launch__sleep__saves_memory_where_there_is_some_to_give_back(checkpoint
     arguments = launch(checkpoint, tmp_path, options=SglangOptions(sleep=True), kind=kind).arguments
 
     assert ("enable_memory_saver" in arguments, "enable_weights_cpu_backup" in arguments) == (saves, saves)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (StructuredKind.REGEX, "[ab]+", {"regex": "[ab]+"}),
+        (StructuredKind.GRAMMAR, 'root ::= "a"', {"ebnf": 'root ::= "a"'}),
+        (StructuredKind.STRUCTURAL_TAG, "{}", {"structural_tag": "{}"}),
+        (StructuredKind.CHOICE, '["a.b","c"]', {"regex": r"(a\.b)|(c)"}),
+    ],
+)
+def test_structured_output__of_each_kind__goes_to_sglang_as_its_own(kind, text, expected):
+    form = StructuredOutput(kind=kind, text=text)
+    params = generate_arguments(replace(REQUEST, sampling=replace(REQUEST.sampling, structured_output=form)), "id", 99)
+
+    assert {name: params["sampling_params"][name] for name in expected} == expected
+
+
+def test_processing__asked_for__goes_to_sglang_with_what_another_unit_counted():
+    processing = LogitsProcessing(
+        logit_bias=((7, 2.0),), repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.25, min_p=0.1
+    )
+    sampling = replace(REQUEST.sampling, processing=processing, stop_token_ids=(3,))
+    begun = replace(REQUEST, sampling=sampling, output_token_ids=(7, 7, 9))
+
+    params = generate_arguments(begun, "id", 100)["sampling_params"]
+
+    assert {
+        name: params[name] for name in ("repetition_penalty", "frequency_penalty", "presence_penalty", "min_p")
+    } == {
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.25,
+        "min_p": 0.1,
+    }
+    assert params["logit_bias"] == {"7": 1.0, "9": -0.5}  # of each time that the output has it already
+    assert params["stop_token_ids"] == [3]

@@ -33,7 +33,7 @@ async def test_response_format__one_unit_of_two_can__goes_there_in_the_clients_o
             )
 
     assert plain.requests == []
-    schemas = [json.loads(request.sampling.json_schema) for request in able.requests]
+    schemas = [json.loads(request.sampling.structured_output.text) for request in able.requests]
     assert schemas == [expected] * 4
     assert list(schemas[0].get("properties", {})) == list(expected.get("properties", {}))
 

@@ -13,7 +13,14 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.errors import EngineDied, ModelLoadError
 from pdmux_actor.lease import ModelAssignment
-from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo
+from pdmux_actor.messages import (
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Slo,
+    StructuredKind,
+    StructuredOutput,
+)
 from pdmux_actor.scheduling.decision_log import DecisionKind
 from pdmux_actor.serving.commands import EngineSettings
 
@@ -27,6 +34,10 @@ SETTINGS = EngineSettings(
     policy="muxwise",
     sglang=SglangOptions(multiplexing="on", args={"sampling_backend": "pytorch"}),
 )
+
+
+def schema(document):
+    return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text=json.dumps(document))
 
 
 class Client:
@@ -182,7 +193,7 @@ async def test_schema__also_where_another_unit_began__output_follows_it(
 
         client.submit("beside", max_tokens=3000)  # a schema that is compiled must not wait until nothing decodes
         await client.until(lambda: len(client.tokens.get("beside", ())) > 3)
-        constrained = {"max_tokens": 200, "ignore_eos": False, "json_schema": json.dumps(SCHEMA)}
+        constrained = {"max_tokens": 200, "ignore_eos": False, "structured_output": schema(SCHEMA)}
         for i in range(3):
             client.submit(f"json-{i}", temperature=1.0, seed=i, **constrained)
         ends = [await client.end_of(f"json-{i}") for i in range(3)]
@@ -210,7 +221,7 @@ async def test_schema__also_where_another_unit_began__output_follows_it(
             rest = [token.token_id for token in client.tokens[f"from-{cut}"]]
             assert tokens[:cut] + rest == tokens
 
-        client.submit("nonsense", max_tokens=20, json_schema='{"type": "poem"}')
+        client.submit("nonsense", max_tokens=20, structured_output=schema({"type": "poem"}))
         refused = await client.end_of("nonsense")
         assert (refused.finish, refused.param) == (FinishReason.ERROR, "response_format")
         client.submit("after", max_tokens=4)

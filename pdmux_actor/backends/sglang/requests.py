@@ -1,11 +1,32 @@
 """Our requests in SGLang's terms, and its answers in ours."""
 
+import json
+import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pdmux_actor.backends.sglang.view import DONE_KEY, SLO_KEY
-from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
+from pdmux_actor.messages import (
+    FinishReason,
+    GenerateRequest,
+    LogitsProcessing,
+    SampledToken,
+    StructuredKind,
+    StructuredOutput,
+    TokenEvent,
+)
+
+_FORMS: Mapping[StructuredKind, str] = MappingProxyType(
+    {
+        StructuredKind.JSON_SCHEMA: "json_schema",
+        StructuredKind.REGEX: "regex",
+        StructuredKind.GRAMMAR: "ebnf",
+        StructuredKind.STRUCTURAL_TAG: "structural_tag",
+    }
+)
 
 
 def generate_arguments(request: GenerateRequest, request_id: str, max_len: int) -> dict[str, Any]:
@@ -24,8 +45,12 @@ def generate_arguments(request: GenerateRequest, request_id: str, max_len: int) 
         "sampling_seed": sampling.seed,
         "custom_params": {SLO_KEY: [time.monotonic(), request.slo.ttft_s, request.slo.tbt_s], DONE_KEY: done},
     }
-    if sampling.json_schema is not None:
-        params["json_schema"] = sampling.json_schema
+    if sampling.structured_output is not None:
+        params |= _form(sampling.structured_output)
+    if sampling.stop_token_ids:
+        params["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.processing is not None:
+        params |= _processing(sampling.processing, request.output_token_ids)
     arguments: dict[str, Any] = {
         "input_ids": [*request.prompt_token_ids, *request.output_token_ids],
         "sampling_params": params,
@@ -37,13 +62,37 @@ def generate_arguments(request: GenerateRequest, request_id: str, max_len: int) 
     return arguments
 
 
+def _form(form: StructuredOutput) -> dict[str, str]:
+    if form.kind is StructuredKind.CHOICE:
+        return {"regex": "|".join(f"({re.escape(choice)})" for choice in json.loads(form.text))}
+    return {_FORMS[form.kind]: form.text}
+
+
+def _processing(processing: LogitsProcessing, begun: Sequence[int]) -> dict[str, Any]:
+    """SGLang counts what it generates itself: what another unit did goes into the bias. Presence and repetition
+    penalties begin anew.
+    """
+    bias = dict(processing.logit_bias)
+    for token_id, times in Counter(begun).items():
+        penalty = processing.frequency_penalty * times
+        if penalty:
+            bias[token_id] = bias.get(token_id, 0.0) - penalty
+    return {
+        "logit_bias": {str(token_id): value for token_id, value in bias.items()} or None,
+        "repetition_penalty": processing.repetition_penalty,
+        "frequency_penalty": processing.frequency_penalty,
+        "presence_penalty": processing.presence_penalty,
+        "min_p": processing.min_p,
+    }
+
+
 def token_event(request: GenerateRequest, chunk: Mapping[str, Any], seen_logprobs: int) -> TokenEvent:
     """One chunk of a stream with incremental output. `seen_logprobs` of its cumulative entries were handed over."""
     meta = chunk["meta_info"]
     finish, error = finish_of(meta.get("finish_reason"))
     if finish in (FinishReason.ABORT, FinishReason.ERROR):
-        is_about_schema = request.sampling.json_schema is not None and error is not None and "grammar" in error.lower()
-        param = "response_format" if is_about_schema else None
+        form = request.sampling.structured_output
+        param = form.param if form is not None and error is not None and "grammar" in error.lower() else None
         return TokenEvent(request_id=request.request_id, finish=finish, error=error, param=param)  # repeats a token
     token_ids: Sequence[int] = chunk["output_ids"]
     if request.sampling.logprobs is None:

@@ -13,10 +13,12 @@ import pytest
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
-from pdmux_actor.messages import FinishReason
+from pdmux_actor.messages import FinishReason, StructuredKind, StructuredOutput
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
 from profiler.probe import LaunchShape
+
+ANY_JSON = StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text="{}")
 
 
 @asynccontextmanager
@@ -92,7 +94,7 @@ async def test_native_engine__all_commands__every_request_ends_once(
 async def test_native_engine__what_only_sglang_does__is_refused(engine_settings, make_assignment, make_request):
     async with running(engine_settings) as (engine, capacity):
         await engine.add_model(make_assignment("tiny"))
-        engine.submit(make_request("json", sampling={"json_schema": "{}"}))
+        engine.submit(make_request("json", sampling={"structured_output": ANY_JSON}))
         engine.submit(make_request("plain"))
         tokens, finishes = await answers_of(engine, ["json", "plain"])
 
