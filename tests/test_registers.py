@@ -14,6 +14,7 @@ from deploy.cli import build_app
 from deploy.errors import FleetFileError
 from deploy.fleet_file.settings import fleet_json_schema, parse_fleet_file
 from pdmux_actor.scheduling.policies.registry import POLICIES
+from placement.solvers.registry import SOLVERS
 from scripts.chart.register_tables import documents
 from scripts.chart.values_schema import values_schema
 from traces.register import Named, Register
@@ -25,13 +26,20 @@ MODEL = "models: [{id: a, source: x}]\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """Where a register's names must be found. `key` is one of the fleet file; `helps` are verbs and options."""
+    """Where a register's names must be found. `key` is one of the fleet file, which takes all but `refused`;
+    `helps` are verbs and options.
+    """
 
     register: Register[Any]
     folder: str
     page: str
     key: tuple[str, str] | None = None
+    refused: frozenset[str] = frozenset()
     helps: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def taken(self) -> list[str]:
+        return [name for name in self.register if name not in self.refused]
 
 
 REGISTERS: Mapping[str, Listed] = {
@@ -41,6 +49,14 @@ REGISTERS: Mapping[str, Listed] = {
         page="docs/policies.md",
         key=("engine", "policy"),
         helps=(("simulate", "policy"),),
+    ),
+    "solvers": Listed(
+        register=SOLVERS,
+        folder="placement/solvers",
+        page="docs/planner.md",
+        key=("placement", "solver"),
+        refused=frozenset({"exhaustive"}),
+        helps=(("plan", "solver"), ("explain", "solver")),
     ),
 }
 any_register = pytest.mark.parametrize("listed", REGISTERS.values(), ids=list(REGISTERS))
@@ -61,15 +77,15 @@ def test_schemas__any_register__hold_its_names(listed: Listed) -> None:
     assert listed.key is not None
     ours, charts = fleet_json_schema(), values_schema()
 
-    assert list(listed.register) == list(names_in_schema(ours, listed.key))
-    assert list(listed.register) == list(names_in_schema(charts, listed.key))
+    assert listed.taken == list(names_in_schema(ours, listed.key))
+    assert listed.taken == list(names_in_schema(charts, listed.key))
 
 
 @in_fleet_file
 def test_fleet_file__unknown_name__is_answered_with_the_nearest_and_all(listed: Listed) -> None:
     assert listed.key is not None
     section, field = listed.key
-    name = next(iter(listed.register))
+    name = listed.taken[0]
 
     with pytest.raises(FleetFileError) as refused:
         parse_fleet_file(f"{MODEL}{section}: {{{field}: {name}x}}", name="f.yaml", base=ROOT)
@@ -83,9 +99,19 @@ def test_fleet_file__unknown_name__is_answered_with_the_nearest_and_all(listed: 
 def test_fleet_file__any_registered_name__is_taken(listed: Listed) -> None:
     assert listed.key is not None
     section, field = listed.key
-    for name in listed.register:
+    for name in listed.taken:
         fleet = parse_fleet_file(f"{MODEL}{section}: {{{field}: {name}}}", name="f.yaml", base=ROOT)
         assert getattr(getattr(fleet, section), field) == name
+
+
+def test_fleet_file__solver_for_a_handful_of_gpus__is_refused_with_those_that_run_fleets() -> None:
+    with pytest.raises(FleetFileError) as refused:
+        parse_fleet_file(f"{MODEL}placement: {{solver: exhaustive}}", name="f.yaml", base=ROOT)
+
+    assert str(refused.value) == (
+        'f.yaml:2: placement.solver = "exhaustive": is for muxfleet plan --solver exhaustive only; '
+        "use one of memory_greedy, muxserve, search, spatial"
+    )
 
 
 @pytest.mark.parametrize(

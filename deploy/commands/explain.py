@@ -22,6 +22,7 @@ from placement.errors import ModelUnknown
 from placement.plan import Plan, UnitCapacity
 from placement.plan_explanation import Explanation
 from placement.problem import PlacementModel
+from placement.solvers.registry import SOLVERS
 
 _SHOWN = 12
 
@@ -32,7 +33,7 @@ def explain(
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="What muxfleet plan --json wrote. Default: plan now.")
     ] = None,
-    solver: Annotated[str | None, typer.Option(help="As for muxfleet plan.")] = None,
+    solver: Annotated[str | None, typer.Option(help=f"{', '.join(SOLVERS)}. Default: the file's.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON.", callback=writable)
     ] = None,

@@ -29,6 +29,7 @@ from deploy.planning.plan_file import read_plan
 from placement.estimation.memory import holds_weights
 from placement.plan import Plan
 from placement.plan_steps import MoveCost, Step, move_cost, steps_between
+from placement.solvers.registry import SOLVERS
 
 if TYPE_CHECKING:
     from deploy.planning import plan_picture
@@ -41,9 +42,7 @@ def plan(
     current: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Start from this plan (what --json wrote) and show the steps.")
     ] = None,
-    solver: Annotated[
-        str | None, typer.Option(help="search, memory_greedy, muxserve, spatial or exhaustive. Default: the file's.")
-    ] = None,
+    solver: Annotated[str | None, typer.Option(help=f"{', '.join(SOLVERS)}. Default: the file's.")] = None,
     choose_meshes: Annotated[
         bool, typer.Option("--choose-meshes", help="Choose the GPUs of each unit too, instead of pools[].mesh_gpus.")
     ] = False,

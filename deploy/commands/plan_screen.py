@@ -131,7 +131,7 @@ def plan_dict(
             "bound_per_s": bound_per_s,
         },
         "unplaced": dict(planned.plan.unplaced),
-        "steps": [{"step": type(step).__name__, **asdict(step)} for step in steps],
+        "steps": [{"step": type(step).__name__.removesuffix("Step"), **asdict(step)} for step in steps],
         "move_cost": None if cost is None else asdict(cost),
     }
 

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from deploy.fleet_file.registered_names import is_known, names_schema
 from pdmux_actor.scheduling.policies.registry import POLICIES
+from placement.solvers.registry import SOLVERS
 from router.access.api_keys import HASH_SHAPE
 
 _MODEL_ID = r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$"
@@ -39,6 +40,19 @@ KeyHash = Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
 Backend = Literal["native", "sglang"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PolicyName = Annotated[str, AfterValidator(is_known(POLICIES)), WithJsonSchema(names_schema(POLICIES))]
+
+
+def _is_online(solver: str) -> str:
+    if not SOLVERS[solver].online:
+        remedy = f"is for muxfleet plan --solver {solver} only; use one of {', '.join(_RUNNING)}"
+        raise PydanticCustomError("offline_solver", "{remedy}", {"remedy": remedy})
+    return solver
+
+
+_RUNNING = tuple(name for name, solver in SOLVERS.items() if solver.online)
+AnySolverName = Annotated[str, AfterValidator(is_known(SOLVERS)), WithJsonSchema(names_schema(SOLVERS))]
+SolverName = Annotated[AnySolverName, AfterValidator(_is_online), WithJsonSchema(names_schema(_RUNNING))]
+"""One that a control loop may use."""
 
 Replan = Literal["auto", "shadow", "off", "scratch"]
 WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value is False else value)]

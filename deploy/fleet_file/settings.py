@@ -23,6 +23,7 @@ from deploy.fleet_file.setting_types import (
     Name,
     PolicyName,
     Size,
+    SolverName,
     WrittenReplan,
 )
 from deploy.fleet_file.sglang_problems import sglang_problems
@@ -163,9 +164,9 @@ class EngineSection(Section):
 
 
 class PlacementSection(Section):
-    solver: Literal["search", "memory_greedy", "muxserve", "spatial"] = "search"
-    """search fits replicas to demand and SLOs, and moves little. memory_greedy looks at memory only. muxserve (as
-    published: one replica a model) and spatial (one model a unit) are there to compare with."""
+    solver: SolverName = "search"
+    """search fits replicas to demand and SLOs, and moves little. docs/planner.md has the others, which are there to
+    compare with."""
     replan: WrittenReplan = "auto"
     """Whether demand moves models: auto moves, shadow only records what it would do, off does neither; scratch plans as
     if nothing were loaded (a baseline for experiments)."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import psutil
@@ -19,25 +19,12 @@ from placement.estimation.served_bound import most_served, most_served_of_nodes
 from placement.launch_limits import LaunchLimits
 from placement.nodes import NodePool
 from placement.plan import Plan, UnitCapacity
-from placement.problem import FleetSolver, PlacementModel, Solver
-from placement.solvers.exhaustive import ExhaustiveSolver
-from placement.solvers.memory_greedy import MemoryGreedySolver
-from placement.solvers.muxserve import MuxServeSolver
+from placement.problem import FleetSolver, PlacementModel
+from placement.solvers.entry import IsTimeUp, SolverEntry
+from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
-from placement.solvers.spatial import SpatialSolver
 
 _ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
-
-
-SOLVERS: Mapping[str, type[Solver]] = {
-    "search": SearchSolver,
-    "memory_greedy": MemoryGreedySolver,
-    "muxserve": MuxServeSolver,
-    "spatial": SpatialSolver,
-}
-"""Those that a fleet file can name; a search ends when it finds no more."""
-
-IsTimeUp = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +59,14 @@ def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsT
         FleetTooLarge: solver exhaustive only.
     """
     models, units, estimator = placement_models(fleet), units_of_fleet(fleet), estimator_of(fleet)
-    plan = _solver(fleet.placement.solver, estimator, is_time_up).solve(units, models, current)
+    plan = _solver(fleet).make(estimator, is_time_up).solve(units, models, current)
     return PlannedFleet(plan=plan, models=models, units=units, estimator=estimator, num_gpus=_num_gpus(fleet))
 
 
 def lay_out_fleet(fleet: FleetFile, *, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
     """For the same nodes, with mesh sizes of the solver's choice. Raises as `plan_fleet`."""
     models, estimator = placement_models(fleet), estimator_of(fleet)
-    layout = _fleet_solver(fleet.placement.solver, estimator, is_time_up).lay_out(node_pools(fleet), models)
+    layout = _fleet_solver(fleet, estimator, is_time_up).lay_out(node_pools(fleet), models)
     return PlannedFleet(
         plan=layout.plan, models=models, units=layout.units, estimator=estimator, num_gpus=_num_gpus(fleet)
     )
@@ -159,39 +146,20 @@ def _num_gpus(fleet: FleetFile) -> int:
     return sum(pool.num_gpus for pool in node_pools(fleet))
 
 
-def _solver(name: str, estimator: Estimator, is_time_up: IsTimeUp) -> Solver:
-    match name:
-        case "memory_greedy":
-            return MemoryGreedySolver()
-        case _:
-            return _estimating_solver(name, estimator, is_time_up)
+def _solver(fleet: FleetFile) -> SolverEntry:
+    name = fleet.placement.solver
+    if name not in SOLVERS:
+        raise OptionNotUsable(option="--solver", value=name, remedy=SOLVERS.remedy(name))
+    return SOLVERS[name]
 
 
-def _fleet_solver(name: str, estimator: Estimator, is_time_up: IsTimeUp) -> FleetSolver:
-    match name:
-        case "memory_greedy":
-            raise OptionNotUsable(
-                option="--solver", value=name, remedy="it does not choose mesh sizes; use search, muxserve or spatial"
-            )
-        case _:
-            return _estimating_solver(name, estimator, is_time_up)
-
-
-def _estimating_solver(
-    name: str, estimator: Estimator, is_time_up: IsTimeUp
-) -> SearchSolver | MuxServeSolver | SpatialSolver | ExhaustiveSolver:
-    match name:
-        case "search":
-            return SearchSolver(estimator=estimator, is_time_up=is_time_up)
-        case "muxserve":
-            return MuxServeSolver(estimator=estimator, is_time_up=is_time_up)
-        case "spatial":
-            return SpatialSolver(estimator=estimator)
-        case "exhaustive":
-            return ExhaustiveSolver(estimator=estimator)
-        case _:
-            known = ", ".join((*SOLVERS, "exhaustive"))
-            raise OptionNotUsable(option="--solver", value=name, remedy=f"use one of {known}")
+def _fleet_solver(fleet: FleetFile, estimator: Estimator, is_time_up: IsTimeUp) -> FleetSolver:
+    solver = _solver(fleet)
+    if solver.make_for_nodes is None:
+        able = ", ".join(name for name, other in SOLVERS.items() if other.make_for_nodes is not None)
+        remedy = f"it does not choose mesh sizes; use one of {able}"
+        raise OptionNotUsable(option="--solver", value=solver.name, remedy=remedy)
+    return solver.make_for_nodes(estimator, is_time_up)
 
 
 def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:

@@ -18,14 +18,14 @@ from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import ModelSection
-from deploy.planning.fleet_planning import SOLVERS
 from deploy.serve.app_args import ControllerConfig
 from deploy.serve.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
+from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitCapacity
-from placement.problem import PlacementModel, Solver
-from placement.solvers.search import SearchSolver
+from placement.problem import PlacementModel
+from placement.solvers.registry import SOLVERS
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
 from router.admission.demand_report import DemandReport
@@ -190,11 +190,7 @@ class _QuickSolver:
 
     def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
         until_s = time.monotonic() + _PLANNING_S
-        solver: Solver = (
-            SearchSolver(is_time_up=lambda: time.monotonic() > until_s)
-            if self._name == "search"
-            else SOLVERS[self._name]()
-        )
+        solver = SOLVERS[self._name].make(Estimator(), lambda: time.monotonic() > until_s)
         return solver.solve(units, models, current)
 
 

@@ -9,11 +9,13 @@ from deploy.control.control_rules import rules_of
 from deploy.control.decision_history import PlacementDecision
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.settings import FleetFile
-from deploy.planning.fleet_planning import SOLVERS, PlannedFleet
+from deploy.planning.fleet_planning import PlannedFleet
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit
 from deploy.simulation.units import SimulatedUnit
 from deploy.simulation.view_updates import FleetModel, TellNews, ViewUpdates, longest_placed
+from placement.estimation.problem_arrays import Estimator
+from placement.solvers.registry import SOLVERS
 from profiler.specs import DeviceSpec, ModelSpec
 from router.view import FleetView
 
@@ -80,7 +82,8 @@ def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str)
         loop.set_catalog(
             Catalog(models=_catalog_models(fleet, planned), policy=policy),
             expected_units=Counter(u.identity.pool for u in units),
-            solver=SOLVERS[fleet.placement.solver](),  # no search is cut short: the same plans on any machine
+            # No search is cut short: the same plans on any machine.
+            solver=SOLVERS[fleet.placement.solver].make(Estimator(), lambda: False),
             rules=rules_of(fleet.placement),
         )
         return ControlledFleet(loop, leased)

@@ -14,6 +14,7 @@ from placement.packing.layout import plan_of_packing, units_of_packing
 from placement.packing.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
+from placement.solvers.entry import IsTimeUp, SolverEntry
 from placement.solvers.muxserve import mesh_groups
 
 _Merit = tuple[int, float, float, int]
@@ -61,6 +62,19 @@ class ExhaustiveSolver:
                 best = (merit, plan)
         assert best is not None, "the empty plan is one"
         return best
+
+
+def _make(estimator: Estimator, is_time_up: IsTimeUp) -> ExhaustiveSolver:
+    return ExhaustiveSolver(estimator=estimator)
+
+
+SOLVER = SolverEntry(
+    name="exhaustive",
+    rule="every plan there is; for a handful of GPUs (`--solver` only)",
+    make=_make,
+    make_for_nodes=_make,
+    online=False,
+)
 
 
 def _fillings(packing: Packing, model: int) -> Iterator[Packing]:

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from placement.estimation.memory import bytes_for_models, resident_bytes_on, runs_on
+from placement.estimation.problem_arrays import Estimator
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.estimation.refusal import has_no_place, refusal
 from placement.launch_limits import LaunchLimits
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.problem import PlacementModel
+from placement.solvers.entry import IsTimeUp, SolverEntry
 
 _Shape = tuple[int, LaunchLimits]
 """What of a unit decides how much memory a model takes there: GPUs, and what a launch holds."""
@@ -27,6 +29,18 @@ class MemoryGreedySolver:
         while (better := _best_packing(units, models, best.plan())).unserved() < best.unserved():
             best = better
         return best.plan()
+
+
+def _make(estimator: Estimator, is_time_up: IsTimeUp) -> MemoryGreedySolver:
+    return MemoryGreedySolver()
+
+
+SOLVER = SolverEntry(
+    name="memory_greedy",
+    rule="the hottest model first, onto the unit with the most free memory; every replica that may be; knows nothing "
+    "of speed",
+    make=_make,
+)
 
 
 def _best_packing(units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> "_Packing":

@@ -18,6 +18,7 @@ from placement.packing.packing import Packing
 from placement.packing.packing_objective import key_of
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
+from placement.solvers.entry import IsTimeUp, SolverEntry
 
 _SM_SHARES = tuple(tenths / 10 for tenths in range(1, 11))
 _RULE = "solver muxserve places one replica of each model; use solver search"
@@ -55,6 +56,19 @@ class MuxServeSolver:
             if self.is_time_up():
                 break
         return carve(best if best is not None else Packing.of_nodes(instance, pools), pools, rule=_RULE)
+
+
+def _make(estimator: Estimator, is_time_up: IsTimeUp) -> MuxServeSolver:
+    return MuxServeSolver(estimator=estimator, is_time_up=is_time_up)
+
+
+SOLVER = SolverEntry(
+    name="muxserve",
+    rule="MuxServe's Algorithms 1 and 2 as published: one mesh per model, tensor parallelism over all of it, no "
+    "replicas",
+    make=_make,
+    make_for_nodes=_make,
+)
 
 
 def parallel_candidates(instance: Instance) -> dict[tuple[int, int], float]:

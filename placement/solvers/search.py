@@ -21,6 +21,7 @@ from placement.packing.spare_replicas import add_headroom
 from placement.packing.wake_affinity import prefer_waking
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
+from placement.solvers.entry import IsTimeUp, SolverEntry
 
 _RULE = "the search ended before it was used; give it more time"
 _ROOMY_MARGIN = 1.15
@@ -144,6 +145,22 @@ class SearchSolver:
             rounds=self.rounds,
             is_time_up=self.is_time_up,
         )
+
+
+def _make(estimator: Estimator, is_time_up: IsTimeUp) -> SearchSolver:
+    return SearchSolver(estimator=estimator, is_time_up=is_time_up)
+
+
+SOLVER = SolverEntry(
+    name="search",
+    rule="as many replicas as the demand needs, hot beside cold, units of different sizes and GPUs; insertion under "
+    "several rules, then ruin and recreation until nothing improves or `--time-budget` ends; the same plan for "
+    "the same input unless the budget cuts it short. On given units the fullest then shares, swaps or moves "
+    "models until nothing raises the least headroom, and models get replicas beyond that (up to `replicas.max`) "
+    "where a unit keeps half as much room again as its load takes: bursts find several units",
+    make=_make,
+    make_for_nodes=_make,
+)
 
 
 @dataclass(frozen=True, slots=True)

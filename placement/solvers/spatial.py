@@ -11,6 +11,7 @@ from placement.packing.packing import Packing
 from placement.packing.packing_objective import key_of
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
+from placement.solvers.entry import IsTimeUp, SolverEntry
 
 _RULE = "solver spatial gives every model units of its own; use solver search"
 _RULES = InsertionRules(margin=1.0, opening_cost=1.0, dedicated=True)
@@ -35,6 +36,18 @@ class SpatialSolver:
             (_filled(Packing.of_nodes(instance, pools), kinds, order) for order in instance.orders()), key=key_of
         )
         return carve(best, pools, rule=_RULE)
+
+
+def _make(estimator: Estimator, is_time_up: IsTimeUp) -> SpatialSolver:
+    return SpatialSolver(estimator=estimator)
+
+
+SOLVER = SolverEntry(
+    name="spatial",
+    rule="GPUs of its own for every model, replicas of the right size: the baseline that sharing has to beat",
+    make=_make,
+    make_for_nodes=_make,
+)
 
 
 def _filled(packing: Packing, openings: Sequence[tuple[int, int]], order: Sequence[int]) -> Packing:

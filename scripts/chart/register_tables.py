@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from deploy.fleet_file.settings import EngineSection
+from deploy.fleet_file.settings import EngineSection, PlacementSection
 from pdmux_actor.scheduling.policies.registry import POLICIES
+from placement.solvers.registry import SOLVERS
 
 
 class MarksMissing(LookupError):
@@ -28,11 +29,16 @@ def with_table(page: Path, name: str, table: str) -> str:
 
 def _tables() -> Mapping[str, tuple[str, str]]:
     policies = ((policy.name, policy.rule, policy.source) for policy in POLICIES.values())
+    solvers = ((solver.name, solver.rule) for solver in SOLVERS.values())
     return {
+        "docs/planner.md": (
+            "solvers",
+            _table(("name", "what it does"), solvers, default=PlacementSection.model_fields["solver"].default),
+        ),
         "docs/policies.md": (
             "policies",
             _table(("name", "rule", "source"), policies, default=EngineSection.model_fields["policy"].default),
-        )
+        ),
     }
 
 

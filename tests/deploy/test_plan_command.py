@@ -10,6 +10,7 @@ from deploy.fleet_file.settings import read_fleet_file
 from deploy.fleet_file.what_if import changed_fleet
 from deploy.planning.fleet_planning import node_pools, units_of_fleet
 from placement.launch_limits import LaunchLimits
+from placement.solvers.registry import SOLVERS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
 
@@ -142,7 +143,10 @@ def test_plan__plot__draws_the_fleet(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--solver", "magic"], "--solver magic: use one of search, memory_greedy, muxserve, spatial, exhaustive"),
+        (
+            ["--solver", "magic"],
+            f"--solver magic: unknown solver; known: {', '.join(SOLVERS)}",
+        ),
         (["--solver", "memory_greedy", "--choose-meshes"], "--solver memory_greedy: it does not choose mesh sizes"),
         (["--what-if", "nodes.tiny=+1"], "--what-if nodes.tiny=+1: the fleet has no pool 'tiny'"),
         (["--what-if", "rate=fast"], "--what-if rate=fast: write nodes"),

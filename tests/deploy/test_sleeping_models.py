@@ -8,9 +8,10 @@ from fleet_model import BLOCK_BYTES, SPEC, TOTAL_BLOCKS, FakeUnit, World, catalo
 from deploy.commands.fleet_tables import as_dict, state_of
 from deploy.control.control_rules import ControlRules
 from deploy.control.host_memory_models import sleepers_of
-from deploy.planning.fleet_planning import SOLVERS
 from pdmux_actor.lease import ModelPhase
 from placement.estimation.memory import resident_bytes
+from placement.estimation.problem_arrays import Estimator
+from placement.solvers.registry import SOLVERS
 
 ONE = SPEC.weight_bytes
 ONE_MODEL_BYTES = TOTAL_BLOCKS * BLOCK_BYTES + resident_bytes(SPEC)
@@ -25,7 +26,7 @@ def asleep_of(unit: FakeUnit) -> list[str]:
 def sleepy_world(solver: str, *, host_memory_bytes: int, units: int = 1) -> World:
     """`z` and `y` give up their places after half a minute."""
     wanted = catalog("a", *(catalog_model(m, sleeps_after_s=30.0) for m in "yz"))
-    world = World(wanted, expected_units=units, solver=SOLVERS[solver](), rules=RULES)
+    world = World(wanted, expected_units=units, solver=SOLVERS[solver].make(Estimator(), lambda: False), rules=RULES)
     for _ in range(units):
         world.start_unit().host_memory_bytes = host_memory_bytes
     world.beat(20, asks={"y": 1, "z": 1})
@@ -81,7 +82,7 @@ def test_wake__units_that_are_equally_good__the_one_where_it_sleeps(solver: str)
     world = World(
         catalog(catalog_model("y", sleeps_after_s=30.0), catalog_model("z", sleeps_after_s=30.0)),
         expected_units=3,
-        solver=SOLVERS[solver](),
+        solver=SOLVERS[solver].make(Estimator(), lambda: False),
         rules=RULES,
     )
     for _ in range(3):

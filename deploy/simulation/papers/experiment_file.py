@@ -13,7 +13,7 @@ from pydantic import ValidationError as PydanticValidationError
 from deploy.errors import FleetFileError
 from deploy.fleet_file.fleet_problems import Problem, problems_of
 from deploy.fleet_file.section import Section
-from deploy.fleet_file.setting_types import PolicyName
+from deploy.fleet_file.setting_types import AnySolverName, PolicyName
 from deploy.fleet_file.settings import FleetFile, read_text, resolved_fleet, semantic_problems
 from deploy.fleet_file.yaml_source import parse_yaml
 
@@ -65,7 +65,7 @@ class WorkloadSection(Section):
 class SystemSection(Section):
     name: Annotated[str, Field(min_length=1)]
     policy: PolicyName
-    solver: str | None = None
+    solver: AnySolverName | None = None
     """Default: the fleet's."""
     lays_out: bool = False
     """The solver chooses how many GPUs each unit has."""
