@@ -11,15 +11,8 @@ from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
-from deploy.control.plan_choice import (
-    Appraise,
-    Needs,
-    Solution,
-    quotas_shifted,
-    same_places,
-    share_in_time,
-    solve,
-)
+from deploy.control.plan_choice import Needs, Solution, quotas_shifted, same_places, solve
+from deploy.control.plan_worth import Appraise, appraise, gain_in_words, is_worth_moving, loaded_bytes
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.transition import Transition, in_words, without_replica, without_unit
@@ -55,7 +48,7 @@ class ControlLoop:
         started_s: float,
         timing: ControlTiming | None = None,
         rules: ControlRules | None = None,
-        appraise: Appraise = share_in_time,
+        appraise: Appraise = appraise,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s
@@ -272,10 +265,12 @@ class ControlLoop:
             self._adopt_plan(solution, "there is room for a model that had none", now_s)
             return
         now, then = self._appraise(needs, self._goal), self._appraise(needs, solution.plan)
-        verdict = f"{why}: {then:.1%} of it in time instead of {now:.1%}"
+        verdict = f"{why}: {gain_in_words(now, then)}"
         if self._rules.replan == "shadow":
             self._history.note(now_s, "shadow", verdict)
-        elif self._rules.replan == "auto" and then - now < self._rules.min_gain:
+        elif self._rules.replan == "auto" and not is_worth_moving(
+            now, then, loaded_bytes(needs, self._goal, solution.plan), self._rules
+        ):
             self._history.note(now_s, "kept", f"{verdict}, which is not worth a move")
         else:
             self._adopt_plan(solution, verdict, now_s)

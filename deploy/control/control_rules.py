@@ -30,14 +30,18 @@ class ControlRules:
     `replan`: "auto" follows demand, "shadow" only records what it would do, "off" does neither; "scratch" follows
     demand as if nothing were loaded yet, the baseline that shows what looking at the current plan is worth.
     `replan_every_s`: between two looks at demand, unless a rate jumps. `min_gain`: the share of demand that a plan must
-    serve in addition to be worth moving for. `min_residency_s`: a replica stays at least so long.
-    `max_moves_per_min`: loads of models that are served already. `stale_s`: older demand moves nothing.
-    `max_deaths` of one place of a unit, or with one model loading, within `deaths_window_s` take it out for `out_s`.
+    serve in addition to be worth moving for; where it serves no less, so is a gain of `min_model_gain` of one model's
+    demand, or of `min_saved_per_gib_s` late requests per second for each GiB of weights that is read for it.
+    `min_residency_s`: a replica stays at least so long. `max_moves_per_min`: loads of models that are served already.
+    `stale_s`: older demand moves nothing. `max_deaths` of one place of a unit, or with one model loading, within
+    `deaths_window_s` take it out for `out_s`.
     """
 
     replan: Replan = "auto"
     replan_every_s: float = 15.0
     min_gain: float = 0.02
+    min_model_gain: float = 0.1
+    min_saved_per_gib_s: float = 0.1
     min_residency_s: float = 60.0
     max_moves_per_min: int = 6
     stale_s: float = 15.0

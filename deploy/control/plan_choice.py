@@ -1,17 +1,12 @@
-"""What the fleet should hold: a solver's answer, and whether it is worth moving for."""
+"""What the fleet should hold: what is planned for, and a solver's answer to it."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from placement.estimation.memory import bytes_for_models, resident_bytes_on
-from placement.estimation.plan_estimate import estimate
-from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitCapacity
 from placement.plan_steps import Fits
 from placement.problem import PlacementModel, Solver
 
-_HORIZON_S = 60.0
 _QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each other's blocks
 
 
@@ -61,10 +56,6 @@ class Solution:
     put_to_sleep: tuple[str, ...] = ()
 
 
-Appraise = Callable[[Needs, Plan], float]
-"""The share of demand that a plan serves in time, from 0 to 1."""
-
-
 def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
     plan = solver.solve(needs.units, needs.models, current)
     gone: list[str] = []
@@ -75,28 +66,6 @@ def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
         needs = replace(needs, models=tuple(m for m in needs.models if m.model != sleeper))
         plan = solver.solve(needs.units, needs.models, current)
     return Solution(plan=plan, put_to_sleep=tuple(gone))
-
-
-def share_in_time(needs: Needs, plan: Plan) -> float:
-    """Of the demand of the next minute, by the throughput estimate; on units of unknown speed a model with a replica
-    counts as served.
-
-    Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
-    t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
-    """
-    found = estimate(needs.units, needs.models, plan, Estimator()).models
-    targets_s = {m.model: math.inf if m.slo is None else m.slo.ttft_s for m in needs.models}
-    asked_per_s = sum(m.rate_per_s for m in found)
-    if asked_per_s <= 0:
-        return 1.0
-    return sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found) / asked_per_s
-
-
-def _in_time(served_share: float, ttft_s: float) -> float:
-    """Share of a minute."""
-    if served_share >= 1.0 or math.isinf(ttft_s):
-        return served_share
-    return min(1.0, ttft_s * served_share / (1.0 - served_share) / _HORIZON_S)
 
 
 def same_places(one: Plan, other: Plan) -> bool:

@@ -7,6 +7,7 @@ off a few units, put them back in another order, keep what is no worse. It can b
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from placement.estimation.lifted_models import lifts_a_model
 from placement.estimation.problem_arrays import Estimator, Instance, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
 from placement.packing.constructions import largest_first, other_builds
@@ -34,7 +35,8 @@ _EVICTIONS = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSolver:
     """The same plan for the same input and seed, unless `is_time_up` cuts the search short. `rounds` bounds it; the
-    default grows with the fleet. `least_gain`: a plan that moves models must serve so much more of the demand.
+    default grows with the fleet. `least_gain`: a plan that moves models must serve so much more of the demand, or
+    `least_model_gain` more of one model's.
     `least_margin`: units are filled up to where their load could grow by no more than this factor. `fewest_gpus`: nodes
     are cut into no more units than the demand takes, to say what to buy; else spare GPUs are spent on headroom.
     """
@@ -44,6 +46,7 @@ class SearchSolver:
     rounds: int | None = None
     is_time_up: Callable[[], bool] = lambda: False
     least_gain: float = 0.01
+    least_model_gain: float = 0.1
     least_margin: float = 1.0
     fewest_gpus: bool = False
 
@@ -64,7 +67,7 @@ class SearchSolver:
         return max(_ROOMY_MARGIN, self.least_margin), self.least_margin
 
     def _from_running(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> Plan:
-        """More replicas where load asks for them; models move only if that serves `least_gain` more."""
+        """More replicas where load asks for them; models move only if that serves enough more."""
         spread, running = InsertionRules(spread=True), pairs_of(packing)
         has_idle_units = any(not packing.parts[u] for u in packing.open_units())
         balance(packing)
@@ -76,7 +79,7 @@ class SearchSolver:
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
             add_headroom(packing, moves=False, is_time_up=self.is_time_up)
         prefer_waking(packing, units, running)
-        kept = key_of(packing, running)
+        kept, kept_shares = key_of(packing, running), packing.served_shares()
         kept_plan = plan_of_packing(packing, units, rule=_RULE)
         if serves_all(kept):
             return kept_plan
@@ -85,6 +88,8 @@ class SearchSolver:
         prefer_waking(packing, units, running)
         better = key_of(packing, running)
         gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
+        if better[:2] <= kept[:2]:
+            gains |= lifts_a_model(kept_shares, packing.served_shares(), self.least_model_gain)
         return plan_of_packing(packing, units, rule=_RULE) if gains else kept_plan
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:

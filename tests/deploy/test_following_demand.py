@@ -35,6 +35,22 @@ def world(replan: Replan) -> World:
     return made
 
 
+def one_starves(replan: Replan) -> World:
+    """40 models, each alone on an A40, and two spare ones; one is asked for twice as often as its homes can bear."""
+    names = tuple(f"m{i:02d}" for i in range(40))
+    models = [catalog_model(m, replicas=1, spec=LLAMA_7B, max_replicas=8) for m in names]
+    rules = ControlRules(replan=replan, replan_every_s=5.0, min_residency_s=20.0)
+    made = World(catalog(*models), expected_units=42, solver=SearchSolver(rounds=20), rules=rules)
+    made.prompt_tokens, made.output_tokens = 1400, 16
+    for _ in range(42):
+        unit = made.start_unit(total_blocks=8 * GIB // 8192, memory_bytes=30 * GIB)
+        unit.device = "A40"
+    made.beat(40, asks=dict.fromkeys(names, 1))
+    for beat in range(120):
+        made.beat(asks={m: (16 if beat % 2 else 15) // 2 if m == names[0] else 1 for m in names})
+    return made
+
+
 def asks_of(popularity: dict[str, float], beat: int) -> dict[str, int]:
     """Requests of one beat: every model at its own steady pace, of 1,400 tokens and 16 out."""
     per_beat = {m: 0.5 * RATE_PER_S * share for m, share in popularity.items()}
@@ -76,3 +92,12 @@ def test_flip__not_followed__stays_as_it_was() -> None:
 
     assert homes[0] == homes[-1]
     assert unserved == 0
+
+
+def test_demand__one_model_of_many_starves__gets_a_replica_although_the_fleet_gains_little() -> None:
+    made = one_starves("auto")
+
+    followed = [d for d in made.decided("plan") if "in time instead of" in d]
+    assert any("of m00 served instead of" in d for d in followed)
+    assert len(made.serving("m00")) == 3
+    assert len(followed) <= 3, "it settles"

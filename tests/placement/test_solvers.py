@@ -343,3 +343,18 @@ def test_least_needs__one_model_at_little_load__is_what_keeps_it_from_more(
         factors = costs.factor(costs.sums(few, rates), costs.minima(few, rates))
         least = costs.least_needs()[:, few].max(axis=0).min(axis=-1)
         assert (factors * rate_per_s * least <= 1 + 1e-6).all()
+
+
+def test_search__model_starves_beside_a_neighbour_and_may_have_one_replica__neighbour_moves() -> None:
+    """Of the whole demand that is next to nothing."""
+    units = [make_unit(f"u{i}", device=A100_80G) for i in range(3)]
+    alone = SearchSolver().solve(units[:1], [make_model("a")], None)
+    most_per_s = estimate(units[:1], [make_model("a")], alone, Estimator()).units[0].headroom
+    models = [make_model(m, rate_per_s=0.7 * most_per_s) for m in "ab"]
+    together = SearchSolver().solve(units[:1], models, None)
+
+    moved = SearchSolver(least_gain=0.9).solve(units, models, together)
+    stays = SearchSolver(least_gain=0.9, least_model_gain=0.9).solve(units, models, together)
+
+    assert moved.units_of("a") != moved.units_of("b")
+    assert stays.units_of("a") == stays.units_of("b")

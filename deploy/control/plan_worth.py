@@ -1,0 +1,92 @@
+"""Whether a plan is worth moving for: by the whole fleet's demand, by one model's, and by what has to be loaded."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from deploy.control.control_rules import ControlRules
+from deploy.control.plan_choice import Needs
+from placement.estimation.lifted_models import lifts_a_model
+from placement.estimation.plan_estimate import estimate
+from placement.estimation.problem_arrays import Estimator
+from placement.plan import Plan
+
+_HORIZON_S = 60.0
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appraisal:
+    """What a plan does for the demand. `share_in_time`: of all of it in the next minute, from 0 to 1. `served_share`:
+    what units can serve within SLO of each model's demand. `asked_per_s` has the same models.
+    """
+
+    share_in_time: float
+    served_share: Mapping[str, float]
+    asked_per_s: Mapping[str, float]
+
+    @property
+    def late_per_s(self) -> float:
+        return sum(rate * (1.0 - self.served_share[m]) for m, rate in self.asked_per_s.items())
+
+
+Appraise = Callable[[Needs, Plan], Appraisal]
+
+
+def appraise(needs: Needs, plan: Plan) -> Appraisal:
+    """By the throughput estimate; on units of unknown speed a model with a replica counts as served.
+
+    Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
+    t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
+    """
+    found = estimate(needs.units, needs.models, plan, Estimator()).models
+    targets_s = {m.model: math.inf if m.slo is None else m.slo.ttft_s for m in needs.models}
+    asked_per_s = sum(m.rate_per_s for m in found)
+    in_time_per_s = sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found)
+    return Appraisal(
+        share_in_time=in_time_per_s / asked_per_s if asked_per_s > 0 else 1.0,
+        served_share={m.model: m.served_share for m in found},
+        asked_per_s={m.model: m.rate_per_s for m in found},
+    )
+
+
+def _in_time(served_share: float, ttft_s: float) -> float:
+    """Share of a minute."""
+    if served_share >= 1.0 or math.isinf(ttft_s):
+        return served_share
+    return min(1.0, ttft_s * served_share / (1.0 - served_share) / _HORIZON_S)
+
+
+def is_worth_moving(now: Appraisal, then: Appraisal, loaded_bytes: int, rules: ControlRules) -> bool:
+    """A fleet of a hundred models has one that starves in hardly any of its requests. So what one model gains counts
+    too, and what a load saves, as long as no more requests are late in all.
+    """
+    if then.share_in_time - now.share_in_time >= rules.min_gain:
+        return True
+    saved_per_s = now.late_per_s - then.late_per_s
+    if saved_per_s < 0:
+        return False
+    asked = [m for m, rate in now.asked_per_s.items() if rate > 0]
+    before, after = (np.array([a.served_share[m] for m in asked]) for a in (now, then))
+    if lifts_a_model(before, after, rules.min_model_gain):
+        return True
+    return saved_per_s > 0 and saved_per_s * _GIB >= rules.min_saved_per_gib_s * loaded_bytes
+
+
+def loaded_bytes(needs: Needs, goal: Plan, plan: Plan) -> int:
+    """Weights that `plan` reads from disks if `goal` is what is there: what sleeps in a unit's memory is not read."""
+    sizes = {m.model: m.spec.weight_bytes for m in needs.models}
+    held = {(u.unit_id, p.model) for u in goal.units for p in u.models}
+    held |= {(u.unit_id, m) for u in needs.units for m in u.asleep}
+    return sum(sizes.get(p.model, 0) for u in plan.units for p in u.models if (u.unit_id, p.model) not in held)
+
+
+def gain_in_words(now: Appraisal, then: Appraisal) -> str:
+    told = f"{then.share_in_time:.1%} of it in time instead of {now.share_in_time:.1%}"
+    gains = {m: then.served_share[m] - share for m, share in now.served_share.items() if now.asked_per_s[m] > 0}
+    most = max(gains, key=lambda m: (gains[m], m), default=None)
+    if most is None or gains[most] < 0.01:
+        return told
+    return f"{told}, {then.served_share[most]:.0%} of {most} served instead of {now.served_share[most]:.0%}"
