@@ -175,7 +175,7 @@ class _Fleet:
                 assert target is not None, "models of the benchmark have targets"
                 judged.append(Judged(outcome.model, outcome.ending, attains(outcome, target)))
 
-        def tell_news(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> PlannedMove:
+        def view_updates(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> PlannedMove:
             leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
             moves.append(PlannedMove(self._running, plan, self.fits, models, leased))
             return moves[-1]
@@ -186,7 +186,7 @@ class _Fleet:
             stream=stream,
             limits=GatewayLimits(),
             gateways=1,
-            tell_news=tell_news,
+            view_updates=view_updates,
             on_outcome=judge,
         )
         run.run()

@@ -84,10 +84,10 @@ def fleet(num_replicas: int) -> FleetView:
 
 @dataclass(slots=True)
 class Bench:
-    """One fleet's desk. Time is told, so that the view stays fresh."""
+    """One fleet's gateway scheduler. Time is told, so that the view stays fresh."""
 
     num_replicas: int
-    desk: GatewayScheduler
+    scheduler: GatewayScheduler
     view: FleetView
     count: int = 0
     now_s: float = 0.0
@@ -120,8 +120,8 @@ class Bench:
     def view_s(self) -> float:
         self.now_s += 0.5
         began = time.process_time()
-        self.desk.update_view(self.view, self.now_s)
-        self.desk.pump(self.now_s)
+        self.scheduler.update_view(self.view, self.now_s)
+        self.scheduler.pump(self.now_s)
         return time.process_time() - began
 
     def block(self) -> tuple[float, float]:
@@ -131,13 +131,13 @@ class Bench:
         began = time.process_time()
         for ask in asks:
             self.now_s += 1e-4
-            admitted += isinstance(self.desk.offer(ask, self.now_s), Admit)
+            admitted += isinstance(self.scheduler.offer(ask, self.now_s), Admit)
         decided = time.process_time()
         for ask in asks:
             for _ in range(OUTPUTS + 1):
-                self.desk.produced(ask.request_id, 1, self.now_s)
-            self.desk.end(ask.request_id, finished=True, ttft_met=True, tbt_met=True)
-            self.desk.pump(self.now_s)
+                self.scheduler.produced(ask.request_id, 1, self.now_s)
+            self.scheduler.end(ask.request_id, finished=True, ttft_met=True, tbt_met=True)
+            self.scheduler.pump(self.now_s)
         ended = time.process_time()
         assert admitted == BLOCK_REQUESTS, "the fleet of the benchmark has room for everybody"
         return (decided - began) / BLOCK_REQUESTS, (ended - began) / BLOCK_REQUESTS

@@ -20,21 +20,21 @@ from router.serve_deployment import GatewayIngress
 keep_calls_on_loopback()
 
 
-class Unit(UnitReplica):
+class UnitDeployment(UnitReplica):
     pass
 
 
-class Gateway(GatewayIngress):
+class GatewayDeployment(GatewayIngress):
     pass
 
 
-class ControlLoop(Controller):
+class ControlLoopDeployment(Controller):
     pass
 
 
 def build_units(args: UnitsArgs) -> Application:
-    return units_application(args, unit=Unit)
+    return units_application(args, unit=UnitDeployment)
 
 
 def build_gateway(args: GatewayArgs) -> Application:
-    return gateway_application(args, gateway=Gateway, controller=ControlLoop)
+    return gateway_application(args, gateway=GatewayDeployment, controller=ControlLoopDeployment)

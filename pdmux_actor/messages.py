@@ -163,7 +163,7 @@ class ModelLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchInFlight:
+class LaunchStatus:
     """What a lane is busy with: told apart from others by its lane and `took_off_s`, on the engine's clock.
     `is_learned`: launches like it have been measured, so `expected_s` is no guess.
     """
@@ -198,7 +198,7 @@ class LoadReport:
     decode_headroom: float | None = None
     unpartitioned_reason: str | None = None  # why lanes compete for all SMs although they could have their own
     guard_cells_moved_total: int = 0  # observations that changed what the contention guard says
-    launches: tuple[LaunchInFlight, ...] = ()
+    launches: tuple[LaunchStatus, ...] = ()
 
     @property
     def has_work(self) -> bool:

@@ -23,7 +23,7 @@ _NO_UNITS = FleetView(models=(), units=(), stream_token="")
 class _Running:
     """An admitted request."""
 
-    ask: AdmissionRequest
+    request: AdmissionRequest
     due_s: float  # its first token
     waited_s: float
     tokens: int = 0
@@ -74,13 +74,13 @@ class GatewayScheduler:
 
     # ---- admission ----
 
-    def offer(self, ask: AdmissionRequest, now_s: float) -> Decision:
-        self._arrivals.asked(ask.model, ask.prompt_tokens)
-        decision = self.admission.offer(ask, now_s)
+    def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
+        self._arrivals.asked(request.model, request.prompt_tokens)
+        decision = self.admission.offer(request, now_s)
         if isinstance(decision, Queue):
-            self._came_s[ask.request_id] = now_s
+            self._came_s[request.request_id] = now_s
         else:
-            self._note(ask, decision)
+            self._note(request, decision)
         return decision
 
     @contextmanager
@@ -107,9 +107,9 @@ class GatewayScheduler:
 
     def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
         outcomes = self.admission.pump(now_s)
-        for ask, outcome in outcomes:
-            del self._came_s[ask.request_id]
-            self._note(ask, outcome)
+        for request, outcome in outcomes:
+            del self._came_s[request.request_id]
+            self._note(request, outcome)
         return outcomes
 
     def next_pump_s(self) -> float | None:
@@ -120,55 +120,55 @@ class GatewayScheduler:
         if self.admission.withdraw(request_id):
             del self._came_s[request_id]
 
-    def _note(self, ask: AdmissionRequest, outcome: Outcome) -> None:
+    def _note(self, request: AdmissionRequest, outcome: Outcome) -> None:
         match outcome:
             case Shed():
-                self._arrivals.shed(ask.model)
+                self._arrivals.shed(request.model)
             case NoCapacity():
-                self._arrivals.no_capacity(ask.model)
+                self._arrivals.no_capacity(request.model)
             case Admit():
                 pass
 
     # ---- routing ----
 
-    def choose(self, ask: AdmissionRequest, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
+    def choose(self, request: AdmissionRequest, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
         hints = RoutingHints(
             matched_tokens=self._prefixes.matched_tokens(
-                ask.prefix, model=ask.model, conversation=ask.conversation, tokens=ask.prompt_tokens
+                request.prefix, model=request.model, conversation=request.conversation, tokens=request.prompt_tokens
             ),
-            due_s=self._came_s.get(ask.request_id, now_s) + ask.slo.ttft_s,
+            due_s=self._came_s.get(request.request_id, now_s) + request.slo.ttft_s,
             avoid=avoid | self._unreachable if self._unreachable else avoid,
             salt=self.gateway_id,
         )
-        return choose_unit(self._table, ask, self._own, now_s, hints=hints, settings=self._routing)
+        return choose_unit(self._table, request, self._own, now_s, hints=hints, settings=self._routing)
 
-    def placed(self, ask: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
-        came_s = self._came_s.get(ask.request_id, now_s)
-        self._running[ask.request_id] = _Running(ask, came_s + ask.slo.ttft_s, now_s - came_s)
-        self.sent(ask.request_id, choice, now_s)
+    def placed(self, request: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
+        came_s = self._came_s.get(request.request_id, now_s)
+        self._running[request.request_id] = _Running(request, came_s + request.slo.ttft_s, now_s - came_s)
+        self.sent(request.request_id, choice, now_s)
 
     def route(self, request_id: str, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
         """Where an admitted request goes (on). None while no unit can take it."""
-        return self.choose(self._running[request_id].ask, now_s, avoid=avoid)
+        return self.choose(self._running[request_id].request, now_s, avoid=avoid)
 
     def slo_left(self, request_id: str) -> Slo:
         """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""
         running = self._running[request_id]
-        return running.ask.slo if running.tokens else running.ask.slo.after(running.waited_s)
+        return running.request.slo if running.tokens else running.request.slo.after(running.waited_s)
 
     def sent(self, request_id: str, choice: UnitChoice, now_s: float) -> None:
         """It goes on at another unit than the one it was admitted to."""
         running = self._running[request_id]
-        ask = running.ask
+        request = running.request
         running.is_on_unit = True
         self._own.sent(request_id, choice.unit_id, prefill_s=choice.prefill_s, now_s=now_s, due_s=running.due_s)
-        self.ledger.true_up(request_id, ask.prompt_tokens + running.tokens)
+        self.ledger.true_up(request_id, request.prompt_tokens + running.tokens)
         self._prefixes.record(
-            ask.prefix,
+            request.prefix,
             choice.unit_id,
-            model=ask.model,
-            conversation=ask.conversation,
-            tokens=ask.prompt_tokens,
+            model=request.model,
+            conversation=request.conversation,
+            tokens=request.prompt_tokens,
         )
 
     def produced(self, request_id: str, num_tokens: int, now_s: float) -> bool:
@@ -176,7 +176,7 @@ class GatewayScheduler:
         running = self._running[request_id]
         before = running.tokens
         running.tokens = tokens = before + num_tokens
-        self.ledger.true_up(request_id, running.ask.prompt_tokens + tokens)
+        self.ledger.true_up(request_id, running.request.prompt_tokens + tokens)
         if before or not tokens:
             return False
         self.admission.on_first_token(request_id, now_s)
@@ -200,16 +200,16 @@ class GatewayScheduler:
             request_id, output_tokens=running.tokens, had_first_token=running.tokens > 0, finished=finished
         )
         self._arrivals.ended(
-            running.ask.model, output_tokens=running.tokens, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met
+            running.request.model, output_tokens=running.tokens, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met
         )
 
-    # ---- news for others ----
+    # ---- reports ----
 
     def is_ready(self, model: str) -> bool:
         return model in self._table.by_model
 
     def demand_report(self, now_s: float) -> DemandReport:
-        waiting = [(ask, self._came_s[ask.request_id]) for ask in self.admission.queue.waiting()]
+        waiting = [(request, self._came_s[request.request_id]) for request in self.admission.queue.waiting()]
         return self._arrivals.report(
             self.gateway_id,
             waiting,

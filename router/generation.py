@@ -26,7 +26,7 @@ class Generation:
     def needed_tokens(self) -> int:
         return len(self.prompt_token_ids) + self.sampling.max_tokens
 
-    def ask(self, caller: Caller, *, deadline_s: float) -> AdmissionRequest:
+    def admission_request(self, caller: Caller, *, deadline_s: float) -> AdmissionRequest:
         return AdmissionRequest(
             request_id=self.request_id,
             model=self.model,

@@ -58,7 +58,7 @@ class ControlLoop:
         self._solver: Solver | None = None
         self._popularity = Popularity()
         self._history = DecisionHistory()
-        self._wakefulness = ScaleToZero(self._popularity)
+        self._scale_to_zero = ScaleToZero(self._popularity)
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()
         self._transition = Transition(self._rules)
@@ -107,7 +107,7 @@ class ControlLoop:
             return lease
         placements = self._plan.models_of(report.unit_id)
         placed = {p.model for p in placements}
-        asleep = sleepers_of(report, placed, self._catalog, self._wakefulness.last_used_s)
+        asleep = sleepers_of(report, placed, self._catalog, self._scale_to_zero.last_used_s)
         return self._leases.renew(report, placements, self._catalog, asleep)
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
@@ -187,7 +187,7 @@ class ControlLoop:
         self._goal = replace(self._goal, units=(*self._goal.units, adopted))
         self._transition.adopt(adopted, now_s)
         for model in held:
-            self._wakefulness.keep(model, now_s)
+            self._scale_to_zero.keep(model, now_s)
 
     def _lose(self, lost: Lost, now_s: float) -> None:
         unit_id = lost.report.unit_id
@@ -230,8 +230,8 @@ class ControlLoop:
         for unit in self._fleet.registry:
             for load in unit.report.load.models if unit.report.load is not None else ():
                 if load.running or load.waiting:
-                    self._wakefulness.keep(load.model, now_s)
-        asleep = frozenset(m.id for m in self._catalog.models if not self._wakefulness.is_awake(m, now_s))
+                    self._scale_to_zero.keep(load.model, now_s)
+        asleep = frozenset(m.id for m in self._catalog.models if not self._scale_to_zero.is_awake(m, now_s))
         if woken := self._asleep - asleep:
             self._need_plan(f"somebody asks for {', '.join(sorted(woken))}")
         if fallen := asleep - self._asleep:
@@ -329,7 +329,7 @@ class ControlLoop:
         kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in self._kept_plan()}
         awake = [m for m in self._catalog.models if m.id not in self._asleep]
         rested_s = now_s - self._rules.min_residency_s
-        last_used_s = self._wakefulness.last_used_s
+        last_used_s = self._scale_to_zero.last_used_s
         sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
         return Needs(
             units=tuple(without_blocks(u.capacity, kept.get(u.unit_id, 0)) for u in self._fleet.usable(now_s)),

@@ -100,7 +100,7 @@ def fewest_units(
     )
     tight = solver.lay_out(pools, planned.models)
     found = estimate(tight.units, planned.models, tight.plan, planned.estimator)
-    serves_less = found.merit()[:2] < planned.estimate().merit()[:2]
+    serves_less = found.objective()[:2] < planned.estimate().objective()[:2]
     num_gpus = sum(unit.num_gpus for unit in tight.units)
     more = num_gpus >= sum(unit.num_gpus for unit in planned.units)
     if serves_less or more or len(tight.plan.unplaced) > len(planned.plan.unplaced):

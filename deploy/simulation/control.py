@@ -13,7 +13,7 @@ from deploy.planning.fleet_planning import PlannedFleet
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit
 from deploy.simulation.units import SimulatedUnit
-from deploy.simulation.view_updates import FleetModel, TellNews, ViewUpdates, longest_placed
+from deploy.simulation.view_updates import FleetModel, MakeViewUpdates, ViewUpdates, longest_placed
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 from profiler.specs import DeviceSpec, ModelSpec
@@ -55,7 +55,7 @@ class ControlledFleet:
 
     def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView:
         for gateway in gateways:
-            self._loop.hear_demand(gateway.desk.demand_report(now_s), now_s)
+            self._loop.hear_demand(gateway.scheduler.demand_report(now_s), now_s)
         for unit in self._units.values():
             unit.obey(self._loop.heartbeat(unit.heartbeat(), now_s))
         view = self._loop.fleet_view(now_s)
@@ -72,7 +72,7 @@ class ControlledFleet:
         return self._loop.status(now_s).decisions
 
 
-def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str) -> TellNews:
+def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str) -> MakeViewUpdates:
     """By the rules of the file's `placement` section. Its units must be LeasedUnits."""
 
     def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> ViewUpdates:

@@ -18,7 +18,7 @@ from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_run import BuildUnits
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
-from deploy.simulation.view_updates import FixedPlan, FleetModel, TellNews
+from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
@@ -72,7 +72,7 @@ class DeployedFleet:
     num_units: int
     num_gpus: int
     unplaced: Mapping[str, str]
-    tell_news: TellNews = FixedPlan
+    view_updates: MakeViewUpdates = FixedPlan
 
 
 def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes | None = None) -> DeployedFleet:
@@ -102,7 +102,7 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes |
         num_units=len(designs),
         num_gpus=sum(identity.num_gpus for identity, _ in designs),
         unplaced=planned.plan.unplaced,
-        tell_news=FixedPlan if loads is None else led_by_control_loop(fleet, planned, policy=deployment.policy),
+        view_updates=FixedPlan if loads is None else led_by_control_loop(fleet, planned, policy=deployment.policy),
     )
 
 

@@ -15,7 +15,7 @@ from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.trace_prompts import simulated_prompt
 from deploy.simulation.units import SimulatedUnit
-from deploy.simulation.view_updates import FixedPlan, FleetModel, TellNews
+from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
 from router.admission_request import AdmissionRequest
@@ -86,7 +86,7 @@ class FleetRun:
         window_s: float | None = None,
         give_up: Callable[["FleetRun"], bool] | None = None,
         on_progress: Callable[[int, float], None] | None = None,
-        tell_news: TellNews = FixedPlan,
+        view_updates: MakeViewUpdates = FixedPlan,
         on_outcome: Callable[[RequestOutcome], None] | None = None,
     ) -> None:
         self.agenda = EventQueue()
@@ -101,7 +101,7 @@ class FleetRun:
         self._units = list(build_units(self.agenda, self._on_tokens))
         self._of_id = {u.identity.unit_id: u for u in self._units}
         self._limits = limits
-        self._news = tell_news(models, self._units)
+        self._view_updates = view_updates(models, self._units)
         self._homeless: list[OpenRequest] = []
         self._waiting_since_s: dict[str, float] = {}  # of requests that are not on a unit yet, by id
         self._loads: dict[str, LoadReport | None] = {}
@@ -150,7 +150,7 @@ class FleetRun:
             steps=sum(u.load_report().steps_total for u in self._units),
             gave_up=self._gave_up,
             partitions=tuple(self._partitions),
-            decisions=self._news.decisions(self.agenda.clock.now_s),
+            decisions=self._view_updates.decisions(self.agenda.clock.now_s),
         )
 
     def _tell_progress(self) -> None:
@@ -180,7 +180,7 @@ class FleetRun:
     def _ask(self, index: int, record: TraceRecord, gateway: SimulatedGateway, now_s: float) -> None:
         assert record.model is not None
         model = self._models[record.model]
-        longest_tokens = self._news.longest_tokens(model.model)
+        longest_tokens = self._view_updates.longest_tokens(model.model)
         if longest_tokens is None:
             self._refuse(index, record)  # no unit will come within the patience of a client
             return
@@ -230,7 +230,7 @@ class FleetRun:
     # ---- tokens ----
 
     def _on_tokens(self, events: Sequence[TokenEvent]) -> None:
-        now_s, moves_models = self.agenda.clock.now_s, self._news.moves_models
+        now_s, moves_models = self.agenda.clock.now_s, self._view_updates.moves_models
         for event in events:
             opened = self._open[event.request_id]
             num_tokens = len(event.tokens)
@@ -248,7 +248,7 @@ class FleetRun:
                 self._let_go(opened, event.finish, now_s)
 
     def _let_go(self, opened: OpenRequest, finish: FinishReason, now_s: float) -> None:
-        if self._news.moves_models and self._is_given_back(opened, finish):
+        if self._view_updates.moves_models and self._is_given_back(opened, finish):
             self.agenda.at(now_s, partial(self._go_on, opened))
         else:
             del self._open[opened.request.request_id]
@@ -257,7 +257,7 @@ class FleetRun:
     def _is_given_back(self, opened: OpenRequest, finish: FinishReason) -> bool:
         """The unit let go of the model, or lowered its quota."""
         if finish is FinishReason.ERROR:
-            return not self._news.has(opened.unit_id, opened.request.model)
+            return not self._view_updates.has(opened.unit_id, opened.request.model)
         return finish is FinishReason.ABORT
 
     def _go_on(self, opened: OpenRequest) -> None:
@@ -298,7 +298,7 @@ class FleetRun:
 
     def _publish_view(self) -> None:
         now_s = self.agenda.clock.now_s
-        view = self._news.view(self._gateways, now_s)
+        view = self._view_updates.view(self._gateways, now_s)
         for unit in view.units if self._sample_partitions else ():
             if self._loads.get(unit.report.unit_id) is not unit.report.load:
                 self._loads[unit.report.unit_id] = unit.report.load

@@ -21,19 +21,19 @@ class Stay:
     request_id: str
 
     def on_tokens(self, num_tokens: int, now_s: float) -> None:
-        if self.gateway.desk.produced(self.request_id, num_tokens, now_s):
+        if self.gateway.scheduler.produced(self.request_id, num_tokens, now_s):
             self.gateway.pump()
 
     def go_on(self, now_s: float, *, avoid: Set[str]) -> UnitChoice | None:
         """The request has left its unit. None while no other one can take it."""
-        self.gateway.desk.left(self.request_id)
-        choice = self.gateway.desk.route(self.request_id, now_s, avoid=avoid)
+        self.gateway.scheduler.left(self.request_id)
+        choice = self.gateway.scheduler.route(self.request_id, now_s, avoid=avoid)
         if choice is not None:
-            self.gateway.desk.sent(self.request_id, choice, now_s)
+            self.gateway.scheduler.sent(self.request_id, choice, now_s)
         return choice
 
     def end(self, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
-        self.gateway.desk.end(self.request_id, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
+        self.gateway.scheduler.end(self.request_id, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
         self.gateway.pump()
 
 
@@ -46,10 +46,10 @@ class Reception:
 
 
 class SimulatedGateway:
-    """Requests that must wait are looked at again when something changes, or when the desk says that it is time."""
+    """Requests that must wait are looked at again when something changes, or when the scheduler says that it is time."""
 
     def __init__(self, *, name: str, limits: GatewayLimits, agenda: EventQueue) -> None:
-        self.desk = GatewayScheduler(
+        self.scheduler = GatewayScheduler(
             gateway_id=name,
             admission=AdmissionSettings(max_waiting=limits.max_queued),
             routing=RoutingSettings(stale_after_s=limits.stale_after_s),
@@ -63,34 +63,34 @@ class SimulatedGateway:
         return len(self._receptions)
 
     def on_view(self, view: FleetView) -> None:
-        self.desk.update_view(view, self._agenda.clock.now_s)
+        self.scheduler.update_view(view, self._agenda.clock.now_s)
         self.pump()
 
-    def offer(self, ask: AdmissionRequest, reception: Reception) -> None:
+    def offer(self, request: AdmissionRequest, reception: Reception) -> None:
         """Exactly one function of the reception is called, now or later."""
-        decision = self.desk.offer(ask, self._agenda.clock.now_s)
+        decision = self.scheduler.offer(request, self._agenda.clock.now_s)
         if isinstance(decision, Queue):
-            self._receptions[ask.request_id] = reception
+            self._receptions[request.request_id] = reception
             self.pump()
         else:
-            self._receive(ask, decision, reception)
+            self._receive(request, decision, reception)
 
     def pump(self) -> None:
         if not self._receptions:
             return
-        for ask, outcome in self.desk.pump(self._agenda.clock.now_s):
-            self._receive(ask, outcome, self._receptions.pop(ask.request_id))
+        for request, outcome in self.scheduler.pump(self._agenda.clock.now_s):
+            self._receive(request, outcome, self._receptions.pop(request.request_id))
         self._sleep()
 
-    def _receive(self, ask: AdmissionRequest, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
+    def _receive(self, request: AdmissionRequest, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
         if isinstance(outcome, Admit):
-            reception.admitted(outcome.choice, Stay(gateway=self, request_id=ask.request_id))
+            reception.admitted(outcome.choice, Stay(gateway=self, request_id=request.request_id))
         else:
             reception.refused(outcome)
 
     def _sleep(self) -> None:
         """One event of the agenda at a time: a later one finds that it is not needed."""
-        next_s = self.desk.next_pump_s()
+        next_s = self.scheduler.next_pump_s()
         if next_s is None or next_s == float("inf"):
             return
         now_s = self._agenda.clock.now_s

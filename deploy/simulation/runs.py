@@ -68,7 +68,7 @@ def run_fleet(
             window_s=options.window_s,
             give_up=give_up,
             on_progress=on_progress,
-            tell_news=deployed.tell_news,
+            view_updates=deployed.view_updates,
             on_outcome=on_outcome,
         )
         return run.run()

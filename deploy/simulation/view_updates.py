@@ -35,7 +35,7 @@ class ViewUpdates(Protocol):
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]: ...
 
 
-TellNews = Callable[[Sequence[FleetModel], Sequence[SimulatedUnit]], ViewUpdates]
+MakeViewUpdates = Callable[[Sequence[FleetModel], Sequence[SimulatedUnit]], ViewUpdates]
 
 
 class FixedPlan:

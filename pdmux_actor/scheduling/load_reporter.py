@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from pdmux_actor.kv.block_pool import BlockPool
-from pdmux_actor.messages import LaunchInFlight, LoadReport, ModelLoad
+from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number
@@ -87,7 +87,7 @@ class LoadReporter:
             decode_headroom=1.0 - achieved_s / tightest_s if achieved_s and tightest_s != float("inf") else None,
             guard_cells_moved_total=self._predictor.guard.cells_moved,
             launches=tuple(
-                LaunchInFlight(
+                LaunchStatus(
                     lane=_lane_name(flight.launch),
                     took_off_s=flight.took_off_s,
                     expected_s=flight.expected_s,

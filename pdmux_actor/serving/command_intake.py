@@ -46,11 +46,13 @@ _EXIT_PROTOCOL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 class CommandIntake:
     """The thread that turns the actor's commands into the engine's events."""
 
-    def __init__(self, connection: socket.socket, inbox: Inbox, shelf: LoadedModels, sender: NoticeSender) -> None:
+    def __init__(
+        self, connection: socket.socket, inbox: Inbox, loaded_models: LoadedModels, sender: NoticeSender
+    ) -> None:
         self._connection = connection
         self._sender = sender
         self._inbox = inbox
-        self._shelf = shelf
+        self._loaded_models = loaded_models
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="command-intake", daemon=True).start()
@@ -77,10 +79,10 @@ class CommandIntake:
             case AbortRequest(request_id=request_id):
                 self._inbox.put(Abort(request_id))
             case LoadModelCommand() | RemoveModelCommand():
-                self._shelf.order(command)
+                self._loaded_models.order(command)
             case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
                 self._inbox.put(SetQuotas(quota_blocks))
-                self._sender.send(QuotasChanged(call, self._shelf.max_model_lens(quota_blocks)))
+                self._sender.send(QuotasChanged(call, self._loaded_models.max_model_lens(quota_blocks)))
             case ChangePolicy(policy=policy) if policy in POLICIES:
                 self._inbox.put(SetPolicy(policy))
             case ChangePolicy(policy=policy):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdmux_actor.messages import LaunchInFlight, LoadReport
+from pdmux_actor.messages import LaunchStatus, LoadReport
 
 _Launch = tuple[str, float]  # lane and take-off: no other launch has both
 _NOTHING_IN_FLIGHT: _Launch = ("none", 0.0)
@@ -32,7 +32,7 @@ class EngineWatch:
     settings: WatchSettings
     _silent_s: float = 0.0
     _in_flight_s: dict[_Launch, float] = field(default_factory=dict)
-    _launches: tuple[LaunchInFlight, ...] = ()
+    _launches: tuple[LaunchStatus, ...] = ()
     _steps_total: int = 0
     _is_armed: bool = False
 
@@ -82,11 +82,11 @@ class EngineWatch:
         idle_s = self._in_flight_s.get(_NOTHING_IN_FLIGHT, 0.0)
         return f"it has had work and launched nothing for {idle_s:.1f} s" if idle_s > bound_s else None
 
-    def _allowed_s(self, launch: LaunchInFlight, bound_s: float) -> float:
+    def _allowed_s(self, launch: LaunchStatus, bound_s: float) -> float:
         latest_s = launch.expected_s + self.settings.late_max_s
         late_s = min(self.settings.late_factor * launch.expected_s, latest_s) if launch.is_learned else latest_s
         return max(bound_s, late_s)
 
 
-def _key(launch: LaunchInFlight) -> _Launch:
+def _key(launch: LaunchStatus) -> _Launch:
     return launch.lane, launch.took_off_s

@@ -42,7 +42,7 @@ class LoadedModels:
         self._attached: dict[str, ModelInfo] = {}
         self._orders: SimpleQueue[LoadModelCommand | RemoveModelCommand] = SimpleQueue()
         self._detached: SimpleQueue[str] = SimpleQueue()
-        threading.Thread(target=self._work, name="model-shelf", daemon=True).start()
+        threading.Thread(target=self._work, name="loaded-models", daemon=True).start()
 
     def order(self, command: LoadModelCommand | RemoveModelCommand) -> None:
         self._orders.put(command)
@@ -60,7 +60,7 @@ class LoadedModels:
 
     def _work(self) -> None:
         while True:
-            # no deadline: an idle shelf
+            # no deadline: nothing to load or wake
             match self._orders.get():
                 case LoadModelCommand() as command:
                     self._load(command)

@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> None:
         guard=keeper.guard,
         outbox=send_tokens,
         on_load_report=send_load,
-        on_detached=lambda model: shelf.on_detached(model),
+        on_detached=lambda model: loaded_models.on_detached(model),
     )
     host_bytes = host_memory_budget(settings, executor.device)
-    shelf = LoadedModels(executor, inbox, sender, host_memory_bytes=host_bytes)
+    loaded_models = LoadedModels(executor, inbox, sender, host_memory_bytes=host_bytes)
     sender.send(
         Started(
             device=executor.device.name,
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
             host_memory_bytes=host_bytes,
         )
     )
-    CommandIntake(connection, inbox, shelf, sender).start()
+    CommandIntake(connection, inbox, loaded_models, sender).start()
     # Two hundred thousand objects of torch and its like outlive the process: a full collection that went through them
     # would hold every stream for 0.1 to 0.4 s.
     gc.collect()

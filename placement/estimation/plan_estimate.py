@@ -77,7 +77,7 @@ class FleetEstimate:
     def worst_share(self) -> float:
         return min((m.served_share for m in self.models if m.rate_per_s > 0), default=1.0)
 
-    def merit(self) -> tuple[float, float, int]:
+    def objective(self) -> tuple[float, float, int]:
         """More is better: requests served within SLO, then the worst model's share, then GPUs left free."""
         return round(self.served_share, 4), round(self.worst_share, 3), -self.gpus_used
 
@@ -93,16 +93,16 @@ def estimate(
 
 def estimate_with(instance: Instance, units: Sequence[UnitCapacity], plan: Plan) -> FleetEstimate:
     """`estimate` for many plans of one instance."""
-    books = _Books(instance, units, plan)
-    factors = books.balance()
+    replica_table = _ReplicaTable(instance, units, plan)
+    factors = replica_table.balance()
     return FleetEstimate(
-        units=tuple(books.unit_estimates(factors)),
-        models=tuple(books.model_estimates(factors)),
-        gpus_used=sum(u.num_gpus for i, u in enumerate(units) if (books.unit == i).any()),
+        units=tuple(replica_table.unit_estimates(factors)),
+        models=tuple(replica_table.model_estimates(factors)),
+        gpus_used=sum(u.num_gpus for i, u in enumerate(units) if (replica_table.unit == i).any()),
     )
 
 
-class _Books:
+class _ReplicaTable:
     """One row per replica."""
 
     def __init__(self, instance: Instance, units: Sequence[UnitCapacity], plan: Plan) -> None:

@@ -16,7 +16,7 @@ def largest_first(empty: Packing, rules: InsertionRules, openings: Sequence[tupl
     return _in_turn(empty, rules, openings, empty.instance.orders()[0])
 
 
-def other_builds(
+def other_constructions(
     empty: Callable[[], Packing],
     rules: InsertionRules,
     openings: Sequence[tuple[int, int]] = (),

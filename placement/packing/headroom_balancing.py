@@ -14,7 +14,7 @@ _MOST_TRIED = 12  # units, the roomiest
 _MOST_STEPS = 300
 
 
-def level(packing: Packing, *, moves: bool = True, is_time_up: Callable[[], bool] = lambda: False) -> None:
+def balance_headroom(packing: Packing, *, moves: bool = True, is_time_up: Callable[[], bool] = lambda: False) -> None:
     """The fullest unit first; one that nothing relieves stays as it is. Every step leaves all units that it touches
     with more headroom than the fullest of them had. Without `moves` replicas are added and none leaves its unit.
     """

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from placement.packing.headroom_balancing import level
+from placement.packing.headroom_balancing import balance_headroom
 from placement.packing.packing import Packing
 from placement.packing.packing_objective import key_of, serves_all
 from placement.problem import PlacementModel
@@ -23,7 +23,7 @@ def roomiest(tight: Packing, pack: PackFor, empty: Callable[[], Packing], is_tim
 
     `tight` serves all of it; `pack` plans for other demands, on as few GPUs as that takes; `empty` has the same nodes.
     """
-    level(tight, is_time_up=is_time_up)
+    balance_headroom(tight, is_time_up=is_time_up)
     best, factor = tight, least_headroom(tight)
     step = max(_STEP, _gpus_per_used(tight))
     for _ in range(_MOST_PLANS):
@@ -33,7 +33,7 @@ def roomiest(tight: Packing, pack: PackFor, empty: Callable[[], Packing], is_tim
         grown = pack([_times(model, asked) for model in tight.instance.models])
         bears_all = serves_all(key_of(grown))
         tried = _with_demand(grown, empty(), asked)
-        level(tried, is_time_up=is_time_up)
+        balance_headroom(tried, is_time_up=is_time_up)
         if serves_all(key_of(tried)) and least_headroom(tried) > least_headroom(best):
             best = tried
         factor = max(factor, least_headroom(best))

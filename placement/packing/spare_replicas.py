@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from placement.packing.headroom_balancing import level
+from placement.packing.headroom_balancing import balance_headroom
 from placement.packing.packing import Packing
 
 _STILL_ROOMY = 1.5  # times the load: what a unit keeps that takes a replica for the sake of bursts
@@ -13,7 +13,7 @@ def add_headroom(packing: Packing, *, moves: bool = True, is_time_up: Callable[[
     model then finds several prefill lanes, and a unit that is lost takes less with it. Without `moves` every replica
     stays where it is.
     """
-    level(packing, moves=moves, is_time_up=is_time_up)
+    balance_headroom(packing, moves=moves, is_time_up=is_time_up)
     _spread_bursts(packing)
 
 

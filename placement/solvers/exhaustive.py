@@ -45,8 +45,8 @@ class ExhaustiveSolver:
             for pool, node, num_gpus in meshes:
                 packing.open(kinds[pool, num_gpus], (pool, node))
             units = tuple(units_of_packing(packing, pools).values())
-            merit, plan = self._best(instance, Packing.of_units(instance, units), units)
-            options.append((merit, FleetPlan(units=units, plan=plan)))
+            objective, plan = self._best(instance, Packing.of_units(instance, units), units)
+            options.append((objective, FleetPlan(units=units, plan=plan)))
         return max(options, key=lambda option: option[0])[1]
 
     def _best(self, instance: Instance, packing: Packing, units: Sequence[UnitCapacity]) -> tuple[_Merit, Plan]:
@@ -57,9 +57,9 @@ class ExhaustiveSolver:
             plan = plan_of_packing(
                 filled, dict(enumerate(units)), rule="another plan is better; lower the replicas it must have"
             )
-            merit = (-len(plan.unplaced), *estimate_with(instance, units, plan).merit())
-            if best is None or merit > best[0]:
-                best = (merit, plan)
+            objective = (-len(plan.unplaced), *estimate_with(instance, units, plan).objective())
+            if best is None or objective > best[0]:
+                best = (objective, plan)
         assert best is not None, "the empty plan is one"
         return best
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from placement.estimation.lifted_models import lifts_a_model
 from placement.estimation.problem_arrays import Estimator, Instance, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing.constructions import largest_first, other_builds
+from placement.packing.constructions import largest_first, other_constructions
 from placement.packing.improvement import Openings, balance, improve
 from placement.packing.insertion import InsertionRules
 from placement.packing.layout import carve, plan_of_packing
@@ -204,7 +204,7 @@ def _builds(
 def _others(
     empty: Callable[[], Packing], rule: InsertionRules, openings: Openings, *, chooses: bool
 ) -> Iterator[_Built]:
-    return (_Built.of(p, rule) for p in other_builds(empty, rule, openings, chooses=chooses))
+    return (_Built.of(p, rule) for p in other_constructions(empty, rule, openings, chooses=chooses))
 
 
 def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -> Packing:

@@ -57,13 +57,13 @@ Decision = Outcome | Queue
 class Units(Protocol):
     """Routing as admission needs it."""
 
-    def choose(self, ask: AdmissionRequest, now_s: float) -> UnitChoice | None:
+    def choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
         """None while no unit has the model ready."""
         ...
 
     def is_ready(self, model: str) -> bool: ...
 
-    def placed(self, ask: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
+    def placed(self, request: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
         """The ask is admitted and goes there: from now on it counts as that unit's load."""
         ...
 
@@ -85,7 +85,7 @@ class AdmissionSettings:
 class _Admitted:
     """`output_tokens` it was charged for. `prefill_s` was predicted; None when the first token tells nothing of it."""
 
-    ask: AdmissionRequest
+    request: AdmissionRequest
     output_tokens: int
     admitted_s: float
     prefill_s: float | None
@@ -111,52 +111,54 @@ class Admission:
 
     # ---- the door ----
 
-    def offer(self, ask: AdmissionRequest, now_s: float) -> Decision:
+    def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
         """After a Queue call `pump`: turns may have changed."""
-        if self._is_full(ask.model):
-            loser = self._who_makes_room(ask)
+        if self._is_full(request.model):
+            loser = self._who_makes_room(request)
             if loser is None:
-                return self._shed(ask.model)
+                return self._shed(request.model)
             self.queue.remove(loser.request_id)
             self._evicted.append(loser)
-        output_tokens = self._output_tokens(ask)
-        work = virtual_tokens(prompt_tokens=ask.prompt_tokens, output_tokens=output_tokens)
-        learner = self._observe(ask.model, now_s)
-        learner.asked(ask.tenant, work, now_s)
+        output_tokens = self._output_tokens(request)
+        work = virtual_tokens(prompt_tokens=request.prompt_tokens, output_tokens=output_tokens)
+        learner = self._observe(request.model, now_s)
+        learner.asked(request.tenant, work, now_s)
         if not self.queue:
-            self.queue.enter(ask.model, ask.tenant, credit=self._credit(ask))
-            tried = self._try(ask, now_s)
+            self.queue.enter(request.model, request.tenant, credit=self._credit(request))
+            tried = self._try(request, now_s)
             if isinstance(tried, Admit):
                 return tried
-        choice = self._units.choose(ask, now_s)
+        choice = self._units.choose(request, now_s)
         prefill_s = 0.0
         if choice is None:
-            self.wakes.held(ask.model, now_s)
+            self.wakes.held(request.model, now_s)
         else:
             prefill_s = choice.prefill_s
             work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
-            if self._comes_too_late(ask, work, now_s):
-                return self._shed(ask.model)
-        self.queue.push(ask, now_s, work=work, prefill_s=prefill_s, credit=self._credit(ask))
+            if self._comes_too_late(request, work, now_s):
+                return self._shed(request.model)
+        self.queue.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request))
         return Queue()
 
     def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
         """Outcomes of asks that waited. Call it when something may have made room, and when `next_pump_s` has come."""
-        outcomes: list[tuple[AdmissionRequest, Outcome]] = [(ask, self._shed(ask.model)) for ask in self._evicted]
+        outcomes: list[tuple[AdmissionRequest, Outcome]] = [
+            (request, self._shed(request.model)) for request in self._evicted
+        ]
         self._evicted.clear()
-        outcomes += [(ask, self._too_late(ask, now_s)) for ask in self.queue.expired(now_s)]
+        outcomes += [(request, self._too_late(request, now_s)) for request in self.queue.expired(now_s)]
         while (entry := self._next_admitted(now_s)) is not None:
             waiting, admit = entry
             charged = virtual_tokens(
-                prompt_tokens=waiting.ask.prompt_tokens,
-                output_tokens=self._running[waiting.ask.request_id].output_tokens,
+                prompt_tokens=waiting.request.prompt_tokens,
+                output_tokens=self._running[waiting.request.request_id].output_tokens,
             )
-            self._observe(waiting.ask.model, now_s, left=1, virtual_tokens=charged, work=waiting.work)
-            self.queue.serve(waiting.ask.request_id)
-            outcomes.append((waiting.ask, admit))
+            self._observe(waiting.request.model, now_s, left=1, virtual_tokens=charged, work=waiting.work)
+            self.queue.serve(waiting.request.request_id)
+            outcomes.append((waiting.request, admit))
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_EVERY_S
-            outcomes += [(ask, self._shed(ask.model)) for ask in self.queue.hopeless(now_s, self._pace)]
+            outcomes += [(request, self._shed(request.model)) for request in self.queue.hopeless(now_s, self._pace)]
         return outcomes
 
     def next_pump_s(self) -> float | None:
@@ -184,14 +186,14 @@ class Admission:
         if self.queue.remove(request_id) is not None:
             return True
         before = len(self._evicted)
-        self._evicted = [ask for ask in self._evicted if ask.request_id != request_id]
+        self._evicted = [request for request in self._evicted if request.request_id != request_id]
         return len(self._evicted) < before
 
     # ---- what was admitted ----
 
     def on_first_token(self, request_id: str, now_s: float) -> None:
         admitted = self._running[request_id]
-        model = admitted.ask.model
+        model = admitted.request.model
         self._before_first[model] -= 1
         if admitted.prefill_s is not None:
             lag_s = now_s - admitted.admitted_s - admitted.prefill_s
@@ -206,14 +208,14 @@ class Admission:
     def end(self, request_id: str, *, output_tokens: int, had_first_token: bool, finished: bool) -> None:
         """Settles the account of an admitted request, however it ended."""
         admitted = self._running.pop(request_id)
-        ask = admitted.ask
-        self.queue.charge(ask.model, ask.tenant, output_tokens=output_tokens - admitted.output_tokens)
+        request = admitted.request
+        self.queue.charge(request.model, request.tenant, output_tokens=output_tokens - admitted.output_tokens)
         self._ledger.release(request_id)
-        self._blocked_until_s.pop(ask.model, None)
+        self._blocked_until_s.pop(request.model, None)
         if not had_first_token:
-            self._before_first[ask.model] -= 1
+            self._before_first[request.model] -= 1
         if finished:
-            self.lengths.record(ask.model, output_tokens)
+            self.lengths.record(request.model, output_tokens)
 
     def num_waiting(self, model: str) -> int:
         """Before their first token, here and on units."""
@@ -233,74 +235,78 @@ class Admission:
         """The first in turn that can go; every admission moves counters, so the order is asked for again each time."""
         blocked = {model for model, until_s in self._blocked_until_s.items() if until_s > now_s}
         for waiting in self.queue.heads(now_s, self._pace, but=blocked):
-            tried = self._try(waiting.ask, now_s)
+            tried = self._try(waiting.request, now_s)
             if isinstance(tried, Admit):
                 return waiting, tried
-            self._blocked_until_s[waiting.ask.model] = tried
+            self._blocked_until_s[waiting.request.model] = tried
         return None
 
-    def _try(self, ask: AdmissionRequest, now_s: float) -> Admit | float:
+    def _try(self, request: AdmissionRequest, now_s: float) -> Admit | float:
         """Otherwise when another try makes sense; inf: when something has changed."""
-        output_tokens = self._output_tokens(ask)
-        tokens = ask.prompt_tokens + output_tokens
-        if not self._ledger.has_room(ask.model, tokens):
+        output_tokens = self._output_tokens(request)
+        tokens = request.prompt_tokens + output_tokens
+        if not self._ledger.has_room(request.model, tokens):
             return math.inf
-        choice = self._units.choose(ask, now_s)
+        choice = self._units.choose(request, now_s)
         if choice is None:
             return math.inf
-        ttft_s = min(ask.slo.ttft_s, self._ttft_targets_s.get(ask.model, math.inf))
+        ttft_s = min(request.slo.ttft_s, self._ttft_targets_s.get(request.model, math.inf))
         too_far_ahead_s = choice.before_s - max(self._settings.ahead_share * ttft_s, self._settings.least_ahead_s)
         if too_far_ahead_s > _ROUNDING_S:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
-        reserved = self._ledger.reserve(ask.request_id, ask.model, tokens)
+        reserved = self._ledger.reserve(request.request_id, request.model, tokens)
         assert reserved, "the ledger had room"
-        self.queue.charge(ask.model, ask.tenant, prompt_tokens=ask.prompt_tokens, output_tokens=output_tokens)
-        self._running[ask.request_id] = _Admitted(ask, output_tokens, now_s, choice.prefill_s)
-        self._before_first[ask.model] = self._before_first.get(ask.model, 0) + 1
-        self._units.placed(ask, choice, now_s)
+        self.queue.charge(
+            request.model, request.tenant, prompt_tokens=request.prompt_tokens, output_tokens=output_tokens
+        )
+        self._running[request.request_id] = _Admitted(request, output_tokens, now_s, choice.prefill_s)
+        self._before_first[request.model] = self._before_first.get(request.model, 0) + 1
+        self._units.placed(request, choice, now_s)
         return Admit(choice=choice)
 
-    def _credit(self, ask: AdmissionRequest) -> float:
+    def _credit(self, request: AdmissionRequest) -> float:
         """What the tenant's fair share yields in one TTFT target of the model (not of the request: a client could ask
         for credit). If all tenants come back at once, the others are late by one TTFT target at most.
         """
-        tenants = max(1, self.queue.num_tenants(ask.model) + (not self.queue.tenant_size(ask.model, ask.tenant)))
-        drain = self._learner(ask.model).drain
-        return drain.virtual_tokens_per_s * self._ttft_targets_s.get(ask.model, 0.0) / tenants
+        tenants = max(
+            1, self.queue.num_tenants(request.model) + (not self.queue.tenant_size(request.model, request.tenant))
+        )
+        drain = self._learner(request.model).drain
+        return drain.virtual_tokens_per_s * self._ttft_targets_s.get(request.model, 0.0) / tenants
 
-    def _output_tokens(self, ask: AdmissionRequest) -> int:
-        return self.lengths.predicted_tokens(ask.model, max_tokens=ask.max_tokens)
+    def _output_tokens(self, request: AdmissionRequest) -> int:
+        return self.lengths.predicted_tokens(request.model, max_tokens=request.max_tokens)
 
     def _is_full(self, model: str) -> bool:
         return self.num_waiting(model) >= self._settings.max_waiting
 
-    def _who_makes_room(self, ask: AdmissionRequest) -> AdmissionRequest | None:
+    def _who_makes_room(self, request: AdmissionRequest) -> AdmissionRequest | None:
         """A full queue is the fault of who waits with most: a neighbour's first request takes that one's last place.
         One that is late for good makes room for any of its class.
         """
-        last = self.queue.last_of_greediest(ask.model)
+        last = self.queue.last_of_greediest(request.model)
         if last is None:
             return None
-        loser = last.ask
-        if loser.priority < ask.priority or (loser.priority == ask.priority and last.is_late):
+        loser = last.request
+        if loser.priority < request.priority or (loser.priority == request.priority and last.is_late):
             return loser
-        theirs = self.queue.tenant_size(ask.model, loser.tenant)
-        ours = self.queue.tenant_size(ask.model, ask.tenant)
-        return loser if loser.priority == ask.priority and theirs > ours + 1 else None
+        theirs = self.queue.tenant_size(request.model, loser.tenant)
+        ours = self.queue.tenant_size(request.model, request.tenant)
+        return loser if loser.priority == request.priority and theirs > ours + 1 else None
 
-    def _comes_too_late(self, ask: AdmissionRequest, work: float, now_s: float) -> bool:
+    def _comes_too_late(self, request: AdmissionRequest, work: float, now_s: float) -> bool:
         """Its client waits no longer than its target, and its turn will not come by then."""
-        if ask.deadline_s > now_s + ask.slo.ttft_s:
+        if request.deadline_s > now_s + request.slo.ttft_s:
             return False
-        served_per_s = self._learner(ask.model).drain.work_per_s
+        served_per_s = self._learner(request.model).drain.work_per_s
         if served_per_s is None:
             return False
-        return now_s + (self.queue.work_before(ask) + work) / served_per_s > ask.deadline_s
+        return now_s + (self.queue.work_before(request) + work) / served_per_s > request.deadline_s
 
-    def _too_late(self, ask: AdmissionRequest, now_s: float) -> Outcome:
-        if self._units.choose(ask, now_s) is None:
-            return self.no_capacity(ask.model, now_s)
-        return self._shed(ask.model)
+    def _too_late(self, request: AdmissionRequest, now_s: float) -> Outcome:
+        if self._units.choose(request, now_s) is None:
+            return self.no_capacity(request.model, now_s)
+        return self._shed(request.model)
 
     def _shed(self, model: str) -> Shed:
         return Shed(retry_after_s=self.retry_after_s(model))

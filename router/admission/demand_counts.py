@@ -63,9 +63,9 @@ class DemandCounts:
             self._of(model)
         numbers: dict[str, int] = {}
         oldest_s: dict[str, float] = {}
-        for ask, since_s in waiting:
-            numbers[ask.model] = numbers.get(ask.model, 0) + 1
-            oldest_s[ask.model] = min(oldest_s.get(ask.model, since_s), since_s)
+        for request, since_s in waiting:
+            numbers[request.model] = numbers.get(request.model, 0) + 1
+            oldest_s[request.model] = min(oldest_s.get(request.model, since_s), since_s)
         return DemandReport(
             gateway_id=gateway_id,
             models=tuple(

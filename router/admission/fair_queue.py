@@ -51,7 +51,7 @@ class FairQueue:
 
     def push(
         self,
-        ask: AdmissionRequest,
+        request: AdmissionRequest,
         now_s: float,
         *,
         work: float | None = None,
@@ -59,37 +59,37 @@ class FairQueue:
         credit: float = 0.0,
     ) -> None:
         """`work` and `credit`, its tenant's, in virtual tokens; `prefill_s` as routing predicts it."""
-        assert ask.request_id not in self._waiting, f"{ask.request_id} waits already"
-        queue = self._queue(ask.model)
-        self._models.activate(ask.model)
-        queue.counters.activate(ask.tenant, credit=credit)
+        assert request.request_id not in self._waiting, f"{request.request_id} waits already"
+        queue = self._queue(request.model)
+        self._models.activate(request.model)
+        queue.counters.activate(request.tenant, credit=credit)
         self._arrivals += 1
-        waiting = self._waiting[ask.request_id] = Waiting(
-            ask=ask,
+        waiting = self._waiting[request.request_id] = Waiting(
+            request=request,
             number=self._arrivals,
-            due_s=min(now_s + ask.slo.ttft_s, ask.deadline_s),
-            work=virtual_tokens(prompt_tokens=ask.prompt_tokens) if work is None else work,
+            due_s=min(now_s + request.slo.ttft_s, request.deadline_s),
+            work=virtual_tokens(prompt_tokens=request.prompt_tokens) if work is None else work,
             prefill_s=prefill_s,
         )
         queue.push(waiting)
-        heapq.heappush(self._deadlines, (ask.deadline_s, ask.request_id))
+        heapq.heappush(self._deadlines, (request.deadline_s, request.request_id))
 
     def remove(self, request_id: str) -> AdmissionRequest | None:
         """None if it does not wait (any more)."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return None
-        queue = self._queues[waiting.ask.model]
+        queue = self._queues[waiting.request.model]
         queue.remove(waiting)
         if not queue.size:
-            self._models.deactivate(waiting.ask.model)
-        return waiting.ask
+            self._models.deactivate(waiting.request.model)
+        return waiting.request
 
     def serve(self, request_id: str) -> Waiting:
         """It has its turn."""
         waiting = self._waiting[request_id]
         if waiting.is_late:
-            self._queues[waiting.ask.model].late_is_served(self._served)
+            self._queues[waiting.request.model].late_is_served(self._served)
         self.remove(request_id)
         return waiting
 
@@ -98,7 +98,7 @@ class FairQueue:
         queue changes.
         """
         heads = [
-            (-head.ask.priority, standing, self._models.of(model), model, head)
+            (-head.request.priority, standing, self._models.of(model), model, head)
             for model, queue in self._queues.items()
             if queue.size and model not in but
             for standing, head in (queue.head(now_s, pace_of(model, now_s), served=self._served),)
@@ -110,24 +110,24 @@ class FairQueue:
         queue = self._queues.get(model)
         if queue is None or not queue.size:
             return None
-        return queue.head(now_s, pace, served=self._served)[1].ask
+        return queue.head(now_s, pace, served=self._served)[1].request
 
     def hopeless(self, now_s: float, pace_of: PaceOf) -> list[AdmissionRequest]:
         """Removes and returns late asks whose turn is not expected within their patience."""
         found = [
-            waiting.ask
+            waiting.request
             for model, queue in self._queues.items()
             if queue.size
             for waiting in queue.hopeless(now_s, pace_of(model, now_s))
         ]
-        for ask in found:
-            self.remove(ask.request_id)
+        for request in found:
+            self.remove(request.request_id)
         return found
 
-    def work_before(self, ask: AdmissionRequest) -> float:
+    def work_before(self, request: AdmissionRequest) -> float:
         """Virtual tokens that have their turn before a newcomer."""
-        queue = self._queues.get(ask.model)
-        return 0.0 if queue is None else queue.work_before(ask.priority, ask.tenant)
+        queue = self._queues.get(request.model)
+        return 0.0 if queue is None else queue.work_before(request.priority, request.tenant)
 
     def last_of_greediest(self, model: str) -> Waiting | None:
         """Who makes room in a full queue: of the lowest class, the tenant that waits with most, its last one."""
@@ -160,9 +160,9 @@ class FairQueue:
         """Removes and returns what waited until its deadline."""
         late = []
         while (deadline_s := self.next_deadline_s()) is not None and deadline_s <= now_s:
-            ask = self.remove(self._deadlines[0][1])
-            assert ask is not None, "the first deadline is that of a waiting ask"
-            late.append(ask)
+            request = self.remove(self._deadlines[0][1])
+            assert request is not None, "the first deadline is that of a waiting ask"
+            late.append(request)
         return late
 
     def next_deadline_s(self) -> float | None:
@@ -175,7 +175,7 @@ class FairQueue:
         return (model for model, queue in self._queues.items() if queue.size)
 
     def waiting(self) -> Iterator[AdmissionRequest]:
-        return (waiting.ask for waiting in self._waiting.values())
+        return (waiting.request for waiting in self._waiting.values())
 
     def keep_models(self, models: frozenset[str]) -> None:
         """Forgets what models left the fleet, once nothing of them waits, and tenants without a claim."""

@@ -16,7 +16,7 @@ class Waiting:
     tokens without those that are cached, `prefill_s` what the unit needs for it, as routing predicted when it came.
     """
 
-    ask: AdmissionRequest
+    request: AdmissionRequest
     number: int  # in the order of arrival
     due_s: float
     work: float
@@ -34,7 +34,7 @@ def _by_due(waiting: Waiting) -> tuple[float, int]:
 
 
 def _by_patience(waiting: Waiting) -> tuple[float, int]:
-    return (waiting.ask.deadline_s, waiting.number)
+    return (waiting.request.deadline_s, waiting.number)
 
 
 class Standing(IntEnum):

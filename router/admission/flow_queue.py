@@ -24,29 +24,29 @@ class FlowQueue:
     _late_mark: float = 0.0  # what had been served in all when a late ask last had its turn
 
     def push(self, waiting: Waiting) -> None:
-        ask = waiting.ask
-        flows = self.flows.setdefault(ask.priority, {})
-        flow = flows.get(ask.tenant)
+        request = waiting.request
+        flows = self.flows.setdefault(request.priority, {})
+        flow = flows.get(request.tenant)
         if flow is None:
-            flow = flows[ask.tenant] = Flow()
+            flow = flows[request.tenant] = Flow()
         flow.push(waiting)
-        self.per_tenant[ask.tenant] = self.per_tenant.get(ask.tenant, 0) + 1
+        self.per_tenant[request.tenant] = self.per_tenant.get(request.tenant, 0) + 1
         self.size += 1
 
     def remove(self, waiting: Waiting) -> None:
-        ask = waiting.ask
-        flows = self.flows[ask.priority]
-        flow = flows[ask.tenant]
+        request = waiting.request
+        flows = self.flows[request.priority]
+        flow = flows[request.tenant]
         flow.remove(waiting)
         if not flow.size:
-            del flows[ask.tenant]
+            del flows[request.tenant]
             if not flows:
-                del self.flows[ask.priority]
+                del self.flows[request.priority]
         self.size -= 1
-        self.per_tenant[ask.tenant] -= 1
-        if not self.per_tenant[ask.tenant]:
-            del self.per_tenant[ask.tenant]
-            self.counters.deactivate(ask.tenant)
+        self.per_tenant[request.tenant] -= 1
+        if not self.per_tenant[request.tenant]:
+            del self.per_tenant[request.tenant]
+            self.counters.deactivate(request.tenant)
 
     def head(self, now_s: float, pace: QueueForecast, *, served: float) -> tuple[Standing, Waiting]:
         """The next ask of a queue with any, and how it stands beside other models'. `served`: in all, of all models."""
@@ -92,7 +92,7 @@ class FlowQueue:
             for tenant in works:
                 for waiting in flows[tenant].newest_late():
                     passed = ahead + sum(min(work, works[tenant]) for work in works.values())
-                    if now_s + pace.late_wait_s(open_work, passed) <= waiting.ask.deadline_s:
+                    if now_s + pace.late_wait_s(open_work, passed) <= waiting.request.deadline_s:
                         break
                     found.append(waiting)
                     works[tenant] -= waiting.work

@@ -67,7 +67,7 @@ class RoutingHints:
 
 def choose_unit(
     table: RoutingTable,
-    ask: AdmissionRequest,
+    request: AdmissionRequest,
     own: UnreportedLoad,
     now_s: float,
     *,
@@ -80,11 +80,11 @@ def choose_unit(
     Without predictions the less loaded of two drawn units; while no report is fresh, two drawn by the last good ones.
     A unit whose report alone is stale is taken when the fresh ones would miss the request's TTFT target.
     """
-    candidates = table.by_model.get(ask.model)
+    candidates = table.by_model.get(request.model)
     if candidates is None:
         return None
-    usable = candidates.max_model_len >= ask.needed_tokens
-    if ask.constrained:
+    usable = candidates.max_model_len >= request.needed_tokens
+    if request.constrained:
         usable &= candidates.constrains
     for unit_id in hints.avoid:
         if (position := candidates.position.get(unit_id)) is not None:
@@ -92,8 +92,8 @@ def choose_unit(
     if not usable.any():
         return None
     fresh = now_s - table.heard_s[candidates.unit] <= settings.stale_after_s
-    draw = zlib.crc32(f"{hints.salt}/{ask.request_id}".encode())
-    scene = _Scene(table, candidates, own, ask, now_s, hints, settings)
+    draw = zlib.crc32(f"{hints.salt}/{request.request_id}".encode())
+    scene = _Scene(table, candidates, own, request, now_s, hints, settings)
     if not (fresh & usable).any():
         weights = scene.last_good_weights()
         return scene.choice(_drawn(usable, weights, scene.own_counts() / weights, draw), "stale")
@@ -110,22 +110,22 @@ class _Scene:
     table: RoutingTable
     candidates: Candidates
     own: UnreportedLoad
-    ask: AdmissionRequest
+    request: AdmissionRequest
     now_s: float
     hints: RoutingHints
     settings: RoutingSettings
 
     def best(self, usable: npt.NDArray[np.bool_], fresh: npt.NDArray[np.bool_], draw: int) -> int:
         settings = self.settings
-        full_s = self.candidates.base_s + self.ask.prompt_tokens * self.candidates.per_token_s
+        full_s = self.candidates.base_s + self.request.prompt_tokens * self.candidates.per_token_s
         score = self._wait_s() + full_s * (1.0 + settings.load_weight * self.load())
         for unit_id, tokens in self.hints.matched_tokens.items():
             position = self.candidates.position.get(unit_id)
             if position is not None:
-                saved_s = min(tokens, self.ask.prompt_tokens) * self.candidates.per_token_s[position]
+                saved_s = min(tokens, self.request.prompt_tokens) * self.candidates.per_token_s[position]
                 score[position] -= (1.0 + settings.affinity_weight) * saved_s
         # Neither is a reason to stay away for good: where all are crowded or stale, all pay the same.
-        score += self.ask.slo.ttft_s * (self.candidates.crowded.astype(float) + ~fresh)
+        score += self.request.slo.ttft_s * (self.candidates.crowded.astype(float) + ~fresh)
         score[~usable] = np.inf
         least = float(score.min())
         ties = np.flatnonzero(score <= least + settings.tie_share * abs(least))
@@ -138,7 +138,7 @@ class _Scene:
         if not candidates.has_prediction:
             return np.ones(number)
         backlog_s = (self.table.free_at_s - self.table.reported_s)[candidates.unit]
-        promised_s = candidates.base_s + self.ask.prompt_tokens * candidates.per_token_s + backlog_s
+        promised_s = candidates.base_s + self.request.prompt_tokens * candidates.per_token_s + backlog_s
         good = 1.0 / np.maximum(promised_s, 1e-6)
         share = self.settings.exploration
         weights: Floats = (1.0 - share) * good / good.sum() + share / number
@@ -158,12 +158,12 @@ class _Scene:
         candidates = self.candidates
         row = int(candidates.unit[position])
         unit_id = self.table.unit_ids[row]
-        matched = min(self.hints.matched_tokens.get(unit_id, 0), self.ask.prompt_tokens)
+        matched = min(self.hints.matched_tokens.get(unit_id, 0), self.request.prompt_tokens)
         wait_s = before_s = prefill_s = 0.0
         if candidates.has_prediction:
             wait_s = max(0.0, float(self.own.free_at_s[row]) - self.now_s)
             before_s = self.own.before_s(unit_id, row, wait_s, due_s=self.hints.due_s, now_s=self.now_s)
-            new_tokens = self.ask.prompt_tokens - matched
+            new_tokens = self.request.prompt_tokens - matched
             prefill_s = float(candidates.base_s[position] + new_tokens * candidates.per_token_s[position])
         return UnitChoice(
             unit_id=unit_id,

@@ -64,7 +64,7 @@ class Gateway:
         """`start_text` starts what works on prompts' text."""
         self.limits = limits or GatewayLimits()
         self.view = LiveView()
-        self.desk = GatewayScheduler(
+        self.scheduler = GatewayScheduler(
             gateway_id=uuid.uuid4().hex,
             admission=AdmissionSettings(max_waiting=self.limits.max_queued),
             routing=RoutingSettings(stale_after_s=self.limits.stale_after_s),
@@ -82,19 +82,19 @@ class Gateway:
             version=VERSION,
             view=lambda: self.view.current,
             view_age_s=lambda: -1.0 if self.view.updated_s is None else clock() - self.view.updated_s,
-            ledger=self.desk.ledger,
+            ledger=self.scheduler.ledger,
         )
         dispatcher = GenerationRelay(
             view=self.view,
             transports=self._pool,
-            desk=self.desk,
+            scheduler=self.scheduler,
             limits=self.limits,
             clock=clock,
             on_continuation=lambda model: self.metrics.continuations.labels(model).inc(),
         )
-        self._room = WaitingRequests(self.desk, clock=clock, is_loading=self._is_loading)
+        self._room = WaitingRequests(self.scheduler, clock=clock, is_loading=self._is_loading)
         self._runner = GenerationRunner(
-            desk=self.desk,
+            scheduler=self.scheduler,
             room=self._room,
             dispatcher=dispatcher,
             metrics=self.metrics,
@@ -109,8 +109,10 @@ class Gateway:
         self.metrics.start_models(card.model for card in view.models)
         self._pool.update(view)
         unreachable = self._pool.unreachable()
-        self.desk.set_unreachable(frozenset(u.report.unit_id for u in view.units if u.report.endpoint in unreachable))
-        self.desk.update_view(view, now_s)
+        self.scheduler.set_unreachable(
+            frozenset(u.report.unit_id for u in view.units if u.report.endpoint in unreachable)
+        )
+        self.scheduler.update_view(view, now_s)
         self._room.pump()
         for card in view.models[:_PRELOADED_TOKENIZERS]:
             self._tokenizers.preload(card)
@@ -132,7 +134,7 @@ class Gateway:
 
     def demand_report(self) -> DemandReport:
         """What this gateway has been asked for, for the control loop."""
-        return self.desk.demand_report(self._clock())
+        return self.scheduler.demand_report(self._clock())
 
     def ready_models(self) -> list[str]:
         """Raises:
@@ -145,7 +147,7 @@ class Gateway:
 
     def routable_models(self) -> list[str]:
         """Models that a request would find ready here: on a unit, and their tokenizer loaded, which takes seconds."""
-        cards = [card for card in self.view.current.models if self.desk.is_ready(card.model)]
+        cards = [card for card in self.view.current.models if self.scheduler.is_ready(card.model)]
         return [card.model for card in cards if not (self._tokenizers.is_loading(card) or self.lacks_tokenizer(card))]
 
     def lacks_tokenizer(self, card: ModelCard) -> bool:
@@ -193,10 +195,10 @@ class Gateway:
         Overloaded: its queue is full of what nobody would give way for; said before the prompt is worked on.
         """
         card = self.card(model)
-        admission = self.desk.admission
+        admission = self.scheduler.admission
         if admission.num_waiting(model) >= self.limits.max_queued and not admission.queue.size(model):
             self.metrics.shed.labels(model).inc()
-            raise Overloaded(model=model, retry_after_s=self.desk.turned_away(model))
+            raise Overloaded(model=model, retry_after_s=self.scheduler.turned_away(model))
         return card
 
     def _longest(self, card: ModelCard) -> int:
@@ -297,7 +299,7 @@ class Gateway:
         """
         started_s = self._clock()
         patience_s = self.limits.hold_s if caller.ttft_s is None else caller.ttft_s
-        with self.desk.holding(card.model, started_s):
+        with self.scheduler.holding(card.model, started_s):
             while (context := self.view.context(card.model)) is None or context.is_short_for_now(longest):
                 self.card(card.model)
                 left_s = patience_s - (self._clock() - started_s)
@@ -307,7 +309,7 @@ class Gateway:
                         model=card.model,
                         loading=self._is_loading(card.model),
                         waited_s=now_s - started_s,
-                        retry_after_s=self.desk.gave_up(card.model, prompt_tokens, now_s),
+                        retry_after_s=self.scheduler.gave_up(card.model, prompt_tokens, now_s),
                     )
                 await self.view.changed(left_s)
         return context

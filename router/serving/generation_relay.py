@@ -73,20 +73,20 @@ class GenerationRelay:
         *,
         view: LiveView,
         transports: Transports,
-        desk: GatewayScheduler,
+        scheduler: GatewayScheduler,
         limits: GatewayLimits,
         clock: Callable[[], float],
         on_continuation: Callable[[str], None],
     ) -> None:
         self._view = view
         self._transports = transports
-        self._desk = desk
+        self._scheduler = scheduler
         self._limits = limits
         self._clock = clock
         self._on_continuation = on_continuation
 
     async def run(self, generation: Generation, choice: UnitChoice) -> AsyncGenerator[Output, None]:
-        """`choice` is what the desk admitted it to. Ends with exactly one Output that has `finish` set, or raises;
+        """`choice` is the unit that the scheduler admitted it to. Ends with exactly one Output that has `finish` set, or raises;
         closing it early cancels the generation.
 
         Raises:
@@ -103,7 +103,7 @@ class GenerationRelay:
         while len(progress.final) < generation.sampling.max_tokens:
             if failed:
                 unit = await self._wait_for_unit(generation, failed, waiting_since_s)
-                self._desk.sent(generation.request_id, unit, self._clock())
+                self._scheduler.sent(generation.request_id, unit, self._clock())
             kept_tokens = len(progress.final)
             try:
                 async with aclosing(self._attempt(generation, unit, progress, attempts, failed)) as outputs:
@@ -114,7 +114,7 @@ class GenerationRelay:
                         waiting_since_s = self._clock()
                 raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
             except (UnitLost, StreamRefused) as error:
-                self._desk.left(generation.request_id)
+                self._scheduler.left(generation.request_id)
                 attempts += not isinstance(error, UnitUnreachable | StreamRefused)
                 if len(progress.final) > kept_tokens:
                     deaths = 0  # it was served there: others on the unit are as likely the cause
@@ -133,7 +133,7 @@ class GenerationRelay:
         self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int, failed: Set[str]
     ) -> AsyncGenerator[Output, None]:
         transport = self._transports.transport(unit.endpoint)
-        slo = self._desk.slo_left(generation.request_id)
+        slo = self._scheduler.slo_left(generation.request_id)
         async with aclosing(transport.generate(_continuation(generation, progress, attempt, slo))) as deltas:
             async for delta in deltas:
                 if isinstance(delta, Stall):
@@ -147,8 +147,8 @@ class GenerationRelay:
 
     def _raise_if_others_can(self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str]) -> None:
         """Where no other unit can serve it, the stream stays where it is: the unit comes to itself, or is replaced."""
-        self._desk.set_unreachable(self._unreachable_units())
-        if self._desk.route(generation.request_id, self._clock(), avoid=failed | {unit.unit_id}) is not None:
+        self._scheduler.set_unreachable(self._unreachable_units())
+        if self._scheduler.route(generation.request_id, self._clock(), avoid=failed | {unit.unit_id}) is not None:
             raise UnitStalled(endpoint=unit.endpoint, reason=stall.reason)
 
     def _note_loss(self, generation: Generation, unit: UnitChoice, progress: _Progress, error: Exception) -> None:
@@ -169,8 +169,8 @@ class GenerationRelay:
         started_s = self._clock()
         left_out = set(failed)
         while True:
-            self._desk.set_unreachable(self._unreachable_units())
-            unit = self._desk.route(generation.request_id, self._clock(), avoid=left_out)
+            self._scheduler.set_unreachable(self._unreachable_units())
+            unit = self._scheduler.route(generation.request_id, self._clock(), avoid=left_out)
             if unit is not None:
                 return unit
             waited_s = self._clock() - since_s

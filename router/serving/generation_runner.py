@@ -19,7 +19,7 @@ class GenerationRunner:
     def __init__(
         self,
         *,
-        desk: GatewayScheduler,
+        scheduler: GatewayScheduler,
         room: WaitingRequests,
         dispatcher: GenerationRelay,
         metrics: GatewayMetrics,
@@ -28,7 +28,7 @@ class GenerationRunner:
         spend: Callable[[str, int], None],
     ) -> None:
         """`spend` charges tokens to an API key."""
-        self._desk = desk
+        self._scheduler = scheduler
         self._room = room
         self._dispatcher = dispatcher
         self._metrics = metrics
@@ -40,11 +40,11 @@ class GenerationRunner:
         """As `GenerationRelay.run`; raises what admission raises, too."""
         started_s = self._clock()
         patience_s = self._limits.hold_s if caller.ttft_s is None else caller.ttft_s
-        ask = generation.ask(caller, deadline_s=started_s + patience_s)
-        was_cold = not self._desk.is_ready(generation.model)
+        request = generation.admission_request(caller, deadline_s=started_s + patience_s)
+        was_cold = not self._scheduler.is_ready(generation.model)
         try:
             with self._metrics.queued.labels(generation.model).track_inprogress():
-                admitted = await self._room.enter(ask)
+                admitted = await self._room.enter(request)
         except Overloaded:
             self._metrics.shed.labels(generation.model).inc()
             raise
@@ -75,7 +75,7 @@ class GenerationRunner:
         finally:
             stopwatch.on_end()
             self._spend(caller.key_id, len(generation.prompt_token_ids) + stopwatch.num_tokens)
-            self._desk.end(
+            self._scheduler.end(
                 generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
             )
             self._room.pump()
@@ -99,7 +99,7 @@ class GenerationRunner:
             receipt.first_token(now_s)
         else:
             receipt.worst_gap_s = max(receipt.worst_gap_s, gap_s)
-        if self._desk.produced(generation.request_id, output.num_tokens, now_s):
+        if self._scheduler.produced(generation.request_id, output.num_tokens, now_s):
             self._room.pump()
         if output.finish is not None:
             stopwatch.on_finish()

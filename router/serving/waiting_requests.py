@@ -13,40 +13,40 @@ class WaitingRequests:
     """Call `pump` when something may have made room: a view came, a request ended. Time alone it watches itself."""
 
     def __init__(
-        self, desk: GatewayScheduler, *, clock: Callable[[], float], is_loading: Callable[[str], bool]
+        self, scheduler: GatewayScheduler, *, clock: Callable[[], float], is_loading: Callable[[str], bool]
     ) -> None:
-        self._desk = desk
+        self._scheduler = scheduler
         self._clock = clock
         self._is_loading = is_loading
         self._waiting: dict[str, asyncio.Future[Outcome]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def enter(self, ask: AdmissionRequest) -> Admit:
-        """The caller owes the desk an `end` for what it returns.
+    async def enter(self, request: AdmissionRequest) -> Admit:
+        """The caller owes the scheduler an `end` for what it returns.
 
         Raises:
             Overloaded: it is turned away, now or when its time is up.
             ModelUnavailable: no unit had the model ready in time.
         """
         came_s = self._clock()
-        decision = self._desk.offer(ask, came_s)
-        outcome = await self._outcome(ask) if isinstance(decision, Queue) else decision
+        decision = self._scheduler.offer(request, came_s)
+        outcome = await self._outcome(request) if isinstance(decision, Queue) else decision
         match outcome:
             case Admit():
                 return outcome
             case Shed(retry_after_s=retry_after_s):
-                raise Overloaded(model=ask.model, retry_after_s=retry_after_s)
+                raise Overloaded(model=request.model, retry_after_s=retry_after_s)
             case NoCapacity(retry_after_s=retry_after_s):
                 raise ModelUnavailable(
-                    model=ask.model,
-                    loading=self._is_loading(ask.model),
+                    model=request.model,
+                    loading=self._is_loading(request.model),
                     waited_s=self._clock() - came_s,
                     retry_after_s=retry_after_s,
                 )
 
     def pump(self) -> None:
-        for ask, outcome in self._desk.pump(self._clock()):
-            self._waiting.pop(ask.request_id).set_result(outcome)
+        for request, outcome in self._scheduler.pump(self._clock()):
+            self._waiting.pop(request.request_id).set_result(outcome)
         self._set_timer()
 
     def close(self) -> None:
@@ -55,17 +55,17 @@ class WaitingRequests:
         for waiting in self._waiting.values():
             waiting.cancel()
 
-    async def _outcome(self, ask: AdmissionRequest) -> Outcome:
+    async def _outcome(self, request: AdmissionRequest) -> Outcome:
         waiting: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting[ask.request_id] = waiting
+        self._waiting[request.request_id] = waiting
         self.pump()
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:  # the client left
             if waiting.done() and not waiting.cancelled() and isinstance(waiting.result(), Admit):
-                self._desk.end(ask.request_id, finished=False)
-            elif self._waiting.pop(ask.request_id, None) is not None:
-                self._desk.withdraw(ask.request_id)
+                self._scheduler.end(request.request_id, finished=False)
+            elif self._waiting.pop(request.request_id, None) is not None:
+                self._scheduler.withdraw(request.request_id)
             self.pump()
             raise
 
@@ -73,7 +73,7 @@ class WaitingRequests:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        next_s = self._desk.next_pump_s()
+        next_s = self._scheduler.next_pump_s()
         if next_s is not None and self._waiting:
             delay_s = min(max(0.0, next_s - self._clock()), 3600.0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)

@@ -54,7 +54,7 @@ def set_alarm(after_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, after_s)
 
 
-class TextDesk:
+class TextWorker:
     """Answers calls, in whichever process it lives. `alarm` is None where no signal may be used."""
 
     def __init__(self, alarm: Alarm | None = None) -> None:
@@ -127,10 +127,10 @@ def main(arguments: Sequence[str]) -> None:
     logging.disable(logging.WARNING)  # among others, that there is no torch
     os.nice(int(arguments[1]))
     connection = socket.socket(fileno=int(arguments[0]))
-    _serve(connection, TextDesk(set_alarm))
+    _serve(connection, TextWorker(set_alarm))
 
 
-def _serve(connection: socket.socket, desk: TextDesk) -> None:
+def _serve(connection: socket.socket, worker: TextWorker) -> None:
     decoder: msgspec.msgpack.Decoder[TextCall] = msgspec.msgpack.Decoder(TextCall)
     sending = Lock()
 
@@ -142,9 +142,9 @@ def _serve(connection: socket.socket, desk: TextDesk) -> None:
         while header := calls.read(LENGTH.size):
             call = decoder.decode(calls.read(*LENGTH.unpack(header)))
             if isinstance(call, LoadTokenizer):
-                loader.submit(lambda load: send(desk.load(load)), call)
+                loader.submit(lambda load: send(worker.load(load)), call)
             else:
-                send(desk.answer(call))
+                send(worker.answer(call))
         os._exit(0)  # the gateway is gone: nobody waits for a load
 
 

@@ -169,7 +169,7 @@ def test_run__gateways_demand_reports__tell_as_many_requests_in_time_as_the_figu
     )
     outcome = whole.run()
 
-    reports = [gateway.desk.demand_report(outcome.ended_s) for gateway in whole._gateways]
+    reports = [gateway.scheduler.demand_report(outcome.ended_s) for gateway in whole._gateways]
     told = {m: sum(a.in_time_total for r in reports for a in r.models if a.model == m) for m in outcome.models}
     assert told == {model: statistics.in_time for model, statistics in outcome.models.items()}
     assert sum(told.values()) > 0

@@ -33,7 +33,7 @@ async def line(tmp_path: Path) -> AsyncIterator[PluginLine]:
     await line.close()
 
 
-def seat_of(line: PluginLine, guard: Path) -> PluginDispatch:
+def dispatch_state_of(line: PluginLine, guard: Path) -> PluginDispatch:
     config = PluginConfig(
         socket=str(line.path),
         multiplexes=True,
@@ -80,7 +80,7 @@ async def asked_to_keep(line: PluginLine, seat: PluginDispatch) -> None:
 
 
 async def learned_and_kept(line: PluginLine, file: Path) -> None:
-    seat = seat_of(line, file)
+    seat = dispatch_state_of(line, file)
     for _ in range(10):
         seat.dispatch.predictor.guard.observe(CELL, 1.7)
     await asked_to_keep(line, seat)
@@ -91,13 +91,13 @@ async def test_guard__engine_ends__next_one_begins_with_what_it_learned(line: Pl
 
     await learned_and_kept(line, file)
 
-    assert seat_of(line, file).dispatch.predictor.guard.slowdown(CELL) == 1.7
+    assert dispatch_state_of(line, file).dispatch.predictor.guard.slowdown(CELL) == 1.7
 
 
 async def test_guard__nothing_learned__is_answered_and_no_file_is_written(line: PluginLine, tmp_path: Path) -> None:
     file = tmp_path / "guard.json"
 
-    await asked_to_keep(line, seat_of(line, file))
+    await asked_to_keep(line, dispatch_state_of(line, file))
 
     assert not file.exists()
 
@@ -108,7 +108,7 @@ async def test_guard__learned_on_another_device__is_not_used(line: PluginLine, t
     of_another = json.loads(file.read_text()) | {"num_sms": H200.num_sms - 2}
     file.write_text(json.dumps(of_another))
 
-    assert seat_of(line, file).dispatch.predictor.guard.slowdown(CELL) != 1.7
+    assert dispatch_state_of(line, file).dispatch.predictor.guard.slowdown(CELL) != 1.7
 
 
 async def test_engine__model_leaves_while_the_process_ends__is_shut_down_once(tmp_path: Path) -> None:

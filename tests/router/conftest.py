@@ -11,7 +11,7 @@ from router.http.app import create_app
 from router.limits import GatewayLimits
 from router.serving.gateway import Gateway
 from router.text.calls import LoadTokenizer, TextAnswer, TextCall
-from router.text.worker import TextDesk
+from router.text.worker import TextWorker
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ class InlineText:
     """Implements TextService without its process, which takes a second to start."""
 
     def __init__(self) -> None:
-        self._desk = TextDesk()
+        self._worker = TextWorker()
 
     @classmethod
     async def start(cls, niceness: int) -> "InlineText":
@@ -35,8 +35,8 @@ class InlineText:
 
     async def ask(self, call: TextCall) -> TextAnswer:
         if isinstance(call, LoadTokenizer):
-            return self._desk.load(call)
-        return self._desk.answer(call)
+            return self._worker.load(call)
+        return self._worker.answer(call)
 
     def kill(self) -> None:
         """Nothing of it is left behind."""

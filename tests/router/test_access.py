@@ -258,7 +258,7 @@ async def test_stream__client_reads_nothing__is_let_go_and_its_request_cancelled
     await writer.drain()
     await reader.readline()  # it has begun; nothing more is read
 
-    await eventually(lambda: is_idle(served.gateway.desk), deadline_s=60)
+    await eventually(lambda: is_idle(served.gateway.scheduler), deadline_s=60)
     await eventually(lambda: len(unit.cancelled) > 0)
     writer.close()
 

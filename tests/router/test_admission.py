@@ -16,7 +16,7 @@ from router.gateway_scheduler import GatewayScheduler
 FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: three requests of 100
 
 
-def desk(*units, max_waiting: int = 100, now_s: float = 0.0, **options) -> GatewayScheduler:
+def scheduler(*units, max_waiting: int = 100, now_s: float = 0.0, **options) -> GatewayScheduler:
     made = GatewayScheduler(gateway_id="g", admission=AdmissionSettings(max_waiting=max_waiting))
     made.update_view(fleet(*units, **options), now_s)
     return made
@@ -44,7 +44,7 @@ def outcomes(made: GatewayScheduler, now_s: float) -> dict[str, object]:
 
 
 def test_offer__room_and_unit__admits_and_reserves() -> None:
-    made = desk(unit("u"))
+    made = scheduler(unit("u"))
     decision = made.offer(ask(), 0.0)
 
     assert isinstance(decision, Admit)
@@ -53,7 +53,7 @@ def test_offer__room_and_unit__admits_and_reserves() -> None:
 
 
 def test_offer__blocks_are_promised__queues_until_one_ends() -> None:
-    made = desk(unit("u", FULL, total_blocks=20))
+    made = scheduler(unit("u", FULL, total_blocks=20))
     first, _ = fill(made)
     assert made.offer(small("late"), 0.0) == Queue()
     assert outcomes(made, 1.0) == {}
@@ -66,7 +66,7 @@ def test_offer__blocks_are_promised__queues_until_one_ends() -> None:
 
 def test_offer__unit_is_busy_for_long__waits_until_its_prefills_are_nearly_done() -> None:
     busy = model_load(waiting=10, waiting_tokens=20_000)  # two seconds of prefill
-    made = desk(unit("u", busy))
+    made = scheduler(unit("u", busy))
     assert made.offer(ask(slo=Slo(ttft_s=1.0, tbt_s=0.1)), 0.0) == Queue()
     made.pump(0.0)
 
@@ -79,7 +79,7 @@ def test_offer__unit_is_busy_for_long__waits_until_its_prefills_are_nearly_done(
 
 
 def test_offer__no_unit__is_held_and_admitted_when_one_comes() -> None:
-    made = desk(unit("u", phase=ModelPhase.LOADING))
+    made = scheduler(unit("u", phase=ModelPhase.LOADING))
     assert made.offer(ask(deadline_s=30.0), 0.0) == Queue()
     assert made.demand_report(0.0).models[0].held == 1
 
@@ -90,9 +90,9 @@ def test_offer__no_unit__is_held_and_admitted_when_one_comes() -> None:
 
 
 def test_pump__deadline_of_a_held_request__is_no_capacity_of_a_queued_one_shed() -> None:
-    cold = desk()
+    cold = scheduler()
     cold.offer(ask(deadline_s=5.0), 0.0)
-    busy = desk(unit("u", FULL, total_blocks=20))
+    busy = scheduler(unit("u", FULL, total_blocks=20))
     fill(busy)
     busy.offer(small("late", deadline_s=5.0), 0.0)
 
@@ -102,7 +102,7 @@ def test_pump__deadline_of_a_held_request__is_no_capacity_of_a_queued_one_shed()
 
 
 def test_no_capacity__model_has_woken_before__retry_after_is_what_is_left() -> None:
-    made = desk()
+    made = scheduler()
     made.offer(ask("first", deadline_s=100.0), 0.0)
     made.update_view(fleet(unit("u")), 20.0)  # it took 20 s
     made.pump(20.0)
@@ -113,7 +113,7 @@ def test_no_capacity__model_has_woken_before__retry_after_is_what_is_left() -> N
 
 
 def test_no_capacity__model_sleeps_in_host_memory__retry_after_is_the_copy_and_no_load_is_learnt_from_it() -> None:
-    made = desk()
+    made = scheduler()
     made.offer(ask("read", deadline_s=100.0), 0.0)
     made.update_view(fleet(unit("u")), 20.0)  # it took 20 s
     made.pump(20.0)
@@ -130,7 +130,7 @@ def test_no_capacity__model_sleeps_in_host_memory__retry_after_is_the_copy_and_n
 
 
 def test_queue__full_of_one_tenant__a_neighbour_takes_its_last_place() -> None:
-    made = desk(unit("u", FULL, total_blocks=20), max_waiting=6)
+    made = scheduler(unit("u", FULL, total_blocks=20), max_waiting=6)
     fill(made, tenant="greedy")
     for i in range(4):
         assert made.offer(small(f"greedy-{i}", tenant="greedy"), 1.0) == Queue()
@@ -143,7 +143,7 @@ def test_queue__full_of_one_tenant__a_neighbour_takes_its_last_place() -> None:
 
 
 def test_queue__tenants_differ_in_demand__are_served_alike() -> None:
-    made = desk(unit("u", FULL, total_blocks=20))
+    made = scheduler(unit("u", FULL, total_blocks=20))
     running = fill(made)
     for i in range(20):
         made.offer(small(f"greedy-{i}", tenant="greedy"), 0.1)
@@ -160,7 +160,7 @@ def test_queue__tenants_differ_in_demand__are_served_alike() -> None:
 
 
 def test_queue__higher_priority__goes_first_whoever_asks() -> None:
-    made = desk(unit("u", FULL, total_blocks=20))
+    made = scheduler(unit("u", FULL, total_blocks=20))
     running = fill(made)
     made.offer(small("normal"), 0.1)
     made.offer(small("high", priority=Priority.HIGH), 0.2)
@@ -176,7 +176,7 @@ def test_queue__higher_priority__goes_first_whoever_asks() -> None:
 
 
 def test_queue__same_tenant__earliest_first_token_is_due_first() -> None:
-    made = desk(unit("u", FULL, total_blocks=20))
+    made = scheduler(unit("u", FULL, total_blocks=20))
     running = fill(made)
     made.offer(small("patient", slo=Slo(ttft_s=50.0, tbt_s=0.1)), 0.1)
     made.offer(small("hurried", slo=Slo(ttft_s=5.0, tbt_s=0.1)), 0.2)
@@ -186,7 +186,7 @@ def test_queue__same_tenant__earliest_first_token_is_due_first() -> None:
 
 
 def test_offer__turn_comes_after_the_deadline__is_shed_at_once() -> None:
-    made = desk(unit("u", FULL, total_blocks=20))
+    made = scheduler(unit("u", FULL, total_blocks=20))
     running = fill(made)
     made.offer(small("waits"), 0.0)
     for second in range(1, 12):  # one request per second leaves the queue
@@ -199,7 +199,7 @@ def test_offer__turn_comes_after_the_deadline__is_shed_at_once() -> None:
 
 
 def test_withdraw__waiting_request__leaves_nothing() -> None:
-    made = desk(unit("u", FULL, total_blocks=20))
+    made = scheduler(unit("u", FULL, total_blocks=20))
     running = fill(made)
     made.offer(small("gone"), 0.0)
     made.withdraw("gone")
@@ -212,7 +212,7 @@ def test_withdraw__waiting_request__leaves_nothing() -> None:
 
 def test_models__share_a_unit__the_one_served_less_is_next() -> None:
     loads = (model_load("busy", waiting=1, waiting_tokens=9_000), model_load("rare"))
-    made = desk(unit("u", *loads), models=("busy", "rare"))
+    made = scheduler(unit("u", *loads), models=("busy", "rare"))
     for i in range(5):
         made.offer(ask(f"busy-{i}", "busy", prompt_tokens=2000), 0.0)
     assert outcomes(made, 0.0) == {}

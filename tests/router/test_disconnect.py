@@ -65,7 +65,7 @@ async def test_client__leaves_while_held__stops_waiting(serve) -> None:
     body = {"model": MODEL, "prompt": "x", "stream": True}
     await send_and_hang_up(served.url, body, once=lambda: any(m.held for m in served.gateway.demand_report().models))
 
-    await eventually(lambda: is_idle(served.gateway.desk))
+    await eventually(lambda: is_idle(served.gateway.scheduler))
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         await eventually(lambda: b'status="499"} 1.0' in served.gateway.metrics.exposition())
         assert (await http.get("/health")).status_code == 200

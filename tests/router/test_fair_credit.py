@@ -103,20 +103,20 @@ def test_forget_idle__a_tenant_that_has_used_its_credit__is_remembered() -> None
 
 
 def test_pump__greedy_tenant_is_served_all_the_time__a_neighbours_burst_does_not_take_turns_with_it() -> None:
-    desk = GatewayScheduler(gateway_id="g")
-    desk.update_view(fleet(unit("u", FULL, total_blocks=20)), 0.0)
+    scheduler = GatewayScheduler(gateway_id="g")
+    scheduler.update_view(fleet(unit("u", FULL, total_blocks=20)), 0.0)
     asks = [small(f"greedy-{i}", "greedy") for i in range(80)]
-    running = [asked.request_id for asked in asks if isinstance(desk.offer(asked, 0.0), Admit)]
+    running = [asked.request_id for asked in asks if isinstance(scheduler.offer(asked, 0.0), Admit)]
     order: list[str] = []
     for step in range(40):  # five requests per second
         now_s = 0.2 * (step + 1)
         if step == 30:
             for i in range(3):
-                desk.offer(small(f"quiet-{i}", "quiet"), now_s)
+                scheduler.offer(small(f"quiet-{i}", "quiet"), now_s)
         done = running.pop(0)
-        desk.produced(done, 10, now_s)
-        desk.end(done, finished=True)
-        admitted = [asked.request_id for asked, outcome in desk.pump(now_s) if isinstance(outcome, Admit)]
+        scheduler.produced(done, 10, now_s)
+        scheduler.end(done, finished=True)
+        admitted = [asked.request_id for asked, outcome in scheduler.pump(now_s) if isinstance(outcome, Admit)]
         running += admitted
         order += admitted
 
@@ -126,12 +126,12 @@ def test_pump__greedy_tenant_is_served_all_the_time__a_neighbours_burst_does_not
 
 
 def test_offer__prefill_longer_than_the_share_ahead__waits_here_not_behind_one_of_its_kind() -> None:
-    desk = GatewayScheduler(gateway_id="g")
-    desk.update_view(fleet(unit("u", model_load())), 0.0)
+    scheduler = GatewayScheduler(gateway_id="g")
+    scheduler.update_view(fleet(unit("u", model_load())), 0.0)
     slo = Slo(ttft_s=1.0, tbt_s=0.1)
-    assert isinstance(desk.offer(ask("first", prompt_tokens=2000, slo=slo), 0.0), Admit)  # 0.2 s
+    assert isinstance(scheduler.offer(ask("first", prompt_tokens=2000, slo=slo), 0.0), Admit)  # 0.2 s
 
-    desk.offer(ask("second", prompt_tokens=2000, slo=slo), 0.0)
+    scheduler.offer(ask("second", prompt_tokens=2000, slo=slo), 0.0)
 
-    assert list(desk.pump(0.1)) == []
-    assert [asked.request_id for asked, _ in desk.pump(0.17)] == ["second"]
+    assert list(scheduler.pump(0.1)) == []
+    assert [asked.request_id for asked, _ in scheduler.pump(0.17)] == ["second"]

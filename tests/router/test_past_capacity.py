@@ -24,7 +24,7 @@ TTFT_S = 1.0
 class World:
     """One unit that prefills one prompt after the other, as told by `fleet_values.model_load`."""
 
-    desk: GatewayScheduler = field(default_factory=lambda: GatewayScheduler(gateway_id="g"))
+    scheduler: GatewayScheduler = field(default_factory=lambda: GatewayScheduler(gateway_id="g"))
     now_s: float = 0.0
     came_s: dict[str, float] = field(default_factory=dict)
     first_s: dict[str, float] = field(default_factory=dict)
@@ -38,18 +38,20 @@ class World:
         next_view_s = 0.0
         while self.now_s < until_s:
             if self.now_s >= next_view_s:
-                self.desk.update_view(fleet(unit("u", model_load(quota_blocks=10**6), total_blocks=10**6)), self.now_s)
+                self.scheduler.update_view(
+                    fleet(unit("u", model_load(quota_blocks=10**6), total_blocks=10**6)), self.now_s
+                )
                 next_view_s += 0.5
             while coming and coming[0][0] <= self.now_s:
                 self.offer(coming.popleft()[1])
             self.work()
-            for asked, outcome in self.desk.pump(self.now_s):
+            for asked, outcome in self.scheduler.pump(self.now_s):
                 self.take(asked, outcome)
             self.now_s += STEP_S
 
     def offer(self, asked: AdmissionRequest) -> None:
         self.came_s[asked.request_id] = self.now_s
-        decision = self.desk.offer(asked, self.now_s)
+        decision = self.scheduler.offer(asked, self.now_s)
         if isinstance(decision, Admit | Shed):
             self.take(asked, decision)
 
@@ -65,8 +67,8 @@ class World:
         if self.done_s is not None and self.now_s >= self.done_s:
             done = self.on_unit.popleft()
             self.first_s[done.request_id] = self.now_s
-            self.desk.produced(done.request_id, 1, self.now_s)
-            self.desk.end(done.request_id, finished=True)
+            self.scheduler.produced(done.request_id, 1, self.now_s)
+            self.scheduler.end(done.request_id, finished=True)
             self.done_s = None
         if self.done_s is None and self.on_unit:
             self.done_s = self.now_s + PER_TOKEN_S * self.on_unit[0].prompt_tokens
@@ -91,16 +93,16 @@ def steady(
 
 
 @pytest.mark.parametrize(("load", "least_share_of_capacity"), [(0.9, 0.89), (1.3, 0.85), (2.0, 0.85), (3.0, 0.8)])
-def test_front_desk__load_past_capacity__goodput_stays(load: float, least_share_of_capacity: float) -> None:
+def test_gateway_scheduler__load_past_capacity__goodput_stays(load: float, least_share_of_capacity: float) -> None:
     world = World()
     world.run(steady("chat", 10 * load, 30), until_s=62)
 
     assert world.in_time() * load >= least_share_of_capacity
     assert len(world.first_s) + len(world.shed) == len(world.came_s), "everybody was answered"
-    assert is_idle(world.desk)
+    assert is_idle(world.scheduler)
 
 
-def test_front_desk__hopeless_requests__are_shed_long_before_their_patience_ends() -> None:
+def test_gateway_scheduler__hopeless_requests__are_shed_long_before_their_patience_ends() -> None:
     world = World()
     world.run(steady("chat", 25, 20), until_s=52)
 
@@ -110,7 +112,7 @@ def test_front_desk__hopeless_requests__are_shed_long_before_their_patience_ends
     assert all(1 <= seconds <= 120 for seconds in world.retry_after_s)
 
 
-def test_front_desk__short_burst__late_ones_are_served_in_what_is_spare() -> None:
+def test_gateway_scheduler__short_burst__late_ones_are_served_in_what_is_spare() -> None:
     world = World()
     burst = [(0.0, asked) for _, asked in steady("burst", 30, 1)]
     world.run([*burst, *steady("chat", 3, 15)], until_s=20)
@@ -120,7 +122,7 @@ def test_front_desk__short_burst__late_ones_are_served_in_what_is_spare() -> Non
     assert world.in_time("chat") >= 0.95
 
 
-def test_front_desk__late_requests_beside_a_flood_in_time__get_their_share() -> None:
+def test_gateway_scheduler__late_requests_beside_a_flood_in_time__get_their_share() -> None:
     world = World()
     tight = Slo(ttft_s=0.05, tbt_s=0.1)  # no unit can keep it
     hopeless = [
@@ -133,7 +135,7 @@ def test_front_desk__late_requests_beside_a_flood_in_time__get_their_share() -> 
 
 
 @pytest.mark.parametrize("flood_tokens", [CHAT_TOKENS, 3 * CHAT_TOKENS])
-def test_front_desk__one_clients_flood__costs_others_no_more_than_two_points(flood_tokens: int) -> None:
+def test_gateway_scheduler__one_clients_flood__costs_others_no_more_than_two_points(flood_tokens: int) -> None:
     """The made-up unit does not interrupt a prefill: a prompt as long as the target itself would cost more."""
     alone, beside = World(), World()
     quiet = steady("quiet", 3, 30, tenant="quiet", tokens=500)

@@ -1,4 +1,4 @@
-"""Our seat in SGLang's scheduler process: decides between two iterations of its loop, and holds what was put aside."""
+"""muxfleet's state in SGLang's scheduler process: decides between two iterations, and holds batches put aside."""
 
 from collections import deque
 from typing import Any

@@ -28,7 +28,7 @@ from pdmux_actor.backends.sglang.snapshot import Directive
 from profiler.probe import LaunchShape
 
 _PAUSED_POLL_S = 0.001
-SEAT = "_muxfleet_seat"  # of the scheduler, as attributes
+DISPATCH_STATE = "_muxfleet_dispatch_state"  # of the scheduler, as attributes
 REPORTER = "_muxfleet_reporter"
 QUOTA_RPC = "muxfleet_use_quota"
 TIME_RPC = "muxfleet_time_launch"
@@ -44,9 +44,9 @@ class LoopEnded(Exception):
 class Reporter:
     """Talks to the engine process, on rank 0 only."""
 
-    def __init__(self, link: SchedulerLink, seat: PluginDispatch, scheduler: Any) -> None:
+    def __init__(self, link: SchedulerLink, dispatch_state: PluginDispatch, scheduler: Any) -> None:
         self._link = link
-        self._dispatch_state = seat
+        self._dispatch_state = dispatch_state
         self._scheduler = scheduler
         self._next_report_s = 0.0
         self._retractions_total = 0
@@ -73,11 +73,15 @@ class Reporter:
         self._link.send(message)
 
     def _load(self) -> PluginLoad:
-        seat, scheduler = self._dispatch_state, self._scheduler
-        used_tokens, cached_tokens = seat.view.token_counts()
-        batches = [scheduler.running_batch, getattr(scheduler, "split_prefill_batch", None), *seat.put_aside()]
-        prefill_sms, decode_sms = seat.dispatch.partition
-        figures = seat.dispatch.figures(seat.clock.now_s())
+        dispatch_state, scheduler = self._dispatch_state, self._scheduler
+        used_tokens, cached_tokens = dispatch_state.view.token_counts()
+        batches = [
+            scheduler.running_batch,
+            getattr(scheduler, "split_prefill_batch", None),
+            *dispatch_state.put_aside(),
+        ]
+        prefill_sms, decode_sms = dispatch_state.dispatch.partition
+        figures = dispatch_state.dispatch.figures(dispatch_state.clock.now_s())
         return PluginLoad(
             running=sum(len(batch.reqs) for batch in batches if batch is not None),
             waiting=len(scheduler.waiting_queue),
@@ -86,21 +90,21 @@ class Reporter:
             prefill_sms=prefill_sms,
             decode_sms=decode_sms,
             steps_total=int(scheduler.forward_ct),
-            repartitions_total=seat.dispatch.repartitions_total,
-            preemptions_total=seat.dispatch.preemptions_total,
+            repartitions_total=dispatch_state.dispatch.repartitions_total,
+            preemptions_total=dispatch_state.dispatch.preemptions_total,
             waiting_tokens=sum(len(req.origin_input_ids) + len(req.output_ids) for req in scheduler.waiting_queue),
             decode_predicted_s=figures.decode_predicted_s,
             decode_achieved_s=figures.decode_achieved_s,
             prefill_base_s=figures.prefill_base_s,
             prefill_s_per_token=figures.prefill_s_per_token,
-            guard_cells_moved_total=seat.dispatch.predictor.guard.cells_moved,
+            guard_cells_moved_total=dispatch_state.dispatch.predictor.guard.cells_moved,
         )
 
 
-def seat_of(scheduler: Any) -> PluginDispatch:
-    seat = getattr(scheduler, SEAT)
-    assert isinstance(seat, PluginDispatch)
-    return seat
+def dispatch_state_of(scheduler: Any) -> PluginDispatch:
+    dispatch_state = getattr(scheduler, DISPATCH_STATE)
+    assert isinstance(dispatch_state, PluginDispatch)
+    return dispatch_state
 
 
 # ---- the loop's turn ----
@@ -128,26 +132,26 @@ def ingest_requests(original: Original, scheduler: Any, *args: Any, **kwargs: An
 
 def _decide(scheduler: Any) -> None:
     """Rank 0 for all: decisions from each rank's own clock would part, and the ranks' collectives with them."""
-    seat = seat_of(scheduler)
+    dispatch_state = dispatch_state_of(scheduler)
     if scheduler.grammar_manager.has_waiting_grammars():  # SGLang looks only when it starts a prefill
         for req in scheduler.grammar_manager.get_ready_grammar_requests():
             scheduler._add_request_to_queue(req)
-    if not seat.has_work():  # the same on all ranks
-        seat.directive = Directive(group=0, layers=int(scheduler.model_config.num_hidden_layers))
+    if not dispatch_state.has_work():  # the same on all ranks
+        dispatch_state.directive = Directive(group=0, layers=int(scheduler.model_config.num_hidden_layers))
         return
-    seat.order_waiting()
+    dispatch_state.order_waiting()
     if scheduler.tp_size == 1:
-        seat.directive = seat.decide()
+        dispatch_state.directive = dispatch_state.decide()
         return
     import torch  # the process has it
 
-    numbers = torch.zeros(len(seat.directive.as_numbers()), dtype=torch.int64)
+    numbers = torch.zeros(len(dispatch_state.directive.as_numbers()), dtype=torch.int64)
     if torch.distributed.get_rank(scheduler.tp_cpu_group) == 0:
-        numbers = torch.tensor(seat.decide().as_numbers(), dtype=torch.int64)
+        numbers = torch.tensor(dispatch_state.decide().as_numbers(), dtype=torch.int64)
     else:
-        seat.forget_timings()
+        dispatch_state.forget_timings()
     torch.distributed.broadcast(numbers, group=scheduler.tp_cpu_group, group_src=0)
-    seat.directive = Directive.from_numbers(numbers.tolist())
+    dispatch_state.directive = Directive.from_numbers(numbers.tolist())
 
 
 def event_loop(original: Original, scheduler: Any) -> None:
@@ -169,36 +173,38 @@ def update_split_prefill_batch(
     """Puts the batch where the loop finds it, or where it does not. True makes the loop wait for both lanes and ask for
     the partition, which is worth it only for another one.
     """
-    seat = seat_of(scheduler)
-    directive = seat.directive
-    if scheduler.split_prefill_batch is None and seat.held is not None:
-        scheduler.split_prefill_batch, seat.held = seat.held, None
-    if scheduler.split_prefill_batch is None and seat.suspended is not None and not directive.start:
-        _resume(scheduler, seat)
+    dispatch_state = dispatch_state_of(scheduler)
+    directive = dispatch_state.directive
+    if scheduler.split_prefill_batch is None and dispatch_state.held is not None:
+        scheduler.split_prefill_batch, dispatch_state.held = dispatch_state.held, None
+    if scheduler.split_prefill_batch is None and dispatch_state.suspended is not None and not directive.start:
+        _resume(scheduler, dispatch_state)
     if directive.start:
-        running_batch = _start(original, scheduler, seat, sm_count, running_batch)
+        running_batch = _start(original, scheduler, dispatch_state, sm_count, running_batch)
     elif directive.layers == 0 and scheduler.split_prefill_batch is not None:
-        seat.held, scheduler.split_prefill_batch = scheduler.split_prefill_batch, None
+        dispatch_state.held, scheduler.split_prefill_batch = scheduler.split_prefill_batch, None
     return _group(scheduler, running_batch) != _current_group(), running_batch
 
 
-def _start(original: Original, scheduler: Any, seat: PluginDispatch, sm_count: int, running_batch: Any) -> Any:
+def _start(
+    original: Original, scheduler: Any, dispatch_state: PluginDispatch, sm_count: int, running_batch: Any
+) -> Any:
     preempted, scheduler.split_prefill_batch = scheduler.split_prefill_batch, None
     others: list[Any] = []
-    if limit := seat.directive.max_prompts:
+    if limit := dispatch_state.directive.max_prompts:
         others, scheduler.waiting_queue = scheduler.waiting_queue[limit:], scheduler.waiting_queue[:limit]
     _, running_batch = original(scheduler, sm_count, running_batch)
     scheduler.waiting_queue = scheduler.waiting_queue + others
     if scheduler.split_prefill_batch is None:
         scheduler.split_prefill_batch = preempted  # SGLang admits nothing after all
     elif preempted is not None:
-        assert seat.suspended is None, "a batch that preempts is not preempted"
-        seat.suspended = preempted
+        assert dispatch_state.suspended is None, "a batch that preempts is not preempted"
+        dispatch_state.suspended = preempted
     return running_batch
 
 
-def _resume(scheduler: Any, seat: PluginDispatch) -> None:
-    batch, seat.suspended = seat.suspended, None
+def _resume(scheduler: Any, dispatch_state: PluginDispatch) -> None:
+    batch, dispatch_state.suspended = dispatch_state.suspended, None
     scheduler.split_prefill_batch = batch
     if batch.split_forward_batch is not None:  # the attention backend holds the metadata of one batch
         scheduler.tp_worker.model_runner.attn_backend.init_forward_metadata(batch.split_forward_batch)
@@ -217,7 +223,9 @@ class SlicePlan:
 
     @property
     def split_forward_token_budget(self) -> int:
-        return int(seat_of(self._scheduler).directive.layers * self._scheduler.split_prefill_batch.extend_num_tokens)
+        return int(
+            dispatch_state_of(self._scheduler).directive.layers * self._scheduler.split_prefill_batch.extend_num_tokens
+        )
 
 
 def init_pdmux(original: Original, scheduler: Any) -> None:
@@ -227,9 +235,9 @@ def init_pdmux(original: Original, scheduler: Any) -> None:
 
 def get_new_batch_prefill(original: Original, scheduler: Any, running_batch: Any) -> Any:
     """A quota is a limit on KV: beyond it nothing is admitted."""
-    seat = seat_of(scheduler)
-    used_tokens, _ = seat.view.token_counts()
-    if used_tokens < seat.quota_tokens:
+    dispatch_state = dispatch_state_of(scheduler)
+    used_tokens, _ = dispatch_state.view.token_counts()
+    if used_tokens < dispatch_state.quota_tokens:
         return original(scheduler, running_batch)
     from sglang.srt.managers.schedule_batch import NextBatchPlan
 
@@ -238,14 +246,14 @@ def get_new_batch_prefill(original: Original, scheduler: Any, running_batch: Any
 
 def use_quota(scheduler: Any, tokens: int) -> None:
     """A method of SGLang's scheduler, called as an RPC: all ranks must admit the same."""
-    seat_of(scheduler).quota_tokens = tokens
+    dispatch_state_of(scheduler).quota_tokens = tokens
 
 
 def time_launch(scheduler: Any, call: int, launch: dict[str, int], beside: dict[str, int] | None) -> None:
     """An RPC as well: every rank runs the launch, rank 0 tells its time."""
     from pdmux_actor.backends.sglang.launch_timer import LaunchTimer
 
-    if seat_of(scheduler).has_work():
+    if dispatch_state_of(scheduler).has_work():
         raise RuntimeError("the engine has requests")
     timer = LaunchTimer(scheduler)
     if beside is None:
@@ -267,24 +275,24 @@ def update_running_batch(original: Original, scheduler: Any, batch: Any) -> Any:
 
 
 def _decode_waits(scheduler: Any, batch: Any) -> bool:
-    return not seat_of(scheduler).directive.decode and any(not req.finished() for req in batch.reqs)
+    return not dispatch_state_of(scheduler).directive.decode and any(not req.finished() for req in batch.reqs)
 
 
 def run_batch(original: Original, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     if not scheduler.enable_pdmux:
         return original(scheduler, batch, *args, **kwargs)
-    seat = seat_of(scheduler)
+    dispatch_state = dispatch_state_of(scheduler)
     if not batch.forward_mode.is_split_prefill():
         if _decode_waits(scheduler, batch):
             return _HELD
-        began = seat.clock.mark()
+        began = dispatch_state.clock.mark()
         result = original(scheduler, batch, *args, **kwargs)
-        seat.clock.decode_launched(began)
+        dispatch_state.clock.decode_launched(began)
         return result
-    seat.note_slice(batch)
-    began = seat.clock.mark()
+    dispatch_state.note_slice(batch)
+    began = dispatch_state.clock.mark()
     result = original(scheduler, batch, *args, **kwargs)
-    seat.clock.slice_launched(began)
+    dispatch_state.clock.slice_launched(began)
     return result
 
 
@@ -292,7 +300,7 @@ def process_batch_result(original: Original, scheduler: Any, batch: Any, result:
     if result is _HELD:
         return None
     if scheduler.enable_pdmux and batch.forward_mode.is_split_prefill():
-        seat_of(scheduler).view.forget_batch(batch)
+        dispatch_state_of(scheduler).view.forget_batch(batch)
     return original(scheduler, batch, result)
 
 
@@ -311,7 +319,7 @@ def adjust_stream_groups(scheduler: Any, running_batch: Any) -> tuple[int, Any]:
 
 def _group(scheduler: Any, running_batch: Any) -> int:
     """The loop asks again and again for another group than 0 while nothing decodes."""
-    return 0 if running_batch.is_empty() else seat_of(scheduler).directive.group
+    return 0 if running_batch.is_empty() else dispatch_state_of(scheduler).directive.group
 
 
 def _current_group() -> int:
@@ -327,19 +335,19 @@ def collect_inflight_batches(original: Original, scheduler: Any) -> list[Any]:
     """D1: an abort in mid-prefill is lost without it."""
     batches = list(original(scheduler))
     if scheduler.enable_pdmux:
-        batches += [scheduler.split_prefill_batch, *seat_of(scheduler).put_aside()]
+        batches += [scheduler.split_prefill_batch, *dispatch_state_of(scheduler).put_aside()]
     return batches
 
 
 def is_fully_idle(original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> bool:
     """D2: a cache flush, a weight update or a release of memory in mid-prefill destroys the scheduler without it."""
     idle = bool(original(scheduler, *args, **kwargs))
-    return idle and not (scheduler.enable_pdmux and seat_of(scheduler).batch is not None)
+    return idle and not (scheduler.enable_pdmux and dispatch_state_of(scheduler).batch is not None)
 
 
 def on_idle(original: Original, scheduler: Any) -> None:
     """Its checks take KV of a batch that was put aside for a leak."""
-    if not (scheduler.enable_pdmux and seat_of(scheduler).put_aside()):
+    if not (scheduler.enable_pdmux and dispatch_state_of(scheduler).put_aside()):
         original(scheduler)
 
 

@@ -20,17 +20,17 @@ def start_scheduler(original: Any, scheduler: Any, server_args: Any, *args: Any,
         return
     # Not earlier: they would be imported by every process of every SGLang.
     from pdmux_actor.backends.sglang.dispatch_state import PluginDispatch
-    from pdmux_actor.backends.sglang.hooks import REPORTER, SEAT, Reporter
+    from pdmux_actor.backends.sglang.hooks import DISPATCH_STATE, REPORTER, Reporter
     from pdmux_actor.backends.sglang.link import SchedulerLink
 
-    seat = PluginDispatch(scheduler, config)
-    setattr(scheduler, SEAT, seat)
+    dispatch_state = PluginDispatch(scheduler, config)
+    setattr(scheduler, DISPATCH_STATE, dispatch_state)
     _install()
     original(scheduler, server_args, *args, **kwargs)
     if scheduler.tp_group.rank_in_group == 0:
         link = SchedulerLink(config.socket)
         link.send(_hello(scheduler, config))
-        setattr(scheduler, REPORTER, Reporter(link, seat, scheduler))
+        setattr(scheduler, REPORTER, Reporter(link, dispatch_state, scheduler))
 
 
 def _install() -> None:

@@ -4,7 +4,7 @@ import pytest
 from engine_rig import VirtualEngine, make_request
 
 from pdmux_actor.executor.simulated import SimulatedExecutor
-from pdmux_actor.messages import LaunchInFlight, LoadReport, ModelLoad
+from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad
 from pdmux_actor.scheduling.events import Arrival
 from pdmux_actor.scheduling.launch import PrefillSlice
 from pdmux_actor.serving.engine_watch import EngineWatch, WatchSettings
@@ -13,7 +13,7 @@ SETTINGS = WatchSettings(suspect_s=3.0, kill_s=10.0, late_factor=20.0, late_max_
 TICK_S = 0.25
 
 
-def report(*launches: LaunchInFlight, steps_total: int = 0, waiting: int = 0) -> LoadReport:
+def report(*launches: LaunchStatus, steps_total: int = 0, waiting: int = 0) -> LoadReport:
     model = ModelLoad(
         model="a",
         running=0,
@@ -36,7 +36,7 @@ def report(*launches: LaunchInFlight, steps_total: int = 0, waiting: int = 0) ->
 
 
 def launch(expected_s: float, *, lane: str = "prefill", took_off_s: float = 5.0, is_learned: bool = True):
-    return LaunchInFlight(lane=lane, took_off_s=took_off_s, expected_s=expected_s, is_learned=is_learned)
+    return LaunchStatus(lane=lane, took_off_s=took_off_s, expected_s=expected_s, is_learned=is_learned)
 
 
 def watch_of(first: LoadReport) -> EngineWatch:

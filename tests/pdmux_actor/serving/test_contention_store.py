@@ -25,7 +25,7 @@ def teach(guard: ContentionGuard, cell: GuardCell, slowdown: float) -> None:
         guard.observe(cell, slowdown)
 
 
-def test_guard_keeper__next_life__begins_with_what_was_learned_over_what_was_profiled(tmp_path: Path) -> None:
+def test_contention_store__next_life__begins_with_what_was_learned_over_what_was_profiled(tmp_path: Path) -> None:
     file = str(tmp_path / "guard.json")
     profiled = ContentionGuard(grid={CELL: 1.5, NEIGHBOUR: 1.6})
     first = ContentionStore(file, H100, profiled)
@@ -37,13 +37,15 @@ def test_guard_keeper__next_life__begins_with_what_was_learned_over_what_was_pro
     assert (second.guard.slowdown(CELL), second.guard.slowdown(NEIGHBOUR)) == (1.1, 1.6)
 
 
-def test_guard_keeper__nothing_learned__writes_nothing(tmp_path: Path) -> None:
+def test_contention_store__nothing_learned__writes_nothing(tmp_path: Path) -> None:
     ContentionStore(str(tmp_path / "guard.json"), H100, None).keep()
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_guard_keeper__folder_has_gone__is_logged_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_contention_store__folder_has_gone__is_logged_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "kept"
     folder.mkdir()
     keeper = ContentionStore(str(folder / "guard.json"), H100, None)

@@ -4,7 +4,7 @@ import time
 from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
 
 
-async def test_beat__loop_held_up__says_so_once_then_is_punctual_again() -> None:
+async def test_heartbeat__loop_held_up__says_so_once_then_is_punctual_again() -> None:
     heard: list[bool] = []
     enough = asyncio.Event()
 
@@ -23,7 +23,7 @@ async def test_beat__loop_held_up__says_so_once_then_is_punctual_again() -> None
     assert heard[-1] is True
 
 
-async def test_beat__stopped__is_not_called_again() -> None:
+async def test_heartbeat__stopped__is_not_called_again() -> None:
     heard: list[float] = []
     first = asyncio.Event()
 

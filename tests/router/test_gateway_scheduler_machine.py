@@ -39,7 +39,7 @@ views = st.builds(
 class FrontDeskMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.desk = GatewayScheduler(gateway_id="g", admission=AdmissionSettings(max_waiting=MAX_WAITING))
+        self.scheduler = GatewayScheduler(gateway_id="g", admission=AdmissionSettings(max_waiting=MAX_WAITING))
         self.now_s = 0.0
         self.number = 0
         self.waiting: set[str] = set()
@@ -53,7 +53,7 @@ class FrontDeskMachine(RuleBasedStateMachine):
         self.answered.add(request.request_id)
         if isinstance(outcome, Admit):
             self.running[request.request_id] = request.model
-            ledger, model = self.desk.ledger, request.model
+            ledger, model = self.scheduler.ledger, request.model
             capacity = ledger.capacity_blocks(model)
             others = [r for r, m in self.running.items() if m == model and r != request.request_id]
             held_before = [r for r in others if ledger.holds(r)]
@@ -82,7 +82,7 @@ class FrontDeskMachine(RuleBasedStateMachine):
             max_tokens=output,
             deadline_s=self.now_s + patience_s,
         )
-        decision = self.desk.offer(request, self.now_s)
+        decision = self.scheduler.offer(request, self.now_s)
         if isinstance(decision, Queue):
             self.waiting.add(request.request_id)
         else:
@@ -96,10 +96,10 @@ class FrontDeskMachine(RuleBasedStateMachine):
 
     @rule(view=views)
     def see(self, view) -> None:
-        self.desk.update_view(view, self.now_s)
+        self.scheduler.update_view(view, self.now_s)
         for model in MODELS:
-            capacity = self.desk.ledger.capacity_blocks(model)
-            if capacity is not None and self.desk.ledger.held_blocks(model) > capacity:
+            capacity = self.scheduler.ledger.capacity_blocks(model)
+            if capacity is not None and self.scheduler.ledger.held_blocks(model) > capacity:
                 self.over.add(model)  # the quota shrank
         self.pump()
 
@@ -108,9 +108,9 @@ class FrontDeskMachine(RuleBasedStateMachine):
     def produce(self, data, tokens) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         if request_id not in self.lost:
-            self.desk.produced(request_id, tokens, self.now_s)
+            self.scheduler.produced(request_id, tokens, self.now_s)
             model = self.running[request_id]
-            if self.desk.ledger.held_blocks(model) > (self.desk.ledger.capacity_blocks(model) or 0):
+            if self.scheduler.ledger.held_blocks(model) > (self.scheduler.ledger.capacity_blocks(model) or 0):
                 self.over.add(model)  # longer than predicted
 
     @precondition(lambda self: self.running)
@@ -118,12 +118,12 @@ class FrontDeskMachine(RuleBasedStateMachine):
     def lose_unit_or_go_on(self, data) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         if request_id not in self.lost:
-            self.desk.left(request_id)
+            self.scheduler.left(request_id)
             self.lost.add(request_id)
             return
-        choice = self.desk.route(request_id, self.now_s)
+        choice = self.scheduler.route(request_id, self.now_s)
         if choice is not None:
-            self.desk.sent(request_id, choice, self.now_s)
+            self.scheduler.sent(request_id, choice, self.now_s)
             self.lost.discard(request_id)
 
     @precondition(lambda self: self.running)
@@ -132,9 +132,9 @@ class FrontDeskMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         model = self.running.pop(request_id)
         self.lost.discard(request_id)
-        self.desk.end(request_id, finished=finished)
-        capacity = self.desk.ledger.capacity_blocks(model)
-        if capacity is None or self.desk.ledger.held_blocks(model) <= capacity:
+        self.scheduler.end(request_id, finished=finished)
+        capacity = self.scheduler.ledger.capacity_blocks(model)
+        if capacity is None or self.scheduler.ledger.held_blocks(model) <= capacity:
             self.over.discard(model)
         self.pump()
 
@@ -142,26 +142,26 @@ class FrontDeskMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.waiting)))
-        self.desk.withdraw(request_id)
+        self.scheduler.withdraw(request_id)
         self.waiting.discard(request_id)
         self.answered.add(request_id)
         self.pump()
 
     def pump(self) -> None:
-        for request, outcome in self.desk.pump(self.now_s):
+        for request, outcome in self.scheduler.pump(self.now_s):
             self.waiting.remove(request.request_id)
             self.take(request, outcome)
 
     @invariant()
     def books_balance(self) -> None:
-        ledger = self.desk.ledger
+        ledger = self.scheduler.ledger
         assert len(ledger._reservations) == len(self.running)
-        assert len(self.desk.admission.queue) == len(self.waiting)
+        assert len(self.scheduler.admission.queue) == len(self.waiting)
         for model in MODELS:
             assert ledger.held_blocks(model) >= 0
-            assert self.desk.admission.num_waiting(model) <= MAX_WAITING
-        assert is_idle(self.desk) == (not self.running and not self.waiting)
-        next_s = self.desk.next_pump_s()
+            assert self.scheduler.admission.num_waiting(model) <= MAX_WAITING
+        assert is_idle(self.scheduler) == (not self.running and not self.waiting)
+        next_s = self.scheduler.next_pump_s()
         assert (next_s is None) == (not self.waiting)
 
     def teardown(self) -> None:
@@ -170,15 +170,15 @@ class FrontDeskMachine(RuleBasedStateMachine):
         self.pump()
         while self.running:
             request_id, _ = self.running.popitem()
-            self.desk.end(request_id, finished=True)
+            self.scheduler.end(request_id, finished=True)
         self.pump()
         assert not self.waiting
-        assert is_idle(self.desk)
+        assert is_idle(self.scheduler)
         assert self.answered == {f"r{i + 1}" for i in range(self.number)}
-        assert all(self.desk.ledger.held_blocks(model) == 0 for model in MODELS)
+        assert all(self.scheduler.ledger.held_blocks(model) == 0 for model in MODELS)
 
 
-def test_front_desk__any_history__books_balance_and_each_is_answered_once() -> None:
+def test_gateway_scheduler__any_history__books_balance_and_each_is_answered_once() -> None:
     run_state_machine_as_test(
         FrontDeskMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
     )

@@ -34,7 +34,7 @@ class NoInbox:
 
     def __init__(self, executor):
         self.executor = executor
-        self.shelf = None
+        self.loaded_models = None
 
     def put(self, event):
         match event:
@@ -42,11 +42,11 @@ class NoInbox:
                 self.executor.attach_model(info, None)
             case RemoveModel(model=model):
                 self.executor.detach_model(model)
-                self.shelf.on_detached(model)
+                self.loaded_models.on_detached(model)
 
 
 @pytest.fixture
-def make_shelf(checkpoint):
+def make_loaded_models(checkpoint):
     def make(*, memory_is_host):
         executor = CrowdedExecutor(
             device=H100, latency=RooflineLatency(H100), total_blocks=1000, block_bytes=16384, clock=VirtualClock()
@@ -55,11 +55,11 @@ def make_shelf(checkpoint):
         sent = queue.SimpleQueue()
         sender = type("Sender", (), {"send": staticmethod(sent.put)})
         inbox = NoInbox(executor)
-        inbox.shelf = shelf = LoadedModels(executor, inbox, sender, host_memory_bytes=1 << 30)
+        inbox.loaded_models = loaded_models = LoadedModels(executor, inbox, sender, host_memory_bytes=1 << 30)
 
         def order(command):
             """All that is told until its answer."""
-            shelf.order(command)
+            loaded_models.order(command)
             told = [sent.get(timeout=60)]
             while not isinstance(told[-1], ModelLoaded | ModelFailed | ModelRemoved):
                 told.append(sent.get(timeout=60))
@@ -70,8 +70,8 @@ def make_shelf(checkpoint):
     return make
 
 
-def test_model_shelf__sleepers_in_the_memory_that_a_model_needs__give_way(make_shelf):
-    load, order = make_shelf(memory_is_host=True)
+def test_loaded_models__sleepers_in_the_memory_that_a_model_needs__give_way(make_loaded_models):
+    load, order = make_loaded_models(memory_is_host=True)
     load("a")
     asleep, _ = order(RemoveModelCommand(2, "a", sleep=True))
     assert [s.model for s in asleep.models] == ["a"]
@@ -82,8 +82,8 @@ def test_model_shelf__sleepers_in_the_memory_that_a_model_needs__give_way(make_s
     assert isinstance(told[1], ModelLoaded)
 
 
-def test_model_shelf__sleepers_in_another_memory__stay_and_wake(make_shelf):
-    load, order = make_shelf(memory_is_host=False)
+def test_loaded_models__sleepers_in_another_memory__stay_and_wake(make_loaded_models):
+    load, order = make_loaded_models(memory_is_host=False)
     load("a")
     order(RemoveModelCommand(2, "a", sleep=True))
 
@@ -94,8 +94,8 @@ def test_model_shelf__sleepers_in_another_memory__stay_and_wake(make_shelf):
     assert isinstance(woken[1], ModelLoaded)
 
 
-def test_model_shelf__removal_of_a_sleeper__frees_its_host_memory(make_shelf):
-    load, order = make_shelf(memory_is_host=False)
+def test_loaded_models__removal_of_a_sleeper__frees_its_host_memory(make_loaded_models):
+    load, order = make_loaded_models(memory_is_host=False)
     load("a")
     order(RemoveModelCommand(2, "a", sleep=True))
 

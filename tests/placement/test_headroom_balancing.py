@@ -7,7 +7,7 @@ import pytest
 from llama_fleets import ESTIMATOR, LLAMA_7B, LLAMA_13B, llm, nodes
 
 from placement.estimation.problem_arrays import make_instance
-from placement.packing.headroom_balancing import level
+from placement.packing.headroom_balancing import balance_headroom
 from placement.packing.packing import Packing
 from placement.problem import PlacementModel
 
@@ -33,7 +33,7 @@ def test_level__one_unit_full_and_one_idle__they_share() -> None:
     packing = packed([llm("hot", rate_per_s=2 * HOT, max_replicas=2)], [{"hot": 2 * HOT}, {}])
     before = packing.factor[0]
 
-    level(packing)
+    balance_headroom(packing)
 
     assert packing.homes[0] == {0, 1}
     assert packing.factor[:2].min() > 1.8 * before
@@ -48,7 +48,7 @@ def test_level__no_further_replica_may_be__models_change_places() -> None:
     packing = packed(models, [{"hot0": HOT, "hot1": HOT}, {"cold0": 0.1, "cold1": 0.1}])
     before = packing.factor[0]
 
-    level(packing)
+    balance_headroom(packing)
 
     assert all(len(homes) == 1 for homes in packing.homes)
     assert packing.homes[packing.instance.index["hot0"]] != packing.homes[packing.instance.index["hot1"]]
@@ -68,7 +68,7 @@ def test_level__no_unit_has_memory_for_the_hot_model__another_one_makes_room() -
         for u in (1, 2)
     )
 
-    level(packing)
+    balance_headroom(packing)
 
     assert len(packing.homes[packing.instance.index["hot"]]) == 2
     assert packing.factor[:3].min() > 1.3 * before
@@ -91,7 +91,7 @@ def test_level__any_packing__least_headroom_does_not_fall_and_no_load_is_lost(se
     before, least, served = rates(packing), packing.factor[:6].min(), packing.served_of.sum()
     homes = [set(h) for h in packing.homes]
 
-    level(packing, moves=moves)
+    balance_headroom(packing, moves=moves)
 
     assert rates(packing) == pytest.approx(before)
     assert packing.factor[:6].min() >= least
