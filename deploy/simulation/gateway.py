@@ -46,7 +46,7 @@ class Reception:
 
 
 class SimulatedGateway:
-    """Requests that must wait are looked at again when something changes, or when the scheduler says that it is time."""
+    """A gateway in virtual time. It tries waiting requests again when something changes, or its scheduler is due."""
 
     def __init__(self, *, name: str, limits: GatewayLimits, agenda: EventQueue) -> None:
         self.scheduler = GatewayScheduler(

@@ -86,8 +86,9 @@ class GenerationRelay:
         self._on_continuation = on_continuation
 
     async def run(self, generation: Generation, choice: UnitChoice) -> AsyncGenerator[Output, None]:
-        """`choice` is the unit that the scheduler admitted it to. Ends with exactly one Output that has `finish` set, or raises;
-        closing it early cancels the generation.
+        """Yields the outputs of a generation that was admitted to `choice`, on whatever units it runs.
+
+        Ends with exactly one Output that has `finish` set, or raises; closing it early cancels the generation.
 
         Raises:
             ModelUnavailable: no unit with room for it became ready in time.
