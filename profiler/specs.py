@@ -1,16 +1,16 @@
 """What a model and a device are, in the numbers that cost formulas need."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
+from profiler.families.entry import ModelFamily
+from profiler.families.registry import FAMILIES
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-DENSE_ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-_MOE_ARCHITECTURES = frozenset({"MixtralForCausalLM", "Qwen3MoeForCausalLM"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,36 +44,31 @@ class ModelSpec:
         """Reads a Hugging Face `config.json`; `dtype` overrides the checkpoint's own.
 
         Raises:
-            UnsupportedModel: the architecture is not a Llama, Mistral, Qwen2, Qwen3, Mixtral or Qwen3-MoE, a field is
-                missing, or is no positive number.
+            UnsupportedModel: the architecture is no registered family's, a field is missing, or is no positive number.
         """
         architectures = config.get("architectures") or ["<none>"]
         architecture = str(architectures[0])
-        if architecture not in DENSE_ARCHITECTURES | _MOE_ARCHITECTURES:
-            raise UnsupportedModel(
-                field="architectures",
-                value=architecture,
-                remedy=f"use a checkpoint of one of {', '.join(sorted(DENSE_ARCHITECTURES | _MOE_ARCHITECTURES))}",
-            )
-        num_heads = _count(config, "num_attention_heads")
-        hidden_size = _count(config, "hidden_size")
+        if architecture not in FAMILIES:
+            raise UnsupportedModel(field="architectures", value=architecture, remedy=FAMILIES.remedy(architecture))
+        num_heads = count(config, "num_attention_heads")
+        hidden_size = count(config, "hidden_size")
         spec_dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
         if spec_dtype not in DTYPE_BYTES:
             raise UnsupportedModel(field="dtype", value=spec_dtype, remedy=f"use one of {', '.join(DTYPE_BYTES)}")
         return cls(
             architecture=architecture,
-            num_layers=_count(config, "num_hidden_layers"),
+            num_layers=count(config, "num_hidden_layers"),
             hidden_size=hidden_size,
-            intermediate_size=_count(config, "intermediate_size"),
+            intermediate_size=count(config, "intermediate_size"),
             num_heads=num_heads,
-            num_kv_heads=_count(config, "num_key_value_heads", default=num_heads),
-            head_dim=_count(config, "head_dim", default=hidden_size // num_heads),
-            vocab_size=_count(config, "vocab_size"),
-            max_position_embeddings=_count(config, "max_position_embeddings", default=2048),
+            num_kv_heads=count(config, "num_key_value_heads", default=num_heads),
+            head_dim=count(config, "head_dim", default=hidden_size // num_heads),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=count(config, "max_position_embeddings", default=2048),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             dtype=spec_dtype,
             scaled_context_tokens=_scaled_context(config),
-            **_experts(architecture, config),
+            **_experts(FAMILIES[architecture], config),
         )
 
     def context_tokens(self, requested: int | None) -> int:
@@ -139,17 +134,6 @@ class ModelSpec:
         return self.num_layers * self.attention_params_per_layer + mlps
 
 
-def _count(config: Mapping[str, Any], field: str, *, default: int | None = None) -> int:
-    value = config.get(field)
-    if value is None:
-        value = default
-    if value is None:
-        raise UnsupportedModel(field=field, value="<missing>", remedy="add it to the checkpoint's config.json")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise UnsupportedModel(field=field, value=str(value), remedy="it must be a positive whole number")
-    return value
-
-
 def _scaled_context(config: Mapping[str, Any]) -> int:
     """YaRN as Qwen's model cards switch it on leaves `max_position_embeddings` at the length before the scaling, and so
     do linear and dynamic scaling. Llama 3.1 and LongRoPE name the length after it. What is no number is for whoever
@@ -169,33 +153,15 @@ def _number(value: object) -> float:
     return float(value) if is_number else 0.0  # type: ignore[arg-type]  # a number, as just seen
 
 
-def _experts(architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
-    if architecture not in _MOE_ARCHITECTURES:
+def _experts(family: ModelFamily, config: Mapping[str, Any]) -> dict[str, int]:
+    if family.experts is None:
         return {}
-    if architecture == "MixtralForCausalLM":
-        sizes = {
-            "num_experts": _count(config, "num_local_experts"),
-            "expert_intermediate_size": _count(config, "intermediate_size"),
-        }
-    else:
-        sizes = {
-            "num_experts": _count(config, "num_experts"),
-            "expert_intermediate_size": _count(config, "moe_intermediate_size"),
-            "num_dense_layers": _dense_layers(config),
-        }
-    per_token = _count(config, "num_experts_per_tok")
-    if per_token > sizes["num_experts"]:
+    sizes, per_token = family.experts(config), count(config, "num_experts_per_tok")
+    if per_token > sizes.num_experts:
         raise UnsupportedModel(
-            field="num_experts_per_tok", value=str(per_token), remedy=f"there are {sizes['num_experts']} experts"
+            field="num_experts_per_tok", value=str(per_token), remedy=f"there are {sizes.num_experts} experts"
         )
-    return {**sizes, "experts_per_token": per_token}
-
-
-def _dense_layers(config: Mapping[str, Any]) -> int:
-    """Qwen3-MoE: `mlp_only_layers` are dense, and of the others those that `decoder_sparse_step` leaves out."""
-    step = _count(config, "decoder_sparse_step", default=1)
-    dense = set(config.get("mlp_only_layers") or ())
-    return sum(layer in dense or (layer + 1) % step != 0 for layer in range(_count(config, "num_hidden_layers")))
+    return {**asdict(sizes), "experts_per_token": per_token}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def random_model(
         return LayerWeights(
             input_norm=norm(spec.hidden_size),
             qkv=Linear(weight(all_heads, spec.hidden_size)),
-            head_norms=HeadNorms(query=norm(spec.head_dim), key=norm(spec.head_dim)) if config.qk_norm else None,
+            head_norms=HeadNorms(query=norm(spec.head_dim), key=norm(spec.head_dim)) if config.traits.qk_norm else None,
             output=Linear(weight(spec.hidden_size, spec.num_heads * spec.head_dim)),
             post_attention_norm=norm(spec.hidden_size),
             gate_up=Linear(weight(2 * spec.intermediate_size, spec.hidden_size)),

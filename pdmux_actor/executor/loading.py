@@ -93,7 +93,7 @@ def check_room(model: str, spec: ModelSpec, needed_bytes: int, available_bytes: 
 
 def _max_model_len(model: str, config: DecoderConfig, requested: int | None) -> int:
     length = config.spec.context_tokens(requested)
-    window = config.attention_window_tokens
+    window = config.traits.window_tokens
     if window is not None and window < length:
         _LOG.warning("%s: sequences are limited to its sliding window of %d tokens", model, window)
         length = window

@@ -19,16 +19,14 @@ from pdmux_actor.models.demo_tokenizer import (
     TURN_START,
     build_demo_tokenizer,
 )
+from profiler.families.entry import DecoderTraits, Traits
+from profiler.families.registry import FAMILIES
 
 Floats = npt.NDArray[np.float32]
 
-_ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-    }
+# Families that muxfleet's own engine serves, by the model_type of config.json.
+_FAMILIES: Mapping[str, tuple[str, Traits]] = MappingProxyType(
+    {family.model_type: (name, family.traits) for name, family in FAMILIES.items() if family.traits is not None}
 )
 # A matrix multiplies the norm of its input by about this much: layers then outweigh the embedding in the residual
 # stream, and greedy output wanders through the vocabulary instead of settling on a loop.
@@ -41,7 +39,7 @@ _NON_TEXT_SCALE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointShape:
-    """`model_type` is llama, mistral, qwen2 or qwen3; float32."""
+    """`model_type` is that of a family in profiler/families that the engine serves; float32."""
 
     model_type: str
     num_layers: int
@@ -101,8 +99,11 @@ def write_random_checkpoint(folder: Path, shape: CheckpointShape, seed: int) -> 
     tokenizer = build_demo_tokenizer(shape.vocab_size)
     end_ids = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    save_file(_random_tensors(shape, seed, _text_scale(tokenizer)), folder / "model.safetensors", {"format": "pt"})
-    _write_json(folder / "config.json", _config(shape, end_ids))
+    config = _config(shape, end_ids)
+    traits = _FAMILIES[shape.model_type][1](config)
+    tensors = _random_tensors(shape, traits, seed, _text_scale(tokenizer))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": end_ids, "pad_token_id": end_ids[1]})
     _write_json(
         folder / "tokenizer_config.json",
@@ -120,7 +121,7 @@ def write_random_checkpoint(folder: Path, shape: CheckpointShape, seed: int) -> 
 
 def _config(shape: CheckpointShape, end_ids: list[int | None]) -> dict[str, Any]:
     return {
-        "architectures": [_ARCHITECTURES[shape.model_type]],
+        "architectures": [_FAMILIES[shape.model_type][0]],
         "model_type": shape.model_type,
         "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
@@ -151,7 +152,7 @@ def _text_scale(tokenizer: Tokenizer) -> Floats:
     return np.where(keep, 1.0, _NON_TEXT_SCALE).astype(np.float32)
 
 
-def _random_tensors(shape: CheckpointShape, seed: int, text_scale: Floats) -> dict[str, Floats]:
+def _random_tensors(shape: CheckpointShape, traits: DecoderTraits, seed: int, text_scale: Floats) -> dict[str, Floats]:
     generator = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, std: float | None = None) -> Floats:
@@ -173,12 +174,12 @@ def _random_tensors(shape: CheckpointShape, seed: int, text_scale: Floats) -> di
         tensors[f"{prefix}.post_attention_layernorm.weight"] = norm(hidden)
         for name, size in (("q_proj", q_dim), ("k_proj", kv_dim), ("v_proj", kv_dim)):
             tensors[f"{attention}.{name}.weight"] = matrix(size, hidden)
-            if shape.model_type == "qwen2" or shape.attention_bias:
+            if traits.qkv_bias:
                 tensors[f"{attention}.{name}.bias"] = vector(size)
         tensors[f"{attention}.o_proj.weight"] = matrix(hidden, q_dim)
-        if shape.attention_bias and shape.model_type in ("llama", "qwen3"):
+        if traits.output_bias:
             tensors[f"{attention}.o_proj.bias"] = vector(hidden)
-        if shape.model_type == "qwen3":
+        if traits.qk_norm:
             tensors[f"{attention}.q_norm.weight"] = norm(shape.head_dim)
             tensors[f"{attention}.k_norm.weight"] = norm(shape.head_dim)
         inner = shape.intermediate_size
@@ -188,7 +189,7 @@ def _random_tensors(shape: CheckpointShape, seed: int, text_scale: Floats) -> di
             ("down_proj", hidden, inner),
         ):
             tensors[f"{prefix}.mlp.{name}.weight"] = matrix(rows, columns)
-            if shape.mlp_bias:
+            if traits.mlp_bias:
                 tensors[f"{prefix}.mlp.{name}.bias"] = vector(rows)
     tensors["model.norm.weight"] = norm(hidden)
     if not shape.tie_word_embeddings:

@@ -146,17 +146,17 @@ def _load_layer(reader: _TensorReader, config: DecoderConfig, prefix: str) -> La
     hidden = spec.hidden_size
     return LayerWeights(
         input_norm=reader.load(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=projection(attention, qkv, hidden, config.qkv_bias),
+        qkv=projection(attention, qkv, hidden, config.traits.qkv_bias),
         head_norms=HeadNorms(
             query=reader.load(f"{attention}.q_norm.weight", spec.head_dim),
             key=reader.load(f"{attention}.k_norm.weight", spec.head_dim),
         )
-        if config.qk_norm
+        if config.traits.qk_norm
         else None,
-        output=projection(attention, {"o_proj": hidden}, q_dim, config.output_bias),
+        output=projection(attention, {"o_proj": hidden}, q_dim, config.traits.output_bias),
         post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=projection(mlp, gate_up, hidden, config.mlp_bias),
-        down=projection(mlp, {"down_proj": hidden}, spec.intermediate_size, config.mlp_bias),
+        gate_up=projection(mlp, gate_up, hidden, config.traits.mlp_bias),
+        down=projection(mlp, {"down_proj": hidden}, spec.intermediate_size, config.traits.mlp_bias),
     )
 
 

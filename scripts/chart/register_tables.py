@@ -6,6 +6,7 @@ from pathlib import Path
 from deploy.fleet_file.settings import EngineSection, PlacementSection
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
+from profiler.families.registry import FAMILIES
 
 
 class MarksMissing(LookupError):
@@ -30,7 +31,11 @@ def with_table(page: Path, name: str, table: str) -> str:
 def _tables() -> Mapping[str, tuple[str, str]]:
     policies = ((policy.name, policy.rule, policy.source) for policy in POLICIES.values())
     solvers = ((solver.name, solver.rule) for solver in SOLVERS.values())
+    families = (
+        (family.name, family.models, "yes" if family.traits is not None else "no") for family in FAMILIES.values()
+    )
     return {
+        "docs/models.md": ("families", _table(("architecture", "models", "own engine"), families)),
         "docs/planner.md": (
             "solvers",
             _table(("name", "what it does"), solvers, default=PlacementSection.model_fields["solver"].default),

@@ -249,7 +249,7 @@ def test_config__sliding_window__counts_where_the_model_slides(
 ) -> None:
     edit_json(folder / "config.json", **{"max_window_layers": 0, **changes})
 
-    assert load_config(folder).attention_window_tokens == window
+    assert load_config(folder).traits.window_tokens == window
 
 
 def test_config__mistral_without_the_field__has_the_default_window(folder: Path) -> None:
@@ -257,7 +257,7 @@ def test_config__mistral_without_the_field__has_the_default_window(folder: Path)
     del content["sliding_window"]
     (folder / "config.json").write_text(json.dumps({**content, "architectures": ["MistralForCausalLM"]}))
 
-    assert load_config(folder).attention_window_tokens == 4096
+    assert load_config(folder).traits.window_tokens == 4096
 
 
 def test_config__rope_parameters_of_transformers_5__are_read(folder: Path) -> None:

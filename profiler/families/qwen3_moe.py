@@ -1,0 +1,27 @@
+"""Qwen 3 with a mixture of experts in most layers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.config_fields import count
+from profiler.families.entry import ExpertSizes, ModelFamily
+
+
+def _experts(config: Mapping[str, Any]) -> ExpertSizes:
+    return ExpertSizes(
+        num_experts=count(config, "num_experts"),
+        expert_intermediate_size=count(config, "moe_intermediate_size"),
+        num_dense_layers=_dense_layers(config),
+    )
+
+
+def _dense_layers(config: Mapping[str, Any]) -> int:
+    """`mlp_only_layers` are dense, and of the others those that `decoder_sparse_step` leaves out."""
+    step = count(config, "decoder_sparse_step", default=1)
+    dense = set(config.get("mlp_only_layers") or ())
+    return sum(layer in dense or (layer + 1) % step != 0 for layer in range(count(config, "num_hidden_layers")))
+
+
+FAMILY = ModelFamily(
+    name="Qwen3MoeForCausalLM", model_type="qwen3_moe", models="Qwen 3 30B-A3B and 235B-A22B", experts=_experts
+)
