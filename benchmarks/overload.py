@@ -7,13 +7,8 @@
 
 One unit in virtual time: the product's scheduler and policies, Llama 3.1 8B on an H200 by the roofline, 256 sequences.
 `load` 1 is the workload's capacity: what `prefill_first` finishes per second when more waits than it can take, whatever
-<<<<<<< HEAD
-the targets. The token budget of chunked_prefill is tuned to the workload. `--through gateway` puts the router's front
-gateway before the unit (admission, queue, shedding), as `muxfleet simulate` does. Judged are the requests that arrive
-=======
 the targets. The token budget of chunked_prefill is tuned to the workload. `--through gateway` puts the router's
 gateway before the unit (admission, queue, shedding), as `muxfleet simulate` does. Judged are the requests that arrive
->>>>>>> 6915178 (Attributes, variables and tests bear the names of the classes they hold; no public class name twice)
 in the last three quarters of `--seconds`; arrivals go on for two seconds more, and a run ends when every request is
 known to be in time or not. Requests that are turned away are not in time.
 
