@@ -11,7 +11,15 @@ import typer
 from rich.console import Console
 
 from deploy.commands.json_file import writable, write_json
-from deploy.commands.plan_screen import estimate_table, plan_dict, served_line, steps_line, steps_table, verdict
+from deploy.commands.plan_screen import (
+    estimate_table,
+    plan_dict,
+    prompts_that_do_not_fit,
+    served_line,
+    steps_line,
+    steps_table,
+    verdict,
+)
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
@@ -81,6 +89,8 @@ def plan(
     console.print(estimate_table(planned, found))
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
         console.print(line, soft_wrap=True)
+    for line in prompts_that_do_not_fit(planned.models):
+        console.print(line, style="yellow", soft_wrap=True)
     if without is not None:
         console.print(f"what if: {_told(given, fleet)}", soft_wrap=True)
         console.print(f"without: {served_line(without, without.estimate())}", soft_wrap=True)

@@ -52,7 +52,19 @@ def verdict(
     if enough is not None:
         units = ", ".join(f"{n} of {pool}" for pool, n in sorted(enough.of_pools.items()))
         room = f" with headroom {headroom(enough.headroom)}" if enough.headroom < _UNBOUNDED else ""
-        yield f"{enough.num_gpus} GPUs would do for this demand{room}: {units}"
+        gpus = "1 GPU" if enough.num_gpus == 1 else f"{enough.num_gpus} GPUs"
+        yield f"{gpus} would do for this demand{room}: {units}"
+
+
+def prompts_that_do_not_fit(models: Sequence[PlacementModel]) -> Iterator[str]:
+    """The plan counts them, the gateways will refuse them."""
+    for model in models:
+        prompt_tokens = model.demand.prompt_tokens
+        if model.demand.rate_per_s > 0 and prompt_tokens >= model.max_model_len:
+            yield (
+                f"{model.model}: a mean prompt of {prompt_tokens:.0f} tokens (demand.prompt_tokens) leaves no room in "
+                f"max_model_len {model.max_model_len}, so most requests would be refused; raise one or lower the other"
+            )
 
 
 def served_line(planned: PlannedFleet, found: FleetEstimate) -> str:

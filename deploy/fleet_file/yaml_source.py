@@ -1,5 +1,6 @@
 """YAML text to plain data, with the line of every key: duplicate keys and tags are refused."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ from deploy.errors import FleetFileError
 
 KeyPath = tuple[str | int, ...]
 _MAX_NODES = 100_000
+# Numbers as JSON writes them, which YAML 1.1 takes for text: 1e-05, 1.5e3. Without a dot the exponent needs its sign:
+# 12345e6 may be the short name of a commit.
+_JSON_FLOAT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*[eE][-+]?|[eE][-+])[0-9]+\Z")
+_FLOAT = "tag:yaml.org,2002:float"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +47,11 @@ def path_text(path: KeyPath) -> str:
 def parse_yaml(text: str, name: str) -> YamlSource:
     """Raises FleetFileError: the text is not YAML, is empty, repeats a key, or is not made of plain values."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
         if root is None:
             raise FleetFileError([f"{name}: the file is empty; start from examples/demo.yaml"])
         lines = _Lines(name).of(root)
-        return YamlSource(name=name, data=yaml.safe_load(text), lines=lines)
+        return YamlSource(name=name, data=yaml.load(text, Loader=_Loader), lines=lines)
     except RecursionError as error:
         raise FleetFileError([f"{name}: nested too deeply"]) from error
     except yaml.MarkedYAMLError as error:
@@ -55,6 +60,13 @@ def parse_yaml(text: str, name: str) -> YamlSource:
         raise FleetFileError([f"{place}: not valid YAML: {error.problem or error.context}"]) from error
     except yaml.YAMLError as error:
         raise FleetFileError([f"{name}: not valid YAML: {' '.join(str(error).split())}"]) from error
+
+
+class _Loader(yaml.SafeLoader):
+    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
+        if kind is yaml.ScalarNode and implicit[0] and value is not None and _JSON_FLOAT.match(value):
+            return _FLOAT
+        return str(super().resolve(kind, value, implicit))
 
 
 class _Lines:

@@ -103,13 +103,11 @@ def fewest_units(
     serves_less = found.objective()[:2] < planned.estimate().objective()[:2]
     num_gpus = sum(unit.num_gpus for unit in tight.units)
     more = num_gpus >= sum(unit.num_gpus for unit in planned.units)
-    if serves_less or more or len(tight.plan.unplaced) > len(planned.plan.unplaced):
+    headroom = min((u.headroom for u in found.units), default=math.inf)
+    serves_nothing = found.served_per_s <= 0 < found.rate_per_s  # on however many units
+    if serves_less or more or len(tight.plan.unplaced) > len(planned.plan.unplaced) or headroom < 1 or serves_nothing:
         return None
-    return EnoughUnits(
-        of_pools=Counter(unit.pool for unit in tight.units),
-        num_gpus=num_gpus,
-        headroom=min((u.headroom for u in found.units), default=math.inf),
-    )
+    return EnoughUnits(of_pools=Counter(unit.pool for unit in tight.units), num_gpus=num_gpus, headroom=headroom)
 
 
 def estimator_of(fleet: FleetFile) -> Estimator:

@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.cli import main
 from deploy.errors import OptionNotUsable
@@ -90,6 +91,37 @@ def test_plan__more_load_than_any_plan_serves__says_how_much_and_no_advice_to_sh
     assert "no plan serves more than" in out
     assert "worst: " in out
     assert "would do" not in out
+
+
+def test_plan__nothing_is_served_within_slo__no_advice_to_shrink(run, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(
+        f"models: [{{id: a, source: {EXAMPLE.parent}/models/llama-3.1-8b, slo: {{ttft_s: 1e-5, tbt_s: 1e-5}}}}]\n"
+        "pools: [{name: p, device: simulated, gpu_type: H100, gpus_per_node: 4, kv_memory: 20GiB}]\n"
+    )
+
+    _, out, _ = run("plan", file)
+
+    assert "(0.0%)" in out
+    assert "would do" not in out
+
+
+def test_plan__mean_prompt_beyond_the_context__says_that_they_are_refused(run, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    text = EXAMPLE.read_text().replace("./models", str(EXAMPLE.parent / "models"))
+    fleet = yaml.safe_load(text)
+    fleet["models"][0]["max_model_len"] = 4096
+    fleet["models"][0].setdefault("demand", {})["prompt_tokens"] = 5000
+    file.write_text(yaml.safe_dump(fleet))
+
+    _, out, _ = run("plan", file)
+    _, usual, _ = run("plan", EXAMPLE)
+
+    warned = [line for line in out.splitlines() if "would be refused" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith(f"{fleet['models'][0]['id']}: a mean prompt of 5000 tokens")
+    assert "max_model_len 4096" in warned[0]
+    assert "would be refused" not in usual
 
 
 def test_plan__own_plan_as_current__has_nothing_to_do(run, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import jsonschema
@@ -249,6 +250,20 @@ def test_fleet_json_schema__describes_the_same_files_as_the_parser() -> None:
 def test_examples__every_fleet_file__is_valid_by_parser_and_schema(file: Path) -> None:
     assert read_fleet_file(file).models
     jsonschema.Draft202012Validator(fleet_json_schema()).validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("number", ["1e-05", "1E+1", "1.5e1", "2e-1"])
+def test_fleet_file__numbers_as_json_writes_them__are_numbers(number: str) -> None:
+    text = json.dumps({"models": [{"id": "a", "source": "x", "slo": {"ttft_s": 7}}]}).replace("7", number)
+
+    assert parse_fleet_file(text, name="f.json", base=EXAMPLES).models[0].slo.ttft_s == float(number)
+
+
+@pytest.mark.parametrize("written", ["12345e6", '"1e-05"'])
+def test_fleet_file__what_only_looks_like_a_number__is_text(written: str) -> None:
+    text = f"models: [{{id: a, source: x, revision: {written}}}]"
+
+    assert parse_fleet_file(text, name="f.yaml", base=EXAMPLES).models[0].revision == written.strip('"')
 
 
 def test_fleet_file__replan_off_without_quotes__is_off_though_yaml_makes_it_false() -> None:
