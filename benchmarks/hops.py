@@ -36,9 +36,9 @@ from rich.table import Table
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.engine import EngineLoop
 from pdmux_actor.inbox import Inbox
+from pdmux_actor.kv.prefix_cache import PrefixCache
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import Slo
-from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.serving import frames, process
 from pdmux_actor.serving.commands import EngineSettings
@@ -80,9 +80,9 @@ class HopTracer:
 
     def __init__(self) -> None:
         self.phases: dict[str, Trail] = {}
-        self.decides: list[tuple[Trail, Counter[str]]] = []  # with prefix look-ups by request
+        self.decides: list[tuple[Trail, Counter[int]]] = []  # with prefix look-ups by prompt
         self._all = Trail()
-        self._looked_up: Counter[str] = Counter()
+        self._looked_up: Counter[int] = Counter()
         self._files: dict[str, str] = {}  # by what the interpreter calls them; "" for those of others
         self._threads = threading.local()
         self._lock = threading.Lock()
@@ -135,8 +135,8 @@ class HopTracer:
         code = frame.f_code
         if code is Scheduler.decide.__code__:
             thread.decide, self._looked_up = Trail(), Counter()
-        elif code is ModelQueue.cached_prefix.__code__:
-            self._looked_up[frame.f_locals["sequence"].request.request_id] += 1
+        elif code is PrefixCache.match.__code__:
+            self._looked_up[id(frame.f_locals["known"])] += 1
         elif code is frames.encode.__code__ and isinstance(frame.f_locals["message"], frames.Generate):
             self._end_phase(WIRE)
         elif code is Inbox.put.__code__:

@@ -196,6 +196,10 @@ class BlockPool:
         rows.references.update(dict.fromkeys(row_ids, 1))
         return row_ids
 
+    def prefix_version(self, model: str) -> int:
+        """Another one whenever a prefix of the model comes into its cache or goes."""
+        return self._models[model].cache.version
+
     def match_prefix(self, model: str, hashes: Sequence[PrefixHash], known: PrefixMatch | None = None) -> list[int]:
         """Rows of the longest cached prefix, to be read only; `reuse_rows` makes them the caller's. `known` is what the
         caller was told of this prompt before.

@@ -8,10 +8,15 @@ from pdmux_actor.kv.prefix_hash import PrefixHash
 
 @dataclass(slots=True, eq=False)
 class PrefixMatch:
-    """What a cache held of one prompt when it was last asked. `PrefixCache.match` alone writes it."""
+    """What a cache held of one prompt when it was last asked. `PrefixCache.match` alone writes it.
+
+    It still holds for as many full rows while the cache's `version` is the same.
+    """
 
     rows: list[int] = field(default_factory=list)
     num_forgets: int = 0  # of the cache, at that time
+    version: int = -1  # of the cache, at that time
+    num_hashes: int = 0  # that were asked for
 
 
 class PrefixCache:
@@ -23,6 +28,7 @@ class PrefixCache:
 
     def __init__(self, remembered_forgets: int = 8192) -> None:
         """A match that saw none of so many forgets is made anew."""
+        self.version = 0  # another one whenever a prefix comes or goes
         self._remembered_forgets = remembered_forgets
         self._row_of: dict[PrefixHash, int] = {}
         self._hash_of: dict[int, PrefixHash] = {}
@@ -33,6 +39,7 @@ class PrefixCache:
     def match(self, hashes: Sequence[PrefixHash], known: PrefixMatch | None = None) -> list[int]:
         """Rows of the longest cached prefix. Of `known`, this prompt's, only what has changed since is looked up."""
         known = known or PrefixMatch(num_forgets=self._num_forgets)
+        known.version, known.num_hashes = self.version, len(hashes)
         rows, row_of = known.rows, self._row_of
         self._cut_forgotten(known)
         if len(rows) > len(hashes):
@@ -54,6 +61,7 @@ class PrefixCache:
                 self._row_of[prefix] = row
                 self._hash_of[row] = prefix
                 self._place_of[row] = place
+                self.version += 1
 
     def holds(self, row: int) -> bool:
         return row in self._hash_of
@@ -62,6 +70,7 @@ class PrefixCache:
         del self._row_of[self._hash_of.pop(row)]
         self._forgotten.append((self._place_of.pop(row), row))
         self._num_forgets += 1
+        self.version += 1
         if len(self._forgotten) > 2 * self._remembered_forgets:
             del self._forgotten[: self._remembered_forgets]
 

@@ -160,12 +160,20 @@ class ModelQueue:
     def cached_prefix(self, sequence: TokenSequence) -> list[int]:
         """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from.
 
-        Policies ask several times per decision: only what has changed in the cache since is looked up.
+        Policies ask several times per decision: it is looked up again only when the cache has changed, and then only
+        what has changed in it.
         """
         if not self._shares_kv(sequence):
             return []
-        hashes = sequence.hashes(len(sequence.token_ids) - 1, self.info.geometry.tokens_per_row, self._pieces)
-        return self.pool.match_prefix(self.model, hashes, sequence.prefix_match)
+        known, num_tokens, per_row = (
+            sequence.prefix_match,
+            len(sequence.token_ids) - 1,
+            self.info.geometry.tokens_per_row,
+        )
+        if known.version == self.pool.prefix_version(self.model) and known.num_hashes == num_tokens // per_row:
+            return known.rows
+        hashes = sequence.hashes(num_tokens, per_row, self._pieces)
+        return self.pool.match_prefix(self.model, hashes, known)
 
     def cache_computed(self, sequence: TokenSequence) -> None:
         """Offers the full rows whose tokens all have KV to later sequences."""

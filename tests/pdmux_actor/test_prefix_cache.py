@@ -1,4 +1,4 @@
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +157,32 @@ def test_prefix_cache__many_prompts_wait_behind_one_prefix__each_row_is_looked_u
     decisions = len(engine.scheduler.log.decisions()) - decisions
     assert hit_tokens(engine) == 8 * 480
     assert look_ups.count <= 8 * rows_per_prompt + 8 * decisions
+
+
+@pytest.mark.parametrize("policy", ["mux", "muxwise", "duetserve", "adbs", "chunked_prefill", "temporal"])
+def test_prefix_cache__any_decision_while_memory_lasts__looks_each_prompt_up_once(policy, monkeypatch):
+    match, most = PrefixCache.match, []
+
+    def counted(cache, hashes, known=None):
+        most[-1][id(known)] += 1
+        return match(cache, hashes, known)
+
+    monkeypatch.setattr(PrefixCache, "match", counted)
+    arrivals = [
+        (0.05 * (i // 4), Arrival(make_request(f"r{i}", prompt_tokens=40 + i, max_tokens=12))) for i in range(24)
+    ]
+    engine = VirtualEngine(arrivals, policy=policy, quota_blocks=600, settings=CACHING)
+    decide = engine.scheduler.decide
+
+    def counting(now_s):
+        most.append(Counter())
+        return decide(now_s)
+
+    monkeypatch.setattr(engine.scheduler, "decide", counting)
+    engine.run()
+
+    assert len([looked_up for looked_up in most if looked_up]) >= 6
+    assert {count for looked_up in most for count in looked_up.values()} == {1}
 
 
 @pytest.mark.shared
