@@ -1,8 +1,8 @@
 """Taking sequences for prefill, and KV rows for sequences that decode. The only places that allocate."""
 
-from collections.abc import Callable
 from itertools import chain, islice
 
+from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
@@ -94,19 +94,14 @@ def _take(queue: ModelQueue, sequence: TokenSequence) -> None:
     sequence.status = SequenceStatus.PREFILLING
 
 
-def grow_running(
-    queue: ModelQueue,
-    steps: int,
-    preempt: Callable[[TokenSequence], None],
-    reclaim: Callable[[ModelQueue, int], None],
-) -> list[TokenSequence]:
+def grow_running(queue: ModelQueue, steps: int, sharing: BlockSharing) -> tuple[TokenSequence, ...]:
     """Running sequences, oldest first, with rows for `steps` more tokens.
 
-    Where rows run out, `reclaim` takes back what others borrowed; what of it is in flight is waited for. Beyond the
-    model's own rights `preempt` takes the youngest out of `running`: the oldest always gets on, nothing deadlocks.
+    Where rows run out, what others borrowed is taken back; what of it is in flight is waited for. Beyond the model's
+    own rights the youngest is preempted: the oldest always gets on, nothing deadlocks.
     """
     if _grow_together(queue, steps):
-        return list(queue.running)
+        return tuple(queue.running)
     ready: list[TokenSequence] = []
     num_stalled = 0
     running, tokens_per_row = queue.running, queue.info.geometry.tokens_per_row
@@ -118,7 +113,7 @@ def grow_running(
             continue
         rows = queue.pool.allocate_rows(queue.model, missing)
         if rows is None:
-            reclaim(queue, missing)
+            sharing.reclaim(queue, missing)
             rows = queue.pool.allocate_rows(queue.model, missing)
         if rows is not None:
             sequence.rows += rows
@@ -126,22 +121,23 @@ def grow_running(
         elif queue.pool.missing_blocks(queue.model, missing) > 0:
             num_stalled += 1
         else:
-            preempt(running[-1])
-    return ready
+            queue.preempt(running[-1])
+    return tuple(ready)
 
 
 def _grow_together(queue: ModelQueue, steps: int) -> bool:
     """One allocation for all running sequences. False, and nothing is taken, beyond the quota or where rows run out:
     what may be borrowed shrinks with every row that is.
     """
-    tokens_per_row = queue.info.geometry.tokens_per_row
-    missing = [
-        (sequence, count)
-        for sequence in queue.running
-        if (count := -(-(len(sequence.token_ids) - 1 + steps) // tokens_per_row) - len(sequence.rows)) > 0
+    tokens_per_row, ahead = queue.info.geometry.tokens_per_row, steps - 1
+    short = [
+        sequence for sequence in queue.running if len(sequence.token_ids) + ahead > len(sequence.rows) * tokens_per_row
     ]
-    if not missing:
+    if not short:
         return True
+    missing = [
+        (sequence, -(-(len(sequence.token_ids) + ahead) // tokens_per_row) - len(sequence.rows)) for sequence in short
+    ]
     pool, num_rows = queue.pool, sum([count for _, count in missing])
     needed_blocks = num_rows * queue.info.geometry.blocks_per_row
     if pool.used_blocks(queue.model) + needed_blocks > pool.quota_blocks(queue.model):

@@ -1,31 +1,21 @@
 """Who of a unit's models gives token blocks to whom: quotas that follow use, and what was borrowed coming back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.quota_transfer import QuotaTransfer
-from pdmux_actor.scheduling.sequence import TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
 _NO_CLAIMS: Mapping[str, int] = MappingProxyType({})
 
 
 class BlockSharing:
-    """`preempt` takes a running sequence's KV."""
-
-    def __init__(
-        self,
-        pool: BlockPool,
-        queues: Mapping[str, ModelQueue],
-        settings: SchedulerSettings,
-        preempt: Callable[[TokenSequence], None],
-    ) -> None:
+    def __init__(self, pool: BlockPool, queues: Mapping[str, ModelQueue], settings: SchedulerSettings) -> None:
         self._pool = pool
         self._queues = queues
         self._transfer = QuotaTransfer(settings.quota_period_s) if settings.adapt_quotas else None
-        self._preempt = preempt
 
     def settle(self, now_s: float) -> None:
         """Moves quota to where it is used, and gives waiting prompts the part of their quota that others borrowed."""
@@ -48,4 +38,5 @@ class BlockSharing:
             victims = [q for q in borrowers if q.running and not q.running[-1].in_flight and q.borrowed_blocks > 0]
             if not victims:
                 return
-            self._preempt(max(victims, key=lambda q: q.borrowed_blocks).running[-1])
+            borrower = max(victims, key=lambda q: q.borrowed_blocks)
+            borrower.preempt(borrower.running[-1])

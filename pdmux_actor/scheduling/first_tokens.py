@@ -5,12 +5,17 @@ after the rest of it and a whole step: a gap of up to two steps. Where its TTFT 
 over later instead, by as much as the gap would be too long. Nothing waits for it: the sequence decodes as it would.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from math import isinf
 
 import msgspec
 
 from pdmux_actor.messages import SampledToken, Slo
+from pdmux_actor.scheduling.batch import PrefillBatches
+from pdmux_actor.scheduling.launch import Lane
+from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
+from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import TokenSequence
 
 _MARGIN = 0.2  # on predictions of decode steps: a prompt may start beside one that is under way
@@ -29,21 +34,30 @@ class HeldToken(msgspec.Struct, gc=False):
 
 
 class FirstTokens:
-    def __init__(self) -> None:
-        self._held: dict[str, HeldToken] = {}
+    """What `hold` takes leaves with `take` or `take_due`."""
 
-    def hold(
+    def __init__(
         self,
-        sequence: TokenSequence,
-        tokens: tuple[SampledToken, ...],
-        now_s: float,
-        next_token_s: Callable[[float, float], float],
-    ) -> bool:
-        """Whether these are a first token that waits. `next_token_s(now_s, tbt_s)` is when the second is expected."""
+        queues: Mapping[str, ModelQueue],
+        batches: PrefillBatches,
+        lanes: LanesInFlight,
+        predictor: LatencyPredictor,
+    ) -> None:
+        self._queues = queues
+        self._batches = batches
+        self._lanes = lanes
+        self._predictor = predictor
+        self._held: dict[str, HeldToken] = {}
+        self.may_hold = True  # False: none is held back from now on
+
+    def hold(self, sequence: TokenSequence, tokens: tuple[SampledToken, ...], now_s: float) -> bool:
+        """Whether these are a first token that waits."""
+        if not self.may_hold:
+            return False
         is_first = sequence.num_output_tokens == 1 and not sequence.request.output_token_ids
         if not is_first or isinf(sequence.request.slo.tbt_s):
             return False
-        until_s = _handed_over_s(sequence, now_s, next_token_s(now_s, sequence.request.slo.tbt_s))
+        until_s = _handed_over_s(sequence, now_s, self._next_token_s(now_s, sequence.request.slo.tbt_s))
         if until_s <= now_s:
             return False
         self._held[sequence.request.request_id] = HeldToken(sequence, tokens, until_s)
@@ -71,6 +85,21 @@ class FirstTokens:
 
     def next_due_s(self) -> float | None:
         return min([held.until_s for held in self._held.values()], default=None)
+
+    def _next_token_s(self, now_s: float, tbt_s: float) -> float:
+        """When a sequence that joins now is expected to have its next token: after the decode step in flight, and one
+        of every model. Where prompts are there, such a step may be given as few SMs as its target `tbt_s` bears.
+        """
+        decode = self._lanes.lane_state(Lane.DECODE)
+        rest_s = max(0.0, decode.ends_s - now_s) if decode.busy else 0.0
+        sms = decode.sms or self._lanes.partition.decode_sms or self._lanes.total_sms
+        cycle_s = 0.0
+        for queue in self._queues.values():
+            if queue.running:
+                cycle_s += self._predictor.decode_s(queue.model, queue.info.spec, queue.context_tokens, sms)
+        if self._batches or any(queue.waiting or queue.partial for queue in self._queues.values()):
+            cycle_s = max(cycle_s, tbt_s)
+        return now_s + rest_s + cycle_s
 
 
 def _handed_over_s(sequence: TokenSequence, now_s: float, next_token_s: float) -> float:

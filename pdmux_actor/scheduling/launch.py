@@ -3,7 +3,7 @@
 Structs, since some are made per step (a frozen dataclass takes five times as long).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import ClassVar
@@ -129,6 +129,11 @@ class LaunchCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: tuple[tuple[SampledToken, ...], ...] = ()
     error: str | None = None
     sequence_errors: Mapping[int, str] = _NO_ERRORS
+
+
+def set_in_flight(sequences: Iterable[TokenSequence], value: bool) -> None:
+    for sequence in sequences:
+        sequence.in_flight = value
 
 
 def lane_number(launch: ComputeLaunch) -> int:

@@ -73,7 +73,7 @@ class LanesInFlight:
     """Decode lanes have the first SMs of the device, prefill the last. Nearly always there is one decode at a time."""
 
     def __init__(self, total_sms: int) -> None:
-        self._total_sms = total_sms
+        self.total_sms = total_sms
         self._prefill: LaunchInFlight | None = None
         self._decodes: dict[int, LaunchInFlight] = {}  # by lane number
         self.partition = Repartition(prefill_sms=0, decode_sms=total_sms)
@@ -108,8 +108,8 @@ class LanesInFlight:
     def sms_left(self, lane: Lane) -> int:
         """What the launches on `lane` leave the other one."""
         if lane is Lane.DECODE:
-            return self._total_sms - sum([flight.sms for flight in self._decodes.values()])
-        return self._total_sms - (0 if self._prefill is None else self._prefill.sms)
+            return self.total_sms - sum([flight.sms for flight in self._decodes.values()])
+        return self.total_sms - (0 if self._prefill is None else self._prefill.sms)
 
     def decode_gaps(self) -> Iterator[tuple[int, int]]:
         """SMs that further decode lanes could have, `[start, end)`, ascending: the free ones below prefill's."""
@@ -118,7 +118,7 @@ class LanesInFlight:
             if flight.first_sm > start:
                 yield start, flight.first_sm
             start = flight.end_sm
-        end = self._total_sms if self._prefill is None else self._prefill.first_sm
+        end = self.total_sms if self._prefill is None else self._prefill.first_sm
         if end > start:
             yield start, end
 
@@ -136,7 +136,7 @@ class LanesInFlight:
 
         Decode lanes keep what their launches in flight hold; idle ones are given the rest.
         """
-        decode_sms = self._end_sm() if self._decodes else self._total_sms - sms
+        decode_sms = self._end_sm() if self._decodes else self.total_sms - sms
         assert sms > 0, "partition shares exceed the device"
         return self._repartition(sms, decode_sms)
 
@@ -146,7 +146,7 @@ class LanesInFlight:
         A decode alone has the first SMs; another one the first gap that is wide enough. `ahead_sms` are those of
         decodes that follow at once.
         """
-        available_sms = self._total_sms - (0 if self._prefill is None else self._prefill.sms)
+        available_sms = self.total_sms - (0 if self._prefill is None else self._prefill.sms)
         first_sm = self._first_gap(sms) if self._decodes else 0
         assert 0 < sms <= available_sms - first_sm, "partition shares exceed the device"
         decode_sms = min(available_sms, first_sm + sms + ahead_sms)
@@ -156,7 +156,7 @@ class LanesInFlight:
         if sms != decode_sms:
             index = next(i for i in range(len(self._decodes) + 1) if FIRST_DECODE_LANE + i not in self._decodes)
             part = DecodePart(index, first_sm, sms)
-        prefill_sms = self._total_sms - decode_sms if self._prefill is None else self._prefill.sms
+        prefill_sms = self.total_sms - decode_sms if self._prefill is None else self._prefill.sms
         return part, self._repartition(prefill_sms, decode_sms)
 
     def take_off(self, flight: LaunchInFlight) -> None:
@@ -216,13 +216,13 @@ class LanesInFlight:
         return max([flight.end_sm for flight in self._decodes.values()])
 
     def _first_gap(self, sms: int) -> int:
-        return next((start for start, end in self.decode_gaps() if end - start >= sms), self._total_sms)
+        return next((start for start, end in self.decode_gaps() if end - start >= sms), self.total_sms)
 
     def _repartition(self, prefill_sms: int, decode_sms: int) -> Repartition | None:
         partition = self.partition
         if prefill_sms == partition.prefill_sms and decode_sms == partition.decode_sms:
             return None
-        assert prefill_sms + decode_sms <= self._total_sms, "partition shares exceed the device"
+        assert prefill_sms + decode_sms <= self.total_sms, "partition shares exceed the device"
         self.partition = Repartition(prefill_sms=prefill_sms, decode_sms=decode_sms)
         return self.partition
 

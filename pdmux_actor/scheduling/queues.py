@@ -45,6 +45,7 @@ class ModelQueue:
     gaps_total: int = 0
     gaps_met: int = 0
     requests_total: int = 0  # that ended: with their tokens, or late before
+    outgrown: list[TokenSequence] = field(default_factory=list)  # preempted, and longer than the unit takes by now
     requests_met: int = 0  # of those, with the first token and every gap in time
     # Of `running`, until a sequence comes, goes or gets a token: policies ask several times per decision.
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
@@ -247,9 +248,36 @@ class ModelQueue:
     def _forget_running(self) -> None:
         self._context_tokens = self._tightest_tbt_s = self._tbt_targets = None
 
+    def takes(self, sequence: TokenSequence) -> bool:
+        """Whether the unit has promised to take sequences as long as this one."""
+        return 0 < len(sequence.token_ids) < self.max_len
+
+    def preempt(self, victim: TokenSequence) -> None:
+        """Gives a running sequence's KV back; it is recomputed ahead of everything that waits."""
+        assert not victim.in_flight
+        assert victim.status is SequenceStatus.RUNNING
+        self.withdraw(victim)
+        victim.num_computed_tokens = 0
+        victim.status = SequenceStatus.WAITING
+        victim.precedence = Precedence.FIRST
+        self.preemptions_total += 1
+        if self.takes(victim):
+            self.waiting.appendleft(victim)
+        else:  # the quota was lowered below what it needs
+            self.outgrown.append(victim)
+
+    def withdraw(self, sequence: TokenSequence) -> None:
+        """Out of its list (a batch's sequences are in none), and its KV rows back to the pool."""
+        self.discard(sequence)
+        self.cache_computed(sequence)
+        self.pool.free_rows(self.model, sequence.rows)
+        sequence.rows = []
+
     def discard(self, sequence: TokenSequence) -> None:
         """Takes a sequence out of whichever list holds it."""
-        if sequence.status is SequenceStatus.WAITING:
+        if sequence in self.outgrown:
+            self.outgrown.remove(sequence)
+        elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
@@ -277,6 +305,16 @@ class ModelQueue:
                 self.first_tokens_met += not late
                 if late:
                     self._note_late(sequence)
+
+    def note_gaps(self, num_tokens: int, late: Iterable[TokenSequence]) -> None:
+        """As `note_tokens`, of running sequences that each got one token: those that were `late` got it too late."""
+        self._context_tokens = None
+        self.output_tokens_total += num_tokens
+        self.gaps_total += num_tokens
+        self.gaps_met += num_tokens
+        for sequence in late:
+            self.gaps_met -= 1
+            self._note_late(sequence)
 
     def _note_late(self, sequence: TokenSequence) -> None:
         if not sequence.is_late:

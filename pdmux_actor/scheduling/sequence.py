@@ -50,6 +50,13 @@ class TokenSequence:
     is_late: bool = False  # its first token or a gap was beyond its target
     precedence: Precedence = Precedence.IN_TIME
     kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
+    # Read once per token: what the request says.
+    most_tokens: int = field(init=False)  # prompt and output
+    tbt_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most_tokens = self.num_prompt_tokens + self.request.sampling.max_tokens
+        self.tbt_s = self.request.slo.tbt_s
 
     @classmethod
     def from_request(cls, request: GenerateRequest, arrival_s: float) -> "TokenSequence":

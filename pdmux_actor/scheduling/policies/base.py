@@ -111,6 +111,10 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
         end = self.total_sms - self.prefill_lane.sms
         return [] if self.decode_lane.busy or end == 0 else [(0, end)]
 
+    def forget_heads(self) -> None:
+        """Prompts that wait have been put into another order."""
+        self._prefillable.clear()
+
     def prefillable_models(self) -> list[str]:
         return [queue.model for queue in self.queues.values() if self.prefillable(queue)]
 
