@@ -56,6 +56,11 @@ def allows_open_ray() -> bool:
     return os.environ.get("MUXFLEET_ALLOW_OPEN_RAY") == "1"
 
 
+def with_temporary_files_in(folder: Path) -> Mapping[str, str]:
+    """This process's environment for a child that puts its temporary files there."""
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
 def export_environment(variables: Mapping[str, str]) -> None:
     """For this process and those it starts. What the user has set already stays."""
     for name, value in variables.items():

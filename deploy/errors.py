@@ -11,6 +11,7 @@ DeployError
 ├── FleetUnreachable   no fleet answers where one was expected
 ├── RestartNeeded      a change would restart what serves, and nobody allowed it
 ├── UnitUnknown        the fleet has no such unit
+├── DemoWeightsUnavailable  the demo's trained weights cannot be had here
 ├── OutputNotWritable  a file that a command shall write cannot be written
 └── OptionNotUsable    a command's option has a value that cannot be used
 """
@@ -122,6 +123,15 @@ class UnitUnknown(DeployError):
         super().__init__(f"the fleet has no unit {unit!r}; it has {', '.join(known) or 'none now'}")
         self.unit = unit
         self.known = tuple(known)
+
+
+class DemoWeightsUnavailable(DeployError):
+    """`remedy` may be empty: where only another network would help."""
+
+    def __init__(self, *, reason: str, remedy: str = "") -> None:
+        super().__init__(f"no trained weights: {reason}" + (f"; {remedy}" if remedy else ""))
+        self.reason = reason
+        self.remedy = remedy
 
 
 class OutputNotWritable(DeployError):

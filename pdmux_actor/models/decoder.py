@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.logit_precision import sharpen_top_logits
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
 from pdmux_actor.models.rope import (
     PromptPiece,
@@ -117,8 +118,12 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden_size] after the last layer -> float32 [tokens, vocab_size]."""
-        norm = self.weights.final_norm
-        return self.weights.lm_head(functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)).float()
+        norm, eps = self.weights.final_norm, self.config.rms_norm_eps
+        head = self.weights.lm_head
+        logits = head(functional.rms_norm(hidden, norm.shape, norm, eps)).float()
+        if hidden.device.type == "cpu" and hidden.dtype != torch.float32 and head.has_plain_rows:
+            sharpen_top_logits(logits, functional.rms_norm(hidden.float(), norm.shape, norm.float(), eps), head)
+        return logits
 
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, rotary: Tensor, attention: Attention) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads

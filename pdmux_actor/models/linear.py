@@ -38,6 +38,14 @@ class Linear:
         return self._weight.dtype
 
     @property
+    def has_plain_rows(self) -> bool:
+        return not self._weight.is_mkldnn and self.bias is None
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows `indices` of W, in float32. Only where `has_plain_rows`."""
+        return self._weight.index_select(0, indices).float()
+
+    @property
     def num_elements(self) -> int:
         return self._weight.numel()
 

