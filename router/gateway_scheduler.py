@@ -10,13 +10,9 @@ from router.admission.block_ledger import QuotaLedger, block_budgets
 from router.admission.demand_counts import DemandCounts
 from router.admission.demand_report import DemandReport
 from router.admission_request import AdmissionRequest
-from router.routing.prefix_index import PrefixIndex
-from router.routing.routing import RoutingHints, RoutingSettings, UnitChoice, choose_unit
-from router.routing.routing_table import RoutingTable
-from router.routing.unreported_load import UnreportedLoad
+from router.routing.routing import RoutingSettings, UnitChoice
+from router.routing.unit_router import UnitRouter
 from router.view import FleetView, wake_times
-
-_NO_UNITS = FleetView(models=(), units=(), stream_token="")
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +23,7 @@ class _Running:
     due_s: float  # its first token
     waited_s: float
     tokens: int = 0
-    is_on_unit: bool = False
+    is_on_unit: bool = True
 
 
 class GatewayScheduler:
@@ -45,23 +41,16 @@ class GatewayScheduler:
     ) -> None:
         self.gateway_id = gateway_id
         self.ledger = QuotaLedger()
-        self.admission = Admission(self, self.ledger, admission or AdmissionSettings())
-        self._routing = routing or RoutingSettings()
-        self._table = RoutingTable.of(_NO_UNITS, 0.0)
-        self._own = UnreportedLoad(self._table)
-        self._prefixes = PrefixIndex()
+        self._router = UnitRouter(gateway_id, routing or RoutingSettings())
+        self.admission = Admission(self._router, self.ledger, admission or AdmissionSettings())
         self._arrivals = DemandCounts()
         self._running: dict[str, _Running] = {}
-        self._came_s: dict[str, float] = {}  # of what waits
         self._held: dict[str, int] = {}
-        self._unreachable: Set[str] = frozenset()
 
     def update_view(self, view: FleetView, now_s: float) -> None:
         """Call `pump` after it."""
-        self._table = RoutingTable.of(view, now_s)
-        self._own.rebase(self._table)
+        self._router.update_view(view, now_s)
         self.ledger.update(block_budgets(view), num_gateways=view.num_gateways)
-        self._prefixes.forget_units_but(self._table.row)
         targets_s = {card.model: card.slo.ttft_s for card in view.models}
         self._arrivals.keep_models(frozenset(targets_s))
         self.admission.keep_models(targets_s)
@@ -70,17 +59,15 @@ class GatewayScheduler:
 
     def set_unreachable(self, unit_ids: Set[str]) -> None:
         """Units that connections to failed a moment ago are left out until they can be tried again."""
-        self._unreachable = unit_ids
+        self._router.set_unreachable(unit_ids)
 
     # ---- admission ----
 
     def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
         self._arrivals.asked(request.model, request.prompt_tokens)
         decision = self.admission.offer(request, now_s)
-        if isinstance(decision, Queue):
-            self._came_s[request.request_id] = now_s
-        else:
-            self._note(request, decision)
+        if not isinstance(decision, Queue):
+            self._note(request, decision, now_s)
         return decision
 
     @contextmanager
@@ -108,8 +95,7 @@ class GatewayScheduler:
     def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
         outcomes = self.admission.pump(now_s)
         for request, outcome in outcomes:
-            del self._came_s[request.request_id]
-            self._note(request, outcome)
+            self._note(request, outcome, now_s)
         return outcomes
 
     def next_pump_s(self) -> float | None:
@@ -117,39 +103,24 @@ class GatewayScheduler:
 
     def withdraw(self, request_id: str) -> None:
         """The client of a request that waits has left."""
-        if self.admission.withdraw(request_id):
-            del self._came_s[request_id]
+        self.admission.withdraw(request_id)
 
-    def _note(self, request: AdmissionRequest, outcome: Outcome) -> None:
+    def _note(self, request: AdmissionRequest, outcome: Outcome, now_s: float) -> None:
         match outcome:
             case Shed():
                 self._arrivals.shed(request.model)
             case NoCapacity():
                 self._arrivals.no_capacity(request.model)
-            case Admit():
-                pass
+            case Admit(came_s=came_s):
+                due_s = came_s + request.slo.ttft_s
+                self._running[request.request_id] = _Running(request, due_s, now_s - came_s)
 
     # ---- routing ----
 
-    def choose(self, request: AdmissionRequest, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
-        hints = RoutingHints(
-            matched_tokens=self._prefixes.matched_tokens(
-                request.prefix, model=request.model, conversation=request.conversation, tokens=request.prompt_tokens
-            ),
-            due_s=self._came_s.get(request.request_id, now_s) + request.slo.ttft_s,
-            avoid=avoid | self._unreachable if self._unreachable else avoid,
-            salt=self.gateway_id,
-        )
-        return choose_unit(self._table, request, self._own, now_s, hints=hints, settings=self._routing)
-
-    def placed(self, request: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
-        came_s = self._came_s.get(request.request_id, now_s)
-        self._running[request.request_id] = _Running(request, came_s + request.slo.ttft_s, now_s - came_s)
-        self.sent(request.request_id, choice, now_s)
-
     def route(self, request_id: str, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
         """Where an admitted request goes (on). None while no unit can take it."""
-        return self.choose(self._running[request_id].request, now_s, avoid=avoid)
+        request = self._running[request_id].request
+        return self._router.choose(request, now_s, due_s=now_s + request.slo.ttft_s, avoid=avoid)
 
     def slo_left(self, request_id: str) -> Slo:
         """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""
@@ -161,15 +132,8 @@ class GatewayScheduler:
         running = self._running[request_id]
         request = running.request
         running.is_on_unit = True
-        self._own.sent(request_id, choice.unit_id, prefill_s=choice.prefill_s, now_s=now_s, due_s=running.due_s)
+        self._router.sent(request, choice, now_s, due_s=running.due_s)
         self.ledger.true_up(request_id, request.prompt_tokens + running.tokens)
-        self._prefixes.record(
-            request.prefix,
-            choice.unit_id,
-            model=request.model,
-            conversation=request.conversation,
-            tokens=request.prompt_tokens,
-        )
 
     def produced(self, request_id: str, num_tokens: int, now_s: float) -> bool:
         """More output tokens came. True if the unit has thereby become free sooner than thought: call `pump`."""
@@ -181,7 +145,7 @@ class GatewayScheduler:
             return False
         self.admission.on_first_token(request_id, now_s)
         if running.is_on_unit:
-            self._own.first_token(request_id, now_s)
+            self._router.first_token(request_id, now_s)
         return len(self.admission.queue) > 0
 
     def left(self, request_id: str) -> None:
@@ -190,7 +154,7 @@ class GatewayScheduler:
         if running.is_on_unit:
             running.is_on_unit = False
             self.admission.left(request_id)
-            self._own.left(request_id)
+            self._router.left(request_id)
 
     def end(self, request_id: str, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
         """Of an admitted request. `finished`: it was answered to its end. Call `pump` after it."""
@@ -206,13 +170,12 @@ class GatewayScheduler:
     # ---- reports ----
 
     def is_ready(self, model: str) -> bool:
-        return model in self._table.by_model
+        return self._router.is_ready(model)
 
     def demand_report(self, now_s: float) -> DemandReport:
-        waiting = [(request, self._came_s[request.request_id]) for request in self.admission.queue.waiting()]
         return self._arrivals.report(
             self.gateway_id,
-            waiting,
+            self.admission.waiting(),
             held=self._held,
             before_first=self.admission.num_waiting,
             is_ready=self.is_ready,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from router.admission.block_ledger import QuotaLedger
 from router.admission.fair_queue import FairQueue
@@ -13,6 +12,7 @@ from router.admission.queue_forecast import QueueForecast, QueueForecaster
 from router.admission.service_counters import virtual_tokens
 from router.admission_request import AdmissionRequest
 from router.routing.routing import UnitChoice
+from router.routing.unit_router import UnitRouter
 
 MAX_RETRY_AFTER_S = 120
 """The OpenAI SDKs give up above."""
@@ -26,9 +26,10 @@ _BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
-    """Blocks are reserved; the request goes to `choice` now."""
+    """Blocks are reserved, and the request counts as sent to `choice`. `came_s`: when it was offered."""
 
     choice: UnitChoice
+    came_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +53,6 @@ class NoCapacity:
 
 Outcome = Admit | Shed | NoCapacity
 Decision = Outcome | Queue
-
-
-class Units(Protocol):
-    """Routing as admission needs it."""
-
-    def choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
-        """None while no unit has the model ready."""
-        ...
-
-    def is_ready(self, model: str) -> bool: ...
-
-    def placed(self, request: AdmissionRequest, choice: UnitChoice, now_s: float) -> None:
-        """The ask is admitted and goes there: from now on it counts as that unit's load."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +81,18 @@ class _Admitted:
 class Admission:
     """Every ask that is offered gets exactly one Outcome: from `offer`, or later from `pump`; or it is withdrawn."""
 
-    def __init__(self, units: Units, ledger: QuotaLedger, settings: AdmissionSettings) -> None:
+    def __init__(self, router: UnitRouter, ledger: QuotaLedger, settings: AdmissionSettings) -> None:
         self.queue = FairQueue()
         self.lengths = OutputLengths()
         self.wakes = WakeTimes()
-        self._units = units
+        self._router = router
         self._ledger = ledger
         self._settings = settings
         self._learners: dict[str, QueueForecaster] = {}
         self._ttft_targets_s: Mapping[str, float] = {}
         self._before_first: dict[str, int] = {}  # admitted, no token yet
         self._running: dict[str, _Admitted] = {}
+        self._came_s: dict[str, float] = {}  # of what waits
         self._evicted: list[AdmissionRequest] = []
         self._look_s = -math.inf  # when to look for late asks without a hope
         self._blocked_until_s: dict[str, float] = {}  # models whose head was tried in vain
@@ -123,12 +111,12 @@ class Admission:
         work = virtual_tokens(prompt_tokens=request.prompt_tokens, output_tokens=output_tokens)
         learner = self._observe(request.model, now_s)
         learner.asked(request.tenant, work, now_s)
+        choice = self._choose(request, now_s)
         if not self.queue:
             self.queue.enter(request.model, request.tenant, credit=self._credit(request))
-            tried = self._try(request, now_s)
+            tried = self._try(request, choice, now_s)
             if isinstance(tried, Admit):
                 return tried
-        choice = self._units.choose(request, now_s)
         prefill_s = 0.0
         if choice is None:
             self.wakes.held(request.model, now_s)
@@ -137,6 +125,7 @@ class Admission:
             work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
             if self._comes_too_late(request, work, now_s):
                 return self._shed(request.model)
+        self._came_s[request.request_id] = now_s
         self.queue.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request))
         return Queue()
 
@@ -159,6 +148,8 @@ class Admission:
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_EVERY_S
             outcomes += [(request, self._shed(request.model)) for request in self.queue.hopeless(now_s, self._pace)]
+        for request, _ in outcomes:
+            del self._came_s[request.request_id]
         return outcomes
 
     def next_pump_s(self) -> float | None:
@@ -178,16 +169,16 @@ class Admission:
         for learner in self._learners.values():
             learner.forget_idle(now_s)
         for model in self.wakes.waiting():
-            if self._units.is_ready(model):
+            if self._router.is_ready(model):
                 self.wakes.ready(model, now_s)
 
     def withdraw(self, request_id: str) -> bool:
         """The client left; False if the ask does not wait (any more)."""
-        if self.queue.remove(request_id) is not None:
-            return True
-        before = len(self._evicted)
-        self._evicted = [request for request in self._evicted if request.request_id != request_id]
-        return len(self._evicted) < before
+        if self._came_s.pop(request_id, None) is None:
+            return False
+        if self.queue.remove(request_id) is None:
+            self._evicted = [request for request in self._evicted if request.request_id != request_id]
+        return True
 
     # ---- what was admitted ----
 
@@ -217,6 +208,10 @@ class Admission:
         if finished:
             self.lengths.record(request.model, output_tokens)
 
+    def waiting(self) -> list[tuple[AdmissionRequest, float]]:
+        """What waits for its turn, and since when."""
+        return [(request, self._came_s[request.request_id]) for request in self.queue.waiting()]
+
     def num_waiting(self, model: str) -> int:
         """Before their first token, here and on units."""
         return self.queue.size(model) + self._before_first.get(model, 0)
@@ -235,34 +230,41 @@ class Admission:
         """The first in turn that can go; every admission moves counters, so the order is asked for again each time."""
         blocked = {model for model, until_s in self._blocked_until_s.items() if until_s > now_s}
         for waiting in self.queue.heads(now_s, self._pace, but=blocked):
-            tried = self._try(waiting.request, now_s)
+            request = waiting.request
+            choice = self._choose(request, now_s) if self._has_room(request) else None
+            tried = self._try(request, choice, now_s)
             if isinstance(tried, Admit):
                 return waiting, tried
-            self._blocked_until_s[waiting.request.model] = tried
+            self._blocked_until_s[request.model] = tried
         return None
 
-    def _try(self, request: AdmissionRequest, now_s: float) -> Admit | float:
+    def _choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
+        due_s = self._came_s.get(request.request_id, now_s) + request.slo.ttft_s
+        return self._router.choose(request, now_s, due_s=due_s)
+
+    def _has_room(self, request: AdmissionRequest) -> bool:
+        return self._ledger.has_room(request.model, request.prompt_tokens + self._output_tokens(request))
+
+    def _try(self, request: AdmissionRequest, choice: UnitChoice | None, now_s: float) -> Admit | float:
         """Otherwise when another try makes sense; inf: when something has changed."""
-        output_tokens = self._output_tokens(request)
-        tokens = request.prompt_tokens + output_tokens
-        if not self._ledger.has_room(request.model, tokens):
-            return math.inf
-        choice = self._units.choose(request, now_s)
-        if choice is None:
+        if choice is None or not self._has_room(request):
             return math.inf
         ttft_s = min(request.slo.ttft_s, self._ttft_targets_s.get(request.model, math.inf))
         too_far_ahead_s = choice.before_s - max(self._settings.ahead_share * ttft_s, self._settings.least_ahead_s)
         if too_far_ahead_s > _ROUNDING_S:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
-        reserved = self._ledger.reserve(request.request_id, request.model, tokens)
+        output_tokens = self._output_tokens(request)
+        reserved = self._ledger.reserve(request.request_id, request.model, request.prompt_tokens + output_tokens)
         assert reserved, "the ledger had room"
         self.queue.charge(
             request.model, request.tenant, prompt_tokens=request.prompt_tokens, output_tokens=output_tokens
         )
         self._running[request.request_id] = _Admitted(request, output_tokens, now_s, choice.prefill_s)
         self._before_first[request.model] = self._before_first.get(request.model, 0) + 1
-        self._units.placed(request, choice, now_s)
-        return Admit(choice=choice)
+        self._ledger.true_up(request.request_id, request.prompt_tokens)
+        came_s = self._came_s.get(request.request_id, now_s)
+        self._router.sent(request, choice, now_s, due_s=came_s + request.slo.ttft_s)
+        return Admit(choice=choice, came_s=came_s)
 
     def _credit(self, request: AdmissionRequest) -> float:
         """What the tenant's fair share yields in one TTFT target of the model (not of the request: a client could ask
@@ -304,7 +306,7 @@ class Admission:
         return now_s + (self.queue.work_before(request) + work) / served_per_s > request.deadline_s
 
     def _too_late(self, request: AdmissionRequest, now_s: float) -> Outcome:
-        if self._units.choose(request, now_s) is None:
+        if self._choose(request, now_s) is None:
             return self.no_capacity(request.model, now_s)
         return self._shed(request.model)
 
@@ -323,7 +325,7 @@ class Admission:
 
     def _pace(self, model: str, now_s: float) -> QueueForecast:
         """Of a model that nobody serves now nothing is expected."""
-        return self._learner(model).pace(now_s) if self._units.is_ready(model) else _NO_PACE
+        return self._learner(model).pace(now_s) if self._router.is_ready(model) else _NO_PACE
 
     def _learner(self, model: str) -> QueueForecaster:
         learner = self._learners.get(model)
