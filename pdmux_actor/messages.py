@@ -92,7 +92,8 @@ class Slo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """`output_token_ids` are tokens that another unit already produced for this request (it died): the engine
-    recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again.
+    recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again. Without
+    `skip_special_tokens` special tokens are part of the text, but for the one that ends it.
     """
 
     request_id: str
@@ -102,6 +103,7 @@ class GenerateRequest:
     slo: Slo
     output_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
 
 
 class SampledToken(NamedTuple):

@@ -1,12 +1,22 @@
 """One choice of one request, on its way through the gateway."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from pdmux_actor.messages import FinishReason, SamplingParams, Slo
 from pdmux_actor.serving.frames import TokenLogprob
 from router.access.caller import Caller
 from router.admission_request import AdmissionRequest
 from router.routing.prefix_index import prefix_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyShape:
+    """How to read a reply: `template` names its parts, `prompt_end` may have opened one of them."""
+
+    template: dict[str, Any]
+    prompt_end: str
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +30,8 @@ class Generation:
     sampling: SamplingParams
     stop: tuple[str, ...]
     slo: Slo
+    skip_special_tokens: bool = True
+    reply: ReplyShape | None = None
     client_request_id: str = ""
 
     @property
@@ -43,10 +55,25 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """`arguments` is JSON text, as far as the model keeps to it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What became final since the previous Output. `num_tokens` are the tokens that `text` now reflects."""
+    """What became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
+    `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once.
+    """
 
     text: str
     num_tokens: int
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None

@@ -51,12 +51,15 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         prior_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
     ) -> None:
         """`prior_token_ids` were produced elsewhere: their text is out, except what would still be held back.
 
         Stop strings are looked for in what comes after the first `min_tokens` tokens.
         """
         self._text = token_text(vocabulary.tokenizer, vocabulary.token_bytes)
+        self._token_bytes = vocabulary.token_bytes
+        self._skips_special = skip_special_tokens
         self._stop = StopStrings(stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -68,13 +71,16 @@ class Detokenizer:
     def held_back_tokens(self) -> int:
         return self._open_tokens + sum(self._held_pieces)
 
-    def push(self, token_ids: Sequence[int]) -> Piece:
-        """Reads tokens until a stop string is complete; nothing may follow a piece that `stopped`."""
+    def push(self, token_ids: Sequence[int], *, ends: bool = False) -> Piece:
+        """Reads tokens until a stop string is complete; nothing may follow a piece that `stopped`. `ends`: the last of
+        them ended the sequence, and is no text.
+        """
         texts: list[str] = []
         for count, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1
             self._open_tokens += 1
-            piece = self._text.push(token_id)
+            is_end = ends and count == len(token_ids)
+            piece = self._piece(token_id, is_end=is_end)
             if piece is None:
                 continue
             if self._release(piece, texts):
@@ -89,6 +95,11 @@ class Detokenizer:
         texts.append(self._stop.flush())
         self._held_pieces.clear()
         return Piece(text="".join(texts), num_tokens=0)
+
+    def _piece(self, token_id: int, *, is_end: bool) -> str | None:
+        if self._skips_special or is_end or not self._token_bytes.is_special(token_id):
+            return self._text.push(token_id)
+        return self._text.flush() + self._token_bytes.of(token_id).decode()
 
     def _release(self, piece: str, texts: list[str]) -> bool:
         """Adds what may be shown; True when a stop string is complete."""

@@ -32,6 +32,7 @@ class TokenStream:
             stop=request.stop,
             min_tokens=request.sampling.min_tokens,
             prior_token_ids=request.output_token_ids,
+            skip_special_tokens=request.skip_special_tokens,
         )
         self._credit = credit
         self._send = send
@@ -49,7 +50,8 @@ class TokenStream:
         """
         if self.finished:
             return
-        piece = self._detokenizer.push([token.token_id for token in event.tokens])
+        ends = event.finish is FinishReason.STOP
+        piece = self._detokenizer.push([token.token_id for token in event.tokens], ends=ends)
         text, stopped = piece.text, piece.stopped
         if event.finish is not None and not stopped and not retryable:  # elsewhere, what is held back may go on
             rest = self._detokenizer.finish()

@@ -47,6 +47,9 @@ class TokenBytes:
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
     def has_text(self, token_id: int) -> bool:
         """False for special tokens and unknown ids, which decoding skips."""
         return token_id not in self._special and self.of(token_id) != b""

@@ -4,53 +4,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pdmux_actor.messages import StructuredOutput
 from router.errors import UnsupportedParameter
-from router.openai.parameters import (
-    MAX_LOGPROBS,
-    Empty,
-    EmptyObject,
-    GenerationParameters,
-    Integer,
-    RequestPart,
-    Tokens,
+from router.openai.messages import MAX_MESSAGES, ChatMessage
+from router.openai.parameters import MAX_LOGPROBS, EmptyObject, GenerationParameters, Integer, Tokens
+from router.openai.tools import (
+    FunctionName,
+    Functions,
+    FunctionTool,
+    NamedFunction,
+    ToolChoice,
+    Tools,
+    ToolUse,
+    tool_use,
 )
 
-MAX_MESSAGES = 4096
-MAX_CONTENT_PARTS = 16_384
-
-
-class TextPart(RequestPart):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(RequestPart):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS, fail_fast=True)] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
-
-    # What the SDK's own messages carry when they are sent back; a value in them is not implemented.
-    tool_calls: Empty | None = None
-    annotations: Empty | None = None
-    audio: EmptyObject | None = None
-    function_call: EmptyObject | None = None
-
-    @property
-    def text(self) -> str:
-        if self.content is None:
-            return ""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-    def for_template(self) -> dict[str, str]:
-        """Chat templates know `system`, not its newer name."""
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatCompletionRequest(GenerationParameters):
@@ -59,20 +28,21 @@ class ChatCompletionRequest(GenerationParameters):
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
 
     # Accepted and without effect here.
-    parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
 
     # See UNIMPLEMENTED.
-    tools: Empty | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: Empty | None = None
-    function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     audio: EmptyObject | None = None
     moderation: EmptyObject | None = None
-    reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
     web_search_options: EmptyObject | None = None
 
@@ -83,6 +53,27 @@ class ChatCompletionRequest(GenerationParameters):
     @property
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        """What a reply must call is stricter than the format of its answer."""
+        return self.tool_use().forced_output() or super().structured_output
+
+    @property
+    def max_calls(self) -> int | None:
+        return self.tool_use().max_calls
+
+    def tool_use(self) -> ToolUse:
+        """Raises as `tool_use`."""
+        if self.functions is not None and not self.tools:
+            tools = [FunctionTool(type="function", function=function) for function in self.functions]
+            choice: ToolChoice | None
+            if isinstance(self.function_call, FunctionName):
+                choice = NamedFunction(type="function", function=self.function_call)
+            else:
+                choice = self.function_call
+            return tool_use(tools, choice, parallel=False, is_legacy=True)
+        return tool_use(self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
 
 
 def unsupported_part(param: str) -> UnsupportedParameter:

@@ -1,32 +1,63 @@
 """POST /v1/chat/completions: the reply."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import TokenLogprob
-from router.generation import Output
-from router.openai.reply import LOWEST_LOGPROB, Choice, EventEncoder, ReplyHead, Usage, document, finish_name
+from router.generation import Output, ToolCall
+from router.openai.chat import ChatCompletionRequest
+from router.openai.reply import (
+    LOWEST_LOGPROB,
+    Choice,
+    EventEncoder,
+    ReplyHead,
+    Usage,
+    document,
+    finish_name,
+    new_head,
+)
 
 
 class ChatReply:
-    def __init__(self, head: ReplyHead, *, with_logprobs: bool, usage_is_asked: bool) -> None:
+    """`is_legacy`: calls are answered as `function_call`."""
+
+    def __init__(
+        self,
+        head: ReplyHead,
+        *,
+        with_logprobs: bool,
+        usage_is_asked: bool,
+        with_reasoning: bool = True,
+        is_legacy: bool = False,
+    ) -> None:
         self._head = head
         self._with_logprobs = with_logprobs
+        self._with_reasoning = with_reasoning
+        self._is_legacy = is_legacy
         self._encoder = EventEncoder(head, "chat.completion.chunk", usage_is_asked=usage_is_asked)
-        self._opened: set[int] = set()
+        self._num_calls: dict[int, int] = {}  # of each choice that was opened
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
         events = b""
-        if index not in self._opened:
-            self._opened.add(index)
+        if index not in self._num_calls:
+            self._num_calls[index] = 0
             events += self._encoder.choice(self._chunk(index, {"role": "assistant", "content": ""}, None), usage)
+        if output.reasoning and self._with_reasoning:
+            events += self._encoder.choice(self._chunk(index, _reasoning(output.reasoning), None), usage)
         if output.text or output.logprobs:
             chunk = self._chunk(index, {"content": output.text}, None)
             if self._with_logprobs:
                 chunk["logprobs"] = chat_logprobs(output.logprobs)
             events += self._encoder.choice(chunk, usage)
+        for call in output.tool_calls:
+            place = self._num_calls[index]
+            self._num_calls[index] += 1
+            delta = {"function_call": _function(call)} if self._is_legacy else _calls([call], first=place)
+            events += self._encoder.choice(self._chunk(index, delta, None), usage)
         if output.finish is not None:
-            events += self._encoder.choice(self._chunk(index, {}, finish_name(output.finish)), usage)
+            finish = self._finish(output.finish, self._num_calls[index])
+            events += self._encoder.choice(self._chunk(index, {}, finish), usage)
         return events
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -39,16 +70,58 @@ class ChatReply:
             bodies.append(
                 {
                     "index": index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "message": self._message(choice),
                     "logprobs": chat_logprobs(choice.logprobs) if self._with_logprobs else None,
-                    "finish_reason": finish_name(choice.finish),
+                    "finish_reason": self._finish(choice.finish, len(choice.tool_calls)),
                 }
             )
         return document(self._head, "chat.completion", bodies, usage)
 
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        content = choice.text if choice.text or not choice.tool_calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.reasoning and self._with_reasoning:
+            message |= _reasoning(choice.reasoning)
+        if choice.tool_calls:
+            calls = choice.tool_calls
+            message |= {"function_call": _function(calls[0])} if self._is_legacy else _calls(calls)
+        return message
+
+    def _finish(self, finish: FinishReason, num_calls: int) -> str:
+        if num_calls and finish is FinishReason.STOP:
+            return "function_call" if self._is_legacy else "tool_calls"
+        return finish_name(finish)
+
     @staticmethod
-    def _chunk(index: int, delta: dict[str, str], finish: str | None) -> dict[str, Any]:
+    def _chunk(index: int, delta: Mapping[str, Any], finish: str | None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def chat_reply(request: ChatCompletionRequest) -> ChatReply:
+    return ChatReply(
+        new_head("chatcmpl", request.model),
+        with_logprobs=request.asked_logprobs is not None,
+        usage_is_asked=request.include_usage,
+        with_reasoning=request.include_reasoning is not False,
+        is_legacy=request.tool_use().is_legacy,
+    )
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients look for."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _function(call: ToolCall) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _calls(calls: Sequence[ToolCall], first: int | None = None) -> dict[str, Any]:
+    """With `first`, deltas of a stream, counted from there."""
+    said: list[dict[str, Any]] = [{"id": c.call_id, "type": "function", "function": _function(c)} for c in calls]
+    if first is not None:
+        said = [{"index": first + place, **call} for place, call in enumerate(said)]
+    return {"tool_calls": said}
 
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:

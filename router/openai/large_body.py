@@ -8,15 +8,24 @@ import gc
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 from pydantic import BaseModel
 
 from router.errors import InvalidRequest
-from router.openai.chat import MAX_CONTENT_PARTS, MAX_MESSAGES, ChatMessage, unsupported_part
+from router.openai.chat import unsupported_part
+from router.openai.messages import (
+    MAX_CALLS,
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    AssistantToolCall,
+    CalledFunction,
+    ChatMessage,
+)
 
 MAX_PARAMETER_BYTES = 256 * 1024
+MAX_TOOL_BYTES = 2 * 1024 * 1024
 MAX_PROMPTS = 4096
 MAX_TOKEN_IDS = 1 << 20
 _MAX_EXTRA_BYTES = 64  # of a message's fields that must be empty
@@ -32,19 +41,34 @@ class _Part(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=
     text: str
 
 
+class _Function(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    id: str
+    function: _Function
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
-    tool_calls: msgspec.Raw = _NOTHING
     annotations: msgspec.Raw = _NOTHING
     audio: msgspec.Raw = _NOTHING
-    function_call: msgspec.Raw = _NOTHING
 
 
-_EXTRAS = ("tool_calls", "annotations", "audio", "function_call")
+_EXTRAS = ("annotations", "audio")
+_TOOLS = ("tools", "functions")
 
 
 def parameters_and_prompt(body: bytes, schema: type[BaseModel]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -57,12 +81,17 @@ def parameters_and_prompt(body: bytes, schema: type[BaseModel]) -> tuple[dict[st
     with _without_cycles():
         raws = _fields(body, schema)
         prompt = {name: _prompt_field(name, raws.pop(name)) for name in _PROMPT_FIELDS if name in raws}
-    longest = max(raws, key=lambda name: len(memoryview(raws[name])), default=None)
-    if sum(len(memoryview(raw)) for raw in raws.values()) > MAX_PARAMETER_BYTES:
-        message = f"Besides messages and prompt, a body may hold {MAX_PARAMETER_BYTES} bytes; shorten {longest!r}."
-        raise InvalidRequest(message, param=longest)
+    _check_bytes({name: raw for name, raw in raws.items() if name in _TOOLS}, MAX_TOOL_BYTES)
+    _check_bytes({name: raw for name, raw in raws.items() if name not in _TOOLS}, MAX_PARAMETER_BYTES)
     document = {name: msgspec.json.decode(raw) for name, raw in raws.items()}
     return document | {name: _PROMPT_FIELDS[name] for name in prompt}, prompt
+
+
+def _check_bytes(raws: Mapping[str, msgspec.Raw], limit_bytes: int) -> None:
+    if sum(len(memoryview(raw)) for raw in raws.values()) > limit_bytes:
+        longest = max(raws, key=lambda name: len(memoryview(raws[name])))
+        message = f"Besides messages and prompt, a body may hold {limit_bytes} bytes; shorten {longest!r}."
+        raise InvalidRequest(message, param=longest)
 
 
 def _fields(body: bytes, schema: type[BaseModel]) -> dict[str, msgspec.Raw]:
@@ -96,6 +125,8 @@ def _messages(raw: msgspec.Raw) -> list[ChatMessage]:
     if parts > MAX_CONTENT_PARTS:
         message = f"The messages have {parts} content parts; a request may have {MAX_CONTENT_PARTS}."
         raise InvalidRequest(message, param="messages")
+    if any(len(m.tool_calls or ()) > MAX_CALLS for m in messages):
+        raise InvalidRequest(f"A message has more than {MAX_CALLS} 'tool_calls'.", param="messages")
     return [_message(index, message) for index, message in enumerate(messages)]
 
 
@@ -105,16 +136,25 @@ def _message(index: int, message: _Message) -> ChatMessage:
         if len(memoryview(raw)) > _MAX_EXTRA_BYTES or msgspec.json.decode(raw):
             param = f"messages[{index}].{name}"
             raise InvalidRequest(f"{param!r} with a value in it is not implemented; leave it out.", param=param)
-    if message.role not in ("system", "developer", "user", "assistant", "tool"):
-        param = f"messages[{index}].role"
-        raise InvalidRequest(f"Invalid value for {param!r}: no such role.", param=param)
     content = message.content
     return ChatMessage.model_construct(
-        role=message.role,  # type: ignore[arg-type]  # checked above, against the values of the Literal
+        role=message.role,
         content="".join([part.text for part in content]) if isinstance(content, list) else content,
         name=message.name,
         tool_call_id=message.tool_call_id,
+        tool_calls=None if message.tool_calls is None else [_call(call) for call in message.tool_calls],
+        function_call=None if message.function_call is None else _called(message.function_call),
+        reasoning_content=message.reasoning_content,
+        reasoning=message.reasoning,
     )
+
+
+def _call(call: _Call) -> AssistantToolCall:
+    return AssistantToolCall.model_construct(id=call.id, type="function", function=_called(call.function))
+
+
+def _called(function: _Function) -> CalledFunction:
+    return CalledFunction.model_construct(name=function.name, arguments=function.arguments)
 
 
 def _prompt(raw: bytes) -> str | list[str] | list[int] | list[list[int]]:

@@ -34,19 +34,14 @@ UNIMPLEMENTED = frozenset(
         "audio",
         "best_of",
         "frequency_penalty",
-        "function_call",
-        "functions",
         "logit_bias",
         "min_p",
         "modalities",
         "moderation",
         "presence_penalty",
-        "reasoning_effort",
         "repetition_penalty",
         "stop_token_ids",
         "suffix",
-        "tool_choice",
-        "tools",
         "verbosity",
         "web_search_options",
     }
@@ -100,6 +95,7 @@ class GenerationParameters(RequestPart):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    skip_special_tokens: bool | None = None
 
     # Accepted and without effect here.
     user: str | None = None
@@ -122,6 +118,10 @@ class GenerationParameters(RequestPart):
     @property
     def num_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def skips_special_tokens(self) -> bool:
+        return self.skip_special_tokens is not False
 
     @property
     def streams(self) -> bool:
@@ -150,6 +150,11 @@ class GenerationParameters(RequestPart):
                 return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text=schema)
             case JsonObjectFormat():
                 return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text='{"type":"object"}')
+        return None
+
+    @property
+    def max_calls(self) -> int | None:
+        """Calls of tools that a choice may make."""
         return None
 
     @property

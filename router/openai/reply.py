@@ -1,5 +1,7 @@
 """What both kinds of replies share."""
 
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -8,7 +10,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import TokenLogprob
-from router.generation import Output
+from router.generation import Output, ToolCall
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf; this is what peers send
 
@@ -17,14 +19,22 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
+    """`cached_tokens` are those of the prompt whose KV was there, `reasoning_tokens` those of the completion that
+    belong to its reasoning.
+    """
+
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -33,12 +43,16 @@ class Choice:
     """What one choice has said so far."""
 
     texts: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
     finish: FinishReason | None = None
 
     def add(self, output: Output) -> None:
         self.texts.append(output.text)
+        self.reasonings.append(output.reasoning)
+        self.tool_calls.extend(output.tool_calls)
         self.logprobs.extend(output.logprobs)
         self.num_tokens += output.num_tokens
         self.finish = output.finish
@@ -46,6 +60,10 @@ class Choice:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.reasonings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +73,10 @@ class ReplyHead:
     reply_id: str
     model: str
     created_s: int
+
+
+def new_head(prefix: str, model: str) -> ReplyHead:
+    return ReplyHead(reply_id=f"{prefix}-{uuid.uuid4().hex}", model=model, created_s=int(time.time()))
 
 
 class ReplyFormat(Protocol):

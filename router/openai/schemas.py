@@ -16,10 +16,20 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class UsageSchema(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprobSchema(BaseModel):
@@ -37,17 +47,34 @@ class ChatLogprobs(BaseModel):
     refusal: None
 
 
+class FunctionCallSchema(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCallSchema(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionCallSchema
+
+
 class AssistantMessage(BaseModel):
+    """`reasoning` and `reasoning_content` say the same: clients look for one or the other."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallSchema] | None = None
+    function_call: FunctionCallSchema | None = None
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatCompletion(BaseModel):

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from importlib.metadata import version
 
 from pdmux_actor.lease import ModelPhase
@@ -21,25 +21,27 @@ from router.errors import (
     UnsupportedParameter,
 )
 from router.gateway_scheduler import GatewayScheduler
-from router.generation import Generation
+from router.generation import Generation, Output
 from router.limits import GatewayLimits
 from router.live_view import ContextLengths, LiveView
 from router.openai.chat import ChatCompletionRequest
-from router.openai.chat_reply import ChatReply
+from router.openai.chat_reply import chat_reply
 from router.openai.completion_reply import CompletionReply
 from router.openai.completions import CompletionRequest
 from router.openai.parameters import GenerationParameters
-from router.openai.reply import ReplyHead
+from router.openai.reply import ReplyFormat, new_head
 from router.routing.routing import RoutingSettings
 from router.serving.fanout import interleave
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner
 from router.serving.prompts import Prompt, chat_prompt, completion_prompts, completion_tokens
+from router.serving.reply_reading import read_parts
 from router.serving.response import GenerationResponse
 from router.serving.waiting_requests import WaitingRequests
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.service_report import ServiceReport
 from router.text.process import StartText, TextProcess
+from router.text.replies import Replies
 from router.text.tokenization import Tokenizers
 from router.transport.frame_connection import SilenceLimits
 from router.transport.unit_pool import UnitPool
@@ -78,6 +80,7 @@ class Gateway:
         self.large_bodies = asyncio.Lock()  # held while one is read
         self._pool = UnitPool(SilenceLimits(suspect_s=self.limits.suspect_s, lost_s=self.limits.lost_s))
         self._tokenizers = Tokenizers(self.limits, clock=clock, start=start_text)
+        self._replies = Replies(self.limits, start=start_text)
         self.metrics = GatewayMetrics(
             version=VERSION,
             view=lambda: self.view.current,
@@ -121,6 +124,7 @@ class Gateway:
         self._room.close()
         await self._pool.close()
         self._tokenizers.close()
+        self._replies.close()
 
     def known_view(self) -> LiveView:
         """The view, for answers that say what the fleet has not got: before there is one, nobody knows.
@@ -164,14 +168,20 @@ class Gateway:
             raise ModelNotFound(model=model)
         return card
 
-    async def chat(self, request: ChatCompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
-        """Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs."""
+    async def chat(
+        self,
+        request: ChatCompletionRequest,
+        caller: Caller = ANYBODY,
+        make_reply: Callable[[str], ReplyFormat] | None = None,
+    ) -> GenerationResponse:
+        """`make_reply` makes the reply's form for a model, that of chat completions by default.
+
+        Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs.
+        """
         card = self._enter(request.model)
         receipt = self._receipt(card, caller)
         prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
-        head = self._head(card, "chatcmpl")
-        with_logprobs = request.asked_logprobs is not None
-        reply = ChatReply(head, with_logprobs=with_logprobs, usage_is_asked=request.include_usage)
+        reply = chat_reply(request) if make_reply is None else make_reply(card.model)
         return await self._answer(card, request, [prompt], reply, caller, receipt, param="messages")
 
     async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
@@ -183,7 +193,7 @@ class Gateway:
         receipt = self._receipt(card, caller)
         prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
         reply = CompletionReply(
-            self._head(card, "cmpl"),
+            new_head("cmpl", card.model),
             with_logprobs=request.logprobs is not None,
             usage_is_asked=request.include_usage,
             echoes=[prompt.echo for prompt in prompts for _ in range(request.num_choices)],
@@ -214,7 +224,7 @@ class Gateway:
         card: ModelCard,
         request: GenerationParameters,
         prompts: Sequence[Prompt],
-        reply: ChatReply | CompletionReply,
+        reply: ReplyFormat,
         caller: Caller,
         receipt: ServiceReport,
         *,
@@ -230,7 +240,7 @@ class Gateway:
         generations = self._generations(card, request, prompts, param, context, receipt)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return GenerationResponse(
-            interleave([self._runner.run(generation, caller, receipt) for generation in generations]),
+            interleave([self._outputs(generation, request, caller, receipt) for generation in generations]),
             reply,
             num_choices=len(generations),
             prompt_tokens=prompt_tokens,
@@ -238,6 +248,15 @@ class Gateway:
             continuous_usage=request.continuous_usage,
             receipt=receipt,
         )
+
+    def _outputs(
+        self, generation: Generation, request: GenerationParameters, caller: Caller, receipt: ServiceReport
+    ) -> AsyncGenerator[Output, None]:
+        outputs = self._runner.run(generation, caller, receipt)
+        if generation.reply is None:
+            return outputs
+        reply = self._replies.opened(generation.model, generation.reply)
+        return read_parts(outputs, reply, streams=request.streams, max_calls=request.max_calls)
 
     def _check_length(self, prompts: Sequence[Prompt], param: str) -> None:
         limit = self.limits.max_prompt_tokens
@@ -283,6 +302,8 @@ class Gateway:
                         prompt_param=param,
                         sampling=request.sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
                         stop=request.stop_strings,
+                        reply=prompt.reply,
+                        skip_special_tokens=prompt.skip_special_tokens,
                         slo=receipt.slo,
                         client_request_id=receipt.request_id,
                     )
@@ -316,7 +337,3 @@ class Gateway:
 
     def _is_loading(self, model: str) -> bool:
         return ModelPhase.LOADING in self.view.phases(model)
-
-    @staticmethod
-    def _head(card: ModelCard, prefix: str) -> ReplyHead:
-        return ReplyHead(reply_id=f"{prefix}-{uuid.uuid4().hex}", model=card.model, created_s=int(time.time()))

@@ -213,6 +213,7 @@ def _continuation(generation: Generation, progress: _Progress, attempt: int, slo
         slo=slo,
         output_token_ids=tuple(progress.final),
         stop=generation.stop,
+        skip_special_tokens=generation.skip_special_tokens,
     )
 
 

@@ -1,33 +1,66 @@
 """From a validated request to token ids, and how many tokens may follow them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from router.errors import ContextLengthExceeded, InvalidRequest
+from router.generation import ReplyShape
 from router.live_view import ContextLengths
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
+from router.openai.tools import ToolUse
+from router.text.reply_templates import TOOL_FIELD, forced_call, separates, without
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`echo` is what the reply repeats before the completion."""
+    """`echo` is what the reply repeats before the completion, `reply` how it is read, None where it is all answer."""
 
     token_ids: tuple[int, ...]
     echo: str = ""
+    reply: ReplyShape | None = None
+    skip_special_tokens: bool = True
 
 
 async def chat_prompt(
     request: ChatCompletionRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
 ) -> Prompt:
-    """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode_chat`."""
-    messages = [message.for_template() for message in request.messages]
-    arguments = request.chat_template_kwargs or {}
-    token_ids = await tokenizers.encode_chat(card, messages, arguments, max_tokens=max_tokens)
-    if not token_ids:
+    """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode_chat`, and InvalidRequest
+    for tools that do not fit together.
+    """
+    use = request.tool_use()
+    chat = await tokenizers.encode_chat(
+        card,
+        [message.for_template() for message in request.messages],
+        request.chat_template_kwargs or {},
+        tools=use.offered,
+        effort=request.reasoning_effort,
+        max_tokens=max_tokens,
+    )
+    if not chat.token_ids:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
-    return Prompt(token_ids=tuple(token_ids))
+    loaded = await tokenizers.of(card)
+    shape = _reply_shape(request, use, chat.prompt_end, loaded.response_template)
+    marks_are_special = loaded.marks_are_special and shape is not None and not use.must_call
+    return Prompt(
+        token_ids=tuple(chat.token_ids),
+        reply=shape,
+        skip_special_tokens=request.skips_special_tokens and not marks_are_special,
+    )
+
+
+def _reply_shape(
+    request: ChatCompletionRequest, use: ToolUse, prompt_end: str, template: Mapping[str, Any]
+) -> ReplyShape | None:
+    if use.must_call:
+        return ReplyShape(template=forced_call(use.only), prompt_end="", tools=use.offered)
+    if request.structured_output is not None:
+        return None  # the mask leaves room for nothing but the answer
+    parts = dict(template) if use.offered else without(template, (TOOL_FIELD,))
+    return ReplyShape(template=parts, prompt_end=prompt_end, tools=use.offered) if separates(parts) else None
 
 
 async def completion_prompts(
@@ -55,7 +88,8 @@ async def completion_prompts(
         echo = ""
         if request.echo:
             echo = prompt if isinstance(prompt, str) else await tokenizers.decode(card, token_ids)
-        prompts.append(Prompt(token_ids=tuple(token_ids), echo=echo))
+        skips = request.skips_special_tokens
+        prompts.append(Prompt(token_ids=tuple(token_ids), echo=echo, skip_special_tokens=skips))
     return prompts
 
 

@@ -29,22 +29,37 @@ class GenerationResponse:
         self._prompt_tokens = prompt_tokens
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
+        self._completion_tokens = 0
+        self._reasoning_tokens = 0
+        self._cached_tokens = 0
 
     async def document(self) -> bytes:
         choices = [Choice() for _ in range(self._num_choices)]
         async with aclosing(self._outputs) as outputs:
             async for index, output in outputs:
+                self._count(output)
                 choices[index].add(output)
-        return self._format.document(choices, self._usage(sum(choice.num_tokens for choice in choices)))
+        return self._format.document(choices, self._usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        num_tokens = 0
         async with aclosing(self._outputs) as outputs:
             async for index, output in outputs:
-                num_tokens += output.num_tokens
-                yield self._format.events(index, output, self._usage(num_tokens) if self._continuous_usage else None)
+                self._count(output)
+                events = self._format.events(index, output, self._usage() if self._continuous_usage else None)
+                if events:
+                    yield events
         if self._include_usage:
-            yield self._format.usage_event(self._usage(num_tokens))
+            yield self._format.usage_event(self._usage())
 
-    def _usage(self, completion_tokens: int) -> Usage:
-        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=completion_tokens)
+    def _count(self, output: Output) -> None:
+        self._completion_tokens += output.num_tokens
+        self._reasoning_tokens += output.reasoning_tokens
+        self._cached_tokens += output.cached_tokens
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            cached_tokens=min(self._cached_tokens, self._prompt_tokens),
+            reasoning_tokens=self._reasoning_tokens,
+        )

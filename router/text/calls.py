@@ -19,11 +19,14 @@ class LoadTokenizer(msgspec.Struct, frozen=True, tag="load"):
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
-    """Messages to tokens. The template may take `template_timeout_s`; more than `max_tokens` are only counted."""
+    """Messages and tools to tokens. The template may take `template_timeout_s`; more than `max_tokens` are only
+    counted.
+    """
 
     call: int
     tokenizer: TokenizerKey
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
     template_arguments: dict[str, Any]
     template_timeout_s: float
     max_tokens: int
@@ -43,15 +46,37 @@ class DecodeTokens(msgspec.Struct, frozen=True, tag="decode"):
     token_ids: list[int]
 
 
+class OpenReply(msgspec.Struct, frozen=True, tag="open_reply"):
+    """A reply begins whose parts `template` names, in transformers' form of a response template."""
+
+    call: int
+    reply: str
+    template: dict[str, Any]
+    prompt_end: str
+    tools: list[dict[str, Any]]
+
+
+class ReadReply(msgspec.Struct, frozen=True, tag="read_reply"):
+    """What came next of an open reply; `ends`: nothing follows."""
+
+    call: int
+    reply: str
+    texts: list[str]
+    ends: bool
+
+
 class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """`template_variables` are what a request may set of what the template reads; None: there is no template.
     `characters_per_token` bounds how many characters one token can stand for; None: nothing bounds it.
+    `response_template` names the parts of a reply; `marks_are_special`: units must show special tokens for that.
     """
 
     call: int
     vocab_size: int
     template_variables: list[str] | None
     characters_per_token: int | None
+    response_template: dict[str, Any]
+    marks_are_special: bool
 
 
 class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -60,11 +85,12 @@ class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
-    """`token_ids` is empty where `num_tokens` exceeds what was asked for."""
+    """`token_ids` is empty where `num_tokens` exceeds what was asked for. `prompt_end` are the last characters."""
 
     call: int
     num_tokens: int
     token_ids: list[int]
+    prompt_end: str = ""
 
 
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
@@ -80,8 +106,39 @@ class TextRefused(msgspec.Struct, frozen=True, tag="refused"):
     too_slow: bool = False
 
 
-TextCall = LoadTokenizer | EncodeChat | EncodeText | DecodeTokens
-TextAnswer = TokenizerLoaded | TokenizerFailed | Encoded | Decoded | TextRefused
+class CalledTool(msgspec.Struct, frozen=True, array_like=True):
+    """`arguments` is JSON text, as far as the model keeps to it."""
+
+    name: str
+    arguments: str
+
+
+class ReplyParts(msgspec.Struct, frozen=True, array_like=True):
+    """What a piece of text added to a reply; `is_reasoning`: the piece belongs to the reasoning."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[CalledTool] = []
+    is_reasoning: bool = False
+
+
+class ReplyRead(msgspec.Struct, frozen=True, tag="read"):
+    """Parts of each text."""
+
+    call: int
+    parts: list[ReplyParts]
+
+
+class ReplyUnknown(msgspec.Struct, frozen=True, tag="unknown_reply"):
+    """It was opened in a process that has ended, or so long ago that it was forgotten: open it anew."""
+
+    call: int
+
+
+TokenizerCall = EncodeChat | EncodeText | DecodeTokens
+ReplyCall = OpenReply | ReadReply
+TextCall = LoadTokenizer | EncodeChat | EncodeText | DecodeTokens | OpenReply | ReadReply
+TextAnswer = TokenizerLoaded | TokenizerFailed | Encoded | Decoded | TextRefused | ReplyRead | ReplyUnknown
 
 
 def frame(message: TextCall | TextAnswer) -> bytes:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pdmux_actor.models.checkpoint import is_shape_only
 from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
 from router.text.characters import characters_per_token
+from router.text.reply_templates import needs_special_tokens, template_for
+from router.text.tool_prompt import with_tools_told
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,17 +48,33 @@ class PromptEncoder:
         self._backend = tokenizer.backend_tokenizer
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.characters_per_token = characters_per_token(self._backend)
-        self.template_variables = _settable_variables(tokenizer) if tokenizer.chat_template else None
+        variables = _read_variables(tokenizer) if tokenizer.chat_template else frozenset()
+        self.template_variables = _settable(variables) if tokenizer.chat_template else None
+        several = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+        self._knows_tools = "tools" in variables or "tool_use" in several
+        own = getattr(tokenizer, "response_template", None)
+        self.response_template: dict[str, Any] = own or template_for(_chat_template(tokenizer))
+        self.marks_are_special = needs_special_tokens(self.response_template, tokenizer.all_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], template_arguments: Mapping[str, Any]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, Any],
+    ) -> str:
         """Raises:
         TemplateRefusal: the template says no, or these arguments make it fail.
         """
         import jinja2  # not at the top: the template engine is transformers' and comes with it
 
         arguments = {**template_arguments, "tokenize": False, "add_generation_prompt": True}
+        told = [dict(message) for message in messages]
+        if not self._knows_tools and (tools or any("tool_calls" in message for message in messages)):
+            told = with_tools_told(messages, tools)
+        elif tools:
+            arguments["tools"] = list(tools)
         try:
-            rendered = self._tokenizer.apply_chat_template([dict(m) for m in messages], **arguments)
+            rendered = self._tokenizer.apply_chat_template(told, **arguments)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise TemplateRefusal(str(error)) from error
         if not isinstance(rendered, str):
@@ -83,13 +101,24 @@ def load_encoder(source: str, revision: str | None) -> PromptEncoder:
     return PromptEncoder(AutoTokenizer.from_pretrained(source, revision=revision))
 
 
-def _settable_variables(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What the default template looks up in its context, without what we, transformers and the checkpoint set."""
+def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several, by name
+        return "".join(map(str, template.values()))
+    return template or ""
+
+
+def _read_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """What the default template looks up in its context, without what transformers and the checkpoint set."""
     from jinja2 import meta
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = tokenizer.get_chat_template()
     environment = _compile_jinja_template(template).environment
     read = meta.find_undeclared_variables(environment.parse(template))
-    ours = _OURS | set(environment.globals) | set(tokenizer.special_tokens_map)
-    return sorted(name for name in read - ours if not name.startswith(("return_", "_")))
+    return frozenset(read - set(environment.globals) - set(tokenizer.special_tokens_map))
+
+
+def _settable(variables: frozenset[str]) -> list[str]:
+    """What a request may set of them."""
+    return sorted(name for name in variables - _OURS if not name.startswith(("return_", "_")))

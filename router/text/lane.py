@@ -5,11 +5,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from router.text.calls import (
-    DecodeTokens,
-    EncodeChat,
-    EncodeText,
     LoadTokenizer,
+    OpenReply,
+    ReadReply,
+    ReplyCall,
     TextAnswer,
+    TokenizerCall,
     TokenizerFailed,
     TokenizerKey,
     TokenizerLoaded,
@@ -64,9 +65,7 @@ class TextLane:
             load.add_done_callback(_retrieve)
         return await asyncio.shield(load)  # a caller that leaves does not stop the load for the others
 
-    async def answer(
-        self, call: EncodeChat | EncodeText | DecodeTokens, *, characters: int, limit_s: float
-    ) -> TextAnswer:
+    async def answer(self, call: TokenizerCall | ReplyCall, *, characters: int, limit_s: float) -> TextAnswer:
         """`limit_s` counts from the call's turn.
 
         Raises:
@@ -97,12 +96,13 @@ class TextLane:
         self._work.discard(work)
         _retrieve(work)
 
-    async def _answer(self, call: EncodeChat | EncodeText | DecodeTokens, limit_s: float) -> TextAnswer:
+    async def _answer(self, call: TokenizerCall | ReplyCall, limit_s: float) -> TextAnswer:
         for left in reversed(range(_ATTEMPTS)):
             try:
-                loaded = await self.load(call.tokenizer)
-                if isinstance(loaded, TokenizerFailed):
-                    return loaded
+                if not isinstance(call, OpenReply | ReadReply):
+                    loaded = await self.load(call.tokenizer)
+                    if isinstance(loaded, TokenizerFailed):
+                        return loaded
                 service = await self._running()
                 return await self._within(service, service.ask(call), limit_s)
             except TextProcessLost:

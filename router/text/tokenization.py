@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from router.errors import ContextLengthExceeded, InvalidRequest, Overloaded, TokenizerUnavailable
 from router.limits import GatewayLimits
 from router.text.calls import (
@@ -20,6 +22,7 @@ from router.text.calls import (
     EncodeText,
     TextAnswer,
     TextRefused,
+    TokenizerCall,
     TokenizerFailed,
     TokenizerKey,
     TokenizerLoaded,
@@ -41,6 +44,14 @@ _RELOAD_AFTER_S = 15.0
 class _Failure:
     reason: str
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedChat:
+    """`prompt_end` are the last characters of the text that the template made."""
+
+    token_ids: list[int]
+    prompt_end: str
 
 
 class Tokenizers:
@@ -106,26 +117,32 @@ class Tokenizers:
     async def encode_chat(
         self,
         card: ModelCard,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, Any],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        effort: str | None = None,
         max_tokens: int,
-    ) -> list[int]:
-        """Raises:
-        InvalidRequest: the model has no chat template, or it does not render these messages with these arguments; or
-            they are longer than the model's context of `max_tokens`.
-        TokenizerUnavailable, Overloaded
+    ) -> EncodedChat:
+        """`effort` is how much reasoning is asked for, for templates that can be told.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or it does not render these messages with these arguments;
+                or they are longer than the model's context of `max_tokens`.
+            TokenizerUnavailable, Overloaded
         """
         loaded = await self.of(card)
         _check_template_arguments(loaded.template_variables, template_arguments)
         characters = sum(len(message["content"]) for message in messages)
         _check_characters(characters, loaded, max_tokens, "messages")
+        characters += len(msgspec.json.encode([tools, [m["tool_calls"] for m in messages if "tool_calls" in m]]))
         key = _key(card)
         call = EncodeChat(
             call=0,
             tokenizer=key,
             messages=[dict(message) for message in messages],
-            template_arguments=dict(template_arguments),
+            tools=[dict(tool) for tool in tools],
+            template_arguments={**_effort_arguments(loaded.template_variables or (), effort), **template_arguments},
             template_timeout_s=self._limits.template_timeout_s,
             max_tokens=self._limits.max_prompt_tokens,
         )
@@ -137,7 +154,8 @@ class Tokenizers:
                 param="messages",
                 code="chat_template_error",
             )
-        return self._token_ids(answer, "messages")
+        token_ids = self._token_ids(answer, "messages")
+        return EncodedChat(token_ids=token_ids, prompt_end=answer.prompt_end if isinstance(answer, Encoded) else "")
 
     async def encode(self, card: ModelCard, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:
         """Raises as `encode_chat`."""
@@ -171,7 +189,7 @@ class Tokenizers:
     async def _ask(
         self,
         card: ModelCard,
-        call: EncodeChat | EncodeText | DecodeTokens,
+        call: TokenizerCall,
         characters: int,
         param: str,
         *,
@@ -258,6 +276,18 @@ def _check_template_arguments(variables: Sequence[str] | None, arguments: Mappin
                 param=f"chat_template_kwargs.{name[:100]}",
                 code="unknown_parameter",
             )
+
+
+def _effort_arguments(variables: Sequence[str], effort: str | None) -> dict[str, Any]:
+    """What templates call it: an effort, or a switch."""
+    if effort is None:
+        return {}
+    known: Mapping[str, Any] = {
+        "reasoning_effort": effort,
+        "enable_thinking": effort != "none",
+        "thinking": effort != "none",
+    }
+    return {name: value for name, value in known.items() if name in variables}
 
 
 def _check_characters(characters: int, loaded: TokenizerLoaded, max_tokens: int, param: str) -> None:

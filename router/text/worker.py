@@ -28,17 +28,26 @@ from router.text.calls import (
     Encoded,
     EncodeText,
     LoadTokenizer,
+    OpenReply,
+    ReadReply,
+    ReplyCall,
+    ReplyRead,
+    ReplyUnknown,
     TextAnswer,
     TextCall,
     TextRefused,
+    TokenizerCall,
     TokenizerFailed,
     TokenizerKey,
     TokenizerLoaded,
     frame,
 )
 from router.text.encoder import PromptEncoder, TemplateRefusal, load_encoder
+from router.text.reply_parser import ReplyParser
 
 _MAX_TOKENIZERS = 64
+_MAX_REPLIES = 4096
+_PROMPT_END_CHARACTERS = 512
 _MAX_ADDRESS_SPACE_BYTES = 16 * 1024**3  # what a template multiplies does not take the machine's memory
 
 
@@ -60,6 +69,7 @@ class TextWorker:
     def __init__(self, alarm: Alarm | None = None) -> None:
         self._alarm = alarm
         self._encoders: OrderedDict[TokenizerKey, PromptEncoder] = OrderedDict()
+        self._replies: OrderedDict[str, ReplyParser] = OrderedDict()
 
     def load(self, call: LoadTokenizer) -> TokenizerLoaded | TokenizerFailed:
         try:
@@ -69,9 +79,45 @@ class TextWorker:
         self._encoders[call.tokenizer] = encoder
         if len(self._encoders) > _MAX_TOKENIZERS:
             self._encoders.popitem(last=False)
-        return TokenizerLoaded(call.call, encoder.vocab_size, encoder.template_variables, encoder.characters_per_token)
+        return TokenizerLoaded(
+            call.call,
+            encoder.vocab_size,
+            encoder.template_variables,
+            encoder.characters_per_token,
+            encoder.response_template,
+            encoder.marks_are_special,
+        )
 
-    def answer(self, call: EncodeChat | EncodeText | DecodeTokens) -> TextAnswer:
+    def answer(self, call: TokenizerCall | ReplyCall) -> TextAnswer:
+        match call:
+            case OpenReply():
+                return self._open(call)
+            case ReadReply():
+                return self._read(call)
+            case _:
+                return self._tokenize(call)
+
+    def _open(self, call: OpenReply) -> TextAnswer:
+        try:
+            self._replies[call.reply] = ReplyParser(call.template, call.prompt_end, call.tools)
+        except ValueError as error:
+            return TextRefused(call.call, f"the response template of the checkpoint is none: {error}"[:500])
+        if len(self._replies) > _MAX_REPLIES:
+            self._replies.popitem(last=False)
+        return ReplyRead(call.call, [])
+
+    def _read(self, call: ReadReply) -> TextAnswer:
+        reply = self._replies.get(call.reply)
+        if reply is None:
+            return ReplyUnknown(call.call)
+        self._replies.move_to_end(call.reply)
+        last = len(call.texts) - 1
+        parts = [reply.feed(text, ends=call.ends and place == last) for place, text in enumerate(call.texts)]
+        if call.ends:
+            del self._replies[call.reply]
+        return ReplyRead(call.call, parts)
+
+    def _tokenize(self, call: TokenizerCall) -> TextAnswer:
         encoder = self._encoders.get(call.tokenizer)
         if encoder is None:  # it was the least recently used of too many
             loaded = self.load(LoadTokenizer(call.call, call.tokenizer))
@@ -83,7 +129,7 @@ class TextWorker:
             match call:
                 case EncodeChat():
                     with self._limited(call.template_timeout_s):
-                        text = encoder.render_chat(call.messages, call.template_arguments)
+                        text = encoder.render_chat(call.messages, call.tools, call.template_arguments)
                     return self._encoded(encoder, call, text, add_special_tokens=False)  # the template writes its own
                 case EncodeText():
                     return self._encoded(encoder, call, call.text, add_special_tokens=call.add_special_tokens)
@@ -115,7 +161,7 @@ class TextWorker:
         if per_token is not None and len(text) > call.max_tokens * per_token:
             return Encoded(call.call, -(-len(text) // per_token), [])
         ids = encoder.encode(text, add_special_tokens=add_special_tokens)
-        return Encoded(call.call, len(ids), ids if len(ids) <= call.max_tokens else [])
+        return Encoded(call.call, len(ids), ids if len(ids) <= call.max_tokens else [], text[-_PROMPT_END_CHARACTERS:])
 
 
 def main(arguments: Sequence[str]) -> None:

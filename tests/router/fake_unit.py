@@ -72,7 +72,7 @@ def speech_tokens(request: GenerateRequest) -> list[int]:
 class FakeUnit:
     """After `fuse[0]` tokens of a request it drops every connection and takes that entry off; units may share a fuse.
     `fail` ends a request at once; a prompt that begins with the token `poison` ends every connection. It `constrains`
-    outputs in name only.
+    outputs in name only. `says` is what it answers, in place of the speech.
     """
 
     unit_id: str = "unit-a"
@@ -86,6 +86,7 @@ class FakeUnit:
     constrains: bool = False
     poison: int | None = None
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
+    says: Callable[[GenerateRequest], str] | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     granted: dict[int, int] = field(default_factory=dict)
@@ -187,7 +188,8 @@ class FakeUnit:
         if (failure := self.fail(request)) is not None:
             writer.write(encode(msgspec.structs.replace(failure, stream=stream)))
             return
-        tokens = speech_tokens(request)[: request.sampling.max_tokens]
+        said = speech_tokens(request) if self.says is None else list(self.says(request).encode())
+        tokens = said[: request.sampling.max_tokens]
         position = len(request.output_token_ids)
         assert tokens[:position] == list(request.output_token_ids), "a continuation must go on where it was cut"
         shown = len(bytes(tokens[:position]).decode())
@@ -205,7 +207,9 @@ class FakeUnit:
             new = tokens[position : position + self.tokens_per_delta]
             position += len(new)
             held_back, text = _showable(tokens[:position], request.stop)
-            finish = FinishReason.LENGTH if position == len(tokens) else None
+            finish = None
+            if position == len(tokens):
+                finish = FinishReason.STOP if len(said) < request.sampling.max_tokens else FinishReason.LENGTH
             everything = bytes(tokens[:position]).decode(errors="replace")
             if finish is not None:
                 text, held_back = everything, 0

@@ -168,16 +168,11 @@ async def test_errors__sdk__raises_its_classes_with_request_id(client) -> None:
         await client.chat.completions.create(model="no/such", messages=HELLO)
     with pytest.raises(openai.BadRequestError) as long:
         await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x" * 5000}])
-    with pytest.raises(openai.BadRequestError) as tools:
-        await client.chat.completions.create(
-            model=MODEL, messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
 
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     assert missing.value.request_id
     assert long.value.code == "context_length_exceeded"
     assert "maximum context length is 4096 tokens" in long.value.message
-    assert (tools.value.code, tools.value.param) == ("unsupported_parameter", "tools")
 
 
 async def test_cancellation__sdk_closes_stream__unit_gets_cancel(client) -> None:

@@ -40,7 +40,7 @@ class Scripted:
         if self.killed:
             raise TextProcessLost
         if isinstance(call, LoadTokenizer):
-            return TokenizerLoaded(0, 256, None, None)
+            return TokenizerLoaded(0, 256, None, None, {}, False)
         assert isinstance(call, EncodeText)
         self.asked.append(call.text)
         if call.text == "hang":
@@ -148,8 +148,8 @@ async def test_process__template_that_loops__is_stopped_and_the_process_goes_on(
         assert isinstance(await process.ask(LoadTokenizer(0, tokenizer)), TokenizerLoaded)
     messages = [{"role": "user", "content": "hi"}]
 
-    stopped = await process.ask(EncodeChat(0, key, messages, {}, 0.2, 100))
-    encoded = await process.ask(EncodeChat(0, plain, messages, {}, 60.0, 100))
+    stopped = await process.ask(EncodeChat(0, key, messages, [], {}, 0.2, 100))
+    encoded = await process.ask(EncodeChat(0, plain, messages, [], {}, 60.0, 100))
     counted = await process.ask(EncodeText(0, plain, "x" * 200, add_special_tokens=False, max_tokens=100))
     broken = await process.ask(LoadTokenizer(0, TokenizerKey(str(tmp_path / "nowhere"), None)))
 

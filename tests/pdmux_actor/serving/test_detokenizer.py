@@ -203,3 +203,18 @@ def test_logprob__part_of_a_character__has_its_exact_byte():
 
     assert logprob.bytes == [0xC3]
     assert logprob.token == "\ufffd"
+
+
+@pytest.mark.parametrize(("vocabulary", "special"), [(BYTE_LEVEL, "<eos>"), (SENTENCEPIECE, "<s>")])
+def test_special_tokens__not_to_be_skipped__are_text_but_for_the_one_that_ends(vocabulary, special) -> None:
+    mark = vocabulary.tokenizer.token_to_id(special)
+    word = vocabulary.tokenizer.token_to_id("EN" if special == "<eos>" else "END")
+
+    def text_of(**how) -> str:
+        detokenizer = Detokenizer(vocabulary, **how)
+        pieces = [detokenizer.push([mark, word]), detokenizer.push([mark], ends=True), detokenizer.finish()]
+        return "".join(piece.text for piece in pieces)
+
+    shown = vocabulary.tokenizer.decode([word])
+    assert text_of() == shown
+    assert text_of(skip_special_tokens=False) == special + shown

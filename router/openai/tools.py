@@ -1,0 +1,128 @@
+"""Tools as a chat request declares them, and what its choice among them means."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field
+
+from pdmux_actor.messages import StructuredKind, StructuredOutput
+from router.errors import InvalidRequest
+from router.openai.parameters import RequestPart
+
+MAX_TOOLS = 1024
+
+ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+
+
+class FunctionDefinition(RequestPart):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(RequestPart):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(RequestPart):
+    name: ToolName
+
+
+class NamedFunction(RequestPart):
+    type: Literal["function"]
+    function: FunctionName
+
+
+Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Functions = Annotated[list[FunctionDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolChoice = Literal["none", "auto", "required"] | NamedFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """`offered` are OpenAI's tool objects. A reply that `must_call` is nothing but calls: of `only`, where it is named.
+    `is_legacy`: said as `functions`, and answered in that form.
+    """
+
+    offered: tuple[dict[str, Any], ...] = ()
+    must_call: bool = False
+    only: str | None = None
+    max_calls: int | None = None
+    is_legacy: bool = False
+
+    def forced_output(self) -> StructuredOutput | None:
+        """JSON: the arguments of the one tool, or a list of calls."""
+        if not self.must_call:
+            return None
+        definitions: dict[str, Any] = {}
+        schemas = {t["function"]["name"]: _hoisted(t["function"], definitions) for t in self.offered}
+        if self.only is not None:
+            schema = dict(schemas[self.only])
+        else:
+            schema = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(*one) for one in schemas.items()]}}
+            if self.max_calls is not None:
+                schema["maxItems"] = self.max_calls
+        if definitions:
+            schema["$defs"] = definitions
+        text = msgspec.json.encode(schema).decode()
+        return StructuredOutput(
+            kind=StructuredKind.JSON_SCHEMA, text=text, param="function_call" if self.is_legacy else "tool_choice"
+        )
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use(
+    tools: list[FunctionTool], choice: ToolChoice | None, *, parallel: bool | None, is_legacy: bool = False
+) -> ToolUse:
+    """Raises:
+    InvalidRequest: the choice is among tools that are not there, or two have one name.
+    """
+    where = ("functions", "function_call") if is_legacy else ("tools", "tool_choice")
+    names = [tool.function.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise InvalidRequest(f"Two of {where[0]!r} are called {twice!r}; give each a name of its own.", param=where[0])
+    if not tools and choice not in (None, "none", "auto"):
+        raise InvalidRequest(f"{where[1]!r} asks for a call, and there are no {where[0]!r}.", param=where[1])
+    only = choice.function.name if isinstance(choice, NamedFunction) else None
+    if only is not None and only not in names:
+        raise InvalidRequest(f"{where[1]!r} names {only!r}, which is not among {where[0]!r}.", param=where[1])
+    if choice == "none" or not tools:
+        return NO_TOOLS
+    return ToolUse(
+        offered=tuple(_plain(tool) for tool in tools),
+        must_call=choice == "required" or only is not None,
+        only=only,
+        max_calls=1 if is_legacy or parallel is False or only is not None else None,
+        is_legacy=is_legacy,
+    )
+
+
+def _plain(tool: FunctionTool) -> dict[str, Any]:
+    function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
+    return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}} | function}
+
+
+def _hoisted(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """A tool's schema without its definitions, which references look for at the root."""
+    schema = dict(function["parameters"])
+    for name, definition in schema.pop("$defs", {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            message = f"Two tools define {name!r} in '$defs' and mean different things; rename one of them."
+            raise InvalidRequest(message, param="tools")
+    return schema
+
+
+def _call(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [name]}, "parameters": schema},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,51 @@
+"""Between a generation's outputs and the reply: answer, reasoning and tool calls apart."""
+
+import secrets
+import string
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from router.generation import Output, ToolCall
+from router.text.calls import ReplyParts
+from router.text.replies import OpenedReply
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9  # Mistral's chat template takes no other
+
+
+async def read_parts(
+    outputs: AsyncGenerator[Output, None], reply: OpenedReply, *, streams: bool, max_calls: int | None
+) -> AsyncGenerator[Output, None]:
+    """Outputs with their parts apart. Of a reply that does not stream, all of it comes with the last one; calls beyond
+    `max_calls` are left out.
+    """
+    held: list[Output] = []
+    num_calls = 0
+    async with aclosing(outputs) as coming:
+        async for output in coming:
+            held.append(output)
+            if not streams and output.finish is None:
+                yield replace(output, text="")
+                continue
+            parts = await reply.read([one.text for one in held], ends=output.finish is not None)
+            left = None if max_calls is None else max_calls - num_calls
+            merged = _merged(output, parts, [one.num_tokens for one in held], left)
+            num_calls += len(merged.tool_calls)
+            held.clear()
+            yield merged
+
+
+def _merged(output: Output, parts: list[ReplyParts], num_tokens: list[int], max_calls: int | None) -> Output:
+    calls = [call for part in parts for call in part.tool_calls][:max_calls]
+    return replace(
+        output,
+        text="".join(part.text for part in parts),
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=tuple(ToolCall(call_id=_call_id(), name=call.name, arguments=call.arguments) for call in calls),
+        reasoning_tokens=sum(tokens for part, tokens in zip(parts, num_tokens, strict=True) if part.is_reasoning),
+    )
+
+
+def _call_id() -> str:
+    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))

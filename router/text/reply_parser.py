@@ -1,0 +1,125 @@
+"""One reply as it grows: answer, reasoning and tool calls apart. transformers' parser, and what surrounds it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from router.text.calls import CalledTool, ReplyParts
+from router.text.reply_templates import REASONING_FIELDS, TOOL_FIELD
+
+
+class ReplyParser:
+    """Feed it what the model says, in order. What cannot be read as its template says is answer: nothing gets lost."""
+
+    def __init__(self, template: Mapping[str, Any], prompt_end: str, tools: Sequence[Mapping[str, Any]]) -> None:
+        """`prompt_end` is the end of the prompt, which may have opened a part of the reply already.
+
+        Raises:
+            ValueError: the template is none.
+        """
+        from transformers.utils.chat_parsing.response_parser import ResponseParser
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        spec = load_response_template(_lenient(template))
+        prefix = prompt_end if spec.start_anchor_re.search(prompt_end) else ""
+        self._parser = ResponseParser(spec, prefix=prefix, tools=list(tools))
+        self._is_broken = False
+        self._region: str | None = None
+        self._has_regions = False
+        self._strips = False
+        self._space = ""  # may turn out to stand at the end of a part
+        self._raw = ""  # of the structured part that is open, from some time before its start
+        for event in self._parser.initial_events:
+            self._take(event, [], [], [])
+
+    def feed(self, text: str, *, ends: bool) -> ReplyParts:
+        if self._is_broken:
+            return ReplyParts(text=text)
+        answer: list[str] = []
+        reasoning: list[str] = []
+        calls: list[CalledTool] = []
+        was_reasoning = self._region in REASONING_FIELDS
+        if self._region is None or not self._is_structured(self._region):
+            self._raw = ""
+        self._raw += text
+        try:
+            events = self._parser.feed(text)
+            if ends:
+                events += self._parser.finalize()[1]
+        except (ValueError, KeyError, TypeError, RecursionError):  # a call is not what its template says
+            self._is_broken = True
+            return ReplyParts(text=self._raw)
+        for event in events:
+            self._take(event, answer, reasoning, calls)
+        if ends:
+            answer.append(self._rest())
+        is_reasoning = was_reasoning or (self._region in REASONING_FIELDS and not "".join(answer))
+        return ReplyParts("".join(answer), "".join(reasoning), calls, is_reasoning or bool(reasoning))
+
+    def _take(self, event: Mapping[str, Any], answer: list[str], reasoning: list[str], calls: list[CalledTool]) -> None:
+        field = event["field"]
+        match event["type"]:
+            case "region_open":
+                self._strips = field in REASONING_FIELDS or self._has_regions
+                if field != "content":
+                    self._has_regions = True
+                self._region, self._space = field, ""
+            case "region_chunk" if not event["dirty"]:
+                self._say(event["text"], reasoning if field in REASONING_FIELDS else answer, field)
+            case "region_close":
+                self._region = None
+                if field == TOOL_FIELD:
+                    said = _calls(event["value"])
+                    calls.extend(said)
+                    if not said:
+                        answer.append(_shown(event["value"]))
+                elif field != "content":
+                    self._space = ""
+
+    def _say(self, text: str, into: list[str], field: str) -> None:
+        if field != "content" and field not in REASONING_FIELDS:
+            return
+        if self._strips:
+            text = text.lstrip()
+            self._strips = not text
+        text = self._space + text
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        into.append(kept)
+
+    def _rest(self) -> str:
+        rest = "" if self._region in REASONING_FIELDS else self._space
+        self._space = ""
+        return rest
+
+    def _is_structured(self, field: str) -> bool:
+        return field != "content" and field not in REASONING_FIELDS
+
+
+def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:
+    """What is no JSON comes out as text instead of as an error."""
+    lenient = deepcopy(dict(template))
+    for field in lenient["fields"].values():
+        if field.get("content") == "json":
+            field["content_args"] = {**field.get("content_args", {}), "allow_non_json": True}
+    return lenient
+
+
+def _calls(value: object) -> list[CalledTool]:
+    """None where any is not a call."""
+    found: list[CalledTool] = []
+    for item in value if isinstance(value, list) else [value]:
+        function = item.get("function", item) if isinstance(item, dict) else None
+        for one in function if isinstance(function, list) else [function]:
+            if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+                return []
+            arguments = one.get("arguments", one.get("parameters", {}))
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            found.append(CalledTool(one["name"].strip(), text))
+    return found
+
+
+def _shown(value: object) -> str:
+    function = value.get("function") if isinstance(value, dict) else value
+    return function if isinstance(function, str) else json.dumps(function, ensure_ascii=False)

@@ -1,0 +1,107 @@
+"""Response templates, in transformers' format, for checkpoints that bring none: chosen by their chat template.
+
+A response template says which parts of a reply are its answer, its reasoning and its tool calls; transformers' parser
+does the rest.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+TOOL_FIELD = "tool_calls"
+
+_ANCHORS = [
+    "<|im_start|>assistant\n",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<|assistant|>",
+    "<\uff5cAssistant\uff5c>",
+    "[/INST]",
+]
+_END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>)"
+_CALL = {"type": "function", "function": "{content}"}
+_NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+
+_HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
+    "open_pattern": r"\s*<tool_call>",
+    "close": "</tool_call>",
+    "repeats": True,
+    "content": "json",
+    "transform": _CALL,
+}
+_QWEN_XML: Mapping[str, Any] = {
+    "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    "close_pattern": r"</function>\s*</tool_call>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+    "transform": _NAMED_CALL,
+}
+_LLAMA_3: Mapping[str, Any] = {
+    "open_pattern": r"(?:<\|python_tag\|>)?\s*(?=\{\s*\"name\"\s*:)",
+    "close": ["<|eot_id|>", "<|eom_id|>"],
+    "content": "json",
+    "transform": _CALL,
+}
+_MISTRAL: Mapping[str, Any] = {"open": "[TOOL_CALLS]", "close": "</s>", "content": "json", "transform": _CALL}
+_MISTRAL_ARGS: Mapping[str, Any] = {
+    "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\{]+)\[ARGS\]",
+    "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
+    "repeats": True,
+    "content": "json",
+    "transform": _NAMED_CALL,
+}
+
+_TOOLS_BY_MARK: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("<function=", _QWEN_XML),
+    ("<tool_call>", _HERMES),
+    ("[ARGS]", _MISTRAL_ARGS),
+    ("[TOOL_CALLS]", _MISTRAL),
+    ("<|start_header_id|>", _LLAMA_3),
+)
+
+
+def template_for(chat_template: str) -> dict[str, Any]:
+    """Tool calls in Hermes' form where nothing in the chat template says another: that is how tools are described to
+    such a model (tool_prompt.py).
+    """
+    fields: dict[str, Any] = {"content": {"close_pattern": _END, "content": "text"}}
+    if "<think>" in chat_template or "</think>" in chat_template:
+        fields["reasoning_content"] = {"open": "<think>", "close": "</think>", "content": "text"}
+    calls = next((calls for mark, calls in _TOOLS_BY_MARK if mark in chat_template), _HERMES)
+    fields[TOOL_FIELD] = dict(calls)
+    return {"defaults": {"role": "assistant"}, "start_anchor": _ANCHORS, "fields": fields}
+
+
+def without(template: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The template without some of its fields: their marks are text like any other."""
+    fields = {name: value for name, value in template["fields"].items() if name not in names}
+    return {**template, "fields": fields}
+
+
+def separates(template: Mapping[str, Any]) -> bool:
+    """Whether it finds anything but the answer."""
+    return any(name in (TOOL_FIELD, *REASONING_FIELDS) for name in template["fields"])
+
+
+def forced_call(name: str | None) -> dict[str, Any]:
+    """For a reply that is JSON throughout: the arguments of the tool `name`, or, with None, a list of calls."""
+    call: dict[str, Any] = {"content": "json"}
+    if name is None:
+        call |= {
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{parameters}"}},
+            "transform_each": True,
+        }
+    else:
+        call["transform"] = {"type": "function", "function": {"name": name, "arguments": "{content}"}}
+    return {"start_anchor": _ANCHORS, "fields": {TOOL_FIELD: call}}
+
+
+def needs_special_tokens(template: Mapping[str, Any], special_tokens: Collection[str]) -> bool:
+    """Whether marks of its parts are special tokens, which units leave out of the text unless they are told to."""
+    marks = ""
+    for name, field in template["fields"].items():
+        if name == "content":
+            continue
+        for key in ("open", "open_pattern", "close", "close_pattern"):
+            marks += str(field.get(key, "")).replace("\\", "")
+    return any(token in marks for token in special_tokens)

@@ -1,0 +1,134 @@
+"""Reading replies in a process that may be replaced at any time."""
+
+import asyncio
+
+import pytest
+
+from router.errors import TokenizerUnavailable
+from router.generation import ReplyShape
+from router.limits import GatewayLimits
+from router.text.calls import ReadReply, TextAnswer, TextCall
+from router.text.process import TextProcess, TextProcessLost
+from router.text.replies import Replies
+from router.text.reply_templates import forced_call, needs_special_tokens, template_for, without
+from router.text.worker import TextDesk
+
+TEMPLATE = template_for("<|im_start|> <think> <tool_call>")
+TEXTS = [
+    "<think>",
+    "Pa",
+    "ris?</thi",
+    "nk>\n\n",
+    "Let me ",
+    'see.<tool_call>{"name": "f", "argu',
+    'ments": {}}',
+    "</tool_call>",
+]
+PARTS = ("Let me see.", "Paris?", ["f"])
+
+
+class DyingService:
+    """Dies under each read whose number is in `deaths`; a new one knows no reply."""
+
+    def __init__(self, deaths: set[int], count: list[int]) -> None:
+        self._desk = TextDesk()
+        self._deaths = deaths
+        self._count = count
+
+    async def ask(self, call: TextCall) -> TextAnswer:
+        if isinstance(call, ReadReply):
+            self._count[0] += 1
+            if self._count[0] in self._deaths:
+                raise TextProcessLost
+        return self._desk.answer(call)
+
+    def kill(self) -> None:
+        """Nothing of it is left behind."""
+
+
+def replies(deaths: set[int]) -> Replies:
+    count = [0]
+
+    async def start(niceness: int) -> DyingService:
+        return DyingService(deaths, count)
+
+    return Replies(GatewayLimits(), start=start)
+
+
+async def read_all(reading: Replies, shape: ReplyShape, texts=TEXTS) -> tuple[str, str, list[str]]:
+    reply = reading.opened("m", shape)
+    parts = [p for i, text in enumerate(texts) for p in await reply.read([text], ends=i == len(texts) - 1)]
+    names = [call.name for part in parts for call in part.tool_calls]
+    return "".join(p.text for p in parts), "".join(p.reasoning for p in parts), names
+
+
+@pytest.mark.parametrize("deaths", [set(), {1}, {3}, {5, 9}, {len(TEXTS)}])
+async def test_reply__process_dies_at_any_read__every_part_comes_once(deaths) -> None:
+    assert await read_all(replies(deaths), ReplyShape(template=TEMPLATE, prompt_end="")) == PARTS
+
+
+async def test_reply__processes_keep_dying__503_in_place_of_silence() -> None:
+    with pytest.raises(TokenizerUnavailable):
+        await read_all(replies(set(range(1, 99))), ReplyShape(template=TEMPLATE, prompt_end=""))
+
+
+async def test_reply__template_of_the_checkpoint_is_none__all_is_answer() -> None:
+    broken = {"start_anchor": "x", "fields": {"content": {"content": "poem"}}}
+    assert await read_all(replies(set()), ReplyShape(template=broken, prompt_end="")) == ("".join(TEXTS), "", [])
+
+
+async def test_reply__real_process__reads_many_at_once() -> None:
+    reading = Replies(GatewayLimits(), start=TextProcess.start)
+    try:
+        shape = ReplyShape(template=TEMPLATE, prompt_end="")
+        assert await asyncio.gather(*(read_all(reading, shape) for _ in range(20))) == [PARTS] * 20
+    finally:
+        reading.close()
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "said", "expected"),
+    [
+        ("<|start_header_id|>", '{"name": "f", "parameters": {"x": 1}}', ("", "", ["f"])),
+        ("<|start_header_id|>", '<|python_tag|>{"name": "f", "parameters": {}}<|eom_id|>', ("", "", ["f"])),
+        (
+            "[TOOL_CALLS]",
+            'Hi[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+            ("Hi", "", ["f", "g"]),
+        ),
+        ("[ARGS] [TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}", ("", "", ["f", "g"])),
+        (
+            "<tool_call>\n<function=",
+            "<tool_call>\n<function=f>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>",
+            ("", "", ["f"]),
+        ),
+        ("{{ messages }}", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', ("", "", ["f"])),
+        ("<|im_start|><think>", "no mark </think> closes nothing", ("no mark </think> closes nothing", "", [])),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+async def test_template_for__each_family__finds_calls_however_the_text_is_cut(
+    chat_template, said, expected, step
+) -> None:
+    shape = ReplyShape(template=template_for(chat_template), prompt_end="")
+    texts = [said[i : i + step] for i in range(0, len(said), step)]
+    assert await read_all(replies(set()), shape, texts) == expected
+
+
+async def test_reply__prompt_has_opened_the_reasoning__begins_in_it() -> None:
+    shape = ReplyShape(template=TEMPLATE, prompt_end="<|im_start|>assistant\n<think>\n")
+    assert await read_all(replies(set()), shape, ["Hm.</think>", "\nHi", " \n"]) == ("Hi \n", "Hm.", [])
+
+
+async def test_forced_call__list_of_calls__each_by_name() -> None:
+    shape = ReplyShape(template=forced_call(None), prompt_end="")
+    texts = list('[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}]')
+    assert await read_all(replies(set()), shape, texts) == ("", "", ["f", "g"])
+
+
+def test_special_tokens__marks_among_them__are_needed_only_where_they_are_looked_for() -> None:
+    mistral = template_for("[TOOL_CALLS]")
+
+    assert needs_special_tokens(mistral, ["[TOOL_CALLS]", "</s>"])
+    assert not needs_special_tokens(without(mistral, ("tool_calls",)), ["[TOOL_CALLS]", "</s>"])
+    assert not needs_special_tokens(TEMPLATE, ["<|im_end|>"])
