@@ -4,22 +4,22 @@ A response template says which parts of a reply are its answer, its reasoning an
 does the rest.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 TOOL_FIELD = "tool_calls"
 
-_ANCHORS = [
+_ANCHORS: Sequence[str] = (
     "<|im_start|>assistant\n",
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "<|assistant|>",
     "<\uff5cAssistant\uff5c>",
     "[/INST]",
-]
+)
 _END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>)"
-_CALL = {"type": "function", "function": "{content}"}
-_NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_CALL: Mapping[str, Any] = {"type": "function", "function": "{content}"}
+_NAMED_CALL: Mapping[str, Any] = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
 _HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
     "open_pattern": r"\s*<tool_call>",
@@ -69,7 +69,7 @@ def template_for(chat_template: str) -> dict[str, Any]:
         fields["reasoning_content"] = {"open": "<think>", "close": "</think>", "content": "text"}
     calls = next((calls for mark, calls in _TOOLS_BY_MARK if mark in chat_template), _HERMES)
     fields[TOOL_FIELD] = dict(calls)
-    return {"defaults": {"role": "assistant"}, "start_anchor": _ANCHORS, "fields": fields}
+    return {"defaults": {"role": "assistant"}, "start_anchor": list(_ANCHORS), "fields": fields}
 
 
 def without(template: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def forced_call(name: str | None) -> dict[str, Any]:
         }
     else:
         call["transform"] = {"type": "function", "function": {"name": name, "arguments": "{content}"}}
-    return {"start_anchor": _ANCHORS, "fields": {TOOL_FIELD: call}}
+    return {"start_anchor": list(_ANCHORS), "fields": {TOOL_FIELD: call}}
 
 
 def needs_special_tokens(template: Mapping[str, Any], special_tokens: Collection[str]) -> bool:

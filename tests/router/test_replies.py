@@ -11,7 +11,7 @@ from router.text.calls import ReadReply, TextAnswer, TextCall
 from router.text.process import TextProcess, TextProcessLost
 from router.text.replies import Replies
 from router.text.reply_templates import forced_call, needs_special_tokens, template_for, without
-from router.text.worker import TextDesk
+from router.text.worker import TextWorker
 
 TEMPLATE = template_for("<|im_start|> <think> <tool_call>")
 TEXTS = [
@@ -31,7 +31,7 @@ class DyingService:
     """Dies under each read whose number is in `deaths`; a new one knows no reply."""
 
     def __init__(self, deaths: set[int], count: list[int]) -> None:
-        self._desk = TextDesk()
+        self._desk = TextWorker()
         self._deaths = deaths
         self._count = count
 
