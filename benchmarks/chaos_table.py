@@ -11,28 +11,34 @@ seconds. Faults of the machine have a fleet each: `disk full` needs root (a tmpf
 import argparse
 import asyncio
 import json
-import os
-import platform
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from chaos_cells import FAULTS, PROCESSES, Cell, FleetProcess, Load, MissingProcess, find, is_alive, measure
-from chaos_fleet_file import fleet_of
+from fleets.chaos_cells import (
+    FAULTS,
+    PROCESSES,
+    Cell,
+    FleetProcess,
+    Load,
+    MissingProcess,
+    find,
+    is_alive,
+    measure,
+    running,
+)
+from report.command import write_report
+from report.machine_facts import machine_facts
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos_table.json"
 PAGE = ROOT / "docs" / "operations.md"
-PORT = 20471
 _BEGIN, _END = "<!-- chaos table: begin -->", "<!-- chaos table: end -->"
 _DISK_BYTES = 1 << 30
 _MACHINE_S = 20.0
@@ -40,22 +46,6 @@ MACHINE_FAULTS: Mapping[str, str] = MappingProxyType(
     {"machine/disk full": "disk", "machine/clock +1 h": "+3600", "machine/clock -1 h": "-3600"}
 )
 ROWS: Sequence[str] = (*(f"{p}/{f}" for p in PROCESSES for f in FAULTS), *MACHINE_FAULTS)
-
-
-@contextmanager
-def running(
-    folder: Path,
-    environment: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
-    prefix: Sequence[str] = (),
-) -> Iterator[FleetProcess]:
-    fleet = FleetProcess(fleet_of(folder, port=PORT), environment, options, prefix)
-    try:
-        fleet.wait_until_serving()
-        yield fleet
-        fleet.stop(signal.SIGINT)
-    finally:
-        fleet.kill()
 
 
 def of_process(fleet: FleetProcess, load: Load, row: str) -> Cell:
@@ -71,9 +61,8 @@ def of_machine(folder: Path, row: str) -> Cell:
         with running(folder, prefix=["unshare", "--mount", "bash", "-c", mount, "bash"]) as fleet:
             return measure(fleet, Load.calibrated(fleet.url), lambda: _fill_disk(fleet), lambda: False)
     library, clock = folder / "clock_shift.so", folder / "clock"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O2", "-o", library, Path(__file__).with_name("clock_shift.c"), "-ldl"], check=True
-    )
+    source = ROOT / "benchmarks" / "fleets" / "clock_shift.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
     clock.write_text(f"{0:<16}")
     with running(folder, {"LD_PRELOAD": str(library), "CLOCK_SHIFT_FILE": str(clock)}) as fleet:
         load = Load.calibrated(fleet.url)
@@ -122,11 +111,7 @@ def _keep(results: dict[str, Any], row: str, measured: Any) -> None:  # noqa: AN
     except MissingProcess:
         results[row] = {"missing": True}
     print(row, json.dumps(results[row]), flush=True)
-    RESULTS.write_text(json.dumps({"machine": _machine(), "rows": results}, indent=1) + "\n")
-
-
-def _machine() -> dict[str, Any]:
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "ray": metadata.version("ray")}
+    write_report(RESULTS, machine_facts(), results)
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ same router, ledger and control loop; both run the same requests, and the last t
     python benchmarks/closed_loop.py --quick --json out.json
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -23,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from closed_loop_scenario import HOLD_S, Setting, on_cpu, phases, requests, simulated, write_fleet
-from fleet_process import running_fleet
-from machine_facts import machine_facts, write_report
-from rich.console import Console
-from rich.table import Table
+from fleets.closed_loop_scenario import HOLD_S, Setting, on_cpu, phases, requests, simulated, write_fleet
+from fleets.running_fleet import running_fleet
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 from deploy.control.decision_history import PlacementDecision
 from deploy.fleet_file.settings import read_fleet_file
@@ -36,7 +34,6 @@ from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
-from profiler.devices import laptop_cpu
 from router.limits import GatewayLimits
 from traces.outcome import RequestOutcome
 from traces.record import TraceRecord
@@ -66,8 +63,9 @@ def run_real(setting: Setting, records: Sequence[TraceRecord], *, replan: str) -
     warm = [TraceRecord(arrival_s=0.0, input_tokens=8, output_tokens=2, model=m) for m in setting.models * 2]
     with (
         tempfile.TemporaryDirectory(prefix="closed-loop-") as folder,
-        running_fleet(write_fleet(Path(folder), setting, replan=replan)) as url,
+        running_fleet(write_fleet(Path(folder), setting, replan=replan)) as running,
     ):
+        url = running.url
         asyncio.run(replay(warm, url=url, timeout_s=_TIMEOUT_S, vocab_sizes=vocab_sizes))
         time.sleep(_SETTLE_S)
         began_s = time.monotonic()
@@ -146,58 +144,45 @@ def rows_of(setting: Setting, clock: str, variant: str, run: Run) -> Iterator[di
         yield row
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    titles = (
-        "fleet",
-        "clock",
-        "phase",
-        "variant",
-        "requests",
-        "served",
-        "in time",
-        "99 % of gaps",
-        "worst model",
-        "TTFT p99",
-        "lost",
-    )
-    for title in (*titles, "loads"):
-        table.add_column(title)
-    for row in rows:
-        table.add_row(
-            *(row["fleet"], row["clock"], row["phase"], row["variant"], str(row["requests"])),
-            *(
-                f"{row[key] or 0:.1%}"
-                for key in ("served_share", "request_attainment", "slo_attainment", "worst_model")
-            ),
-            "-" if row["ttft_p99_s"] is None else f"{row['ttft_p99_s']:.2f} s",
-            *(str(row["lost"]), str(row.get("loads", ""))),
-        )
-    Console(width=170).print(table)
+COLUMNS: Mapping[str, str] = {
+    **{name: f"{{{name}}}" for name in ("fleet", "clock", "phase", "variant", "requests")},
+    "served": "{served_share:.1%}",
+    "in time": "{request_attainment:.1%}",
+    "99 % of gaps": "{slo_attainment:.1%}",
+    "worst model": "{worst_model:.1%}",
+    "TTFT p99": "{ttft_p99_s:.2f} s",
+    "lost": "{lost}",
+    "loads": "{loads}",
+}
+ERROR_COLUMNS: Mapping[str, str] = {
+    **{name: f"{{{name}}}" for name in ("fleet", "phase", "variant")},
+    **{name: f"{{{name}:+.1f}}" for name in ("served", "SLO met")},
+    "TTFT p99": "{ttft_s:+.2f} s",
+    "loads": "{loads} and {real_loads}",
+}
 
 
-def show_error(rows: Sequence[Mapping[str, Any]]) -> None:
+def errors_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Of the simulator, in percentage points where both clocks have the same run."""
     found = {(r["fleet"], r["phase"], r["variant"], r["clock"]): r for r in rows}
-    table = Table(box=None, pad_edge=False, header_style="bold", title="virtual minus real", title_justify="left")
-    for title in ("fleet", "phase", "variant", "served", "SLO met", "TTFT p99", "loads"):
-        table.add_column(title)
     for (fleet, phase, variant, clock), virtual in found.items():
         real = found.get((fleet, phase, variant, "real"))
-        if clock != "virtual" or real is None or real["requests"] != virtual["requests"]:
-            continue
-        points = [100 * ((virtual[k] or 0) - (real[k] or 0)) for k in ("served_share", "slo_attainment")]
-        ttft_s = (virtual["ttft_p99_s"] or 0) - (real["ttft_p99_s"] or 0)
-        loads = f"{virtual['loads']} and {real['loads']}" if "loads" in real else ""
-        table.add_row(fleet, phase, variant, *(f"{p:+.1f}" for p in points), f"{ttft_s:+.2f} s", loads)
-    if table.row_count:
-        Console(width=170).print(table)
+        if clock == "virtual" and real is not None and real["requests"] == virtual["requests"]:
+            points = [100 * ((virtual[k] or 0) - (real[k] or 0)) for k in ("served_share", "slo_attainment")]
+            yield {
+                "fleet": fleet,
+                "phase": phase,
+                "variant": variant,
+                "served": points[0],
+                "SLO met": points[1],
+                "ttft_s": (virtual["ttft_p99_s"] or 0) - (real["ttft_p99_s"] or 0),
+                "loads": virtual.get("loads"),
+                "real_loads": real.get("loads"),
+            }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="short phases")
+    parser = make_parser(__doc__, quick="short phases")
     parser.add_argument("--fleet", choices=["simulated", "cpu", "both"], default="both")
     parser.add_argument(
         "--clock", choices=[*CLOCKS, "both"], default="both", help="the CPU fleet has the real one only"
@@ -224,12 +209,12 @@ def main() -> None:
             found = list(rows_of(setting, clock, variant, CLOCKS[clock](setting, records, replan=VARIANTS[variant])))
             key = (setting.name, clock, variant)
             rows = [r for r in rows if (r["fleet"], r["clock"], r["variant"]) != key] + found
-            show(found)
-            if options.json is not None:  # what is done counts, should a later one be cut off
-                write_report(options.json, machine_facts(laptop_cpu(num_cores=2, memory_bytes=1)), rows)
+            print_table(found, COLUMNS, width=170)
+            write_report(options.json, machine_facts(), rows)  # what is done counts, should a later one be cut off
     order = list(CLOCKS)
-    show(sorted(rows, key=lambda r: (r["fleet"], r["phase"], order.index(r["clock"]))))
-    show_error(rows)
+    print_table(sorted(rows, key=lambda r: (r["fleet"], r["phase"], order.index(r["clock"]))), COLUMNS, width=170)
+    if errors := list(errors_of(rows)):
+        print_table(errors, ERROR_COLUMNS, title="virtual minus real", width=170)
 
 
 if __name__ == "__main__":

@@ -11,25 +11,22 @@ ratios, median and range. Then, with two cores or more, what a repartition adds 
 notes wall times itself and is left out then.
 """
 
-import argparse
-import json
 import os
 import statistics
-import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cpu_machine
 import numpy as np
-from bench_models import DEFAULT_CACHE, llama_checkpoint
-from rich.console import Console
-from rich.table import Table
+from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 if TYPE_CHECKING:
-    from cpu_variants import Ours, Theirs
+    from engines.cpu_variants import Ours, Theirs
 
 NUM_LAYERS = 16
 PROMPT_TOKENS = 240
@@ -78,37 +75,32 @@ def measure(
     return Measured(dtype=dtype, workload=workload, same_tokens=same_tokens, **speeds)
 
 
-def show(console: Console, measured: Sequence[Measured], switches: "dict[str, float]") -> None:
-    table = Table(
-        "dtype", "workload", "ours", "generate", "gen._batch", "ours/generate", "ours/gen._batch", "tokens",
-        title="CPU executor against transformers, tokens/s (medians over rounds; ratios with their range)",
-    )  # fmt: skip
-    for row in measured:
-        variants = (row.ours, row.generate, row.continuous)
-        cells = [f"{statistics.median(values):,.0f}" if values else "-" for values in variants]
-        for other in (row.generate, row.continuous):
-            ratios = [ours / theirs for ours, theirs in zip(row.ours, other, strict=False)]
-            spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
-            cells.append(f"{statistics.median(ratios):.2f}{spread}" if ratios else "-")
-        table.add_row(row.dtype, row.workload, *cells, "same" if row.same_tokens else "differ")
-    console.print(table)
-    if switches:
-        console.print(
-            "a job on a lane, from submit to end: "
-            f"{switches['same_p50_us']:.0f} us on the partition in force (p99 {switches['same_p99_us']:.0f}), "
-            f"{switches['switched_p50_us']:.0f} us after a repartition (p99 {switches['switched_p99_us']:.0f})"
-        )
+COLUMNS: Mapping[str, str] = {
+    "dtype": "{dtype}",
+    "workload": "{workload}",
+    **{name: f"{{medians[{name}]:,.0f}}" for name in ("ours", "generate", "continuous")},
+    **{
+        f"ours/{name}": f"{{ratios[{name}][1]:.2f}} ({{ratios[{name}][0]:.2f}}-{{ratios[{name}][2]:.2f}})"
+        for name in ("generate", "continuous")
+    },
+    "tokens": "{tokens}",
+}
 
 
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+def shown(row: Measured) -> dict[str, object]:
+    """Medians over rounds; of ratios least, median and most."""
+    values = {"ours": row.ours, "generate": row.generate, "continuous": row.continuous}
+    ratios = {name: [a / b for a, b in zip(row.ours, other, strict=False)] for name, other in values.items() if other}
+    return {
+        **asdict(row),
+        "medians": {name: statistics.median(of) for name, of in values.items() if of},
+        "ratios": {name: (min(of), statistics.median(of), max(of)) for name, of in ratios.items()},
+        "tokens": "same" if row.same_tokens else "differ",
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds as JSON")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, no batch of 32")
+    parser = make_parser(__doc__, quick="2 rounds, no batch of 32")
     parser.add_argument("--rounds", type=int, default=5, help="after one that warms up; default 5")
     parser.add_argument("--threads", type=int, help="default: all cores")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what to count; cpu: one thread")
@@ -117,12 +109,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.clock == "cpu" and args.threads != 1:
         parser.error("--clock cpu adds up all threads, those that only wait too: use it with --threads 1")
-    console = Console(width=120)
     if args.threads is not None:
         # Before torch starts its threads: transformers then uses as many.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    from cpu_variants import Ours, Theirs
-    from lane_switches import measure_repartition
+    from engines.cpu_variants import Ours, Theirs
+    from engines.lane_switches import measure_repartition
 
     folder = llama_checkpoint(args.cache, num_layers=NUM_LAYERS)
     rounds = 2 if args.quick else args.rounds
@@ -134,25 +125,29 @@ def main() -> None:
     for dtype in args.dtype or ("float32", "bfloat16"):
         ours, theirs = Ours(folder, dtype, clock), Theirs(folder, dtype, clock)
         for workload, prompts in workloads:
-            console.log(f"{dtype}: {workload}")
+            print(f"{dtype}: {workload}", file=sys.stderr)
             wall = args.clock == "wall"
             measured.append(
                 measure(ours, theirs, dtype=dtype, workload=workload, prompts=prompts, rounds=rounds, wall=wall)
             )
         ours.close()
     switches = measure_repartition(200 if args.quick else 1000)
-    show(console, measured, switches)
-    if args.json:
-        content = {
-            "machine": {**cpu_machine.facts(), "commit": commit(), "seconds": round(time.perf_counter() - started_s)},
-            "checkpoint": f"{NUM_LAYERS}-layer llama, hidden 768, 12 heads, 4 KV heads, vocabulary 640",
-            "clock": args.clock,
-            "rounds": rounds,
-            "rows": [asdict(row) for row in measured],
-            "repartition": switches,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    print_table([shown(row) for row in measured], COLUMNS, title="tokens/s; ratios with their range over rounds")
+    if switches:
+        print(
+            "a job on a lane, from submit to end: "
+            f"{switches['same_p50_us']:.0f} us on the partition in force (p99 {switches['same_p99_us']:.0f}), "
+            f"{switches['switched_p50_us']:.0f} us after a repartition (p99 {switches['switched_p99_us']:.0f})"
+        )
+    write_report(
+        args.json,
+        {**machine_facts(), "seconds": round(time.perf_counter() - started_s)},
+        [asdict(row) for row in measured],
+        checkpoint=f"{NUM_LAYERS}-layer llama, hidden 768, 12 heads, 4 KV heads, vocabulary 640",
+        clock=args.clock,
+        rounds=rounds,
+        repartition=switches,
+    )
 
 
 if __name__ == "__main__":

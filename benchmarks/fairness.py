@@ -1,185 +1,110 @@
-"""What a greedy tenant does to its neighbour: both ask the same model, each with an API key of its own.
+"""What a greedy tenant does to its neighbour, in virtual time: the gateway's decisions over simulated units.
 
     python benchmarks/fairness.py [--json FILE] [--quick]
 
-The product's gateway (HTTP, keys, admission, routing, frame streams) in front of two units whose engines are simulated
-in real time: launches take what Llama 3.1 8B takes on an H200 according to the roofline. Two tenants send Poisson
-arrivals of streamed completions. `fair`: each sends its share. `greedy`: one sends ten times its share, the other goes
-on as before. `greedy, one key`: the same load, but both tenants use one key, so that nothing tells them apart: what a
-gateway without fair queueing would do. The phases take turns. The share is SHARE of the requests per second that the
-two units answered when they were asked for more than they could do.
-
-Reported is the neighbour's time to the first token over all rounds, its ratio to `fair`, the spread of that ratio over
-rounds, and how many of each tenant's requests were answered.
+Two tenants, each with an API key of its own, send Poisson arrivals to the same model: the product's `GatewayScheduler`
+(admission, queue, routing) over its scheduler on simulated H200s that serve Llama 3.1 8B by the roofline. A run gives
+the same figures anywhere. `fair`: each its share. `greedy`: one sends ten times its share. `greedy, one key`: the same
+load with nothing to tell the tenants apart. Rounds differ by their arrivals. The time to the first token is parted into
+`queue` (in the gateway) and `unit` (from admission on: prefills ahead and its own).
 """
 
-import argparse
-import asyncio
-import json
-import os
-import platform
 import random
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import cpu_machine
-import httpx
-import uvicorn
-from gateway_overhead import MODELS, write_checkpoint
-from rich.console import Console
-from rich.table import Table
+from engines.model_specs import LLAMA_3_8B
+from fleets.virtual_fleet import Coming, Sent, VirtualFleet, unit_design
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
-from pdmux_actor.backends.native import NativeEngine
-from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import Slo
-from pdmux_actor.serving.commands import EngineSettings
-from pdmux_actor.serving.unit import Unit
-from router.access.api_keys import FreshKey, KeyEntry, KeyRing, make_key
-from router.http.app import create_app
+from pdmux_actor.scheduling.settings import SchedulerSettings
 from router.limits import GatewayLimits
-from router.serving.gateway import Gateway
-from router.view import FleetView, ModelCard, UnitView
 
-MODEL = "llama-8b"
 SLO = Slo(ttft_s=1.0, tbt_s=0.1)
-PROMPT_TOKENS = 3000
-OUTPUT_TOKENS = 8
 GREED = 10.0
-SHARE = 0.35  # of the capacity, for each of the two tenants
-NUM_UNITS = 2
-VIEW_PERIOD_S = 0.25
-KV_POOL_BYTES = 8 * 1024**3
 PHASES = ("fair", "greedy", "greedy, one key")
+MODEL = "llama-8b"
+NUM_UNITS = 2
+BLOCK_BYTES = 16 * 1024
+TOTAL_BLOCKS = 500_000
+HOST_S = 1e-4
+LIMITS = GatewayLimits(max_queued=256, hold_s=10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    status: int
-    ttft_s: float
+class Load:
+    """`share` of the capacity, for each of the two tenants."""
+
+    share: float
+    prompt_tokens: int = 3000
+    output_tokens: int = 8
 
 
-class Fleet:
-    """Units and a gateway on a real server, in this process; the engines have processes of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.keys = {name: make_key() for name in ("neighbour", "greedy")}
-        self._folder = folder
-        self._units: list[Unit] = []
-        self._gateway = Gateway(GatewayLimits(max_queued=256, hold_s=10.0))
-        self._stack = AsyncExitStack()
-        self.url = ""
-
-    async def __aenter__(self) -> "Fleet":
-        write_checkpoint(self._folder, MODELS["8b"])
-        for index in range(NUM_UNITS):
-            await self._start_unit(f"unit-{index}")
-        self._gateway.access.set_keys(KeyRing([_entry(name, key) for name, key in self.keys.items()]))
-        config = uvicorn.Config(create_app(self._gateway, self._feed), port=0, log_level="error", loop="asyncio")
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve())
-        self._stack.push_async_callback(_stop, server, serving)
-        await _until(lambda: server.started and self._gateway.routable_models())
-        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-        for unit in self._units:
-            await unit.stop()
-
-    async def _start_unit(self, name: str) -> None:
-        settings = EngineSettings(kind="simulated", kv_pool_bytes=KV_POOL_BYTES, device_type="H200")
-        unit = Unit(NativeEngine(settings), unit_id=name, node="here", pool="simulated", num_gpus=1)
-        await unit.start()
-        self._units.append(unit)
-        quota = unit.report().total_blocks
-        model = ModelAssignment(model=MODEL, source=str(self._folder), quota_blocks=quota, slo=SLO)
-        unit.apply_lease(Lease(version=1, models=(model,), policy="mux", stream_token="token"))
-        await _until(lambda: any(m.phase is ModelPhase.READY for m in unit.report().models))
-
-    async def _feed(self, gateway: Gateway) -> None:
-        card = ModelCard(model=MODEL, source=str(self._folder), revision=None, slo=SLO, created_s=0)
-        while True:
-            units = tuple(UnitView(report=unit.report(), age_s=0.0) for unit in self._units)
-            gateway.update_view(FleetView(models=(card,), units=units, stream_token="token"))
-            await asyncio.sleep(VIEW_PERIOD_S)
+LOADS = (
+    Load(share=0.25),
+    Load(share=0.35),
+    Load(share=0.5),
+    Load(share=0.35, prompt_tokens=7000),
+    Load(share=0.35, prompt_tokens=1000, output_tokens=64),
+)
 
 
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110  (units and servers tell nobody that they are ready)
-            await asyncio.sleep(0.1)
-
-
-def _entry(name: str, key: FreshKey) -> KeyEntry:
-    return KeyEntry(key_id=key.key_id, name=name, hash=key.hash)
-
-
-async def _stop(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    server.should_exit = True
-    await serving
-
-
-async def ask(http: httpx.AsyncClient, key: FreshKey, draw: random.Random) -> Reply:
-    prompt = [draw.randrange(256) for _ in range(PROMPT_TOKENS)]
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "stream": True, "ignore_eos": True}
-    began = time.perf_counter()
-    headers = {"authorization": f"Bearer {key.secret}"}
-    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
-        async for _ in reply.aiter_bytes():
-            first_s = time.perf_counter() - began
-            break
-        else:
-            first_s = float("nan")
-        async for _ in reply.aiter_bytes():
-            pass
-    return Reply(status=reply.status_code, ttft_s=first_s)
-
-
-async def send(
-    http: httpx.AsyncClient, key: FreshKey, rate_per_s: float, duration_s: float, draw: random.Random
-) -> list[Reply]:
-    """Poisson arrivals, open loop."""
-    tasks: list[asyncio.Task[Reply]] = []
-    due_s = began = time.perf_counter()
-    while (due_s := due_s + draw.expovariate(rate_per_s)) < began + duration_s:
-        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        tasks.append(asyncio.create_task(ask(http, key, draw)))
-    return list(await asyncio.gather(*tasks))
-
-
-async def capacity_per_s(fleet: Fleet, http: httpx.AsyncClient) -> float:
-    """Answers per second under more load than the units can take, without the first and last moments."""
-    draw = random.Random(0)
-    ends: list[float] = []
-
-    async def loop(until_s: float) -> None:
-        while time.perf_counter() < until_s:
-            if (await ask(http, fleet.keys["neighbour"], draw)).status == 200:
-                ends.append(time.perf_counter())
-
-    began = time.perf_counter()
-    await asyncio.gather(*(loop(began + 10.0) for _ in range(32)))
-    inside = [e for e in ends if began + 2.0 <= e <= began + 10.0]
-    return len(inside) / 8.0
-
-
-async def phase(
-    fleet: Fleet, http: httpx.AsyncClient, name: str, share_per_s: float, duration_s: float, seed: int
-) -> dict[str, list[Reply]]:
-    greedy_key = fleet.keys["neighbour" if name == "greedy, one key" else "greedy"]
-    greedy_per_s = share_per_s * (1.0 if name == "fair" else GREED)
-    neighbour, greedy = await asyncio.gather(
-        send(http, fleet.keys["neighbour"], share_per_s, duration_s, random.Random(seed)),
-        send(http, greedy_key, greedy_per_s, duration_s, random.Random(seed + 1)),
+def new_fleet() -> VirtualFleet:
+    design = unit_design(
+        {MODEL: LLAMA_3_8B},
+        policy="mux",
+        settings=SchedulerSettings(),
+        max_model_len=8192,
+        total_blocks=TOTAL_BLOCKS,
+        block_bytes=BLOCK_BYTES,
+        host_s=HOST_S,
     )
-    await asyncio.sleep(1.0)
-    return {"neighbour": neighbour, "greedy": greedy}
+    return VirtualFleet(design, SLO, limits=LIMITS, num_units=NUM_UNITS)
+
+
+def poisson(load: Load, tenant: str, key: str, rate_per_s: float, duration_s: float, seed: int) -> Iterator[Coming]:
+    """`tenant` is who it is, `key` what the gateway knows it by."""
+    draw = random.Random(seed)
+    at_s = 1.0
+    while (at_s := at_s + draw.expovariate(rate_per_s)) < 1.0 + duration_s:
+        start = draw.randrange(100_000)  # no two prompts begin alike
+        yield Coming(
+            at_s=at_s,
+            model=MODEL,
+            prompt=partial(_prompt, start, load.prompt_tokens),
+            output_tokens=load.output_tokens,
+            slo=SLO,
+            tenant=key,
+            kind=tenant,
+        )
+
+
+def _prompt(start: int, num_tokens: int) -> tuple[int, ...]:
+    return tuple(range(start, start + num_tokens))
+
+
+def capacity_per_s(load: Load) -> float:
+    fleet = new_fleet()
+    fleet.send(poisson(load, "a", "a", 240_000 / load.prompt_tokens, 20.0, 0))
+    answered = []
+    for until_s in (6.0, 21.0):
+        fleet.advance(until_s)
+        answered.append(sum(sent.times.finish is not None for sent in fleet.sent.values()))
+    return (answered[1] - answered[0]) / 15.0
+
+
+def phase(name: str, load: Load, share_per_s: float, duration_s: float, seed: int) -> list[Sent]:
+    fleet = new_fleet()
+    greedy_key = "neighbour" if name == "greedy, one key" else "greedy"
+    greedy_per_s = share_per_s * (1.0 if name == "fair" else GREED)
+    fleet.send(poisson(load, "neighbour", "neighbour", share_per_s, duration_s, seed))
+    fleet.send(poisson(load, "greedy", greedy_key, greedy_per_s, duration_s, seed + 1))
+    fleet.advance(duration_s + 30.0)
+    return list(fleet.sent.values())
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -187,94 +112,80 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def summary(rounds: Sequence[dict[str, dict[str, list[Reply]]]], share_per_s: float) -> list[dict[str, Any]]:
-    def answered_s(name: str, index: int) -> list[float]:
-        return [r.ttft_s for r in rounds[index][name]["neighbour"] if r.status == 200]
-
-    fair = [s for i in range(len(rounds)) for s in answered_s("fair", i)]
-    rows = []
-    for name in PHASES:
-        pooled = [s for i in range(len(rounds)) for s in answered_s(name, i)]
-        ratios = [
-            percentile(answered_s(name, i), 0.99) / percentile(answered_s("fair", i), 0.99) for i in range(len(rounds))
-        ]
-        replies = {who: [r for of in rounds for r in of[name][who]] for who in ("neighbour", "greedy")}
-        row: dict[str, Any] = {
-            "phase": name,
-            "neighbour_requests_per_s": round(share_per_s, 2),
-            "greedy_requests_per_s": round(share_per_s * (1.0 if name == "fair" else GREED), 2),
-            "neighbour_ttft_ms": {
-                "p50": round(1e3 * percentile(pooled, 0.5), 1) if pooled else None,
-                "p99": round(1e3 * percentile(pooled, 0.99), 1) if pooled else None,
-            },
-            "p99_ratio_to_fair": round(percentile(pooled, 0.99) / percentile(fair, 0.99), 3) if pooled else None,
-            "p99_ratio_spread": [round(min(ratios), 3), round(max(ratios), 3)],
-        }
-        for who, of_tenant in replies.items():
-            statuses = [r.status for r in of_tenant]
-            row[f"{who}_answered"] = {
-                "sent": len(statuses),
-                "answered": statuses.count(200),
-                "shed": statuses.count(429),
-                "other": len(statuses) - statuses.count(200) - statuses.count(429),
-            }
-        rows.append(row)
-    return rows
+def milliseconds(times_s: Sequence[float]) -> dict[str, float]:
+    return {p: round(1e3 * percentile(times_s, q), 1) for p, q in (("p50", 0.5), ("p99", 0.99))}
 
 
-async def measure(duration_s: float, num_rounds: int) -> tuple[float, list[dict[str, Any]]]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    with tempfile.TemporaryDirectory() as folder:
-        async with (
-            Fleet(Path(folder)) as fleet,
-            httpx.AsyncClient(base_url=fleet.url, limits=limits, timeout=60) as http,
-        ):
-            capacity = await capacity_per_s(fleet, http)
-            share = SHARE * capacity
-            rounds = []
-            for index in range(num_rounds):
-                order = PHASES[index % len(PHASES) :] + PHASES[: index % len(PHASES)]
-                rounds.append({name: await phase(fleet, http, name, share, duration_s, 100 + index) for name in order})
-            return capacity, summary(rounds, share)
+def row_of(
+    name: str, load: Load, share_per_s: float, rounds: Sequence[Sequence[Sent]], fair: Sequence[Sequence[Sent]]
+) -> dict[str, Any]:
+    def answered_of(of: Sequence[Sequence[Sent]]) -> list[Sent]:
+        return [s for one in of for s in one if s.coming.kind == "neighbour" and s.times.token_times_s]
+
+    def ttft_s(of: Sequence[Sequence[Sent]]) -> list[float]:
+        return [sent.times.ttft_s for sent in answered_of(of)]
+
+    queue_s = [s.admitted_s - s.coming.at_s for s in answered_of(rounds) if s.admitted_s is not None]
+    unit_s = [all_s - waited_s for all_s, waited_s in zip(ttft_s(rounds), queue_s, strict=True)]
+
+    ratios = [
+        percentile(ttft_s([one]), 0.99) / percentile(ttft_s([base]), 0.99)
+        for one, base in zip(rounds, fair, strict=True)
+    ]
+    of_tenant = {t: [s for one in rounds for s in one if s.coming.kind == t] for t in ("neighbour", "greedy")}
+    answered = {tenant: [bool(s.times.token_times_s) for s in sent] for tenant, sent in of_tenant.items()}
+    in_time = {tenant: sum(s.is_in_time for s in sent) / max(1, len(sent)) for tenant, sent in of_tenant.items()}
+    return {
+        "share_of_capacity": load.share,
+        "prompt_tokens": load.prompt_tokens,
+        "output_tokens": load.output_tokens,
+        "phase": name,
+        "capacity_requests_per_s": round(share_per_s / load.share, 2),
+        "neighbour_requests_per_s": round(share_per_s, 2),
+        "greedy_requests_per_s": round(share_per_s * (1.0 if name == "fair" else GREED), 2),
+        "neighbour_ttft_ms": milliseconds(ttft_s(rounds)),
+        "neighbour_queue_ms": milliseconds(queue_s),
+        "neighbour_unit_ms": milliseconds(unit_s),
+        "p99_ratio_to_fair": round(percentile(ttft_s(rounds), 0.99) / percentile(ttft_s(fair), 0.99), 3),
+        "p99_ratio_spread": [round(min(ratios), 3), round(max(ratios), 3)],
+        **{f"{t}_answered": {"sent": len(done), "answered": sum(done)} for t, done in answered.items()},
+        **{f"{t}_request_attainment": round(share, 4) for t, share in in_time.items()},
+    }
+
+
+COLUMNS: Mapping[str, str] = {
+    "share": "{share_of_capacity:.0%}",
+    "tokens": "{prompt_tokens}+{output_tokens}",
+    "phase": "{phase}",
+    "neighbour TTFT p50": "{neighbour_ttft_ms[p50]} ms",
+    "p99": "{neighbour_ttft_ms[p99]} ms",
+    "of that queue p99": "{neighbour_queue_ms[p99]} ms",
+    "unit p99": "{neighbour_unit_ms[p99]} ms",
+    "ratio of p99 (rounds)": "{p99_ratio_to_fair} ({p99_ratio_spread[0]}-{p99_ratio_spread[1]})",
+    "neighbour": "{neighbour_answered[answered]} of {neighbour_answered[sent]}",
+    "greedy": "{greedy_answered[answered]} of {greedy_answered[sent]}",
+    "neighbour in time": "{neighbour_request_attainment:.1%}",
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="two short rounds")
-    arguments = parser.parse_args()
-    duration_s, num_rounds = (10.0, 2) if arguments.quick else (20.0, 4)
-    capacity, rows = asyncio.run(measure(duration_s, num_rounds))
-    table = Table(
-        "phase", "neighbour TTFT p50", "p99", "ratio of p99 (rounds)", "neighbour answered", "greedy answered"
+    arguments = make_parser(__doc__, quick="two short rounds").parse_args()
+    duration_s, num_rounds = (15.0, 2) if arguments.quick else (30.0, 4)
+    rows = []
+    for load in LOADS:
+        share_per_s = load.share * capacity_per_s(load)
+        worlds = {n: [phase(n, load, share_per_s, duration_s, 100 * r) for r in range(num_rounds)] for n in PHASES}
+        rows += [row_of(n, load, share_per_s, worlds[n], worlds["fair"]) for n in PHASES]
+    print_table(rows, COLUMNS, width=170)
+    setting = {"engine": "Llama 3.1 8B on an H200 by the roofline", "units": NUM_UNITS, "greed": GREED}
+    write_report(
+        arguments.json,
+        machine_facts(time="virtual"),
+        rows,
+        **setting,
+        rounds=num_rounds,
+        seconds_per_round=duration_s,
     )
-    for row in rows:
-        ttft, spread = row["neighbour_ttft_ms"], row["p99_ratio_spread"]
-        table.add_row(
-            row["phase"],
-            f"{ttft['p50']} ms",
-            f"{ttft['p99']} ms",
-            f"{row['p99_ratio_to_fair']} ({spread[0]}-{spread[1]})",
-            *(f"{row[k]['answered']} of {row[k]['sent']}" for k in ("neighbour_answered", "greedy_answered")),
-        )
-    Console().print(table)
-    if arguments.json is not None:
-        document = {
-            "machine": {
-                **cpu_machine.facts(),
-                "python": platform.python_version(),
-                "load_average_at_end": os.getloadavg()[0],
-            },
-            "engine": "simulated in real time, Llama 3.1 8B on an H200 by the roofline",
-            "units": NUM_UNITS,
-            "prompt_tokens": PROMPT_TOKENS,
-            "output_tokens": OUTPUT_TOKENS,
-            "capacity_requests_per_s": round(capacity, 2),
-            "greed": GREED,
-            "rounds": num_rounds,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

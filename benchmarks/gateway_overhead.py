@@ -13,29 +13,25 @@ the difference of medians. The ratio of tokens per second is the median over rou
 crosses proxy, Serve and web framework but nothing behind them: its time is the part of the added TTFT that is not ours.
 """
 
-import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import uvloop
-from byte_checkpoint import byte_tokenizer, write_checkpoint
-from fleet_process import running_fleet
-from rich.console import Console
-from rich.table import Table
-from sse_client import SseConnection
+from fleets.byte_checkpoint import byte_tokenizer, write_checkpoint
+from fleets.running_fleet import running_fleet
+from load.sse_client import SseConnection
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 from deploy.fleet_file.settings import read_fleet_file
 from deploy.serve.app_args import UnitsArgs
@@ -45,7 +41,6 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
 from pdmux_actor.models.demo_tokenizer import TURN_END, TURN_START
-from profiler.machine import processor_name
 
 STREAMS = (1, 16)
 PROMPT_CHARACTERS = 128
@@ -275,7 +270,7 @@ async def measure_mode(proxy: str, *, is_quick: bool, port: int) -> list[dict[st
     with tempfile.TemporaryDirectory(prefix="gateway-overhead-") as folder:
         fleet_file = write_fleet(Path(folder), proxy=proxy, port=port)
         async with AsyncExitStack() as stack:
-            url = stack.enter_context(running_fleet(fleet_file))
+            url = stack.enter_context(running_fleet(fleet_file)).url
             direct = await stack.enter_async_context(DirectEngine(fleet_file))
             gateway = await stack.enter_async_context(Gateway(url))
             for model in MODELS:
@@ -286,55 +281,32 @@ async def measure_mode(proxy: str, *, is_quick: bool, port: int) -> list[dict[st
     return rows
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "processor": processor_name(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
-        "python": platform.python_version(),
-        "ray": version("ray"),
-    }
-
-
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title="what gateway and actor add to an engine (times in ms)", title_justify="left")
-    for column in ("proxy", "model", "streams", "engine\nTTFT", "added\np50", "\np10..p90", "\np99", "/health\np50",
-                   "tokens\nper s", "of the\nengine's", "\np10..p90"):  # fmt: skip
-        table.add_column(column, justify="left" if column == "proxy" else "right", no_wrap=True)
-    for row in rows:
-        low, high = row["added_ttft_p50_spread_ms"]
-        ratio_low, ratio_high = row["throughput_ratio_spread"]
-        table.add_row(
-            row["proxy"],
-            row["model"],
-            str(row["streams"]),
-            f"{row['ttft_ms']['engine']['p50']:.1f}",
-            f"{row['added_ttft_ms']['p50']:.1f}",
-            f"{low:.1f}..{high:.1f}",
-            f"{row['added_ttft_ms']['p99']:.1f}",
-            f"{row['health_ms']['p50']:.1f}",
-            f"{row['tokens_per_s']['gateway']:.0f}",
-            f"{row['throughput_ratio']:.2f}",
-            f"{ratio_low:.2f}..{ratio_high:.2f}",
-        )
-    Console(width=120).print(table)
+COLUMNS: Mapping[str, str] = {
+    "proxy": "{proxy}",
+    "model": "{model}",
+    "streams": "{streams}",
+    "engine TTFT": "{ttft_ms[engine][p50]:.1f}",
+    "added p50": "{added_ttft_ms[p50]:.1f}",
+    "p10..p90": "{added_ttft_p50_spread_ms[0]:.1f}..{added_ttft_p50_spread_ms[1]:.1f}",
+    "p99": "{added_ttft_ms[p99]:.1f}",
+    "/health p50": "{health_ms[p50]:.1f}",
+    "tokens per s": "{tokens_per_s[gateway]:.0f}",
+    "of the engine's": "{throughput_ratio:.2f}",
+    "p10..p90 ": "{throughput_ratio_spread[0]:.2f}..{throughput_ratio_spread[1]:.2f}",
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser = make_parser(__doc__, quick="fewer rounds")
     parser.add_argument("--proxy", choices=("python", "haproxy"), help="only this mode of Serve")
     args = parser.parse_args()
     proxies = [args.proxy] if args.proxy else ["python", "haproxy"]
-    facts = machine()
     rows: list[dict[str, Any]] = []
     for index, proxy in enumerate(proxies):
         rows += uvloop.run(measure_mode(proxy, is_quick=args.quick, port=FIRST_PORT + index))
-    show(rows)
-    if args.json:
-        setting = {"prompt_characters": PROMPT_CHARACTERS, "output_tokens": OUTPUT_TOKENS, "device": "simulated H200"}
-        args.json.write_text(json.dumps({"machine": facts, "setting": setting, "rows": rows}, indent=1) + "\n")
+    print_table(rows, COLUMNS, title="what gateway and actor add to an engine (times in ms)")
+    setting = {"prompt_characters": PROMPT_CHARACTERS, "output_tokens": OUTPUT_TOKENS, "device": "simulated H200"}
+    write_report(args.json, machine_facts(), rows, setting=setting)
 
 
 if __name__ == "__main__":

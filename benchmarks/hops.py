@@ -28,8 +28,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from byte_checkpoint import write_checkpoint
 from fastapi import FastAPI
+from fleets.byte_checkpoint import write_checkpoint
 from rich.console import Console
 from rich.table import Table
 

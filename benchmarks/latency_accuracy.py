@@ -9,8 +9,7 @@ differ more than devices. Errors are |predicted / measured - 1|: mean, 90 % quan
 `--quick` draws a quarter of the groups.
 """
 
-import argparse
-import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from accuracy_data import (
+from accuracy.accuracy_data import (
     DEVICES,
-    LLAMA_2_70B,
-    QWEN3_30B_A3B,
     SPECS,
     AttentionRows,
     LinearRows,
@@ -29,10 +26,10 @@ from accuracy_data import (
     linear_rows,
     mixed_attention_rows,
 )
-from cpu_machine import facts
-from fitted_device import fitted
-from rich.console import Console
-from rich.table import Table
+from accuracy.fitted_device import fitted
+from engines.model_specs import LLAMA_2_70B, QWEN3_30B_A3B
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 from profiler.batch_features import BatchFeatures, Feature
 from profiler.errors import ProfileUnusable
@@ -70,32 +67,23 @@ class Accuracy:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every row as JSON")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the groups")
+    parser = make_parser(__doc__, quick="a quarter of the groups")
     parser.add_argument("--profiles", type=Path, default=PROFILES, metavar="DIR")
     args = parser.parse_args()
     started_s = time.perf_counter()
-    console = Console(width=120)
     found: list[Accuracy] = []
     try:
         for section in (linear, attention, mixed, experts, iterations):
-            console.log(section.__name__)
+            print(section.__name__, file=sys.stderr)
             found += section(args.profiles, args.quick)
     except ProfileUnusable as error:
         parser.error(str(error))
-    show(console, found)
-    if args.json:
-        machine = {**facts(), "seconds": round(time.perf_counter() - started_s), "quick": args.quick}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(
-            f'{{"machine": {json.dumps(machine)},\n"summary": [\n{json_lines(summaries(found))}\n],\n'
-            f'"rows": [\n{json_lines(found)}\n]}}\n'
-        )
-
-
-def json_lines(rows: Sequence[Accuracy]) -> str:
-    return ",\n".join(json.dumps(asdict(row)) for row in rows)
+    latencies = list(dict.fromkeys(row.latency for row in found))
+    columns = {"section": "{section}", "device": "{device}", "model": "{model}", "what": "{what}"}
+    columns |= {latency: f"{{errors[{latency}]}}" for latency in latencies}
+    print_table(shown(found), columns, title="error on held-out rows, mean / 90 % quantile")
+    machine = {**machine_facts(), "seconds": round(time.perf_counter() - started_s), "quick": args.quick}
+    write_report(args.json, machine, [asdict(r) for r in found], summary=[asdict(r) for r in summaries(found)])
 
 
 def linear(folder: Path, quick: bool) -> Iterator[Accuracy]:
@@ -369,15 +357,14 @@ def summaries(found: Sequence[Accuracy]) -> list[Accuracy]:
     ]  # fmt: skip
 
 
-def show(console: Console, found: Sequence[Accuracy]) -> None:
-    latencies = list(dict.fromkeys(row.latency for row in found))
-    table = Table("", "device", "model", "what", *latencies, title="error on held-out rows, mean / 90 % quantile")
-    cells: dict[tuple[str, str, str, str], dict[str, str]] = defaultdict(dict)
+def shown(found: Sequence[Accuracy]) -> list[dict[str, object]]:
+    """A row for all latency models of one thing."""
+    errors: dict[tuple[str, str, str, str], dict[str, str]] = defaultdict(dict)
     for row in summaries(found):
-        cells[(row.section, row.device, row.model, row.what)][row.latency] = f"{row.mean:.1%} / {row.p90:.1%}"
-    for key, by_latency in cells.items():
-        table.add_row(*key, *(by_latency.get(latency, "") for latency in latencies))
-    console.print(table)
+        errors[(row.section, row.device, row.model, row.what)][row.latency] = f"{row.mean:.1%} / {row.p90:.1%}"
+    return [
+        dict(zip(("section", "device", "model", "what", "errors"), (*k, of), strict=True)) for k, of in errors.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -10,33 +10,27 @@ the last three quarters of `--seconds`, the share that has its first token and e
 99th percentile of gaps; `at once` is how many decodes ran at once on average while any did.
 """
 
-import argparse
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from machine_facts import machine_facts, write_report
+from engines.model_specs import LLAMA_3_1B, LLAMA_3_3B, LLAMA_3_8B
+from fleets.virtual_fleet import Coming, VirtualFleet, unit_design
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
-from virtual_fleet import Coming, VirtualFleet, llama_8b
 
-from deploy.simulation.engine import EngineDesign, PlacedModel
-from pdmux_actor.executor.simulated import GPU_HOST_S
-from pdmux_actor.kv.geometry import KvGeometry
+from deploy.simulation.engine import EngineDesign
 from pdmux_actor.messages import Slo
-from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.devices import device_named
-from profiler.roofline import RooflineLatency
+from profiler.devices import H200
 from profiler.specs import ModelSpec
 
-DEVICE = "H200"
 SLO = Slo(ttft_s=1.0, tbt_s=0.05)
 KV_POOL_BYTES = 24 << 30
 BLOCK_BYTES = 64 * 1024
@@ -47,13 +41,7 @@ _WARM_SHARE = 0.25
 _MEAN_PROMPT, _MEAN_OUTPUT = 230, 200
 _SPREAD = 0.8  # of the lengths' logarithms
 
-LLAMA_1B = replace(
-    llama_8b(), num_layers=16, hidden_size=2048, intermediate_size=8192, head_dim=64, tie_word_embeddings=True
-)
-LLAMA_3B = replace(
-    llama_8b(), num_layers=28, hidden_size=3072, intermediate_size=8192, num_heads=24, tie_word_embeddings=True
-)
-SHAPES = (("1b", LLAMA_1B), ("3b", LLAMA_3B), ("1b", LLAMA_1B), ("8b", llama_8b()))
+SHAPES = (("1b", LLAMA_3_1B), ("3b", LLAMA_3_3B), ("1b", LLAMA_3_1B), ("8b", LLAMA_3_8B))
 
 VARIANTS: Mapping[str, tuple[str, int]] = {
     "prefill_first": ("prefill_first", 1),
@@ -74,27 +62,14 @@ def specs_of(count: int) -> dict[str, ModelSpec]:
 
 
 def design_of(point: Point) -> EngineDesign:
-    device, total_blocks = device_named(DEVICE), KV_POOL_BYTES // BLOCK_BYTES
     policy, lanes = VARIANTS[point.variant]
-    infos = [
-        ModelInfo(
-            model=model,
-            spec=spec,
-            geometry=KvGeometry.of(spec, BLOCK_BYTES),
-            eos_token_ids=frozenset(),
-            max_model_len=MAX_MODEL_LEN,
-        )
-        for model, spec in specs_of(point.count).items()
-    ]
-    return EngineDesign(
-        device=device,
-        latency=RooflineLatency(device),
-        block_bytes=BLOCK_BYTES,
-        total_blocks=total_blocks,
+    return unit_design(
+        specs_of(point.count),
         policy=policy,
         settings=SchedulerSettings(max_running_sequences=256, decode_lanes=lanes),
-        models=tuple(PlacedModel(info=info, quota_blocks=total_blocks // len(infos)) for info in infos),
-        host_s=GPU_HOST_S,
+        max_model_len=MAX_MODEL_LEN,
+        total_blocks=KV_POOL_BYTES // BLOCK_BYTES,
+        block_bytes=BLOCK_BYTES,
     )
 
 
@@ -144,19 +119,15 @@ def measure(point: Point, *, seconds: float, seed: int) -> dict[str, Any]:
     }
 
 
-def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("models", "variant", "rate_per_s", "requests", "in_time", "gap_p50_ms", "gap_p99_ms")
-    table = Table(*columns, "ttft_p50_ms", "at_once", title="models in one unit")
-    for row in rows:
-        table.add_row(*(f"{row[c]:.1%}" if c == "in_time" else str(row[c]) for c in columns),
-                      str(row["ttft_p50_ms"]), str(row["at_once"]))  # fmt: skip
-    Console(width=120).print(table)
+COLUMNS: Mapping[str, str] = {
+    **{name: f"{{{name}}}" for name in ("models", "variant", "rate_per_s", "requests")},
+    "in_time": "{in_time:.1%}",
+    **{name: f"{{{name}}}" for name in ("gap_p50_ms", "gap_p99_ms", "ttft_p50_ms", "at_once")},
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
-    parser.add_argument("--quick", action="store_true", help="8 models at one rate, for a few seconds")
+    parser = make_parser(__doc__, quick="8 models at one rate, for a few seconds")
     parser.add_argument("--models", type=int, nargs="+", choices=COUNTS, metavar="N")
     parser.add_argument("--variant", nargs="+", choices=list(VARIANTS), metavar="NAME", help=", ".join(VARIANTS))
     parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="requests per second; default several")
@@ -176,9 +147,8 @@ def main() -> None:
         measure(point, seconds=seconds, seed=args.seed)
         for point in track(points, console=Console(stderr=True), transient=True)
     ]
-    print_table(rows)
-    if args.json:
-        write_report(args.json, machine_facts(device_named(DEVICE), virtual=True), rows)
+    print_table(rows, COLUMNS, title="models in one unit")
+    write_report(args.json, machine_facts(H200, time="virtual"), rows)
 
 
 if __name__ == "__main__":

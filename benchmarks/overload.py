@@ -28,19 +28,20 @@ The last column is the goodput as a share of the best that the policy has at any
 """
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overload_figures import shares_of, with_kept_shares
-from overload_plot import draw_overload
-from overload_workloads import TRACES, WORKLOADS, OverloadWorkload, coming_requests
+from engines.model_specs import LLAMA_3_8B
+from fleets.overload_workloads import TRACES, WORKLOADS, OverloadWorkload, coming_requests
+from fleets.virtual_fleet import Coming, Sent, VirtualFleet, unit_design
+from load.overload_figures import shares_of, with_kept_shares
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
+from report.pictures import draw_overload, draw_picture
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
-from virtual_fleet import Coming, Sent, VirtualFleet, h200_design
 
 from deploy.simulation.engine import EngineDesign
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -63,6 +64,7 @@ REAL_POLICIES = ("mux", "chunked_prefill", "prefill_first")
 _TUNED = "chunked_prefill"
 BUDGETS_TOKENS = (2048, 1024, 512, 256, 128)
 _TUNING_LOAD, _TUNING_S = 1.0, 20.0
+Report = tuple[list[dict[str, Any]], Mapping[str, Any], Mapping[str, Any]]  # rows, machine, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +77,10 @@ class Point:
 
 def design_of(policy: str, budget_tokens: int = BUDGETS_TOKENS[0]) -> EngineDesign:
     """`budget_tokens` is chunked prefill's."""
-    return h200_design(
+    return unit_design(
+        {MODEL: LLAMA_3_8B},
         policy=policy,
         settings=SchedulerSettings(max_running_sequences=MAX_RUNNING, chunk_budget_tokens=budget_tokens),
-        models=(MODEL,),
         max_model_len=MAX_MODEL_LEN,
         total_blocks=KV_POOL_BYTES // BLOCK_BYTES,
         block_bytes=BLOCK_BYTES,
@@ -144,26 +146,20 @@ def _figures(judged: Sequence[Sent]) -> dict[str, Any]:
     return shares_of([sent.times for sent in judged], turned_away=sum(sent.refused for sent in judged))
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    table = Table(
-        *("workload", "through", "policy", "load", "requests/s", "in time/s", "in time", "first tokens"),
-        *("second tokens", "gaps", "TTFT p50", "kept"),
-        title=title,
-    )
-    for row in rows:
-        shares = (row[key] for key in ("request_attainment", "ttft_attainment", "second_token_attainment"))
-        table.add_row(
-            *(str(row[key]) for key in ("workload", "through", "policy", "load")),
-            f"{row['rate_per_s']:.2f}",
-            f"{row['goodput_per_s']:.2f}",
-            *("-" if share is None else f"{share:.1%}" for share in (*shares, row["tbt_attainment"])),
-            "-" if row["ttft_p50_s"] is None else f"{row['ttft_p50_s']:.2f} s",
-            "-" if row["kept"] is None else f"{row['kept']:.0%}",
-        )
-    Console(width=140).print(table)
+COLUMNS: Mapping[str, str] = {
+    **{name: f"{{{name}}}" for name in ("workload", "through", "policy", "load")},
+    "requests/s": "{rate_per_s:.2f}",
+    "in time/s": "{goodput_per_s:.2f}",
+    "in time": "{request_attainment:.1%}",
+    "first tokens": "{ttft_attainment:.1%}",
+    "second tokens": "{second_token_attainment:.1%}",
+    "gaps": "{tbt_attainment:.1%}",
+    "TTFT p50": "{ttft_p50_s:.2f} s",
+    "kept": "{kept:.0%}",
+}
 
 
-def virtual_report(args: argparse.Namespace) -> dict[str, Any]:
+def virtual_rows(args: argparse.Namespace) -> Report:
     names = args.workload or (("chat", "mixed", "agents") if args.quick else list(WORKLOADS))
     bench = Bench(seconds=args.seconds or (30.0 if args.quick else 60.0), seed=args.seed, traces=args.traces)
     capacities: dict[str, float] = {}
@@ -184,20 +180,18 @@ def virtual_report(args: argparse.Namespace) -> dict[str, Any]:
             budgets[name] = bench.tuned_budget_tokens(workload, capacities[name])
         rate_per_s, budget_tokens = point.load * capacities[name], budgets.get(name, BUDGETS_TOKENS[0])
         rows.append(bench.row(point, rate_per_s=rate_per_s, budget_tokens=budget_tokens))
-    return {
-        "time": "virtual",
+    setting = {
         "engine": f"Llama 3.1 8B on an H200 by the roofline, {MAX_RUNNING} sequences",
         "seconds_per_point": bench.seconds,
         "chunk_budget_tokens": budgets,
         "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
-        "rows": with_kept_shares(rows),
     }
+    return rows, machine_facts(time="virtual"), setting
 
 
-def real_report(args: argparse.Namespace) -> dict[str, Any]:
-    from bench_models import DEFAULT_CACHE  # these need torch, which virtual time does without
-    from machine_facts import machine_facts
-    from overload_real import REAL_WORKLOADS, measured_real_bench
+def real_rows(args: argparse.Namespace) -> Report:
+    from engines.llama_checkpoint import DEFAULT_CACHE  # these need torch, which virtual time does without
+    from search.overload_real import REAL_WORKLOADS, measured_real_bench
 
     names = args.workload or (("chat",) if args.quick else list(REAL_WORKLOADS))
     if unknown := [name for name in names if name not in REAL_WORKLOADS]:
@@ -215,19 +209,13 @@ def real_report(args: argparse.Namespace) -> dict[str, Any]:
         bench.row(name, policy, load, load * capacities[name])
         for name, policy, load in track(points, console=Console(stderr=True), transient=True)
     ]
-    return {
-        **machine_facts(bench.device),
-        "seconds_per_point": seconds,
-        "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
-        "rows": with_kept_shares(rows),
-    }
+    rounded = {name: round(capacity, 3) for name, capacity in capacities.items()}
+    return rows, bench.machine.facts(), {"seconds_per_point": seconds, "capacity_per_s": rounded}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
+    parser = make_parser(__doc__, quick="fewer workloads and loads, shorter runs")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw goodput against load; one panel per workload")
-    parser.add_argument("--quick", action="store_true", help="fewer workloads and loads, shorter runs")
     parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS))
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), metavar="NAME", help=", ".join(POLICIES))
     parser.add_argument("--load", nargs="+", type=float, metavar="X", help="in capacities; default 0.5 to 3")
@@ -243,12 +231,12 @@ def main() -> None:
         parser.error("--load, --seconds and --capacity take numbers above 0")
     if args.real and GATEWAY in args.through:
         parser.error("--through gateway is for virtual time: leave out --real")
-    report = real_report(args) if args.real else virtual_report(args)
-    print_table(report["rows"], f"goodput past capacity, {'real engine' if args.real else 'virtual time'}")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    found, machine, setting = real_rows(args) if args.real else virtual_rows(args)
+    rows = with_kept_shares(found)
+    print_table(rows, COLUMNS, title=f"goodput past capacity, {'real engine' if args.real else 'virtual time'}")
+    write_report(args.json, machine, rows, **setting)
     if args.plot:
-        draw_overload(args.plot, report["rows"])
+        draw_picture(args.plot, rows, draw_overload)
 
 
 if __name__ == "__main__":

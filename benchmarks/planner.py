@@ -6,10 +6,7 @@ Scale runs on one core; the simulator's ServeGen rows need --servegen FILE (a tr
 ../shared/traces/servegen_multimodel_day0.parquet).
 """
 
-import argparse
 import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from planner_flip import WINDOW_S, flip_outcomes
-from planner_release import ReleaseEstimator, ReleaseScorer, release_score
-from planner_simulated import SimulatedPlan, rank_correlation, simulated_plans
-from planner_workloads import (
+from planning.flip import WINDOW_S, flip_outcomes
+from planning.release import ReleaseEstimator, ReleaseScorer, release_score
+from planning.simulated import SimulatedPlan, rank_correlation, simulated_plans
+from planning.workloads import (
     ALPHAS,
     CHATLMSYS_LOADS,
     MAX_RATES_PER_S,
@@ -30,8 +27,8 @@ from planner_workloads import (
     small_fleet,
     synthetic,
 )
-from rich.console import Console
-from rich.table import Table
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator
@@ -191,9 +188,7 @@ def _over_flips(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--quick", action="store_true")
+    parser = make_parser(__doc__, quick="fewer and smaller fleets")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--servegen", type=Path)
     parser.add_argument("--seeds", default="0,1,2,3,4", help="of part flip")
@@ -207,48 +202,24 @@ def main() -> None:
         "flip": lambda: flip(asked.quick, [int(seed) for seed in asked.seeds.split(",")]),
     }
     rows: list[Row] = []
-    console = Console(width=200)
     for part in asked.only.split(","):
         found = list(parts[part]())
         rows += found
-        console.print(_table(part, found))
-    if asked.json is not None:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        known = [*_other_rows(asked.json, rows), *rows]
-        report = {"machine": _machine(), "rows": [*known, *_over_flips(known)]}
-        asked.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        kinds = {key: type(value) for row in found for key, value in row.items() if key != "part"}
+        columns = {key: f"{{{key}:.3f}}" if kind is float else f"{{{key}}}" for key, kind in kinds.items()}
+        print_table(found, columns, title=part, width=200)
+    known = [*_other_rows(asked.json, rows), *rows]
+    machine = {**machine_facts(), "time": "CPU seconds of one process"}
+    write_report(asked.json, machine, [*known, *_over_flips(known)])
 
 
-def _other_rows(file: Path, measured: Sequence[Row]) -> list[Row]:
+def _other_rows(file: Path | None, measured: Sequence[Row]) -> list[Row]:
     """Rows of parts and seeds that are not measured now stay in the file."""
-    if not file.exists():
+    if file is None or not file.exists():
         return []
     now = {(row["part"], row.get("seed")) for row in measured}
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))["rows"]
     return [row for row in rows if "seeds" not in row and (row["part"], row.get("seed")) not in now]
-
-
-def _machine() -> Row:
-    return {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "load_average_at_end": [round(load, 1) for load in os.getloadavg()],
-        "time": "CPU seconds of one process",
-    }
-
-
-def _table(part: str, rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title=part, title_justify="left")
-    titles = list(dict.fromkeys(key for row in rows for key in row if key != "part"))
-    for title in titles:
-        table.add_column(title)
-    for row in rows:
-        table.add_row(*(_cell(row.get(title)) for title in titles))
-    return table
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

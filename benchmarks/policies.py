@@ -18,85 +18,82 @@ machine that is too busy, or without noise.
 
 import argparse
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench_models import DEFAULT_CACHE, llama_checkpoint
-from effort import FULL, QUICK, TIMED, Effort
-from engine_run import EngineSession, RunOutcome
-from goodput import Attainment, Judge, RateSearch, RequestAttainment
-from machine_facts import machine_facts, write_report
-from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
-from request_times import TimedRequest
+from engines.engine_session import RunOutcome
+from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
+from engines.machine import Machine, Session, measured_machine
+from load.request_times import TimedRequest
+from load.workloads import WORKLOADS, Workload, make_requests
+from report.command import make_parser, print_table, write_report
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from solo_steps import SoloSteps, StepTimes, token_budget
-from virtual_engine import VirtualSession
-from workloads import WORKLOADS, Workload, make_requests
+from search.goodput import Attainment, Judge, RateSearch, RequestAttainment
+from search.targets import TARGETS, Target, targets_of
 
-from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.specs import DeviceSpec, ModelSpec
 
-TARGETS = {"tight": 1.5, "loose": 2.0}
 DEFAULT_POLICIES = ("mux", "muxwise", "duetserve", "chunked_prefill", "prefill_first", "static_split")
-BATCH = 8  # the typical batch that targets and budgets are measured at
+QUICK_POLICIES = ("mux", "chunked_prefill", "prefill_first")
 MODEL = "llama"
 GAPS, REQUESTS = "gaps", "requests"  # what a rate is judged by
+_LAYERS = 16
 _QUIET_CORES = 0.25
 _GROWTH_FROM_A_GUESS = 1.3
-_TTFT_STEPS, _TTFT_PREFILLS = 10, 5
-
-
-Session = EngineSession | VirtualSession
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What was measured before the first run. `steps` is set for virtual time."""
-
-    checkpoint: Path
-    device: DeviceSpec
-    effort: Effort
-    prefill_s_per_token: float
-    judges: Mapping[str, Judge]
-    times: StepTimes
-    steps: MeasuredSteps | None
-    guesses_per_s: Mapping[tuple[str, str, str], float]  # by workload, target and policy
-
-    @property
-    def gap_share(self) -> float:
-        judge = self.judges[GAPS]
-        assert isinstance(judge, Attainment)
-        return judge.gap_share
-
-    def session(self, policy: str, settings: SchedulerSettings) -> Session:
-        checkpoints = {MODEL: self.checkpoint}
-        if self.steps is not None:
-            return VirtualSession(checkpoints=checkpoints, policy=policy, settings=settings, steps=self.steps)
-        return EngineSession(checkpoints=checkpoints, policy=policy, settings=settings, device=self.device)
+COLUMNS: Mapping[str, str] = {
+    "workload": "{workload}",
+    "TBT target": "{tbt_target} {tbt_target_s:.3f} s",
+    "policy": "{policy}",
+    "requests in time 1/s": "{goodput_requests_per_s:.2f}",
+    "±": "{spread_requests:.2f}",
+    "by gaps 1/s": "{goodput_per_s:.2f}",
+    "± ": "{spread:.2f}",
+    "bubbles p/d": "{bubble_ratio[prefill]:.0%} / {bubble_ratio[decode]:.0%}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A workload's targets; `budget_tokens` is chunked prefill's."""
+class Effort:
+    """How much is run. `window_s` is how long requests arrive in one run, `limit_s` is per workload and target."""
 
-    name: str
-    tbt_s: float
-    step_s: float
-    prefill_s_per_token: float
-    budget_tokens: int
+    window_s: float
+    least_requests: int
+    most_runs: int
+    resolution: float
+    repeats: int
+    retries: int
+    retries_when_quiet: bool = False
+    limit_s: float = math.inf
 
-    def slo_of(self, prompt_tokens: int) -> Slo:
-        ttft_s = _TTFT_STEPS * self.step_s + _TTFT_PREFILLS * self.prefill_s_per_token * prompt_tokens
-        return Slo(ttft_s=ttft_s, tbt_s=self.tbt_s)
+
+FULL = Effort(window_s=20.0, least_requests=24, most_runs=10, resolution=0.08, repeats=3, retries=2)
+QUICK = Effort(window_s=8.0, least_requests=16, most_runs=6, resolution=0.2, repeats=1, retries=1)
+# For a run of so many minutes; guesses make the searches short.
+TIMED = Effort(
+    window_s=12.0, least_requests=16, most_runs=6, resolution=0.14, repeats=3, retries=1, retries_when_quiet=True
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What was known before the first run. `guesses_per_s` are by workload, target and policy."""
+
+    checkpoint: Path
+    machine: Machine
+    effort: Effort
+    judges: Mapping[str, Judge]
+    gap_share: float
+    guesses_per_s: Mapping[tuple[str, str, str], float]
+
+    def session(self, policy: str, settings: SchedulerSettings) -> Session:
+        return self.machine.session({MODEL: self.checkpoint}, policy, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,48 +106,6 @@ class Variant:
 def _read_guesses(report: Path) -> dict[tuple[str, str, str], float]:
     rows = json.loads(report.read_text(encoding="utf-8"))["rows"]
     return {(row["workload"], row["tbt_target"], row["policy"]): row["goodput_per_s"] for row in rows}
-
-
-@contextmanager
-def measured_bench(args: argparse.Namespace, effort: Effort) -> Iterator[Bench]:
-    """With `--virtual --steps FILE` nothing is measured if FILE exists, and the measurement is kept in it if not."""
-    checkpoint = llama_checkpoint(args.cache, num_layers=effort.layers)
-    judges = {GAPS: Attainment(gap_share=args.gap_share), REQUESTS: RequestAttainment()}
-    guesses = _read_guesses(args.guess) if args.guess else {}
-    steps = MeasuredSteps.read(args.steps) if args.virtual and args.steps and args.steps.exists() else None
-    solo = None if steps is not None else SoloSteps(checkpoint)
-    try:
-        if solo is not None and args.virtual:
-            steps = measure_steps(solo)
-            if args.steps:
-                steps.write(args.steps)
-        if steps is not None:
-            spec = ModelSpec.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
-            modelled = ModelledSteps(steps.latency, spec, steps.device.num_sms)
-            per_token_s = modelled.prefill_s(256) / 256
-            yield Bench(checkpoint, steps.device, effort, per_token_s, judges, modelled, steps, guesses)
-        else:
-            assert solo is not None
-            per_token_s = solo.prefill_s(256, solo.device.num_sms) / 256
-            yield Bench(checkpoint, solo.device, effort, per_token_s, judges, solo, None, guesses)
-    finally:
-        if solo is not None:
-            solo.close()
-
-
-def targets_of(bench: Bench, workload: Workload, names: Sequence[str]) -> list[Target]:
-    context = workload.mean_context_tokens
-    step_s = bench.times.step_s(BATCH, context)
-    return [
-        Target(
-            name=name,
-            tbt_s=TARGETS[name] * step_s,
-            step_s=step_s,
-            prefill_s_per_token=bench.prefill_s_per_token,
-            budget_tokens=token_budget(bench.times, BATCH, context, TARGETS[name] * step_s),
-        )
-        for name in names
-    ]
 
 
 def compare(
@@ -178,7 +133,7 @@ def compare(
 
 
 def _searches(
-    trial: "Trial", sessions: Mapping[str, "Session"], near_per_s: Mapping[str, float], *, ends_s: float
+    trial: "Trial", sessions: Mapping[str, Session], near_per_s: Mapping[str, float], *, ends_s: float
 ) -> dict[str, list[RateSearch]]:
     """`near_per_s` is where to begin, where that is known."""
     bench = trial.bench
@@ -206,7 +161,7 @@ def _search(trial: "Trial", label: str, earlier: Sequence[RateSearch], near_per_
         guess_per_s = earlier[-1].goodput_per_s
     if guess_per_s:
         return RateSearch(guess_per_s, effort.resolution, effort.most_runs, growth=_GROWTH_FROM_A_GUESS)
-    return RateSearch(first_guess_per_s(bench, workload, target), effort.resolution, effort.most_runs)
+    return RateSearch(first_guess_per_s(workload, target), effort.resolution, effort.most_runs)
 
 
 @dataclass(slots=True)
@@ -222,12 +177,12 @@ class Trial:
     other_cores: list[float] = field(default_factory=list)
     runs: int = 0
 
-    def warm(self, session: "Session") -> None:
+    def warm(self, session: Session) -> None:
         """Its predictions have seen the workload before the first run that counts."""
-        rate_per_s = first_guess_per_s(self.bench, self.workload, self.target) / 2
+        rate_per_s = first_guess_per_s(self.workload, self.target) / 2
         session.run(self._requests(rate_per_s, seed=0), give_up=self.judge.out_of_reach)
 
-    def take(self, label: str, session: "Session", search: RateSearch, seed: int) -> None:
+    def take(self, label: str, session: Session, search: RateSearch, seed: int) -> None:
         rate_per_s, judge, effort = search.next_rate_per_s(), self.judge, self.bench.effort
         for _ in range(1 + effort.retries):
             outcome = session.run(self._requests(rate_per_s, seed=seed), give_up=judge.out_of_reach)
@@ -258,11 +213,8 @@ class Trial:
         )
 
 
-def first_guess_per_s(bench: Bench, workload: Workload, target: Target) -> float:
-    """Half of what one core each for prefill and decode of the typical batch would bear."""
-    prefill_s = 1.6 * bench.prefill_s_per_token * workload.mean_new_tokens
-    decode_s = target.step_s * workload.mean_output_tokens / BATCH
-    return 0.5 / max(prefill_s, decode_s)
+def first_guess_per_s(workload: Workload, target: Target) -> float:
+    return 0.5 * target.bearable_per_s(workload, prefill_factor=1.6)
 
 
 def _spread(searches: Sequence[RateSearch]) -> float:
@@ -307,31 +259,8 @@ def policy_variants(names: Sequence[str], target: Target) -> list[Variant]:
     return [Variant(label=name, policy=name, settings=settings) for name in names]
 
 
-def print_table(rows: Sequence[dict[str, object]], title: str) -> None:
-    table = Table(
-        "workload", "TBT target", "policy", "requests in time 1/s", "±", "by gaps 1/s", "±", "bubbles p/d", title=title
-    )
-    for row in rows:
-        bubbles = row.get("bubble_ratio")
-        shares = bubbles.values() if isinstance(bubbles, dict) else ()
-        shown = " / ".join("-" if share is None else f"{share:.0%}" for share in shares)
-        table.add_row(
-            str(row["workload"]),
-            f"{row['tbt_target']} {1e3 * float(str(row['tbt_target_s'])):.0f} ms",
-            str(row["policy"]),
-            f"{row['goodput_requests_per_s']:.2f}",
-            f"{row['spread_requests']:.2f}",
-            f"{row['goodput_per_s']:.2f}",
-            f"{row['spread']:.2f}",
-            shown,
-        )
-    Console().print(table)
-
-
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer workloads, targets and runs, shorter ones")
+    parser = make_parser(description, quick="fewer workloads, targets and runs, shorter ones")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="may be given several times")
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="may be given several times")
     parser.add_argument("--virtual", action="store_true", help="virtual time from measured step times")
@@ -351,12 +280,10 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def run_comparison(
-    args: argparse.Namespace, title: str, variants_of: Callable[[Target], Sequence[Variant]]
-) -> list[dict[str, object]]:
+def run_comparison(args: argparse.Namespace, title: str, variants_of: Callable[[Target], Sequence[Variant]]) -> None:
     effort = QUICK if args.quick else FULL
     if args.virtual:
-        effort = replace(effort, layers=FULL.layers, window_s=30.0, resolution=0.05, most_runs=12)
+        effort = replace(effort, window_s=30.0, resolution=0.05, most_runs=12)
     workloads = args.workload or (["sharegpt", "conversation"] if args.quick else list(WORKLOADS))
     targets = args.target or (["tight"] if args.quick else list(TARGETS))
     if args.minutes:
@@ -371,22 +298,29 @@ def run_comparison(
             if not progress.console.is_terminal:
                 progress.console.print(text)
 
-        with measured_bench(args, effort) as bench:
-            for name in workloads:
-                for target in targets_of(bench, WORKLOADS[name], targets):
-                    rows += compare(bench, WORKLOADS[name], target, variants_of(target), advance)
-    print_table(rows, title + (", in virtual time" if args.virtual else ""))
-    if args.json:
-        write_report(args.json, machine_facts(bench.device, virtual=args.virtual), rows)
-    return rows
+        checkpoint = llama_checkpoint(args.cache, num_layers=_LAYERS)
+        with measured_machine(checkpoint, virtual=args.virtual, steps_file=args.steps) as machine:
+            bench = Bench(
+                checkpoint=checkpoint,
+                machine=machine,
+                effort=effort,
+                judges={GAPS: Attainment(gap_share=args.gap_share), REQUESTS: RequestAttainment()},
+                gap_share=args.gap_share,
+                guesses_per_s=_read_guesses(args.guess) if args.guess else {},
+            )
+            per_token_s = machine.prefill_s_per_token
+            for workload in map(WORKLOADS.__getitem__, workloads):
+                for target in targets_of(machine, workload, targets, per_token_s):
+                    rows += compare(bench, workload, target, variants_of(target), advance)
+    print_table(rows, COLUMNS, title=title + (", in virtual time" if args.virtual else ""))
+    write_report(args.json, machine.facts(), rows)
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="may be given several times")
     args = parser.parse_args()
-    quick = ("mux", "chunked_prefill", "prefill_first")
-    names = args.policy or (quick if args.quick else DEFAULT_POLICIES)
+    names = args.policy or (QUICK_POLICIES if args.quick else DEFAULT_POLICIES)
     run_comparison(args, "goodput", lambda target: policy_variants(names, target))
 
 

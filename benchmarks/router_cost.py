@@ -9,20 +9,15 @@ requests share a 1,000-token prefix with an earlier one. Reported is this proces
 view of the fleet, which comes twice a second; memory is what view, table and own load take, by replica.
 """
 
-import argparse
-import json
-import platform
 import statistics
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import cpu_machine
-from rich.console import Console
-from rich.table import Table
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
@@ -192,34 +187,25 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+COLUMNS: Mapping[str, str] = {
+    "replicas": "{replicas}",
+    "decide us (p10-p90)": "{decide_us[median]} ({decide_us[p10]}-{decide_us[p90]})",
+    "life us (p10-p90)": "{life_us[median]} ({life_us[p10]}-{life_us[p90]})",
+    "new view ms": "{view_ms[median]} ({view_ms[p10]}-{view_ms[p90]})",
+    "memory/replica": "{memory_bytes_per_replica} B",
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, quick="a tenth of the rounds").parse_args()
     rounds = 20 if arguments.quick else 200
     measure(3)  # warms caches of the interpreter and of numpy
     rows = measure(rounds)
     hashing = figures(prefix_s(rounds), 1e-6)
-    table = Table("replicas", "decide us (p10-p90)", "life us (p10-p90)", "new view ms", "memory/replica")
-    for row in rows:
-        table.add_row(
-            str(row["replicas"]),
-            *(f"{row[k]['median']} ({row[k]['p10']}-{row[k]['p90']})" for k in ("decide_us", "life_us", "view_ms")),
-            f"{row['memory_bytes_per_replica']} B",
-        )
-    console = Console()
-    console.print(table)
-    console.print(f"naming the prefixes of {PROMPT_TOKENS} tokens: {hashing['median']} us more per request")
-    if arguments.json is not None:
-        document = {
-            "machine": {**cpu_machine.facts(), "python": platform.python_version()},
-            "prompt_tokens": PROMPT_TOKENS,
-            "outputs_per_request": OUTPUTS + 1,
-            "prefix_names_us": hashing,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    print_table(rows, COLUMNS)
+    print(f"naming the prefixes of {PROMPT_TOKENS} tokens: {hashing['median']} us more per request")
+    setting = {"prompt_tokens": PROMPT_TOKENS, "outputs_per_request": OUTPUTS + 1, "prefix_names_us": hashing}
+    write_report(arguments.json, machine_facts(), rows, **setting)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ Every step decodes all running sequences of one model under the `mux` policy wit
 engine does. Reported is the median over steps of this process's CPU time, and the 10th and 90th percentile.
 """
 
-import argparse
-import json
-import platform
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Mapping
 
-import cpu_machine
-from rich.console import Console
-from rich.table import Table
+from engines.model_specs import llama
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
@@ -28,7 +25,6 @@ from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import laptop_cpu
 from profiler.roofline import RooflineLatency
-from profiler.specs import ModelSpec
 
 BATCHES = (1, 16, 64, 256)
 DEVICE = laptop_cpu(num_cores=2, memory_bytes=8 * 1024**3)
@@ -36,19 +32,7 @@ TOKEN = SampledToken(7)
 
 
 def make_scheduler(num_sequences: int) -> Scheduler:
-    spec = ModelSpec(
-        architecture="LlamaForCausalLM",
-        num_layers=16,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_heads=16,
-        num_kv_heads=4,
-        head_dim=64,
-        vocab_size=32000,
-        max_position_embeddings=32768,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
-    )
+    spec = llama(16, 1024, 2816, 16, 4, head_dim=64, vocab_size=32000, max_position_embeddings=32768)
     info = ModelInfo(
         model="m",
         spec=spec,
@@ -117,21 +101,21 @@ def measure(num_sequences: int, num_steps: int) -> dict[str, float]:
     }
 
 
+COLUMNS: Mapping[str, str] = {
+    "running": "{running}",
+    "median us": "{median_us:.1f}",
+    "p10": "{p10_us:.1f}",
+    "p90": "{p90_us:.1f}",
+    "us/sequence": "{us_per_sequence:.2f}",
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer steps")
-    args = parser.parse_args()
+    args = make_parser(__doc__, quick="fewer steps").parse_args()
     num_steps = 200 if args.quick else 2000
     rows = [measure(n, num_steps) for n in BATCHES]
-    table = Table("running", "median µs", "p10", "p90", "µs/sequence", title="scheduler CPU time per step")
-    for row in rows:
-        table.add_row(str(row["running"]), *(f"{row[k]:.1f}" for k in ("median_us", "p10_us", "p90_us")),
-                      f"{row['us_per_sequence']:.2f}")  # fmt: skip
-    Console().print(table)
-    if args.json:
-        machine = {"python": platform.python_version(), **cpu_machine.facts()}
-        args.json.write_text(json.dumps({"machine": machine, "steps": num_steps, "rows": rows}, indent=1))
+    print_table(rows, COLUMNS, title="scheduler CPU time per step")
+    write_report(args.json, machine_facts(), rows, steps=num_steps)
 
 
 if __name__ == "__main__":

@@ -11,29 +11,23 @@ too. Reported are medians over rounds: output tokens/s, the worst model's share 
 every gap; beside it with 99 % of the gaps), and use of the pool over time (in the JSON; `--plot` draws it).
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench_models import DEFAULT_CACHE, llama_checkpoint
-from engine_run import EngineSession, RunOutcome
-from machine_facts import machine_facts, write_report
-from measured_steps import MeasuredSteps, measure_steps
-from pool_plot import draw_pool_use
-from request_times import TimedRequest
+from engines.engine_session import RunOutcome
+from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
+from engines.machine import Machine, measured_machine
+from load.request_times import TimedRequest
+from load.workloads import WORKLOADS, Lengths, make_requests
+from report.command import make_parser, print_table, write_report
+from report.pictures import draw_picture, draw_pool_use
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
-from solo_steps import SoloSteps
-from virtual_engine import VirtualSession
-from workloads import WORKLOADS, Lengths, make_requests
 
 from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.specs import DeviceSpec, ModelSpec
 
 ADAPTIVE = SchedulerSettings(adapt_quotas=True, quota_period_s=1.0, chunk_budget_tokens=32)
 FIXED = replace(ADAPTIVE, adapt_quotas=False, kv_lendable_share=0.0)
@@ -93,64 +87,25 @@ def shared_requests(
     return sorted(timed, key=lambda request: request.at_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """`step_s` is the solo decode step of a typical batch on all cores; `steps` is set for virtual time."""
-
-    checkpoints: Mapping[str, Path]
-    device: DeviceSpec
-    step_s: float
-    steps: MeasuredSteps | None
-
-    def session(
-        self, models: Sequence[str], policy: str, settings: SchedulerSettings
-    ) -> EngineSession | VirtualSession:
-        checkpoints = {model: self.checkpoints[model] for model in models}
-        pool_bytes = _TOKENS_PER_MODEL * len(models) * _KV_BYTES_PER_TOKEN
-        if self.steps is not None:
-            return VirtualSession(
-                checkpoints=checkpoints,
-                policy=policy,
-                settings=settings,
-                steps=self.steps,
-                kv_pool_bytes=pool_bytes,
-                max_model_len=_MAX_MODEL_LEN,
-            )
-        return EngineSession(
-            checkpoints=checkpoints,
-            policy=policy,
-            settings=settings,
-            device=self.device,
-            kv_pool_bytes=pool_bytes,
-            max_model_len=_MAX_MODEL_LEN,
-        )
-
-
-def measured_bench(checkpoints: Mapping[str, Path], *, virtual: bool, steps_file: Path | None) -> Bench:
-    context = WORKLOAD.mean_context_tokens
-    if virtual and steps_file is not None and steps_file.exists():
-        steps = MeasuredSteps.read(steps_file)
-    else:
-        solo = SoloSteps(checkpoints["a"])
-        if not virtual:
-            step_s = solo.step_s(_BATCH, context)
-            solo.close()
-            return Bench(checkpoints=checkpoints, device=solo.device, step_s=step_s, steps=None)
-        steps = measure_steps(solo)
-        solo.close()
-        if steps_file is not None:
-            steps.write(steps_file)
-    spec = ModelSpec.from_config(json.loads((checkpoints["a"] / "config.json").read_text(encoding="utf-8")))
-    step_s = steps.latency.decode_s(spec, [context] * _BATCH, steps.device.num_sms)
-    return Bench(checkpoints=checkpoints, device=steps.device, step_s=step_s, steps=steps)
-
-
-def measure(scenario: Scenario, bench: Bench, *, window_s: float, rounds: int) -> list[dict[str, object]]:
+def measure(
+    scenario: Scenario,
+    machine: Machine,
+    checkpoints: Mapping[str, Path],
+    step_s: float,
+    *,
+    window_s: float,
+    rounds: int,
+) -> list[dict[str, object]]:
+    """`step_s` is the solo decode step of a typical batch on all cores."""
     models = list(scenario.shares)
-    slo = Slo(ttft_s=30 * bench.step_s, tbt_s=_TBT_STEPS * len(models) * bench.step_s)
+    slo = Slo(ttft_s=30 * step_s, tbt_s=_TBT_STEPS * len(models) * step_s)
     # A share of what the decode lane alone bears with the typical batch of each model; prefill runs beside it.
-    rate_per_s = _LOAD * _BATCH / (bench.step_s * WORKLOAD.mean_output_tokens)
-    sessions = {label: bench.session(models, policy, settings) for label, policy, settings in VARIANTS}
+    rate_per_s = _LOAD * _BATCH / (step_s * WORKLOAD.mean_output_tokens)
+    own, pool_bytes = {m: checkpoints[m] for m in models}, _TOKENS_PER_MODEL * len(models) * _KV_BYTES_PER_TOKEN
+    sessions = {
+        label: machine.session(own, policy, settings, kv_pool_bytes=pool_bytes, max_model_len=_MAX_MODEL_LEN)
+        for label, policy, settings in VARIANTS
+    }
     outcomes: dict[str, list[RunOutcome]] = {label: [] for label in sessions}
     salt = 0
     try:
@@ -204,37 +159,20 @@ def _row(
     }
 
 
-def print_table(rows: Sequence[Mapping[str, object]]) -> None:
-    table = Table(
-        "scenario",
-        "variant",
-        "output tokens/s",
-        "±",
-        "worst model in time",
-        "±",
-        "99 % of gaps",
-        "fairness gap",
-        title="shared unit",
-    )
-    for row in rows:
-        gap = row["mean_fairness_gap"]
-        table.add_row(
-            str(row["scenario"]),
-            str(row["variant"]),
-            f"{row['output_tokens_per_s']:.0f}",
-            f"{row['output_tokens_per_s_spread']:.0f}",
-            f"{row['worst_model_request_attainment']:.0%}",
-            f"{row['worst_model_request_attainment_spread']:.0%}",
-            f"{row['worst_model_attainment']:.0%}",
-            "-" if gap is None else f"{gap:.2f}",
-        )
-    Console(width=120).print(table)
+COLUMNS: Mapping[str, str] = {
+    "scenario": "{scenario}",
+    "variant": "{variant}",
+    "output tokens/s": "{output_tokens_per_s:.0f}",
+    "±": "{output_tokens_per_s_spread:.0f}",
+    "worst model in time": "{worst_model_request_attainment:.0%}",
+    "± ": "{worst_model_request_attainment_spread:.0%}",
+    "99 % of gaps": "{worst_model_attainment:.0%}",
+    "fairness gap": "{mean_fairness_gap:.2f}",
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and machine facts as JSON")
-    parser.add_argument("--quick", action="store_true", help="two models at 8:1 only, shorter runs")
+    parser = make_parser(__doc__, quick="two models at 8:1 only, shorter runs")
     parser.add_argument(
         "--scenario", action="append", choices=[s.name for s in SCENARIOS], help="may be given several times"
     )
@@ -250,19 +188,19 @@ def main() -> None:
     checkpoints = {
         model: llama_checkpoint(args.cache, num_layers=_LAYERS, seed=number) for number, model in enumerate("abc")
     }
-    bench = measured_bench(checkpoints, virtual=args.virtual, steps_file=args.steps)
+    with measured_machine(checkpoints["a"], virtual=args.virtual, steps_file=args.steps) as machine:
+        step_s = machine.times.step_s(_BATCH, WORKLOAD.mean_context_tokens)
     names = args.scenario or [s.name for s in SCENARIOS[: 1 if args.quick else None]]
     rounds = args.rounds or (1 if args.quick and not args.virtual else 3)
     window_s = args.window_s or (60.0 if args.virtual else 6.0 if args.quick else 20.0)
     rows: list[dict[str, object]] = []
     chosen = [scenario for scenario in SCENARIOS if scenario.name in names]
     for scenario in track(chosen, console=Console(stderr=True), transient=True):
-        rows += measure(scenario, bench, window_s=window_s, rounds=rounds)
-    print_table(rows)
-    if args.json:
-        write_report(args.json, machine_facts(bench.device, virtual=args.virtual), rows)
+        rows += measure(scenario, machine, checkpoints, step_s, window_s=window_s, rounds=rounds)
+    print_table(rows, COLUMNS, title="shared unit")
+    write_report(args.json, machine.facts(), rows)
     if args.plot:
-        draw_pool_use(args.plot, rows)
+        draw_picture(args.plot, rows, draw_pool_use)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,18 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from machine_facts import machine_facts, write_report
-from rich.console import Console
-from rich.table import Table
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
 from deploy.fleet_file.settings import FleetFile, read_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from placement.demand import ModelDemand
-from profiler.devices import laptop_cpu
 from router.limits import GatewayLimits
 
 ROOT = Path(__file__).parents[1]
@@ -119,36 +118,32 @@ def runs(quick: bool, trace: Path | None) -> list[tuple[str, str, int, float, st
     ]
 
 
+COLUMNS: Mapping[str, str] = {
+    **{name: f"{{{name}}}" for name in ("run", "policy", "gpus", "units", "requests")},
+    **{name: f"{{{name}:.0f}}" for name in ("virtual_s", "cpu_s", "times_real", "requests_per_s")},
+    **{name: f"{{{name}:.0f}}" for name in ("events_per_s", "steps_per_s", "peak_memory_mib")},
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = make_parser(__doc__, quick="shorter runs")
     parser.add_argument("--trace", type=Path, default=MOONCAKE if MOONCAKE.exists() else None)
     parser.add_argument("--only", help="runs whose name contains this")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measure(*json.loads(args.one))))
         return
-    console = Console()
     rows = []
     for run in runs(args.quick, args.trace):
         if args.only and args.only not in run[0]:
             continue
-        console.print(f"{run[0]} ({run[-1]}) ...", style="dim")
+        print(f"{run[0]} ({run[-1]}) ...", file=sys.stderr)
         command = [sys.executable, __file__, "--one", json.dumps(run)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ("run", "policy", "gpus", "units", "requests", "virtual_s", "cpu_s", "times_real", "requests_per_s")
-    for title in (*columns, "events_per_s", "steps_per_s", "peak_memory_mib"):
-        table.add_column(title, justify="left" if title in ("run", "policy") else "right")
-    for row in rows:
-        cells = [row[c.header] for c in table.columns]
-        table.add_row(*(f"{c:.0f}" if isinstance(c, float) else str(c) for c in cells))
-    console.print(table)
-    if args.json:
-        write_report(args.json, machine_facts(laptop_cpu(num_cores=1, memory_bytes=0)), rows)
+    print_table(rows, COLUMNS)
+    write_report(args.json, machine_facts(), rows)
 
 
 if __name__ == "__main__":

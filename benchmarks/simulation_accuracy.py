@@ -12,36 +12,31 @@ between and after the parts, with requests of their own, show what launches take
 (served_steps.py).
 """
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from bench_models import DEFAULT_CACHE, llama_checkpoint
-from engine_run import EngineSession, RunOutcome
-from expert_parallel import ExpertParallelLatency, spec_of_rank
-from lane_activity import LaneActivity
-from machine_facts import machine_facts, write_report
-from measured_steps import MeasuredSteps, ModelledSteps, measure_steps
-from request_times import TimedRequest
-from rich.console import Console
-from rich.table import Table
-from served_steps import ServedSteps
-from solo_steps import SoloSteps, token_budget
-from virtual_engine import VirtualSession
-from workloads import WORKLOADS, make_requests
+from accuracy.expert_parallel import ExpertParallelLatency, spec_of_rank
+from engines.engine_session import EngineSession, RunOutcome
+from engines.lane_activity import LaneActivity
+from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
+from engines.machine import measured_machine
+from engines.measured_steps import MeasuredSteps
+from engines.model_specs import LLAMA_3_8B, QWEN3_30B_A3B
+from engines.served_steps import ServedSteps
+from engines.solo_steps import token_budget
+from engines.virtual_session import VirtualSession
+from fleets.virtual_fleet import Coming, VirtualFleet, unit_design
+from load.request_times import TimedRequest
+from load.workloads import WORKLOADS, make_requests
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
 
-from deploy.simulation.engine import EngineDesign, PlacedModel, SimulatedEngine
-from deploy.simulation.event_queue import EventQueue
-from pdmux_actor.executor.simulated import GPU_HOST_S
-from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.devices import RTX_PRO_6000, laptop_cpu
+from profiler.devices import RTX_PRO_6000
 from profiler.latency import LatencyModel
 from profiler.readers.llmservingsim import read_llmservingsim
 from profiler.roofline import RooflineLatency
@@ -52,34 +47,18 @@ PROFILES = ROOT.parent / "shared" / "profiles"
 _POLICIES = ("mux", "chunked_prefill", "prefill_first")
 _PARTS = 4  # of the CPU engine's measured requests, with calibrating ones between them
 BLOCK_BYTES = 8192  # 16 tokens of a head of 128 in bfloat16, as vLLM's blocks
-QWEN3_30B = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 262144,
-    "torch_dtype": "bfloat16",
-}
+_VLLM_SLO = Slo(ttft_s=10.0, tbt_s=1.0)  # its scheduler knows none
 
 
 def vllm_rows() -> list[dict[str, object]]:
     runs = pd.read_parquet(PROFILES / "e2e_vllm_llmservingsim.parquet")
-    llama = json.loads((ROOT / "examples/models/llama-3.1-8b/config.json").read_text())
     setups = {
-        "Llama-3.1-8B": ("meta-llama/Llama-3.1-8B", llama, 1),
-        "Qwen3-30B-A3B-Instruct-2507": ("Qwen/Qwen3-30B-A3B-Instruct-2507", QWEN3_30B, 2),
+        "Llama-3.1-8B": ("meta-llama/Llama-3.1-8B", LLAMA_3_8B, 1),
+        "Qwen3-30B-A3B-Instruct-2507": ("Qwen/Qwen3-30B-A3B-Instruct-2507", QWEN3_30B_A3B, 2),
     }
     rows: list[dict[str, object]] = []
     for (device, name), run in runs.groupby(["device", "model"], observed=True):
-        model, config, ranks = setups[str(name)]
-        whole = ModelSpec.from_config(config)
+        model, whole, ranks = setups[str(name)]
         spec = spec_of_rank(whole, ranks)
         profile = read_llmservingsim(
             PROFILES / "llmservingsim_vllm_dense.parquet",
@@ -120,47 +99,30 @@ def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel, ra
         kv_watermark=0.0,
         prefix_cache=False,
     )
-    info = ModelInfo(
-        model="m",
-        spec=spec,
-        geometry=KvGeometry.of(spec, BLOCK_BYTES),
-        eos_token_ids=frozenset(),
-        max_model_len=spec.max_position_embeddings,
-    )
-    blocks = ranks * kv_bytes // BLOCK_BYTES
-    design = EngineDesign(
-        device=RTX_PRO_6000,
-        latency=latency,
-        block_bytes=BLOCK_BYTES,
-        total_blocks=blocks,
+    design = unit_design(
+        {"m": spec},
         policy="chunked_prefill",
         settings=settings,
-        models=(PlacedModel(info=info, quota_blocks=blocks),),
-        host_s=GPU_HOST_S,
+        max_model_len=spec.max_position_embeddings,
+        total_blocks=ranks * kv_bytes // BLOCK_BYTES,
+        block_bytes=BLOCK_BYTES,
+        device=RTX_PRO_6000,
+        latency=latency,
     )
-    agenda = EventQueue()
-    times: dict[str, list[float]] = {}
-
-    def take(events: Sequence[TokenEvent]) -> None:
-        for event in events:
-            assert event.error is None, event.error
-            times[event.request_id] += [agenda.clock.now_s] * len(event.tokens)
-
-    engine = SimulatedEngine(design, agenda, take)
-    for index, row in enumerate(run.itertuples()):
-        request = GenerateRequest(
-            request_id=str(index),
+    fleet = VirtualFleet(design, _VLLM_SLO)
+    fleet.send(
+        Coming(
+            at_s=float(row.queued_s),
             model="m",
-            prompt_token_ids=(5,) * int(row.input_tokens),
-            sampling=SamplingParams(max_tokens=int(row.output_tokens), temperature=0.0),
-            slo=Slo(ttft_s=10.0, tbt_s=1.0),
+            prompt=partial(tuple[int, ...], (5,) * int(row.input_tokens)),
+            output_tokens=int(row.output_tokens),
+            slo=_VLLM_SLO,
         )
-        times[request.request_id] = []
-        agenda.at(float(row.queued_s), partial(engine.submit, request))
-    while agenda.step():
-        pass
-    first = np.array([times[str(i)][0] for i in range(len(run))])
-    last = np.array([times[str(i)][-1] for i in range(len(run))])
+        for row in run.itertuples()
+    )
+    fleet.advance(float("inf"))
+    times = [fleet.sent[str(i)].times.token_times_s for i in range(len(run))]
+    first, last = (np.array([of_one[end] for of_one in times]) for end in (0, -1))
     queued = run.queued_s.to_numpy()
     return {"TTFT": first - queued, "TPOT": (last - first) / (run.output_tokens.to_numpy() - 1), "E2E": last - queued}
 
@@ -168,14 +130,10 @@ def _simulate_vllm(run: pd.DataFrame, spec: ModelSpec, latency: LatencyModel, ra
 def cpu_rows(quick: bool, requests: int, cache: Path, policies: Sequence[str]) -> list[dict[str, object]]:
     layers, count = (6, requests // 4) if quick else (12, requests)
     checkpoint = llama_checkpoint(cache, num_layers=layers)
-    solo = SoloSteps(checkpoint)
-    try:
-        steps = measure_steps(solo)
-    finally:
-        solo.close()
-    spec = ModelSpec.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
     workload = WORKLOADS["sharegpt"]
-    modelled = ModelledSteps(steps.latency, spec, steps.device.num_sms)
+    with measured_machine(checkpoint, virtual=True) as machine:
+        steps, modelled = machine.steps, machine.times
+    assert steps is not None
     step_s = modelled.step_s(8, workload.mean_context_tokens)
     slo = Slo(ttft_s=20 * step_s, tbt_s=2 * step_s)
     settings = SchedulerSettings(chunk_budget_tokens=token_budget(modelled, 8, workload.mean_context_tokens, slo.tbt_s))
@@ -279,37 +237,29 @@ def _errors(
     return rows
 
 
+COLUMNS: Mapping[str, str] = {
+    **{name: f"{{{name}}}" for name in ("run", "latency", "metric")},
+    **{name: f"{{{name}_measured_s:.4f}} s ({{{name}_error:+.1%}})" for name in ("mean", "p50", "p99")},
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = make_parser(__doc__, quick="a smaller model and a quarter of the requests on the CPU")
     parser.add_argument("--part", choices=("vllm", "cpu"), action="append")
     parser.add_argument("--policy", choices=_POLICIES, action="append", help="of the CPU part; default: all")
     parser.add_argument("--requests", type=int, default=240, help="that are measured per policy of the CPU part")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    console, rows = Console(), []
+    rows: list[dict[str, object]] = []
     parts = args.part or ["vllm", "cpu"]
     if "vllm" in parts and not PROFILES.exists():
-        console.print("no ../shared/profiles here: the vLLM runs are left out")
+        print("no ../shared/profiles here: the vLLM runs are left out")
     elif "vllm" in parts:
         rows += vllm_rows()
     if "cpu" in parts:
         rows += cpu_rows(args.quick, args.requests, args.cache, args.policy or _POLICIES)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "latency", "metric", "mean", "error", "p50", "error", "p99", "error"):
-        table.add_column(title, justify="left" if title in ("run", "latency", "metric") else "right")
-    for row in rows:
-        cells = [str(row[k]) for k in ("run", "latency", "metric")]
-        for name in ("mean", "p50", "p99"):
-            cells += [
-                f"{1000 * float(str(row[f'{name}_measured_s'])):.1f} ms",
-                f"{float(str(row[f'{name}_error'])):+.1%}",
-            ]
-        table.add_row(*cells)
-    console.print(table)
-    if args.json:
-        write_report(args.json, machine_facts(laptop_cpu(num_cores=2, memory_bytes=0)), rows)
+    print_table(rows, COLUMNS)
+    write_report(args.json, machine_facts(), rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ reads files that the system has in memory, "disk" files that it was told to drop
     python benchmarks/wake.py [--json FILE] [--quick]
 """
 
-import argparse
 import asyncio
 import os
 import random
@@ -17,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-import cpu_machine
-from machine_facts import write_report
+from report.command import make_parser, write_report
+from report.machine_facts import machine_facts
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelAssignment
@@ -97,10 +96,7 @@ async def measure(folder: Path, dtype: str, rounds: int) -> dict[str, list[float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    options = make_parser(__doc__, quick="the small checkpoint, three rounds").parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as parent:
         for size, shape in list(SHAPES.items())[: 1 if options.quick else None]:
@@ -113,8 +109,7 @@ def main() -> None:
                     median_s = statistics.median(seconds)
                     print(f"{size} {dtype:9} {way:7} {median_s:6.3f} s ({low_s:.3f}..{high_s:.3f}, {len(seconds)})")
                     rows.append({"checkpoint": size, "dtype": dtype, "way": way, "seconds": seconds})
-    if options.json is not None:
-        write_report(options.json, cpu_machine.facts(), rows)
+    write_report(options.json, machine_facts(), rows)
 
 
 if __name__ == "__main__":

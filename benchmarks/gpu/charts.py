@@ -1,26 +1,18 @@
 """Pictures of this folder's results, made from their files: no GPU is needed."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-Row = Mapping[str, Any]
-Draw = Callable[[Any, Sequence[Row]], None]
+from report.pictures import Draw, Row, draw_picture
 
 
 def draw_report(result: Path, picture: Path, draw: Draw) -> None:
     """`draw` fills the figure with the file's rows."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SystemExit("--plot needs matplotlib: pip install -c constraints.txt 'muxfleet[plots]'") from None
     report = json.loads(result.read_text())
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    draw(figure, report["rows"])
-    figure.suptitle(f"{report['machine'].get('gpu', '')} {report['machine'].get('date', '')}", fontsize="small")
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=100)
+    title = f"{report['machine'].get('gpu', '')} {report['machine'].get('date', '')}"
+    draw_picture(picture, report["rows"], draw, title=title)
 
 
 def draw_questions(figure: Any, rows: Sequence[Row]) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engines.hand_made_launches import HandMadeLaunches, median_and_spread_s
 from gpu.charts import draw_floors
 from gpu.kept_rows import KeptRows
-from gpu.launches import HandMadeLaunches, median_and_spread_s
 from gpu.random_models import SHAPES, random_model
 from gpu.script import make_parser, run_script
 from rich.console import Console

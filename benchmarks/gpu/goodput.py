@@ -22,17 +22,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from engine_run import EngineSession
+from engines.engine_session import EngineSession
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import SHAPES, random_model
-from gpu.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 from gpu.script import make_parser, run_script
-from request_times import TimedRequest
+from load.request_times import TimedRequest
+from load.workloads import WORKLOADS, make_requests
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from workloads import WORKLOADS, make_requests
+from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
 from pdmux_actor.executor.cuda.decode_graphs import BUCKETS as BATCH_BUCKETS
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor

@@ -16,9 +16,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engines.hand_made_launches import HandMadeLaunches
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
-from gpu.launches import HandMadeLaunches
 from gpu.random_models import SHAPES, random_model
 from gpu.script import make_parser, run_script
 from gpu.trace_reading import FORBIDDEN_CALLS, Event, busy_shares, faults, kernel_times_s, within
@@ -37,9 +37,9 @@ _SPAN = "hot path"
 
 def drive(launches: HandMadeLaunches, *, batch: int, context: int, prompt: int, slices: int, layers: int) -> None:
     """`slices` prefill slices of `layers` layers each, with decode steps of `batch` sequences beside them."""
-    executor, num_layers = launches.executor, launches.info.spec.num_layers
-    decoding = launches.sequences(batch, context, room_tokens=8)
-    prompts = launches.sequences(1, prompt, room_tokens=8)
+    num_layers = launches.info.spec.num_layers
+    decoding = launches.sequences([context] * batch)
+    prompts = launches.sequences([prompt])
     decode, whole = launches.decode_launch(decoding), launches.prefill_launch(prompts)
 
     def next_slice(launch: PrefillSlice) -> PrefillSlice:
@@ -53,21 +53,20 @@ def drive(launches: HandMadeLaunches, *, batch: int, context: int, prompt: int, 
             last_layer=min(first + layers, num_layers),
         )
 
-    executor.submit(decode)
-    executor.submit(next_slice(whole))  # `whole` ends at the last layer: its successor begins a new batch
+    launches.submit(decode)
+    launches.submit(next_slice(whole))  # `whole` ends at the last layer: its successor begins a new batch
     done_slices, in_flight = 0, 2
     while in_flight:
-        for done in executor.wait(None):
-            assert done.error is None, done.error
+        for done in launches.wait():
             in_flight -= 1
             if isinstance(done.launch, PrefillSlice):
                 done_slices += 1
                 # Whole prompts only: half of one would keep its hidden states.
                 if done_slices < slices or done.launch.last_layer < num_layers:
-                    executor.submit(next_slice(done.launch))
+                    launches.submit(next_slice(done.launch))
                     in_flight += 1
             elif done_slices < slices:
-                executor.submit(decode)
+                launches.submit(decode)
                 in_flight += 1
     launches.free([*decoding, *prompts])
 

@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine_facts import machine_facts, write_report
+from report.command import Row, write_report
+from report.machine_facts import machine_facts
 
 from pdmux_actor.errors import DeviceUnavailable
-from profiler.machine import gpu_facts, source_version
+from profiler.machine import gpu_facts
 from profiler.specs import DeviceSpec
 
 _LOG = logging.getLogger(__name__)
-
-Row = Mapping[str, Any]
 
 
 class KeptRows:
@@ -67,9 +66,8 @@ class KeptRows:
 
     def note_gpu(self, device: DeviceSpec, chosen: Mapping[str, str]) -> None:
         """`chosen`: how it is partitioned, and what else was chosen for it."""
-        facts = {**machine_facts(device), "gpu": device.name, **gpu_facts(), "muxfleet": source_version()}
+        facts = {**machine_facts(device), "gpu": device.name, **gpu_facts()}
         self.note({**facts, **chosen})
 
     def _write(self) -> None:
-        if self._path is not None:
-            write_report(self._path, self.facts, self.rows)
+        write_report(self._path, self.facts, self.rows)

@@ -4,23 +4,21 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpu.charts import draw_report
-from gpu.kept_rows import KeptRows, Row
+from gpu.kept_rows import KeptRows
+from report.command import make_parser as report_parser
+from report.pictures import Draw
 
 from pdmux_actor.errors import DeviceUnavailable
 
 Measure = Callable[[argparse.Namespace, KeptRows], None]
 Show = Callable[[KeptRows], None]
-Draw = Callable[[Any, Sequence[Row]], None]
 
 
 def make_parser(description: str | None, *, quick: str, limit_s: float = 540.0) -> argparse.ArgumentParser:
     """`quick` says what is left out with --quick."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="written after every row")
+    parser = report_parser(description, quick=quick, json_help="written after every row")
     parser.add_argument("--resume", action="store_true", help="run only what FILE does not hold yet")
     parser.add_argument("--limit-s", type=float, default=limit_s, help="begin no row later (default: %(default).0f)")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw FILE afterwards")

@@ -20,8 +20,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from rich.console import Console
 from rich.table import Table
+from search.goodput import RateSearch
 
 from pdmux_actor.backends.sglang.options import SglangOptions, partitions_of
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig, write_config
@@ -31,7 +34,6 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import device_named
 from profiler.specs import ModelSpec
 
-BENCHMARKS = str(Path(__file__).resolve().parents[1])
 VARIANTS = ("table", "muxwise", "mux", "chunked_prefill")
 MAX_BATCH_TOKENS = 16384
 CHUNK_TOKENS = 512
@@ -139,9 +141,6 @@ async def run_at(engine: Any, options: argparse.Namespace, rate_per_s: float, se
 
 async def measure(options: argparse.Namespace) -> float:
     import sglang
-
-    sys.path.append(BENCHMARKS)
-    from goodput import RateSearch
 
     with tempfile.TemporaryDirectory() as folder:
         line = PluginLine(Path(folder) / "plugin.sock", lambda load: None)

@@ -20,17 +20,17 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from engine_run import EngineSession
+from engines.engine_session import EngineSession
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import random_model
-from gpu.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 from gpu.script import make_parser, run_script
-from request_times import TimedRequest
+from load.request_times import TimedRequest
+from load.workloads import WORKLOADS, Workload, make_requests
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from workloads import WORKLOADS, Workload, make_requests
+from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.triton_operators import TritonOperators

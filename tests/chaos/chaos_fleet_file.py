@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from byte_checkpoint import write_checkpoint
 from chaos_load import MODELS
+from fleets.byte_checkpoint import write_checkpoint
 
 _LAYERS = (16, 4096, 14336, 32, 8, 128)  # 9 GB: a unit can hold all three
 

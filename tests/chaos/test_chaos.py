@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from byte_checkpoint import write_checkpoint
 from chaos_faults import FAULTS, Fault, unit_ids, until_balanced, until_well
 from chaos_fleet_file import fleet_of
 from chaos_load import MODELS, Load, ask_once
 from fleet_process import FleetProcess
+from fleets.byte_checkpoint import write_checkpoint
 
 from deploy.control.fleet_status import ModelState
 from deploy.inspection.fleet_report import fleet_report

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from byte_checkpoint import write_checkpoint
+from fleets.byte_checkpoint import write_checkpoint
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import Lease, ModelAssignment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from byte_checkpoint import write_checkpoint
+from fleets.byte_checkpoint import write_checkpoint
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase

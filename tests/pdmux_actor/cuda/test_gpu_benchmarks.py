@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cuda_rig import NoStream, make_cuda_rig
-from gpu import charts, floors, goodput, hot_path, kernels, launches, questions, script, shared
+from engines import hand_made_launches
+from gpu import charts, floors, goodput, hot_path, kernels, questions, script, shared
 from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES
 from torch.profiler import ProfilerActivity
@@ -48,7 +49,7 @@ def test_floors__tiny_model__rows_for_every_partition_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Launches are over at once here: no step ever runs beside a prefill, and trying costs time.
-    monkeypatch.setattr(launches, "_TRIES_PER_STEP", 0)
+    monkeypatch.setattr(hand_made_launches, "_TRIES_PER_STEP", 0)
     result, picture = tmp_path / "floors.json", tmp_path / "floors.png"
     sizes = floors.Sizes(decodes=((1, 3),), prefills=(3,), partition_stride=1, repeats=2)
     kept = KeptRows(result, floors.ROW_KEY)

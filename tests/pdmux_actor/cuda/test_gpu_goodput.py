@@ -14,11 +14,12 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cuda_rig import make_cuda_rig
-from engine_run import EngineSession, TimedRequest
+from engines.engine_session import EngineSession
 from gpu import charts, goodput, shared
 from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES, random_model
-from gpu.rate_runs import RatePlan
+from load.request_times import TimedRequest
+from search.rate_runs import RatePlan
 
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo

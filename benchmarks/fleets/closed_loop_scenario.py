@@ -1,0 +1,172 @@
+"""What fleets of the closed-loop benchmark are asked: popularity flips, one model bursts, demand shifts as in a day."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleets.byte_checkpoint import write_checkpoint
+
+from deploy.local.demo_fleet import write_demo
+from pdmux_actor.models.random_checkpoint import DEMO_SHAPES
+from traces.record import TraceRecord
+from traces.synthetic import power_law_popularity
+from traces.timeliness import SloTarget
+
+HOLD_S = 60.0
+_LAYERS_7B = (32, 4096, 11008, 32, 8, 128)
+_LAYERS_13B = (40, 5120, 13824, 40, 8, 128)
+_BURST = 13.0
+_WAVES = 8  # steps of a day
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A fleet and what it is asked. `prompt_tokens`, `output_tokens`: means of lognormal and geometric lengths."""
+
+    name: str
+    models: tuple[str, ...]
+    rate_per_s: float
+    prompt_tokens: int
+    output_tokens: int
+    slo: SloTarget
+    phase_s: float
+    seed: int = 7
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.models[0] in DEMO_SHAPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Rates per model and second, over `span_s` from `start_s`."""
+
+    name: str
+    start_s: float
+    span_s: float
+    rates: Mapping[str, float]
+
+
+def simulated(*, phase_s: float) -> Setting:
+    return Setting(
+        name="8 simulated A40, 12 models",
+        models=tuple(f"m{i:02d}" for i in range(12)),
+        rate_per_s=5.0,
+        prompt_tokens=2600,
+        output_tokens=16,
+        slo=SloTarget(ttft_s=4.0, tbt_s=0.5),
+        phase_s=phase_s,
+    )
+
+
+def on_cpu(*, phase_s: float) -> Setting:
+    return Setting(
+        name="2 CPU units, 3 models",
+        models=tuple(DEMO_SHAPES),
+        rate_per_s=4.0,
+        prompt_tokens=120,
+        output_tokens=12,
+        slo=SloTarget(ttft_s=1.0, tbt_s=0.3),
+        phase_s=phase_s,
+    )
+
+
+def phases(setting: Setting) -> list[Phase]:
+    """The plan that a fleet starts with fits the first."""
+    popular = {m: s * setting.rate_per_s for m, s in power_law_popularity(setting.models, 1.2).items()}
+    flipped = dict(zip(setting.models, reversed(popular.values()), strict=True))
+    calm = {m: 0.5 * r for m, r in popular.items()}
+    bursting = setting.models[-1]
+    found = [
+        Phase(name="as planned", start_s=0.0, span_s=setting.phase_s / 2, rates=popular),
+        Phase(name="flip", start_s=0.0, span_s=setting.phase_s, rates=flipped),
+        Phase(name="calm", start_s=0.0, span_s=setting.phase_s / 4, rates=calm),
+        Phase(name="burst", start_s=0.0, span_s=setting.phase_s, rates=calm | {bursting: _BURST * calm[bursting]}),
+        *_day(setting),
+    ]
+    start_s = 0.0
+    placed = []
+    for phase in found:
+        placed.append(Phase(name=phase.name, start_s=start_s, span_s=phase.span_s, rates=phase.rates))
+        start_s += phase.span_s
+    return placed
+
+
+def _day(setting: Setting) -> Iterator[Phase]:
+    """One half of the models wakes as the other goes to sleep, by a cosine."""
+    half = len(setting.models) // 2
+    for step in range(_WAVES):
+        awake = 0.5 + 0.45 * np.cos(2 * np.pi * step / _WAVES)
+        rates = {
+            m: setting.rate_per_s * (awake / half if i < half else (1 - awake) / (len(setting.models) - half))
+            for i, m in enumerate(setting.models)
+        }
+        yield Phase(name="day", start_s=0.0, span_s=setting.phase_s / _WAVES, rates=rates)
+
+
+def requests(setting: Setting) -> list[TraceRecord]:
+    draw = np.random.default_rng(setting.seed)
+    longest = 3 * setting.prompt_tokens
+    records = []
+    for phase in phases(setting):
+        for model, rate_per_s in phase.rates.items():
+            count = draw.poisson(rate_per_s * phase.span_s)
+            times = phase.start_s + draw.random(count) * phase.span_s
+            prompts = np.clip(draw.lognormal(np.log(setting.prompt_tokens) - 0.18, 0.6, count), 8, longest)
+            outputs = np.clip(draw.geometric(1 / setting.output_tokens, count), 2, 8 * setting.output_tokens)
+            records += [
+                TraceRecord(arrival_s=float(t), input_tokens=int(i), output_tokens=int(o), model=model)
+                for t, i, o in zip(times, prompts, outputs, strict=True)
+            ]
+    return sorted(records, key=lambda r: r.arrival_s)
+
+
+def write_fleet(folder: Path, setting: Setting, *, replan: str) -> Path:
+    """The fleet file; its plan fits the first phase."""
+    if setting.is_on_cpu:
+        write_demo(folder)
+    else:
+        for i, model in enumerate(setting.models):
+            write_checkpoint(folder / "checkpoints" / model, _LAYERS_13B if i % 3 == 2 else _LAYERS_7B)
+    first = phases(setting)[0].rates
+    fleet: dict[str, Any] = {
+        "name": f"closed-loop-{replan}",
+        "models": [
+            {
+                "id": model,
+                "source": f"./checkpoints/{model}",
+                "slo": {"ttft_s": setting.slo.ttft_s, "tbt_s": setting.slo.tbt_s},
+                "demand": {
+                    "rate_per_s": round(first[model], 3),
+                    "prompt_tokens": setting.prompt_tokens,
+                    "output_tokens": setting.output_tokens,
+                },
+                "replicas": {"min": 1, "max": 2 if setting.is_on_cpu else 4},
+            }
+            for model in setting.models
+        ],
+        "pools": [_pool(on_cpu=setting.is_on_cpu)],
+        "placement": {
+            "solver": "search",
+            "replan": replan,
+            "replan_every_s": 3.0,
+            "min_residency_s": 10.0,
+            "max_moves_per_min": 30,
+        },
+        "gateway": {"port": 20321, "replicas": 2, "hold_s": HOLD_S},
+    }
+    file = folder / "fleet.json"
+    file.write_text(json.dumps(fleet))
+    return file
+
+
+def _pool(*, on_cpu: bool) -> dict[str, Any]:
+    if on_cpu:
+        # Each unit holds two of the three models (15, 25 and 37 MiB), so that one model has a second replica.
+        memory = {"kv_memory": "64MiB", "device_memory": "130MiB"}
+        return {"name": "cpu", "device": "cpu", "cores": 1, "nodes": {"min": 2}, **memory}
+    shape = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 8}
+    return {"name": "a40", **shape, "kv_memory": "8GiB"}
