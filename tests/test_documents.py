@@ -86,6 +86,7 @@ def test_document__verbs_and_options_in_its_text__are_there(file: Path) -> None:
 
 def test_documents__scripts_they_name__exist_and_know_the_options() -> None:
     missing = []
+    shared = list((ROOT / "benchmarks" / "report").glob("*.py"))  # options that all benchmarks have
     for file in DOCUMENTS:
         text = file.read_text(encoding="utf-8")
         for script, options in re.findall(r"python ((?:benchmarks|scripts)/\S+\.py)([^`\n#]*)", text):
@@ -93,7 +94,7 @@ def test_documents__scripts_they_name__exist_and_know_the_options() -> None:
             if not source.exists():
                 missing.append(f"{name_of(file)}: {script}")
                 continue
-            known = "\n".join(p.read_text(encoding="utf-8") for p in {source, *source.parent.glob("*.py")})
+            known = "\n".join(p.read_text(encoding="utf-8") for p in {source, *source.parent.glob("*.py"), *shared})
             missing += [
                 f"{name_of(file)}: {script} {o}" for o in re.findall(r"--[a-z-]+", options) if f'"{o}"' not in known
             ]
