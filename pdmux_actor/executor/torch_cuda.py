@@ -235,10 +235,6 @@ class TorchCudaExecutor:
         return self._lanes.device
 
     @property
-    def is_busy(self) -> bool:
-        return bool(self._in_flight)
-
-    @property
     def graph_bytes(self) -> int:
         """Device memory that captured decode steps hold."""
         return self._graphs.used_bytes
