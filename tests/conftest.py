@@ -1,10 +1,15 @@
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 # A loaded machine must not fail a property; a test that hangs is pytest-timeout's to end. The same examples every time:
 # a change fails for what it did, not for what a search found that day. `--hypothesis-profile search` searches.
@@ -20,6 +25,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """tests/k8s needs packages and tools that only `make test-k8s` installs."""
     is_asked_for = "k8s" in (config.getoption("markexpr") or "")
     return True if collection_path.name == "k8s" and not is_asked_for else None
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadScopeScheduling | None":
+    from fleets_in_turn import FleetsInTurn
+
+    return FleetsInTurn(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

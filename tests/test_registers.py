@@ -121,7 +121,8 @@ def test_fleet_file__solver_for_a_handful_of_gpus__is_refused_with_those_that_ru
 
 
 @pytest.mark.parametrize(
-    ("verb", "option", "register"), [(*h, r.register) for r in REGISTERS.values() for h in r.helps], ids=str
+    ("verb", "option", "register"),
+    [pytest.param(*h, r.register, id="-".join(h)) for r in REGISTERS.values() for h in r.helps],
 )
 def test_help__option_that_takes_names__lists_all(verb: str, option: str, register: Register[Any]) -> None:
     command: Any = typer.main.get_command(build_app())

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 from clients import MODELS, chat, client_of
-from conftest import fleet_file, free_port
+from fleet_files import fleet_file, free_port
 
 from muxfleet.own_packages import PACKAGES
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from clients import MODELS, chat, client_of
-from conftest import fleet_file
+from fleet_files import fleet_file
 from fleet_process import FleetProcess
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 import schemathesis
-from conftest import running
 from fake_unit import FakeUnit, fleet_view
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from served_gateway import running
 
 from router.http.app import openapi_document
 from router.openai import schemas
