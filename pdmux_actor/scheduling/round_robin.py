@@ -7,7 +7,7 @@ from collections.abc import Iterable
 class RoundRobin:
     """Round-robin by name: the next candidate after the one served last, in sorted order.
 
-    >>> turn = Rotation()
+    >>> turn = RoundRobin()
     >>> [turn.take(["a", "b", "c"]), turn.take(["a", "b", "c"]), turn.take(["a", "c"]), turn.take(["a", "c"])]
     ['a', 'b', 'c', 'a']
     """

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import DecodeStep
+from profiler.families.registry import FAMILIES
 
 NEW_TOKENS = 16
 LENGTHS = (1, 700, 64, 2, 15, 16, 17, 3, 400, 7, 8, 9, 129, 31, 255, 100, 513)
@@ -26,12 +27,17 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 64,
 }
 VARIANTS: Mapping[str, CheckpointShape] = {
-    "mistral": CheckpointShape(model_type="mistral", **TINY),
+    **{
+        f"{family.model_type}{'-bias' if bias else ''}": CheckpointShape(
+            model_type=family.model_type, attention_bias=bias, **TINY
+        )
+        for family in FAMILIES.values()
+        for bias in (False, True)
+        if family.traits is not None
+    },
     "mistral-window": CheckpointShape(model_type="mistral", sliding_window=1024, **TINY),
     "tied": CheckpointShape(model_type="qwen2", tie_word_embeddings=True, **TINY),
     "mlp-bias": CheckpointShape(model_type="llama", mlp_bias=True, **TINY),
-    "llama-bias": CheckpointShape(model_type="llama", attention_bias=True, **TINY),
-    "qwen3-bias": CheckpointShape(model_type="qwen3", attention_bias=True, **TINY),
     "rope-linear": CheckpointShape(model_type="llama", rope_scaling={"rope_type": "linear", "factor": 4.0}, **TINY),
     "rope-llama3": CheckpointShape(model_type="llama", rope_theta=500_000.0, rope_scaling=LLAMA3_SCALING, **TINY),
     "rope-yarn": CheckpointShape(

@@ -21,19 +21,25 @@ from placement.problem import FleetSolver, PlacementModel, Solver
 from placement.solvers.candidate_solver import CandidateSolver
 from placement.solvers.exhaustive import ExhaustiveSolver
 from placement.solvers.muxserve import MuxServeSolver, mesh_groups
+from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 from profiler.devices import A100_80G, L40S
 
 SEARCH = SearchSolver(rounds=15)
-SOLVERS: list[Solver] = [SEARCH, MuxServeSolver(), SpatialSolver()]
+# A search of few rounds, and whatever else the register holds that does not try every plan.
+ALL_SOLVERS: dict[str, Solver] = {
+    name: SEARCH if name == "search" else entry.make(Estimator(), lambda: False)
+    for name, entry in SOLVERS.items()
+    if entry.online
+}
 FLEET_SOLVERS: list[FleetSolver] = [
     SearchSolver(estimator=ESTIMATOR, rounds=60),
     MuxServeSolver(estimator=ESTIMATOR),
     SpatialSolver(estimator=ESTIMATOR),
 ]
 SMALL = settings(max_examples=40)
-any_solver = pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
+any_solver = pytest.mark.parametrize("solver", ALL_SOLVERS.values(), ids=list(ALL_SOLVERS))
 any_fleet_solver = pytest.mark.parametrize("solver", FLEET_SOLVERS, ids=lambda s: type(s).__name__)
 
 
@@ -81,7 +87,7 @@ def test_search__any_current_plan__is_sound(
 def test_bound__any_fleet__no_solver_exceeds_it(units: list[UnitCapacity], models: list[PlacementModel]) -> None:
     bound = most_served(units, models, Estimator())
 
-    for solver in SOLVERS:
+    for solver in ALL_SOLVERS.values():
         served = estimate(units, models, solver.solve(units, models, None), Estimator()).served_per_s
         assert served <= bound * (1 + 1e-6) + 1e-6
 
