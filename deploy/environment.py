@@ -8,18 +8,18 @@ from deploy.errors import OptionNotUsable
 
 
 def cache_folder() -> Path:
-    """Where generated checkpoints live: the XDG cache."""
+    """Returns where generated checkpoints live: the XDG cache."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "muxfleet"
 
 
 def running_fleets_folder() -> Path:
-    """Where `muxfleet up` notes what it runs on this machine."""
+    """Returns where `muxfleet up` notes what it runs on this machine."""
     return cache_folder() / "fleets"
 
 
 def api_key(given: str | None = None) -> str | None:
-    """For requests to a fleet's gateway: the key given, or that of MUXFLEET_API_KEY.
+    """Returns the key for requests to a fleet's gateway: the one given, or that of MUXFLEET_API_KEY.
 
     Raises OptionNotUsable: no header can carry it.
     """
@@ -31,13 +31,13 @@ def api_key(given: str | None = None) -> str | None:
 
 
 def bearer_headers(given: str | None = None) -> Mapping[str, str]:
-    """Of `api_key`."""
+    """Returns the HTTP headers that carry `api_key`."""
     key = api_key(given)
     return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 def otlp_endpoint() -> str | None:
-    """Where OpenTelemetry traces go, from OTEL_EXPORTER_OTLP_ENDPOINT of the process that asks."""
+    """Returns where OpenTelemetry traces go, from OTEL_EXPORTER_OTLP_ENDPOINT of the process that asks."""
     return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
 
 
@@ -47,7 +47,7 @@ def ray_address() -> str | None:
 
 
 def ray_auth_token() -> str:
-    """Of the cluster that this process started or joined; empty without one."""
+    """Returns the token of the cluster that this process started or joined; empty without one."""
     return os.environ.get("RAY_AUTH_TOKEN", "")
 
 
@@ -62,6 +62,6 @@ def with_temporary_files_in(folder: Path) -> Mapping[str, str]:
 
 
 def export_environment(variables: Mapping[str, str]) -> None:
-    """For this process and those it starts. What the user has set already stays."""
+    """Sets variables for this process and those it starts. What the user has set already stays."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)

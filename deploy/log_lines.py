@@ -35,7 +35,7 @@ class JsonLines(logging.Formatter):
 
 
 def write_log_lines(stream: TextIO, fields: Mapping[str, str]) -> logging.Handler:
-    """From now on all that muxfleet's packages log goes to `stream`, from INFO on, and nowhere else."""
+    """Sends what muxfleet's packages log, from INFO on, to `stream` and nowhere else."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines(fields))
     for name in _PRODUCT:
@@ -47,8 +47,8 @@ def write_log_lines(stream: TextIO, fields: Mapping[str, str]) -> logging.Handle
 
 
 def log_from_replica(**fields: str) -> None:
-    """For a replica's constructor: Ray keeps the standard output of each in a file (`worker-*.out`) of its session.
-    Serve puts an object of its own in the place of `sys.stdout`, which would make text of the lines.
+    """Sets up logging in a replica's constructor: Ray keeps the standard output of each in a file (`worker-*.out`) of
+    its session. Serve puts an object of its own in the place of `sys.stdout`, which would make text of the lines.
     """
     context = serve.get_replica_context()
     replica = context.replica_id.unique_id

@@ -12,7 +12,7 @@ PACKAGES = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy"
 
 
 def packages_folder() -> Path:
-    """Where the packages lie: inside this one as pip installs it, beside it in the repository."""
+    """Returns where the packages lie: inside this one as pip installs it, beside it in the repository."""
     here = Path(__file__).resolve().parent
     return here if (here / PACKAGES[0]).is_dir() else here.parent
 

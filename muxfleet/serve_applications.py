@@ -1,4 +1,4 @@
-"""What the `import_path`s of a rendered Serve config name, on whatever node a Ray worker imports them.
+"""Defines what the `import_path`s of a rendered Serve config name, on whatever node a Ray worker imports them.
 
 Ray sends a deployment's class by the name of its module. These classes are of this module, so a worker that starts a
 replica imports it, and with it `claim` has run before any other name of muxfleet is looked up.

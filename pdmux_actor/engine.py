@@ -44,7 +44,7 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Until Stop. Closes the executor, also when a turn raises."""
+        """Runs until Stop. Closes the executor, also when a turn raises."""
         try:
             while not self._stopping:
                 self.turn()

@@ -1,4 +1,4 @@
-"""Where events for the engine thread arrive."""
+"""Says where events for the engine thread arrive."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ class EventSource(Protocol):
         ...
 
     def next_due_s(self) -> float | None:
-        """When the next event that is known already falls due."""
+        """Returns when the next event that is known already falls due."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the control loop and a unit tell each other: a unit registers by its first heartbeat; the answer is a lease."""
+"""Defines the messages of control loop and unit: a unit registers by its first heartbeat; the answer is a lease."""
 
 from dataclasses import dataclass
 from enum import StrEnum

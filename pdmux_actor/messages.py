@@ -17,7 +17,7 @@ class FinishReason(StrEnum):
 
 
 class StructuredKind(StrEnum):
-    """What a StructuredOutput's text is."""
+    """Holds what a StructuredOutput's text is."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"  # of the whole output
@@ -37,7 +37,8 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsProcessing:
-    """What is done to a request's logits before its token is drawn, in this order, as transformers' processors do it.
+    """Holds what is done to a request's logits before its token is drawn, in this order, as transformers' processors do
+    it.
 
     `logit_bias` is added to the logits of its tokens. `repetition_penalty` divides positive logits of tokens of prompt
     and output, and multiplies negative ones. `frequency_penalty` is subtracted for each time that the output has a
@@ -85,7 +86,9 @@ class Slo:
     tbt_s: float
 
     def after(self, waited_s: float) -> "Slo":
-        """What is left of them for a unit when a request has waited elsewhere. A target that is over stays above 0."""
+        """Returns what is left of them for a unit when a request has waited elsewhere. A target that is over stays
+        above 0.
+        """
         return Slo(ttft_s=max(_LEAST_TTFT_S, self.ttft_s - waited_s), tbt_s=self.tbt_s) if waited_s > 0 else self
 
 
@@ -115,7 +118,7 @@ class SampledToken(NamedTuple):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What one engine step produced for one request. `finish` is set exactly once per request, on its last event.
+    """Holds what one engine step produced for one request. `finish` is set exactly once per request, on its last event.
 
     A Struct, since one is made per sequence and step (a frozen dataclass takes five times as long).
     """
@@ -166,7 +169,7 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchStatus:
-    """What a lane is busy with: told apart from others by its lane and `took_off_s`, on the engine's clock.
+    """Holds what a lane is busy with: told apart from others by its lane and `took_off_s`, on the engine's clock.
     `is_learned`: launches like it have been measured, so `expected_s` is no guess.
     """
 

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a model that an executor holds."""
+"""Defines what the scheduler knows of a model that an executor holds."""
 
 from dataclasses import dataclass
 

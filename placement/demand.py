@@ -1,4 +1,4 @@
-"""What is asked of each model."""
+"""Defines what is asked of each model."""
 
 import itertools
 import statistics

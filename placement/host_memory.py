@@ -7,7 +7,7 @@ _NODE_MEMORY_PER_DEVICE = 2  # bytes of a node's memory for each byte of its GPU
 
 
 def host_share_bytes(node_bytes: int, units_per_node: int) -> int:
-    """Of a node of so many bytes.
+    """Returns a unit's share of a node of so many bytes.
 
     >>> host_share_bytes(64 << 30, 2) >> 30
     8
@@ -16,5 +16,5 @@ def host_share_bytes(node_bytes: int, units_per_node: int) -> int:
 
 
 def host_share_of_gpus(device: DeviceSpec, num_gpus: int) -> int:
-    """Where only the GPUs of a unit are known."""
+    """Returns the share where only the GPUs of a unit are known."""
     return host_share_bytes(_NODE_MEMORY_PER_DEVICE * device.memory_bytes * num_gpus, 1)

@@ -1,4 +1,6 @@
-"""How much one launch of a unit's engine holds at most: what memory beside weights and KV pool is reserved for."""
+"""Works out how much one launch of a unit's engine holds at most: what memory beside weights and KV pool is reserved
+for.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Which models sit on which units, with which quotas."""
+"""Defines which models sit on which units, with which quotas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from profiler.specs import DeviceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCapacity:
-    """What a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool, `block_bytes`
-    their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not known, and only
-    memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its engine's: each model
-    needs room for such launches. `asleep` are models whose weights its host memory holds, with the seconds that waking
-    each takes; they change what a move costs, not what the unit offers.
+    """Holds what a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool,
+    `block_bytes` their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not
+    known, and only memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its engine's: each
+    model needs room for such launches. `asleep` are models whose weights its host memory holds, with the seconds that
+    waking each takes; they change what a move costs, not what the unit offers.
     """
 
     unit_id: str

@@ -1,4 +1,6 @@
-"""Why a model sits where it sits: what each of its homes gives it, and what every other unit would have given."""
+"""Explains why a model sits where it sits: what each of its homes gives it, and what every other unit would have
+given.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What every solver takes and gives."""
+"""Defines what every solver takes and gives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

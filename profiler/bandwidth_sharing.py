@@ -1,4 +1,4 @@
-"""How much longer decode steps of several models take because they run at once on SMs of their own.
+"""Predicts how much longer decode steps of several models take because they run at once on SMs of their own.
 
 A part of the SMs is a step's own, the memory bandwidth is not. A step that alone on its SMs takes T and reads B bytes
 demands the share u = B / (T W) of the bandwidth W; in the rest of T it starts kernels, waits for the host or computes.
@@ -13,7 +13,7 @@ from profiler.specs import DeviceSpec, ModelSpec
 
 
 def decode_bytes(spec: ModelSpec, context_tokens: Sequence[int]) -> float:
-    """What a decode step reads: every weight that its tokens pass, once, and the KV of its sequences.
+    """Returns the bytes that a decode step reads: every weight that its tokens pass, once, and the KV of its sequences.
 
     Tokens are taken to choose their experts evenly, as in operator_costs.ExpertsCost.
     """
@@ -37,7 +37,7 @@ def bandwidth_demand(device: DeviceSpec, spec: ModelSpec, context_tokens: Sequen
 
 
 def slowdown_beside(own: float, others: float) -> float:
-    """Of a step that demands `own` of the bandwidth beside such that demand `others` in sum.
+    """Returns the slowdown of a step that demands `own` of the bandwidth beside such that demand `others` in sum.
 
     >>> [round(slowdown_beside(own, others), 2) for own, others in ((0.5, 0.0), (1.0, 1.0), (0.4, 0.4), (0.9, 0.01))]
     [1.0, 2.0, 1.16, 1.01]

@@ -27,8 +27,9 @@ Feature = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFeatures(Generic[Amount]):
-    """Of one batch, or arrays of many. In MuxWise's symbols, n new and r reused tokens of a prompt: `prefill_tokens` is
-    sum n, `prefill_squares` sum n^2, `prefill_products` sum n r; of decoding sequences `decode_tokens` is sum r.
+    """Sums up one batch, or arrays of many. In MuxWise's symbols, n new and r reused tokens of a prompt:
+    `prefill_tokens` is sum n, `prefill_squares` sum n^2, `prefill_products` sum n r; of decoding sequences
+    `decode_tokens` is sum r.
     """
 
     prompts: Amount
@@ -44,12 +45,12 @@ class BatchFeatures(Generic[Amount]):
 
     @property
     def tokens(self) -> Amount:
-        """That go through a layer."""
+        """Returns the tokens that go through a layer."""
         return self.prefill_tokens + self.decode_sequences
 
     @property
     def rows(self) -> Amount:
-        """That a token is sampled from."""
+        """Returns the rows that a token is sampled from."""
         return self.prompts + self.decode_sequences
 
     @property

@@ -1,4 +1,4 @@
-"""How much longer decode takes because prefill runs beside it, at worst (MuxWise §3.3.2).
+"""Predicts how much longer decode takes because prefill runs beside it, at worst (MuxWise §3.3.2).
 
 Partitions divide SMs, not memory bandwidth, so a decode step slows down by an amount that nobody can compute. The guard
 answers with the most that was seen in the same cell of a coarse grid, and with a prior where nothing was seen.
@@ -69,7 +69,7 @@ class ContentionGuard:
         return self._moved
 
     def slowdown(self, cell: GuardCell) -> float:
-        """At least 1."""
+        """Returns the slowdown of decode, at least 1."""
         before = self._grid.get(cell, self._prior)
         seen = self._seen.get(cell)
         if not seen:
@@ -91,6 +91,8 @@ class ContentionGuard:
             yield cell, self.slowdown(cell)
 
     def items(self) -> Iterator[tuple[GuardCell, float]]:
-        """What the guard says of every cell it knows, in a stable order; another guard takes it as its `grid`."""
+        """Returns what the guard says of every cell it knows, in a stable order; another guard takes it as its
+        `grid`.
+        """
         for cell in sorted({*self._grid, *self._seen}):
             yield cell, self.slowdown(cell)

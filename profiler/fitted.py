@@ -14,7 +14,7 @@ class FittedLatency(MeasuredLatency):
 
     @classmethod
     def fit(cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: LatencyModel) -> "FittedLatency":
-        """Of the launches that ran alone; partitions: see fit_partitions."""
+        """Fits the launches that ran alone; partitions: see fit_partitions."""
         return cls({spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}, beyond=beyond)
 
 

@@ -49,7 +49,7 @@ class SharewiseLatency(Protocol):
 
 
 def decode_by_share(latency: LatencyModel) -> Callable[[ModelSpec, Sequence[int]], Callable[[int], float]]:
-    """As `SharewiseLatency.decode_by_share`, of any latency model."""
+    """Predicts as `SharewiseLatency.decode_by_share` does, with any latency model."""
     if isinstance(latency, SharewiseLatency):
         return latency.decode_by_share
     return lambda spec, context_tokens: partial(latency.decode_s, spec, context_tokens)

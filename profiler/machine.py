@@ -1,4 +1,4 @@
-"""What a measurement needs beside it to be read: the machine, and how busy it was."""
+"""Records what a measurement needs beside it to be read: the machine, and how busy it was."""
 
 import datetime
 import os
@@ -26,7 +26,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Of the first GPU, as nvidia-smi says; nothing where there is none."""
+    """Reads the first GPU's name and clocks, as nvidia-smi says; nothing where there is none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -55,7 +55,7 @@ def processor_name() -> str:
 
 
 def cpuinfo() -> dict[str, str]:
-    """Of the first core; empty where the system does not tell."""
+    """Reads the first core's entry; empty where the system does not tell."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     fields = (part.split(":", 1) for part in reversed(lines) if ":" in part)

@@ -15,12 +15,12 @@ _MIN_FUSED_STEPS = 8
 
 
 class StepTimes(Protocol):
-    """Of one phase of one model on one partition, for a batch that is not empty."""
+    """Predicts one phase of one model on one partition, for a batch that is not empty."""
 
     def seconds(self, batch: BatchFeatures[Amount]) -> Amount: ...
 
     def is_outside(self, batch: BatchFeatures[float]) -> bool:
-        """Whether the answer is a guess: nothing like this batch was measured."""
+        """Returns whether the answer is a guess: nothing like this batch was measured."""
         ...
 
 
@@ -122,7 +122,9 @@ class MeasuredLatency:
     def is_outside(
         self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int
     ) -> bool:
-        """Whether the latency of this batch would be extrapolated: in the batch's shape, the partition or the model."""
+        """Returns whether the latency of this batch would be extrapolated: in the batch's shape, the partition or the
+        model.
+        """
         by_sms = self._measured.get(spec)
         if by_sms is None:
             return True

@@ -1,4 +1,5 @@
-"""What each operator of a model takes on a partition of a mesh: all that does not depend on the batch, multiplied out.
+"""Computes what each operator of a model takes on a partition of a mesh: all that does not depend on the batch,
+multiplied out.
 
 Token-level, sequence-level and communication operators of DuetServe §4.1, where t = max(F / Pi, B / B_HBM). Measured
 kernels differ in two ways. GEMMs compute whole tiles, so that 129 tokens cost what 256 do. And near the knee arithmetic
@@ -67,7 +68,7 @@ def whole_tiles(n: Amount, tile_tokens: int) -> Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
-    """Without the kernel's launch overhead."""
+    """Holds a product's cost without the kernel's launch overhead."""
 
     compute_s_per_token: float
     weight_s: float
@@ -177,7 +178,9 @@ class OperatorCosts:
 
 
 def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int) -> OperatorCosts:
-    """Of one GPU of a mesh of `num_gpus`, between which heads, MLP columns and vocabulary are divided."""
+    """Computes the costs of one GPU of a mesh of `num_gpus`, between which heads, MLP columns and vocabulary are
+    divided.
+    """
     flops_per_s, bytes_per_s = compute_rate(device, sms), bandwidth(device, sms)
     d, s = spec.hidden_size, spec.dtype_bytes
     q_dim = -(-spec.num_heads // num_gpus) * spec.head_dim

@@ -1,4 +1,4 @@
-"""From measured operators of one model on one mesh to the latency of whole batches."""
+"""Turns measured operators of one model on one mesh into the latency of whole batches."""
 
 from dataclasses import dataclass
 
@@ -28,8 +28,9 @@ class MeasuredOperator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
-    """Of one GPU of the mesh, on all its SMs. `per_layer` and `per_pass` by tokens, `per_row` (classifier, sampler) by
-    sampled rows; None: the roofline's classifier. Attention either once for any batch, or by phase.
+    """Holds the operators of one GPU of the mesh, on all its SMs. `per_layer` and `per_pass` by tokens, `per_row`
+    (classifier, sampler) by sampled rows; None: the roofline's classifier. Attention either once for any batch, or by
+    phase.
     """
 
     per_layer: MeasuredOperator

@@ -1,4 +1,4 @@
-"""What large kernels reach on a share of the SMs, measured: DuetServe's Pi(S) and B(S) (§4.1)."""
+"""Holds what large kernels reach on a share of the SMs, measured: DuetServe's Pi(S) and B(S) (§4.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from profiler.specs import DeviceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRate:
-    """Of a lane that has `sms` SMs, while the other lane is idle."""
+    """Holds the rates of a lane that has `sms` SMs, while the other lane is idle."""
 
     sms: int
     flops_per_s: float

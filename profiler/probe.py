@@ -1,4 +1,4 @@
-"""What is measured of an engine, and the Protocol by which engines let themselves be measured."""
+"""Defines what is measured of an engine, and the Protocol by which engines let themselves be measured."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,7 +39,7 @@ class LaunchShape:
 
     @property
     def kv_tokens(self) -> int:
-        """That the launch needs memory for, itself included."""
+        """Returns the tokens that the launch needs KV memory for, itself included."""
         return self.prompts * (self.new_tokens + self.context_tokens) + self.sequences * (self.depth + 1)
 
 

@@ -1,4 +1,4 @@
-"""What was measured of an engine on a machine, and the latency models that follow from it."""
+"""Holds what was measured of an engine on a machine, and the latency models that follow from it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Profile:
     partition_rates: tuple[PartitionRate, ...] = ()
 
     def latency_models(self, *, with_held_out: bool = True) -> dict[str, LatencyModel]:
-        """By name. Models that were not measured are answered by the roofline."""
+        """Returns the latency models by name. Models that were not measured are answered by the roofline."""
         roofline = RooflineLatency(self.device, num_gpus=self.num_gpus)
         rows = {
             model.spec: [m for m in model.measurements if with_held_out or not m.is_held_out]
@@ -56,7 +56,7 @@ class Profile:
         return best, self.latency_models()[best]
 
     def held_out_errors(self) -> list["HeldOutError"]:
-        """By model, latency model and phase, for those that have held-out launches."""
+        """Returns errors by model, latency model and phase, for those that have held-out launches."""
         latencies = self.latency_models(with_held_out=False)
         return [error for name, latency in latencies.items() for error in self._errors_of(name, latency)]
 
@@ -85,7 +85,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError:
-    """Of |predicted / measured - 1| over held-out launches."""
+    """Holds |predicted / measured - 1| over held-out launches."""
 
     latency: str
     model: str

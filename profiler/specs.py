@@ -1,4 +1,4 @@
-"""What a model and a device are, in the numbers that cost formulas need."""
+"""Defines what a model and a device are, in the numbers that cost formulas need."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -72,7 +72,9 @@ class ModelSpec:
         )
 
     def context_tokens(self, requested: int | None) -> int:
-        """Of the longest sequence: what is asked for, as far as the checkpoint goes; what it names if nothing is."""
+        """Returns the length of the longest sequence: what is asked for, as far as the checkpoint goes; what it names
+        if nothing is.
+        """
         longest = max(self.max_position_embeddings, self.scaled_context_tokens)
         return self.max_position_embeddings if requested is None else min(requested, longest)
 
@@ -105,7 +107,9 @@ class ModelSpec:
 
     @property
     def num_active_params(self) -> int:
-        """Of those, what a token passes through: two FLOPs each, attention and the embedding's look-up aside."""
+        """Returns how many parameters a token passes through: two FLOPs each, attention and the embedding's look-up
+        aside.
+        """
         return self._layer_params(self.experts_per_token) + self.vocab_size * self.hidden_size
 
     @property

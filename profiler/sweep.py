@@ -1,4 +1,4 @@
-"""Which launches are worth measuring of an engine."""
+"""Chooses which launches are worth measuring of an engine."""
 
 import itertools
 from collections.abc import Iterator

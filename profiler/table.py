@@ -29,7 +29,7 @@ class TableLatency(MeasuredLatency):
 
     @classmethod
     def fit(cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: LatencyModel) -> "TableLatency":
-        """Of the launches that ran alone; partitions: see fit_partitions."""
+        """Fits the launches that ran alone; partitions: see fit_partitions."""
         return cls({spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}, beyond=beyond)
 
 

@@ -1,4 +1,4 @@
-"""What a gateway allows, and how long it is patient."""
+"""Defines what a gateway allows, and how long it is patient."""
 
 from dataclasses import dataclass
 

@@ -65,7 +65,9 @@ class LiveView:
         return None if known is None else known.lately
 
     def constrains(self, model: str) -> bool:
-        """Whether a unit with the model can make its output follow a schema. While none has it: one may come."""
+        """Returns whether a unit with the model can make its output follow a schema. While none has it: one may
+        come.
+        """
         reports = [unit.report for unit in self._view.units]
         holders = [r for r in reports if any(status.model == model for status in r.models)]
         return not holders or any(r.constrains for r in holders)

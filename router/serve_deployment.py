@@ -94,7 +94,7 @@ class GatewayIngress:
         await asyncio.sleep(0)  # through the loop, as a request
 
     async def routable_models(self) -> list[str]:
-        """What this replica could route now: a gateway follows the fleet by itself, a moment behind."""
+        """Returns what this replica could route now: a gateway follows the fleet by itself, a moment behind."""
         return self._gateway.routable_models()
 
     async def exposition(self) -> tuple[str, bytes]:

@@ -30,7 +30,9 @@ class UnitView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """What the control loop tells every gateway a few times a second. `num_gateways` share the rates of API keys."""
+    """Holds what the control loop tells every gateway a few times a second. `num_gateways` share the rates of API
+    keys.
+    """
 
     models: tuple[ModelCard, ...]
     units: tuple[UnitView, ...]
@@ -39,7 +41,9 @@ class FleetView:
 
 
 def wake_times(view: FleetView) -> Mapping[str, float]:
-    """Of models whose weights are in a unit's host memory: seconds until the quickest of them could serve."""
+    """Returns, of models whose weights are in a unit's host memory, the seconds until the quickest of them could
+    serve.
+    """
     found: dict[str, float] = {}
     for unit in view.units:
         for status in unit.report.models:

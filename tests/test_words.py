@@ -6,10 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from muxfleet.own_packages import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| `([\w/]+/)` \|$", re.MULTILINE)
+
+# A docstring that begins so has no verb of its own: "Of one unit.", "What a plan serves.", "Whether it fits."
+FRAGMENT = re.compile(
+    r"(Of|For|From|By|At|In|On|With|Without|Until|As|To|Into|Beside|Between|After|Before|Beyond|Among|Under|Over|Up|Within"
+    r"|Who|Whom|Whose|Which|That|Those|Where|When|Whether|Why|How|What)\b"
+)
 
 
 def product_files() -> Iterator[Path]:
@@ -55,3 +63,34 @@ def test_glossary__classes_it_names__are_in_their_rooms_and_stand_once() -> None
 
 def test_glossary__concepts__stand_once() -> None:
     assert not [c for c, count in Counter(concept for concept, *_ in rows()).items() if count > 1]
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Those of modules and of what is public, by file and line."""
+    for path in product_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            is_private = getattr(node, "name", "").startswith("_") and not getattr(node, "name", "").endswith("__")
+            if not is_private and (text := ast.get_docstring(node)):
+                yield f"{path.relative_to(ROOT).as_posix()}:{node.body[0].lineno}", text
+
+
+def test_docstrings__public_ones__begin_with_a_sentence_and_not_with_a_fragment() -> None:
+    found = [f"{place} {text.splitlines()[0]}" for place, text in docstrings() if FRAGMENT.match(text)]
+    assert not found, f"say what it does: {found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fragment"),
+    [
+        ("Of one unit.", True),
+        ("Whether it fits.", True),
+        ("What a plan serves.", True),
+        ("Returns what a plan serves.", False),
+        ("Offers units to a request.", False),
+        ("One row per request.", False),
+    ],
+)
+def test_fragments__samples__are_told_apart(text: str, is_fragment: bool) -> None:
+    assert bool(FRAGMENT.match(text)) == is_fragment

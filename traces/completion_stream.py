@@ -31,7 +31,7 @@ class ErrorBody(msgspec.Struct):
 
 
 def error_message(body: bytes) -> str:
-    """What an error answer says, in whatever shape it comes.
+    """Returns what an error answer says, in whatever shape it comes.
 
     >>> error_message(b'{"error": {"message": "no such model", "type": "x"}}'), error_message(b"<html>")
     ('no such model', '<html>')
@@ -44,7 +44,7 @@ def error_message(body: bytes) -> str:
 
 
 class CompletionStream:
-    r"""What has been received of one streamed answer (server-sent events, one JSON object per data line).
+    r"""Holds what has been received of one streamed answer (server-sent events, one JSON object per data line).
 
     >>> stream = CompletionStream()
     >>> stream.feed(b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n', 1.0)

@@ -12,7 +12,7 @@ _FIT_QUANTILE = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits:
-    """What a machine takes: the longest prompt and output, and the token rates it can sustain.
+    """Holds what a machine takes: the longest prompt and output, and the token rates it can sustain.
 
     `max_duration_s` bounds the time from the first arrival to the last.
     """

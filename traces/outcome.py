@@ -1,4 +1,4 @@
-"""What became of a replayed request."""
+"""Defines what became of a replayed request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 
 class Named(Protocol):
-    """What a register can hold."""
+    """Holds what a register can hold."""
 
     @property
     def name(self) -> str: ...
@@ -51,7 +51,7 @@ class Register(Mapping[str, Entry]):
         return len(self._entries)
 
     def remedy(self, name: str) -> str:
-        """What to answer someone who gave a name that nobody declares."""
+        """Returns the answer to someone who gave a name that nobody declares."""
         near = get_close_matches(name, self, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
         return f"unknown {self.constant.lower()}; {guess}known: {', '.join(self)}"

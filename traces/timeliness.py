@@ -1,4 +1,4 @@
-"""When a request is in time: the one definition behind every figure that counts requests."""
+"""Decides when a request is in time: the one definition behind every figure that counts requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

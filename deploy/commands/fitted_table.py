@@ -26,7 +26,9 @@ class _Column:
 
 
 class FittedTable:
-    """For rich's console. Its first `keys` columns say what a row is about, and stand left of every part."""
+    """Lays out a fitted model's table for rich's console. Its first `keys` columns say what a row is about, and stand
+    left of every part.
+    """
 
     def __init__(self, *, keys: int = 1, title: str | None = None) -> None:
         self._keys = keys

@@ -47,7 +47,7 @@ def model_table(status: FleetStatus) -> FittedTable:
 
 
 def gateway_table(figures: Mapping[str, ModelFigures]) -> FittedTable:
-    """As clients saw it, queueing included."""
+    """Builds the gateways' table as clients saw it, queueing included."""
     table = _fitted("model", "queued", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99")
     for model, found in sorted(figures.items()):
         times = (found.ttft_p50_s, found.ttft_p99_s, found.tbt_p50_s, found.tbt_p99_s)
@@ -78,7 +78,7 @@ def short_names(unit_ids: Sequence[str]) -> Mapping[str, str]:
 
 
 def bar(share: float) -> str:
-    """Of a few cells; beyond 1 it is full."""
+    """Draws a share as a bar of a few cells; beyond 1 it is full."""
     full = min(_BAR_CELLS, max(0, round(share * _BAR_CELLS)))
     return "█" * full + "░" * (_BAR_CELLS - full)
 
@@ -103,7 +103,7 @@ def problems(status: FleetStatus) -> Iterator[str]:
 
 
 def as_dict(status: FleetStatus) -> dict[str, object]:
-    """For scripts."""
+    """Returns the status as plain data for scripts."""
     return {
         "policy": status.policy,
         "models": [

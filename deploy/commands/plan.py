@@ -148,7 +148,7 @@ def _show_steps(
     units, specs = {u.unit_id: u for u in planned.units}, {m.model: m.spec for m in planned.models}
 
     def fits(unit_id: str, models: frozenset[str]) -> bool:
-        """What is gone from the fleet is gone from the plan too."""
+        """Returns whether a plan fits. What is gone from the fleet is gone from the plan too."""
         return unit_id in units and holds_weights(units[unit_id], [specs[m] for m in models if m in specs])
 
     steps = steps_between(before, planned.plan, fits=fits)

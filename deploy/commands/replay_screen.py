@@ -51,7 +51,7 @@ def summary_table(summary: Summary) -> FittedTable:
 
 
 def trouble_line(summary: Summary) -> str | None:
-    """What did not end well, or None."""
+    """Returns what did not end well, or None."""
     total = summary.total
     counts = {"lost": total.lost, "failed": total.failed, "rejected": total.rejected}
     parts = [f"{count} {name}" for name, count in counts.items() if count]

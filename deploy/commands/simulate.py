@@ -105,7 +105,7 @@ class _Session:
         plotter: "FleetPlots | None",
         loads: LoadTimes | None,
     ) -> None:
-        """With `loads` the control loop moves models."""
+        """Prepares a run; with `loads` the control loop moves models."""
         self._console = console
         self._fleet = fleet
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What the simulating commands show: a progress bar and tables."""
+"""Shows what the simulating commands do: a progress bar and tables."""
 
 from types import TracebackType
 from typing import Self
@@ -61,7 +61,7 @@ def outcome_line(outcome: FleetOutcome, wall_s: float) -> str:
 
 
 def decisions_table(outcome: FleetOutcome) -> Table:
-    """What the control loop decided, the oldest first."""
+    """Lists what the control loop decided, the oldest first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("time", justify="right")
     for title in ("decision", "why", "moves"):

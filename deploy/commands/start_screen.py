@@ -1,4 +1,4 @@
-"""What happens until a fleet serves: a line that lives on a terminal, a line per stage elsewhere."""
+"""Shows what happens until a fleet serves: a line that lives on a terminal, a line per stage elsewhere."""
 
 import time
 from collections.abc import Callable

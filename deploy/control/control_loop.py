@@ -111,7 +111,7 @@ class ControlLoop:
         return self._leases.renew(report, placements, self._catalog, asleep)
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
-        """What a gateway has been asked for; it comes with each of its questions for the view."""
+        """Takes in what a gateway has been asked for; it comes with each of its questions for the view."""
         self._popularity.hear(report, now_s)
         self._tick(now_s, is_news=any(m.waiting or m.held for m in report.models if m.model in self._asleep))
 
@@ -147,8 +147,8 @@ class ControlLoop:
         )
 
     def explain(self, model: str, now_s: float) -> Explanation:
-        """Of the plan that the control loop goes for, with the demand of now; of one that is asleep, what its place
-        would be. Raises ModelUnknown.
+        """Explains the plan that the control loop goes for, with the demand of now; for a model that is asleep, what
+        its place would be. Raises ModelUnknown.
         """
         self._tick(now_s)
         needs = self._needs(now_s)

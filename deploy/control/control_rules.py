@@ -1,4 +1,4 @@
-"""How a control loop behaves: its patience with units, and how readily it moves models."""
+"""Works out how a control loop behaves: its patience with units, and how readily it moves models."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,8 @@ class ControlTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRules:
-    """When demand moves models. What the fleet needs (a unit is lost, a model is new or woken) is done in every mode.
+    """Says when demand moves models. What the fleet needs (a unit is lost, a model is new or woken) is done in every
+    mode.
 
     `replan`: "auto" follows demand, "shadow" only records what it would do, "off" does neither; "scratch" follows
     demand as if nothing were loaded yet, the baseline that shows what looking at the current plan is worth.

@@ -1,4 +1,4 @@
-"""What the control loop decided lately, and why."""
+"""Records what the control loop decided lately, and why."""
 
 import logging
 from collections import deque

@@ -1,4 +1,4 @@
-"""Which models a unit keeps in host memory once they have left its device."""
+"""Decides which models a unit keeps in host memory once they have left its device."""
 
 from collections.abc import Callable, Set
 
@@ -11,8 +11,9 @@ LastUsed = Callable[[str], float]
 def sleepers_of(
     report: UnitReport, placed: Set[str], catalog: Catalog, last_used_s: LastUsed
 ) -> tuple[ModelAssignment, ...]:
-    """Of all that the unit has and does not serve, those used last, as far as its host memory admits. By what it
-    reports alone: a unit that restarts has nobody asleep, and a control loop that restarts finds who is.
+    """Returns the models that sleep on the unit: those it has and does not serve, last used first, as far as its host
+    memory admits. By what it reports alone: a unit that restarts has nobody asleep, and a control loop that restarts
+    finds who is.
     """
     left_bytes = report.host_memory_bytes
     kept: list[ModelAssignment] = []

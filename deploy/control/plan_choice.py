@@ -1,4 +1,4 @@
-"""What the fleet should hold: what is planned for, and a solver's answer to it."""
+"""Defines what the fleet should hold: what is planned for, and a solver's answer to it."""
 
 from dataclasses import dataclass, replace
 
@@ -12,14 +12,16 @@ _QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each ot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What is planned for. `sleepers` may give up their places to models that have none, in this order."""
+    """Holds what is planned for. `sleepers` may give up their places to models that have none, in this order."""
 
     units: tuple[UnitCapacity, ...]
     models: tuple[PlacementModel, ...]
     sleepers: tuple[str, ...] = ()
 
     def memory_test(self) -> Fits:
-        """By memory beside the pool. Models that are not planned for are on units whose capacity is without them."""
+        """Builds a test of which models fit a unit, by memory beside the pool. Models that are not planned for are on
+        units whose capacity is without them.
+        """
         units = {u.unit_id: u for u in self.units}
         shapes = {(u.num_gpus, u.launch_limits): u for u in self.units}
         sizes = {
@@ -73,7 +75,7 @@ def same_places(one: Plan, other: Plan) -> bool:
 
 
 def quotas_shifted(one: Plan, other: Plan) -> bool:
-    """Of two plans with the same places."""
+    """Returns whether two plans with the same models on each unit differ in their quotas."""
     quotas = {(u.unit_id, p.model): p.quota_blocks for u in other.units for p in u.models}
     return any(
         abs(quotas[u.unit_id, p.model] - p.quota_blocks) > _QUOTA_SHIFT * p.quota_blocks

@@ -1,4 +1,6 @@
-"""Whether a plan is worth moving for: by the whole fleet's demand, by one model's, and by what has to be loaded."""
+"""Decides whether a plan is worth moving for: by the whole fleet's demand, by one model's, and by what has to be
+loaded.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,8 +21,8 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appraisal:
-    """What a plan does for the demand. `share_in_time`: of all of it in the next minute, from 0 to 1. `served_share`:
-    what units can serve within SLO of each model's demand. `asked_per_s` has the same models.
+    """Holds what a plan does for the demand. `share_in_time`: of all of it in the next minute, from 0 to 1.
+    `served_share`: what units can serve within SLO of each model's demand. `asked_per_s` has the same models.
     """
 
     share_in_time: float
@@ -36,7 +38,7 @@ Appraise = Callable[[Needs, Plan], Appraisal]
 
 
 def appraise(needs: Needs, plan: Plan) -> Appraisal:
-    """By the throughput estimate; on units of unknown speed a model with a replica counts as served.
+    """Appraises a plan by the throughput estimate; on units of unknown speed a model with a replica counts as served.
 
     Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
     t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).

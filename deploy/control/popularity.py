@@ -1,4 +1,4 @@
-"""What clients ask for, learnt from what gateways counted."""
+"""Learns what clients ask for, from what gateways counted."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,9 @@ class Popularity:
                 self._models[model] = _Asked(rate, prior.prompt_tokens, prior.output_tokens, prior.arrival_cv)
 
     def hear(self, report: DemandReport, now_s: float) -> None:
-        """Of a gateway that is heard for the first time only later requests count: it may be older than we are."""
+        """Takes in a gateway's counts. When a gateway reports for the first time, only later requests count: it may be
+        older than this process.
+        """
         before = self._gateways.get(report.gateway_id)
         self._gateways[report.gateway_id] = _Gateway(now_s, {m.model: m for m in report.models})
         self.heard_s = now_s
@@ -69,7 +71,7 @@ class Popularity:
                 _count(model, before.models.get(asked.model), asked, now_s)
 
     def num_gateways(self, now_s: float) -> int:
-        """Those that were heard lately."""
+        """Returns how many gateways were heard from lately."""
         return sum(now_s - g.heard_s <= _GATEWAY_QUIET_S for g in self._gateways.values())
 
     def advance(self, now_s: float) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""How often something happens, learnt from counts: an exponential average that starts afresh when the rate jumps."""
+"""Learns how often something happens, from counts: an exponential average that starts afresh when the rate jumps."""
 
 import math
 from dataclasses import dataclass, field

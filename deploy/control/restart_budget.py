@@ -38,7 +38,7 @@ class RestartBudget(Generic[KeyT]):
         return max(0.0, left_s)
 
     def any_back(self, now_s: float) -> bool:
-        """Whether somebody's time is over since this was asked last."""
+        """Returns whether somebody's time is over since this was asked last."""
         over = [key for key, until_s in self._out_until_s.items() if until_s <= now_s]
         for key in over:
             del self._out_until_s[key]

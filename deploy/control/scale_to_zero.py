@@ -1,4 +1,4 @@
-"""Which models deserve a place now: those that may be scaled to zero sleep while nobody asks for them."""
+"""Decides which models deserve a place now: those that may be scaled to zero sleep while nobody asks for them."""
 
 from deploy.control.popularity import Popularity
 from deploy.fleet_file.model_catalog import CatalogModel

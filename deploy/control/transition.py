@@ -1,4 +1,4 @@
-"""From the plan in force to the one wanted, a step at a time, as far as what units report allows."""
+"""Moves from the plan in force to the one wanted, a step at a time, as far as what units report allows."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MINUTE_S = 60.0
 
 
 class FleetState(Protocol):
-    """What units report."""
+    """Holds what units report."""
 
     def phase(self, unit_id: str, model: str) -> ModelPhase | None:
         """None: the unit does not have it."""

@@ -1,4 +1,4 @@
-"""Which units there are, by their heartbeats."""
+"""Knows which units there are, by their heartbeats."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -73,7 +73,7 @@ class UnitRegistry:
         return [u for u in self._units.values() if not u.report.is_leaving]
 
     def hear(self, report: UnitReport, now_s: float) -> KnownUnit | None:
-        """What was known of the unit before; None for one that is new."""
+        """Takes in a heartbeat and returns what was known of the unit before; None for one that is new."""
         before = self._units.get(report.unit_id)
         joined_s = now_s if before is None else before.joined_s
         self._units[report.unit_id] = KnownUnit(report, now_s, joined_s)
@@ -91,7 +91,7 @@ class UnitRegistry:
         return gone + [self._drop(unit_id) for unit_id, silent_s in silent.items() if silent_s > patience_s]
 
     def is_blind(self) -> bool:
-        """As of the last look."""
+        """Returns whether no unit was heard at the last look."""
         return self._is_blind
 
     def make_room(self, newcomer: UnitReport, now_s: float) -> Lost | None:

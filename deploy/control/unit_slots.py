@@ -1,4 +1,6 @@
-"""Which place of the fleet a unit has: a restarted unit has a new id and takes the place of the one that died."""
+"""Decides which place of the fleet a unit has: a restarted unit has a new id and takes the place of the one that
+died.
+"""
 
 from pdmux_actor.lease import UnitReport
 

@@ -34,7 +34,7 @@ class Fleet:
         self._places.join(report)
 
     def leave(self, lost: Lost, now_s: float) -> tuple[str, ...]:
-        """What its death used up, in words."""
+        """Notes that a unit is gone and returns what its death used up, in words."""
         place = self._places.leave(lost.report)
         if not lost.died:
             return ()
@@ -62,7 +62,7 @@ class Fleet:
         self._load_deaths.take_out(model, now_s)
 
     def held_back(self, model: str, now_s: float) -> str | None:
-        """Why it is loaded nowhere else for now."""
+        """Returns why it is loaded nowhere else for now."""
         left_s = self._load_deaths.out_for_s(model, now_s)
         return f"loaded nowhere for {left_s:.0f} s: {self._reasons[model]}" if left_s else None
 

@@ -110,7 +110,8 @@ def read_key_file(path: Path) -> KeyFile:
 
 
 def write_key_file(path: Path, keys: KeyFile) -> None:
-    """In one step: a gateway that reads meanwhile sees the old file or the new one. Only its owner may read it.
+    """Writes the file in one step: a gateway that reads meanwhile sees the old file or the new one. Only its owner may
+    read it.
 
     Raises OutputNotWritable.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with the name of a device."""
+"""Finds what is wrong with the name of a device."""
 
 from profiler.devices import device_named
 from profiler.errors import UnknownDevice

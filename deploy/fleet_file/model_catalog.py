@@ -1,4 +1,4 @@
-"""What the fleet shall serve, as the control loop holds it."""
+"""Defines what the fleet shall serve, as the control loop holds it."""
 
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ class CatalogModel:
         )
 
     def prior(self) -> ModelDemand:
-        """What is expected before there is traffic."""
+        """Returns what is expected before there is traffic."""
         demand = self.settings.demand
         return ModelDemand(
             model=self.id,
@@ -63,7 +63,9 @@ class CatalogModel:
         )
 
     def placement(self, demand: ModelDemand | None = None) -> PlacementModel | None:
-        """For `demand`, or else for what is expected. None if the model cannot be planned for yet."""
+        """Returns the model as the planner sees it, with `demand` or else with what is expected. None if the model
+        cannot be planned for yet.
+        """
         if self.spec is None:
             return None
         return PlacementModel(

@@ -1,4 +1,4 @@
-"""What every section of the fleet file is."""
+"""Defines the base of every section of the fleet file."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,4 +1,4 @@
-"""What single values of a fleet file, or of a key file, may be."""
+"""Defines what single values of a fleet file, or of a key file, may be."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal

@@ -46,7 +46,7 @@ class SloSection(Section):
 
 
 class DemandSection(Section):
-    """What is expected of a model before it has seen traffic."""
+    """Holds what is expected of a model before it has seen traffic."""
 
     rate_per_s: Annotated[float, Field(ge=0)] = 1.0
     prompt_tokens: PositiveInt = 512
@@ -90,7 +90,7 @@ class NodesSection(Section):
 
 
 class SglangSection(Section):
-    """For pools whose backend is sglang."""
+    """Holds what pools whose backend is sglang can set."""
 
     multiplexing: Literal["auto", "on", "off"] = "auto"
     """auto: on cuda, for models that SGLang can run in slices of layers. on: refuse other models."""
@@ -239,7 +239,9 @@ def read_fleet_file(path: Path, source_root: Path | None = None) -> FleetFile:
 
 
 def read_text(path: Path) -> str:
-    """Of a settings file. Raises FleetFileError: it is not there, not readable, too large or not UTF-8."""
+    """Reads the text of a settings file. Raises FleetFileError: it is not there, not readable, too large or not
+    UTF-8.
+    """
     name = str(path)
     try:
         with path.open("rb") as file:
@@ -286,7 +288,7 @@ def _resolved(file: str | None, base: Path) -> str | None:
 
 
 def check_sources(fleet: FleetFile) -> None:
-    """For commands that start a fleet on this machine.
+    """Checks the models' sources before a command starts a fleet on this machine.
 
     Raises:
         SourceNotFound: a local checkpoint has no config.json.
@@ -309,7 +311,7 @@ def check_sources(fleet: FleetFile) -> None:
 
 
 def semantic_problems(fleet: FleetFile) -> list[Problem]:
-    """What a schema cannot say."""
+    """Finds the problems that a schema cannot say."""
     problems = repeated([m.id for m in fleet.models], "models", "id")
     problems += repeated([p.name for p in fleet.pools], "pools", "name")
     gpus = sum(p.nodes.min * p.gpus_per_node for p in fleet.pools)

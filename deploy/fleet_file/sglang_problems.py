@@ -1,4 +1,4 @@
-"""What a fleet file asks of SGLang and cannot be."""
+"""Finds what a fleet file asks of SGLang and cannot be."""
 
 from collections.abc import Iterator
 

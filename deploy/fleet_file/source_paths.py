@@ -1,4 +1,4 @@
-"""Where the files that a fleet file names are."""
+"""Says where the files that a fleet file names are."""
 
 import os
 from pathlib import Path

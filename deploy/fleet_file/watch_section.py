@@ -8,8 +8,8 @@ from deploy.fleet_file.section import Section
 
 
 class WatchSection(Section):
-    """When an engine of muxfleet's own counts as hung: its loop says nothing, a launch does not complete, or work waits
-    and nothing is launched. SGLang has a watchdog of its own (args: {watchdog_timeout: 300}).
+    """Says when an engine of muxfleet's own counts as hung: its loop says nothing, a launch does not complete, or work
+    waits and nothing is launched. SGLang has a watchdog of its own (args: {watchdog_timeout: 300}).
     """
 
     suspect_s: PositiveFloat = 3.0

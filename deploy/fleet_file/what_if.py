@@ -33,7 +33,7 @@ def changed_fleet(fleet: FleetFile, changes: str) -> FleetFile:
 
 
 def told_changes(before: FleetFile, after: FleetFile) -> Iterator[str]:
-    """What `changed_fleet` has made of a fleet."""
+    """Returns what `changed_fleet` has made of a fleet."""
     for pool, changed in zip(before.pools, after.pools, strict=True):
         if pool.nodes.min != changed.nodes.min:
             yield f"nodes.{pool.name} {pool.nodes.min} -> {changed.nodes.min}"

@@ -1,4 +1,4 @@
-"""What the control loop of a running fleet knows, plans and decided, asked over HTTP."""
+"""Asks a running fleet over HTTP what its control loop knows, plans and decided."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -29,7 +29,9 @@ def fleet_report(url: str) -> FleetStatus:
 
 
 def explanation(url: str, model: str) -> Explanation | None:
-    """Of the running fleet; None for a model that it does not plan for. Raises FleetUnreachable."""
+    """Asks the running fleet for an explanation; None for a model that it does not plan for. Raises
+    FleetUnreachable.
+    """
     return cast(Explanation | None, _decoded(url, _get(url, {"explain": model}), Explanation | None))
 
 

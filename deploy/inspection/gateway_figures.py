@@ -1,4 +1,4 @@
-"""What a fleet's gateways measured lately, by model: the difference of two readings of their metrics."""
+"""Reads what a fleet's gateways measured lately, by model: the difference of two readings of their metrics."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Buckets = Mapping[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Of all gateways. By model."""
+    """Holds one reading of all gateways' metrics. By model."""
 
     taken_s: float
     ttft: Mapping[str, Buckets]
@@ -66,7 +66,7 @@ def reading(exposition: str, now_s: float) -> Reading:
 
 
 class RecentFigures:
-    """Of the last `window_s` or, before so much has passed, since the gateways started."""
+    """Holds figures of the last `window_s` or, before so much has passed, since the gateways started."""
 
     def __init__(self, *, window_s: float = 60.0) -> None:
         self._window_s = window_s
@@ -94,7 +94,9 @@ class RecentFigures:
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """As Prometheus' histogram_quantile: linear inside a bucket; above the last finite bound it is that bound."""
+    """Interpolates as Prometheus' histogram_quantile: linear inside a bucket; above the last finite bound it is that
+    bound.
+    """
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:
         return None

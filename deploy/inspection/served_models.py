@@ -1,4 +1,4 @@
-"""What a running endpoint serves, asked over HTTP."""
+"""Asks a running endpoint over HTTP what it serves."""
 
 from dataclasses import dataclass
 

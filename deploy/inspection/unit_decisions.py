@@ -1,4 +1,4 @@
-"""What a unit of a running fleet decided lately, asked over HTTP."""
+"""Asks a unit of a running fleet over HTTP what it decided lately."""
 
 from urllib.parse import quote
 

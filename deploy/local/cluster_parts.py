@@ -1,4 +1,6 @@
-"""What a local fleet runs on beside its own replicas: which process is which part of Ray, and what its end means."""
+"""Defines what a local fleet runs on beside its own replicas: which process is which part of Ray, and what its end
+means.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

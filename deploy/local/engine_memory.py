@@ -1,4 +1,4 @@
-"""How much the engine processes that this process is an ancestor of hold in memory: how far a load has come."""
+"""Measures the memory of the engine processes that this process is an ancestor of: how far a load has come."""
 
 import psutil
 

@@ -21,7 +21,7 @@ HEADER_DEADLINE_S = 10
 
 
 def program_path() -> Path | None:
-    """Where this environment's `muxfleet-haproxy` is; None when muxfleet is not installed there."""
+    """Returns where this environment's `muxfleet-haproxy` is; None when muxfleet is not installed there."""
     path = Path(sys.executable).parent / PROGRAM
     return path if path.exists() else None
 
@@ -47,7 +47,7 @@ def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def loopback_settings(text: str) -> str:
-    """Of a gateway that is on loopback; those of another stay as they are."""
+    """Returns HAProxy's settings for a gateway that is on loopback; those of another stay as they are."""
     if not re.search(r"^\s*bind 127\.", text, re.MULTILINE):
         return text
     return re.sub(r"^(\s*bind )\*?:(\d)", r"\g<1>127.0.0.1:\g<2>", text, flags=re.MULTILINE)

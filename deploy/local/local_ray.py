@@ -80,7 +80,7 @@ def visible_gpus() -> int:
 
 
 def cluster_address() -> str:
-    """Of the cluster that this process is in."""
+    """Returns the address of the cluster that this process is in."""
     return str(ray.get_runtime_context().gcs_address)
 
 

@@ -18,7 +18,9 @@ class ProcessTree:
         self._lock = threading.Lock()
 
     def look(self) -> Sequence[psutil.Process]:
-        """Those that run now. A process that has ended and waits for its parent to take note does not run."""
+        """Returns the processes that run now. A process that has ended and waits for its parent to take note does not
+        run.
+        """
         with self._lock:
             self._seen.update(self._root.children(recursive=True))
             self._seen = {p for p in self._seen if _runs(p)}

@@ -46,6 +46,6 @@ def ray_environment(
 
 
 def joining_environment(*, auth_token: str) -> Mapping[str, str]:
-    """Of a command that changes a cluster of `muxfleet up`."""
+    """Returns the environment of a command that changes a cluster of `muxfleet up`."""
     authentication = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": auth_token}
     return {**authentication, **_LOOPBACK, "RAY_USAGE_STATS_ENABLED": "0", **_NO_LOGS}

@@ -1,4 +1,4 @@
-"""Which fleets `muxfleet up` runs on this machine, and how to reach their clusters.
+"""Notes which fleets `muxfleet up` runs on this machine, and how to reach their clusters.
 
 There is a file per fleet, which only its owner can read.
 """
@@ -39,12 +39,14 @@ def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
 
 
 def keep_applied(folder: Path, fleet: RunningFleet, fleet_file: str) -> None:
-    """What `muxfleet apply` made of a fleet."""
+    """Keeps what `muxfleet apply` made of a fleet."""
     _write(_applied(folder, fleet.pid, fleet.started_s), fleet_file.encode())
 
 
 def take_applied(folder: Path) -> str | None:
-    """What `keep_applied` kept for the fleet that this process runs, or ran before; it is not there afterwards."""
+    """Takes what `keep_applied` kept for the fleet that this process runs, or ran before; it is not there
+    afterwards.
+    """
     file = _applied(folder, os.getpid(), this_process_started_s())
     try:
         kept = file.read_text()
@@ -65,7 +67,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def running_fleets(folder: Path) -> Sequence[RunningFleet]:
-    """Those whose process is alive; what others left behind is removed."""
+    """Returns the fleets whose process is alive; what others left behind is removed."""
     found = []
     for file in sorted(folder.glob("*.json")):
         try:

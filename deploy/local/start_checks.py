@@ -1,4 +1,4 @@
-"""What can be known to be wrong before Ray starts. Each check raises an error with the remedy."""
+"""Checks what can be known to be wrong before Ray starts. Each check raises an error with the remedy."""
 
 import socket
 import tempfile
@@ -27,7 +27,9 @@ def check_notes_folder(folder: Path) -> None:
 
 
 def check_weights(fleet: FleetFile) -> None:
-    """Of folders, where every pool loads them with muxfleet's own engine: others may read other formats, or none."""
+    """Checks the weights of folders where every pool loads them with muxfleet's own engine: others may read other
+    formats, or none.
+    """
     if any(pool.device == "simulated" or fleet.backend(pool) != "native" for pool in fleet.pools):
         return
     for model in fleet.models:

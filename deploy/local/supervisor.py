@@ -65,7 +65,7 @@ class Supervisor:
         self._wakeup.close()
 
     def limit_start(self, wait_s: float) -> None:
-        """From now on the fleet has so long until `now_serving`."""
+        """Gives the fleet so long, from now on, until `now_serving`."""
         self._wait_s, self._must_be_ready_s = wait_s, time.monotonic() + wait_s + _GRACE_S
 
     def now_in(self, stage: str) -> None:

@@ -51,7 +51,7 @@ class EnoughUnits:
 
 
 def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
-    """For units of the sizes that the file gives. Reads every model's config.json.
+    """Plans for units of the sizes that the file gives. Reads every model's config.json.
 
     Raises:
         SourceNotFound: a checkpoint is not there.
@@ -64,7 +64,7 @@ def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsT
 
 
 def lay_out_fleet(fleet: FleetFile, *, is_time_up: IsTimeUp = lambda: False) -> PlannedFleet:
-    """For the same nodes, with mesh sizes of the solver's choice. Raises as `plan_fleet`."""
+    """Plans for the same nodes, with mesh sizes of the solver's choice. Raises as `plan_fleet`."""
     models, estimator = placement_models(fleet), estimator_of(fleet)
     layout = _fleet_solver(fleet, estimator, is_time_up).lay_out(node_pools(fleet), models)
     return PlannedFleet(
@@ -73,7 +73,7 @@ def lay_out_fleet(fleet: FleetFile, *, is_time_up: IsTimeUp = lambda: False) -> 
 
 
 def with_solver(fleet: FleetFile, solver: str | None) -> FleetFile:
-    """For names that no fleet file takes too."""
+    """Replaces the solver, also by names that no fleet file takes."""
     if solver is None:
         return fleet
     return fleet.model_copy(update={"placement": fleet.placement.model_copy(update={"solver": solver})})

@@ -1,4 +1,4 @@
-"""What the units of a pool are made of, for the latency model."""
+"""Defines what the units of a pool are made of, for the latency model."""
 
 import os
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def hardware_of(pool: PoolSection) -> UnitHardware:
 
 
 def host_memory_of(pool: PoolSection, num_gpus: int) -> int:
-    """For the weights of models that sleep, of one unit."""
+    """Returns a unit's host memory for the weights of models that sleep."""
     if pool.host_memory is not None:
         return int(pool.host_memory)
     if pool.gpu_type is not None:

@@ -33,7 +33,9 @@ class ProfilingProgress:
 
 
 def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: Backend | None) -> EngineToProfile:
-    """Of that pool, else of the first with that backend. Raises OptionNotUsable: there is none."""
+    """Returns the engine of that pool, else of the first pool with that backend. Raises OptionNotUsable: there is
+    none.
+    """
     pool = _pool(fleet, pool_name, backend)
     engine = fleet.engine
     return EngineToProfile(

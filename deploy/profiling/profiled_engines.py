@@ -26,7 +26,9 @@ class ModelToProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineToProfile:
-    """As a pool of the fleet file would start it. `cores` are for CPUs, `gpu_type` and `sglang` for SGLang."""
+    """Describes an engine as a pool of the fleet file would start it. `cores` are for CPUs, `gpu_type` and `sglang` for
+    SGLang.
+    """
 
     models: tuple[ModelToProfile, ...]
     kv_pool_bytes: int
@@ -54,7 +56,7 @@ class ProfiledEngine(Protocol):
         ...
 
     def partition_rates(self) -> tuple[PartitionRate, ...]:
-        """Of every share that is measured, where a GPU is partitioned. Before any probe."""
+        """Measures the rates of every share that is measured, where a GPU is partitioned. Before any probe."""
         ...
 
     def close(self) -> None:

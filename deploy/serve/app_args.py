@@ -1,4 +1,4 @@
-"""What travels in the Serve config: `args` shape processes, `user_config` changes without a restart."""
+"""Defines what travels in the Serve config: `args` shape processes, `user_config` changes without a restart."""
 
 from typing import Any
 

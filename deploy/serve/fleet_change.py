@@ -1,4 +1,4 @@
-"""What applying a fleet file to a running fleet would change, from the Serve configs of both."""
+"""Compares the Serve configs of a running fleet and of a fleet file that is to be applied."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

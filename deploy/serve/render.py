@@ -55,12 +55,12 @@ def serve_yaml(fleet: FleetFile) -> str:
 
 
 def without_node_labels(fleet: FleetFile) -> FleetFile:
-    """For a machine that stands for all pools at once."""
+    """Removes node labels, for a machine that stands for all pools at once."""
     return fleet.model_copy(update={"pools": tuple(p.model_copy(update={"node_labels": {}}) for p in fleet.pools)})
 
 
 def logical_cpus(fleet: FleetFile) -> float:
-    """What the whole fleet asks of Ray's scheduler."""
+    """Returns what the whole fleet asks of Ray's scheduler."""
     units = sum(p.num_units * _unit_cpus(p) for p in fleet.pools)
     return units + _SMALL_CPUS * (fleet.gateway.replicas + 1)
 

@@ -1,4 +1,4 @@
-"""Where a Serve replica listens for calls from other replicas."""
+"""Says where a Serve replica listens for calls from other replicas."""
 
 import ipaddress
 from typing import Any

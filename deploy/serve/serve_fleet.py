@@ -41,7 +41,7 @@ class ServeFleet:
         return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
 
     def change(self) -> FleetChange:
-        """What `deploy` would change.
+        """Returns what `deploy` would change.
 
         Raises:
             FleetUnreachable: no fleet runs in the cluster.

@@ -22,8 +22,8 @@ from router.view import FleetView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTimes:
-    """What a load takes: weights at `bytes_per_s` (a fast local disk), and `fixed_s` whatever the model. A wake takes a
-    copy from host memory, over the link of each GPU, and `wake_fixed_s`.
+    """Holds what a load takes: weights at `bytes_per_s` (a fast local disk), and `fixed_s` whatever the model. A wake
+    takes a copy from host memory, over the link of each GPU, and `wake_fixed_s`.
     """
 
     bytes_per_s: float = 2e9
@@ -73,7 +73,9 @@ class ControlledFleet:
 
 
 def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str) -> MakeViewUpdates:
-    """By the rules of the file's `placement` section. Its units must be LeasedUnits."""
+    """Lets a control loop lead the units by the rules of the file's `placement` section. Its units must be
+    LeasedUnits.
+    """
 
     def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> ViewUpdates:
         leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}

@@ -76,7 +76,8 @@ class DeployedFleet:
 
 
 def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes | None = None) -> DeployedFleet:
-    """With `loads` the control loop moves models, as the file's `placement` section says; else the plan stays.
+    """Builds a simulated fleet. With `loads` the control loop moves models, as the file's `placement` section says;
+    else the plan stays.
 
     Raises SourceNotFound and UnsupportedModel, as `plan_fleet`.
     """
@@ -225,7 +226,7 @@ def _pair(identity: UnitIdentity, design: EngineDesign, agenda: EventQueue, on_t
 
 
 def model_info(model: PlacementModel, unit: UnitCapacity) -> ModelInfo:
-    """Where there are fewer KV heads than GPUs, each GPU holds one."""
+    """Describes a model to the scheduler. Where there are fewer KV heads than GPUs, each GPU holds one."""
     geometry = KvGeometry.of(model.spec, unit.block_bytes)
     heads = max(model.spec.num_kv_heads, unit.num_gpus)
     return ModelInfo(

@@ -34,7 +34,7 @@ BuildUnits = Callable[[EventQueue, OnTokens], Sequence[SimulatedUnit]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionSample:
-    """What a unit reported of its partition and its KV pool."""
+    """Holds what a unit reported of its partition and its KV pool."""
 
     time_s: float
     unit_id: str
@@ -59,7 +59,7 @@ class FleetOutcome:
     decisions: tuple[PlacementDecision, ...] = ()
 
     def decided_s(self, decision: PlacementDecision) -> float:
-        """When, in virtual time."""
+        """Returns when, in virtual time."""
         return self.ended_s - decision.seconds_ago
 
     def total(self) -> ModelStatistics:

@@ -39,7 +39,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """What the fleet does with an ask whose outcome is known."""
+    """Holds what the fleet does with an ask whose outcome is known."""
 
     admitted: Callable[[UnitChoice, Stay], None]
     refused: Callable[[Shed | NoCapacity], None]

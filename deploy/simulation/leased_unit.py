@@ -18,8 +18,8 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadableModel:
-    """From the order to the first request that the unit takes: `load_s` from disk, `wake_s` from host memory, which
-    takes as long the other way.
+    """Describes a model and how long the unit takes from the order to its first request: `load_s` from disk, `wake_s`
+    from host memory, which takes as long the other way.
     """
 
     info: ModelInfo
@@ -90,7 +90,7 @@ class LeasedUnit:
         return held is not None and held.phase is ModelPhase.READY
 
     def longest_tokens(self, model: str) -> int:
-        """With the whole pool for its quota."""
+        """Returns the longest sequence that fits with the whole pool for its quota."""
         return longest_sequence_tokens(self.loadable[model].info, self.design.total_blocks)
 
     def load_report(self) -> LoadReport:

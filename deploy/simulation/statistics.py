@@ -86,8 +86,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedFigures:
-    """As `traces.report.Figures`, with means, TPOT and E2E; gaps are those of finished requests. `lost`
-    had no end when the simulation stopped.
+    """Extends `traces.report.Figures` with means, TPOT and E2E; gaps are those of finished requests. `lost` had no end
+    when the simulation stopped.
 
     `tbt_s` is between deliveries, `gap_per_token_s` their sum over all tokens but the first ones. `cut` requests were
     shortened to their model's context, as `muxfleet bench` does.
@@ -120,8 +120,8 @@ class SimulatedFigures:
 
 
 class ModelStatistics:
-    """Of one model, or merged over several. `attained` counts as `traces.report.attains` does, `in_time` as
-    `traces.timeliness.is_in_time`.
+    """Collects the statistics of one model, or merged over several. `attained` counts as `traces.report.attains` does,
+    `in_time` as `traces.timeliness.is_in_time`.
     """
 
     def __init__(self, target: SloTarget | None = None) -> None:

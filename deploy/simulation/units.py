@@ -1,4 +1,4 @@
-"""What the router of a simulated fleet sees as units: one engine, or a prefill and a decode engine (1P1D)."""
+"""Defines what the router of a simulated fleet sees as units: one engine, or a prefill and a decode engine (1P1D)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,7 +133,7 @@ def heartbeat(
     models: tuple[ModelStatus, ...],
     load: LoadReport | None,
 ) -> UnitReport:
-    """What a unit in virtual time tells of itself; its id is its endpoint."""
+    """Returns what a unit in virtual time tells of itself; its id is its endpoint."""
     return UnitReport(
         unit_id=identity.unit_id,
         node=identity.node,

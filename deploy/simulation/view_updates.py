@@ -1,4 +1,4 @@
-"""What the gateways of a simulated fleet are told of it, twice a second."""
+"""Defines what the gateways of a simulated fleet are told of it, twice a second."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ class ViewUpdates(Protocol):
     def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView: ...
 
     def longest_tokens(self, model: str) -> int | None:
-        """Of prompt and output together. None: no unit has the model or will have it."""
+        """Returns the longest sequence that a unit takes, prompt and output together. None: no unit has the model or
+        will have it.
+        """
         ...
 
     def has(self, unit_id: str, model: str) -> bool:
@@ -73,7 +75,7 @@ class FixedPlan:
 
 
 def longest_placed(units: Sequence[SimulatedUnit]) -> dict[str, int]:
-    """Of the longest sequence that any unit takes with the models it is built with."""
+    """Returns, by model, the longest sequence that any unit takes with the models it is built with."""
     longest: dict[str, int] = {}
     for placed in (m for unit in units for m in unit.design.models):
         tokens = longest_sequence_tokens(placed.info, placed.quota_blocks)

@@ -1,4 +1,4 @@
-"""What an actor needs of an engine, whatever runs inside."""
+"""Defines what an actor needs of an engine, whatever runs inside."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass

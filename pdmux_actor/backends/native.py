@@ -188,7 +188,7 @@ class NativeEngine:
         return answer.excerpt
 
     async def time_launch(self, model: str, launch: LaunchShape, beside: LaunchShape | None) -> float:
-        """Of an engine that runs SGLang and has no request. Raises LaunchFailed."""
+        """Times one launch of an engine that runs SGLang and has no request. Raises LaunchFailed."""
         answer = await self._call(TimeLaunch(next(self._call_ids), launch, beside))
         if isinstance(answer, LaunchNotTimed):
             raise LaunchFailed(model=model, reason=answer.reason)

@@ -50,7 +50,9 @@ class Executor(Protocol):
         ...
 
     def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
-        """At least one completion, or none at `deadline_s` or on `wake`. With None it waits without limit."""
+        """Waits for at least one completion, or returns none at `deadline_s` or on `wake`. With None it waits without
+        limit.
+        """
         ...
 
     def wake(self) -> None:
@@ -80,7 +82,7 @@ class HostingExecutor(Executor, Protocol):
         ...
 
     def wake_model(self, model: str) -> ModelInfo:
-        """As `load_model`, of a model that sleeps; it sleeps no more.
+        """Attaches a sleeping model as `load_model` does; it sleeps no more.
 
         Raises:
             ModelTooLarge: the device has no room for it now; it sleeps on.

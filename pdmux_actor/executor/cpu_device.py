@@ -1,4 +1,4 @@
-"""What this machine's cores can do, by a measurement of a fraction of a second."""
+"""Measures in a fraction of a second what this machine's cores can do."""
 
 import threading
 import time

@@ -48,7 +48,7 @@ class HostCopy:
 
 
 def host_bytes(weights: DecoderWeights) -> int:
-    """What a copy of them takes."""
+    """Returns what a copy of them takes."""
     return num_bytes_of(weights, _aligned)
 
 
@@ -66,7 +66,7 @@ def copy_to_host(info: ModelInfo, decoder: Decoder, region: HostRegion, copying:
 
 
 def packed_from_host(host: HostCopy) -> DecoderWeights:
-    """For products on a CPU, whose layout is made from the host copy itself."""
+    """Packs weights for products on a CPU, whose layout is made from the host copy itself."""
     return copied(host.weights, torch.clone, lambda linear: Linear(linear.weight, _cloned(linear.bias)))
 
 

@@ -1,4 +1,4 @@
-"""How much host memory a unit has, and how much of it is left."""
+"""Works out how much host memory a unit has, and how much of it is left."""
 
 from pathlib import Path
 
@@ -13,12 +13,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def host_memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Of the machine, or of the container that this process runs in."""
+    """Returns the memory of the machine, or of the container that this process runs in."""
     return min(psutil.virtual_memory().total, _limit_bytes(cgroup) or psutil.virtual_memory().total)
 
 
 def spare_host_bytes(cgroup: Path = _CGROUP) -> int:
-    """What weights that sleep may take so that enough stays free; at most 0 when there is too little already."""
+    """Returns what weights that sleep may take so that enough stays free; at most 0 when there is too little
+    already.
+    """
     available_bytes = psutil.virtual_memory().available
     limit_bytes = _limit_bytes(cgroup)
     if limit_bytes is not None:

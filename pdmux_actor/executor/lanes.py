@@ -72,7 +72,7 @@ class LaneThread:
         self._thread().submit(job)
 
     def submit_in_place(self, job: Job) -> None:
-        """On the cores of the job before."""
+        """Runs a job on the cores of the job before."""
         self._thread().submit(job)
 
     def close(self) -> None:

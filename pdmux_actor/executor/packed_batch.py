@@ -21,7 +21,9 @@ _PADDING_ROW = -1
 
 
 def prompt_pieces(chunks: Sequence[Chunk]) -> list[PromptPiece]:
-    """What of a batch that starts with these chunks are prompts' tokens, not answers' that are computed again."""
+    """Returns what of a batch that starts with these chunks are prompts' tokens, not answers' that are computed
+    again.
+    """
     pieces, first = [], 0
     for chunk in chunks:
         num_prompt_tokens = chunk.sequence.num_prompt_tokens

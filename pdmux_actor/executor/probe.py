@@ -72,7 +72,7 @@ class ExecutorProbe:
             return done.finished_s - done.started_s
 
     def time_beside_s(self, decode: LaunchShape, prefill: LaunchShape) -> float:
-        """Of the first step with a prefill beside it nearly all the time; else of the one that came nearest."""
+        """Times the first step with a prefill beside it nearly all the time; else the one that came nearest."""
         self._repartition(prefill_sms=prefill.sms, decode_sms=decode.sms)
         with self._sequences(prefill) as (chunks, _), self._sequences(decode) as (_, sequences):
             prefills = [_Span(self._submit(chunks, ()))]

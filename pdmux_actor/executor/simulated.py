@@ -236,7 +236,9 @@ class SimulatedExecutor:
         self._lanes.clear()
 
     def next_end_s(self) -> float | None:
-        """When the first of the launches on the lanes ends if nothing else is submitted; None when all are idle."""
+        """Returns when the first of the launches on the lanes ends if nothing else is submitted; None when all are
+        idle.
+        """
         if not self._lanes:
             return None
         if self._next_end_s is None:

@@ -245,7 +245,9 @@ class TorchCudaExecutor:
         return len(self._graphs), self._graphs.num_failed
 
     def partition_rates(self, shares: Sequence[int]) -> tuple[PartitionRate, ...]:
-        """Of lanes with so many SMs: products on the prefill lane, copies on the decode lane. Nothing else may run."""
+        """Measures the rates of lanes with so many SMs: products on the prefill lane, copies on the decode lane.
+        Nothing else may run.
+        """
         kernels = LargeKernels(self._lanes.device)
         self._lanes.settle()
         return tuple(self._rate(kernels, sms) for sms in shares)

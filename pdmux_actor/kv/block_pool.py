@@ -1,4 +1,4 @@
-"""Who owns which token block. Pure bookkeeping: ids, no tensors."""
+"""Keeps account of who owns which token block. Pure bookkeeping: ids, no tensors."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

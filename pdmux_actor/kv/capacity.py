@@ -1,4 +1,4 @@
-"""How long a sequence can get."""
+"""Works out how long a sequence can get."""
 
 from pdmux_actor.model_info import ModelInfo
 

@@ -1,4 +1,4 @@
-"""Which blocks no row has."""
+"""Keeps the blocks that no row has."""
 
 import numpy as np
 import numpy.typing as npt
@@ -30,5 +30,5 @@ class FreeBlocks:
         self._count += len(blocks)
 
     def all(self) -> Blocks:
-        """In no order."""
+        """Returns all free blocks, in no order."""
         return np.concatenate([np.arange(self._lowest), self._stack[self._lowest : self._count]])

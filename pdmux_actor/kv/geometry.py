@@ -1,4 +1,4 @@
-"""How a model lays its KV into the pool's blocks."""
+"""Works out how a model lays its KV into the pool's blocks."""
 
 from dataclasses import dataclass
 

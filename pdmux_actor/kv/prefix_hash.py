@@ -44,7 +44,7 @@ class HashedPieces:
         self._hashes: OrderedDict[tuple[PrefixHash, bytes], list[PrefixHash]] = OrderedDict()  # oldest use first
 
     def extend(self, hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per_row: int) -> None:
-        """As `extend_hashes`."""
+        """Continues the hashes as `extend_hashes` does."""
         if len(hashes) % _ROWS_PER_PIECE == 0:
             piece_tokens = _ROWS_PER_PIECE * tokens_per_row
             first = len(hashes) * tokens_per_row

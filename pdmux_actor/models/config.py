@@ -1,4 +1,4 @@
-"""What config.json says about a decoder, beyond the shape in ModelSpec."""
+"""Defines what config.json says about a decoder, beyond the shape in ModelSpec."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which dtype this machine's cores multiply fastest in, by measurement: what `dtype: auto` means on a CPU."""
+"""Decides which dtype this machine's cores multiply fastest in, by measurement: what `dtype: auto` means on a CPU."""
 
 import time
 

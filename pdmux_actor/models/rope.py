@@ -215,7 +215,7 @@ def inverse_frequencies(
 
 
 def theta_of_prompt(config: RopeConfig, head_dim: int, prompt_tokens: int) -> float:
-    """Of dynamic scaling it grows with the prompt (NTK-aware, as transformers has it)."""
+    """Returns theta, which grows with the prompt under dynamic scaling (NTK-aware, as transformers has it)."""
     if config.rope_type != "dynamic":
         return config.theta
     factor, named = config.scaling["factor"], config.scaling["max_position_embeddings"]

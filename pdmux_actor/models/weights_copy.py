@@ -38,7 +38,7 @@ def _layer(layer: LayerWeights, of_tensor: OfTensor, of_linear: OfLinear) -> Lay
 
 
 def num_bytes_of(weights: DecoderWeights, rounded: Callable[[int], int]) -> int:
-    """Of all tensors, each `rounded`."""
+    """Sums the bytes of all tensors, each `rounded`."""
     total = 0
 
     def count(tensor: Tensor) -> Tensor:

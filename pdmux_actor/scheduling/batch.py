@@ -30,7 +30,7 @@ class PrefillBatch:
 
     @property
     def first_token_due_s(self) -> float:
-        """Of the sequence that is due first."""
+        """Returns the due time of the sequence that is due first."""
         return min([chunk.sequence.first_token_due_s for chunk in self.chunks])
 
     def holds(self, sequence: TokenSequence) -> bool:

@@ -1,4 +1,4 @@
-"""Who of a unit's models gives token blocks to whom: quotas that follow use, and what was borrowed coming back."""
+"""Shares token blocks among a unit's models: quotas that follow use, and borrowed blocks that come back."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""How well the lanes were used, from the decision log."""
+"""Measures how well the lanes were used, from the decision log."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,12 +26,13 @@ class LaneShare:
 
     @property
     def mean_launches(self) -> float:
-        """At once, while any ran; 0 when none did."""
+        """Returns the mean number of launches at once, while any ran; 0 when none did."""
         return 1 + self.further / self.busy if self.busy else 0.0
 
 
 def lane_shares(decisions: Iterable[Decision], start_s: float, end_s: float) -> Mapping[Lane, LaneShare]:
-    """Of the window from `start_s` to `end_s`, in any order of decisions. Launches in flight count as busy to its end.
+    """Computes the lanes' shares of the window from `start_s` to `end_s`, in any order of decisions. Launches in flight
+    count as busy to its end.
 
     The decode lane works for 3 s, idles for 1 s with sequences to decode, works for 2 s, and has nothing to do then:
 
@@ -90,6 +91,6 @@ def _overlap_s(spans: list[tuple[float, float]]) -> float:
 
 
 def logged_window(decisions: Iterable[Decision]) -> tuple[float, float]:
-    """From the first start to the last end of what is logged; (0, 0) when nothing has ended yet."""
+    """Returns the time from the first start to the last end of what is logged; (0, 0) when nothing has ended yet."""
     spans = [(d.started_s, d.finished_s) for d in decisions if d.started_s is not None and d.finished_s is not None]
     return (min(s for s, _ in spans), max(f for _, f in spans)) if spans else (0.0, 0.0)

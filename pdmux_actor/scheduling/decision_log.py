@@ -90,7 +90,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     @property
     def bubble_s(self) -> float:
-        """How long the lane idled before this launch although it had work and SMs."""
+        """Returns how long the lane idled before this launch although it had work and SMs."""
         began_s = self.now_s if self.started_s is None else self.started_s
         return 0.0 if self.ready_s is None else max(0.0, began_s - self.ready_s)
 
@@ -151,7 +151,7 @@ class DecisionLog:
         return decisions
 
     def instruct(self, now_s: float, launch: DropPrefill | Repartition) -> None:
-        """What takes effect at once and has no completion."""
+        """Logs what takes effect at once and has no completion."""
         batch_id = 0
         if isinstance(launch, Repartition):
             self._prefill_sms, self._decode_sms = launch.prefill_sms, launch.decode_sms

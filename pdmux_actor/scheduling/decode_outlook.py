@@ -1,4 +1,4 @@
-"""How long the next decode step of a model takes, share by share."""
+"""Works out how long the next decode step of a model takes, share by share."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,9 @@ from profiler.specs import DeviceSpec, ModelSpec
 
 
 class DecodeOutlook:
-    """Of one batch. A policy asks for many shares, some of them again and again: each is predicted once."""
+    """Predicts the next decode step of one batch. A policy asks for many shares, some of them again and again: each is
+    predicted once.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class DecodeOutlook:
         return min(1.0, self._read_bytes / (step_s * device.memory_bandwidth_bytes_per_s)) if step_s > 0 else 0.0
 
     def beside_decodes_factor(self, sms: int) -> float:
-        """How much longer steps took beside other models' than sharing the bandwidth explains."""
+        """Returns how much longer steps took beside other models' than sharing the bandwidth explains."""
         return 1.0 if self._beside_scales is None else self._beside_scales.factor(sms, self._bucket)
 
     def worst_s(self, sms: int, beside: Sequence[ChunkShape]) -> float:

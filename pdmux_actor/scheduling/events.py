@@ -1,4 +1,4 @@
-"""What reaches the scheduler from outside, in the order of arrival."""
+"""Defines the events that reach the scheduler from outside, in the order of arrival."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

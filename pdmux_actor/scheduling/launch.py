@@ -137,7 +137,7 @@ def set_in_flight(sequences: Iterable[TokenSequence], value: bool) -> None:
 
 
 def lane_number(launch: ComputeLaunch) -> int:
-    """Which of the launches in flight it is: prefill, the decode lane, or one of several decode lanes."""
+    """Returns which of the launches in flight it is: prefill, the decode lane, or one of several decode lanes."""
     if isinstance(launch, DecodeStep):
         return FIRST_DECODE_LANE if launch.part is None else FIRST_DECODE_LANE + launch.part.index
     return PREFILL_LANE if isinstance(launch, PrefillSlice) else FIRST_DECODE_LANE

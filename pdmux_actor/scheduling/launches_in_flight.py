@@ -1,4 +1,4 @@
-"""What is on the lanes, with which share, and how much of its time it had company."""
+"""Tracks what is on the lanes, with which share, and how much of its time it had company."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -60,7 +60,7 @@ class LaunchInFlight(msgspec.Struct, kw_only=True, gc=False):
         return isinstance(self.launch, PrefillSlice)
 
     def note_company(self, now_s: float, *, others: int, decodes: int) -> None:
-        """From now on so many other launches are in the air, and for a decode so many other decodes among them."""
+        """Notes how many other launches run from now on, and for a decode how many of them are decodes."""
         if self._company_since_s is not None:
             self.company_s += max(0.0, now_s - self._company_since_s)
         self._company_since_s = now_s if others else None
@@ -95,7 +95,9 @@ class LanesInFlight:
         return any(flight.launch.model == model for flight in self._decodes.values())
 
     def lane_state(self, lane: Lane) -> LaneState:
-        """Of decode lanes together: the SMs that they reach to, and when the last of them ends."""
+        """Returns the state of the decode lanes together: the SMs that they reach to, and when the last of them
+        ends.
+        """
         if lane is Lane.PREFILL:
             return IDLE_LANE if self._prefill is None else _state(self._prefill, self._prefill.sms)
         if not self._decodes:
@@ -106,7 +108,7 @@ class LanesInFlight:
         return LaneState(busy=True, sms=self._end_sm(), ends_s=max([state.ends_s for state in states]))
 
     def sms_left(self, lane: Lane) -> int:
-        """What the launches on `lane` leave the other one."""
+        """Returns what the launches on `lane` leave the other one."""
         if lane is Lane.DECODE:
             return self.total_sms - sum([flight.sms for flight in self._decodes.values()])
         return self.total_sms - (0 if self._prefill is None else self._prefill.sms)

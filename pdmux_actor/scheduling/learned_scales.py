@@ -33,12 +33,12 @@ class LearnedScales:
         by_share.observe(sms, size.bit_length(), target)
 
     def scale(self, model: str, phases: Sequence[str], sms: int, size: int) -> float:
-        """Of the first of `phases` that has been seen, on the nearest share; 1 when none has."""
+        """Returns the factor of the first of `phases` that has been seen, on the nearest share; 1 when none has."""
         by_share = self.of_phase(model, phases)
         return 1.0 if by_share is None else by_share.factor(sms, size.bit_length())
 
     def of_phase(self, model: str, phases: Sequence[str]) -> "ScalesByShare | None":
-        """Of the first of `phases` that has been seen: good until the model is observed again."""
+        """Returns the factors of the first of `phases` that has been seen: good until the model is observed again."""
         for phase in phases:
             by_share = self._scales.get((model, phase))
             if by_share is not None:
@@ -51,8 +51,8 @@ class LearnedScales:
 
 
 class ScalesByShare:
-    """Of one model and phase. Factors change with every launch, the places where there are any hardly ever: which of
-    them answer for a share and a bucket is found once.
+    """Holds the factors of one model and phase. Factors change with every launch, the places where there are any hardly
+    ever: which of them answer for a share and a bucket is found once.
     """
 
     def __init__(self) -> None:

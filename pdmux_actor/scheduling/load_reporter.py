@@ -1,4 +1,4 @@
-"""What a unit says of itself, a few times a second."""
+"""Defines what a unit says of itself, a few times a second."""
 
 from collections import deque
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""Which shares of a device the two lanes can take."""
+"""Decides which shares of a device the two lanes can take."""
 
 from collections.abc import Callable, Sequence, Set
 

@@ -59,8 +59,8 @@ class LatencyPredictor:
         beside_decode: bool,
         learned_on: int | None = None,
     ) -> float:
-        """With `learned_on` times the factor of so many SMs, whatever `sms` are: to compare shares. What a few small
-        slices taught of one of them would else decide.
+        """Predicts a prefill. With `learned_on` the factor of that many SMs applies, whatever `sms` are: to compare
+        shares. What a few small slices taught of one of them would else decide.
         """
         shapes, phase = tuple(chunks), PREFILL_BESIDE if beside_decode else PREFILL
         key = (model, phase, sms, learned_on or sms, shapes)
@@ -85,7 +85,7 @@ class LatencyPredictor:
         return outlook.worst_s(sms, beside) if beside else outlook.solo_s(sms)
 
     def decode_outlook(self, model: str, spec: ModelSpec, contexts: Sequence[int]) -> DecodeOutlook:
-        """Of the model's next step. Not to be kept: a launch that lands may change what is expected."""
+        """Predicts the model's next step. Not to be kept: a launch that lands may change what is expected."""
         outlook = self._outlooks.get(model)
         if outlook is None or (outlook.contexts is not contexts and outlook.contexts != contexts):
             scales = self._scales.of_phase(model, _STAND_INS[DECODE])
@@ -117,7 +117,7 @@ class LatencyPredictor:
         self._predicted_prefills.clear()
 
     def modelled_s(self, spec: ModelSpec, launch: ComputeLaunch, sms: int) -> float:
-        """What the latency model alone says of a launch."""
+        """Returns what the latency model alone says of a launch."""
         match launch:
             case DecodeStep(sequences=sequences, steps=steps):
                 return steps * self._latency.decode_s(spec, [len(s.token_ids) for s in sequences], sms)
@@ -129,7 +129,9 @@ class LatencyPredictor:
                 return self._latency.mixed_s(spec, [c.shape for c in chunks], contexts, sms)
 
     def expected_s(self, flight: LaunchInFlight, *, beside_other_lane: bool) -> float:
-        """What a launch that takes off now is expected to take: for a decode beside a prefill, its worst case."""
+        """Returns what a launch that takes off now is expected to take: for a decode beside a prefill, its worst
+        case.
+        """
         model, sms, size = flight.launch.model, flight.sms, size_of(flight.launch)
         match flight.launch:
             case DecodeStep(sequences=sequences):
@@ -148,7 +150,9 @@ class LatencyPredictor:
                 return flight.modelled_s * self._scale(model, phase, sms, size)
 
     def has_measured(self, launch: ComputeLaunch) -> bool:
-        """Whether a launch of this model and kind has been measured: what is expected of the first ones is a guess."""
+        """Returns whether a launch of this model and kind has been measured: what is expected of the first ones is a
+        guess.
+        """
         match launch:
             case DecodeStep():
                 phases: Sequence[str] = (DECODE,)

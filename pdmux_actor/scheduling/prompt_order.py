@@ -30,12 +30,12 @@ class PromptOrder:
 
     @property
     def share_in_time(self) -> float:
-        """Of the unit's last prompts, every model counted alike."""
+        """Returns the share of the unit's last prompts that was in time, every model counted alike."""
         known = self._attainment.values()
         return sum(known) / len(known) if known else 1.0
 
     def arrange(self, state: UnitState, now_s: float, *, prefill_sms: int) -> bool:
-        """Whether there was anything to do: several prompts, and one of those that wait may start.
+        """Returns whether there was anything to do: several prompts, and one of those that wait may start.
 
         `prefill_sms` are what the prefill lane is expected to have.
         """

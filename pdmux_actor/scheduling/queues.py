@@ -82,7 +82,7 @@ class ModelQueue:
         return self._tbt_targets
 
     def wait_s(self, now_s: float) -> float:
-        """How long the running sequence that waits longest has waited for its next token."""
+        """Returns how long the running sequence that waits longest has waited for its next token."""
         last_s = min([s.last_token_s for s in self.running if s.last_token_s is not None], default=now_s)
         return now_s - last_s
 
@@ -121,7 +121,7 @@ class ModelQueue:
 
     @property
     def promised_blocks(self) -> int:
-        """What the longest promised sequence takes; never more than is leased."""
+        """Returns what the longest promised sequence takes; never more than is leased."""
         return self.rows_for(self.max_len) * self.info.geometry.blocks_per_row
 
     def lacks_quota(self, used_share: float) -> bool:
@@ -141,7 +141,7 @@ class ModelQueue:
         return -(-num_tokens // self.info.geometry.tokens_per_row)
 
     def admits(self, sequence: TokenSequence, *, max_resident: int, watermark: float, num_taken: int = 0) -> bool:
-        """Whether a waiting sequence may take KV for all its known tokens now.
+        """Returns whether a waiting sequence may take KV for all its known tokens now.
 
         The watermark leaves room for running sequences to grow, so that admission does not cause preemption at once.
         `num_taken` sequences are on their way into a batch that is being formed.
@@ -187,7 +187,7 @@ class ModelQueue:
         return self.caches_prefixes and (limit is None or sequence.num_prompt_tokens <= limit)
 
     def chunk_shape(self, sequence: TokenSequence) -> ChunkShape:
-        """What is left to prefill; of a waiting sequence, behind what the cache holds."""
+        """Returns what is left to prefill; of a waiting sequence, behind what the cache holds."""
         known = sequence.num_computed_tokens
         if sequence.status is SequenceStatus.WAITING:
             known = len(self.cached_prefix(sequence)) * self.info.geometry.tokens_per_row
@@ -203,7 +203,7 @@ class ModelQueue:
         return max(0, min(needed, usage.quota_blocks - usage.used_blocks))
 
     def insert_waiting(self, sequence: TokenSequence, *, target_aware: bool) -> None:
-        """By precedence. Those that go first do so in the order they have."""
+        """Inserts a sequence by precedence. Those that go first do so in the order they have."""
 
         def place(waiting: TokenSequence) -> tuple[int, float]:
             if waiting.precedence is Precedence.FIRST:
@@ -223,7 +223,7 @@ class ModelQueue:
             self.insert_waiting(sequence, target_aware=target_aware)
 
     def set_precedence(self, sequence: TokenSequence, precedence: Precedence) -> None:
-        """Of a waiting sequence, under a policy that is target-aware."""
+        """Sets the precedence of a waiting sequence, under a policy that is target-aware."""
         if sequence.precedence is not precedence:
             self.waiting.remove(sequence)
             sequence.precedence = precedence
@@ -322,8 +322,9 @@ class ModelQueue:
             self._tbt_targets = None
 
     def note_end(self, sequence: TokenSequence, finish: FinishReason) -> None:
-        """As `traces.timeliness.is_in_time`. What was refused, failed or went away counts only if it was late already.
-        Of a request that came from another unit the tokens of this one are judged.
+        """Counts an ended request, in time as `traces.timeliness.is_in_time` has it. What was refused, failed or went
+        away counts only if it was late already. Of a request that came from another unit the tokens of this one are
+        judged.
         """
         if sequence.is_late or finish in (FinishReason.STOP, FinishReason.LENGTH):
             self.requests_total += 1

@@ -19,7 +19,7 @@ class LaneReadiness:
         self._landed_s[lane] = finished_s
 
     def observe(self, state: UnitState, now_s: float) -> None:
-        """Before the policy chooses. What a landing made ready is ready since that landing."""
+        """Takes in the queues before the policy chooses. What a landing made ready is ready since that landing."""
         self._note(Lane.PREFILL, _can_prefill(state), now_s)
         self._note(Lane.DECODE, _can_decode(state), now_s)
         self._landed_s.clear()

@@ -1,4 +1,4 @@
-"""Whose turn it is, among models that come and go."""
+"""Gives turns to models that come and go."""
 
 from bisect import bisect_right
 from collections.abc import Iterable

@@ -16,7 +16,7 @@ class SequenceStatus(Enum):
 
 
 class Precedence(IntEnum):
-    """Of a sequence that waits, before those of other precedence."""
+    """Orders sequences that wait, before those of other precedence."""
 
     FIRST = 0  # it was preempted, or has been passed over for long
     IN_TIME = 1

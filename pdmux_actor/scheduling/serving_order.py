@@ -1,4 +1,4 @@
-"""Which waiting requests can still get their first token in time, and in which order to serve them.
+"""Decides which waiting requests can still get their first token in time, and in which order to serve them.
 
 Earliest deadline first is best while every deadline can be met, and worst past capacity: it then serves the request
 that is least likely to make it, so that all of them are late. The number of requests in time is maximal by

@@ -1,4 +1,4 @@
-"""How many layers of a prefill run beside decode."""
+"""Works out how many layers of a prefill run beside decode."""
 
 import math
 

@@ -49,7 +49,7 @@ def new_unit_id(pool: str) -> str:
 
 
 class PdmuxActor:
-    """For `serve.deployment`. Keeps its last lease while the control loop is away."""
+    """Serves one unit as a replica of `serve.deployment`. Keeps its last lease while the control loop is away."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, settings: dict[str, Any], unit_id: str | None = None

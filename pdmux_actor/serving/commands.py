@@ -1,4 +1,4 @@
-"""What an actor and its engine process tell each other: length-prefixed msgpack over a socket pair, no pickle."""
+"""Defines the messages of an actor and its engine process: length-prefixed msgpack over a socket pair, no pickle."""
 
 import struct
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What shapes an engine process; nothing here changes while it runs, except the policy.
+    """Holds what shapes an engine process; nothing here changes while it runs, except the policy.
 
     `device_type` names a device the profiler knows, for "simulated"; None simulates a laptop's CPU. `num_cores` None
     means all. `dtype` None means each checkpoint's own. `device_memory_bytes` is what the planner may fill with weights
@@ -97,7 +97,9 @@ class ReadDecisionsCommand(msgspec.Struct, frozen=True, tag="read_decisions"):
 
 
 class TimeLaunch(msgspec.Struct, frozen=True, tag="time_launch"):
-    """For an engine that serves nobody, of a kind that runs SGLang. Answered by LaunchTimed or LaunchNotTimed."""
+    """Asks for the time of a launch, of an engine that serves nobody and is of a kind that runs SGLang. Answered by
+    LaunchTimed or LaunchNotTimed.
+    """
 
     call: int
     launch: LaunchShape

@@ -1,4 +1,4 @@
-"""What an engine learns about contention, kept from one life of it to the next."""
+"""Keeps what an engine learns about contention from one life of it to the next."""
 
 import logging
 from pathlib import Path
@@ -26,7 +26,7 @@ class ContentionStore:
         self.guard = ContentionGuard(grid=grid)
 
     def keep(self) -> None:
-        """At the end of an engine's life. That it cannot be kept is no reason to end badly."""
+        """Keeps what was learnt at the end of an engine's life. That it cannot be kept is no reason to end badly."""
         if self._path is None or not self.guard.cells_moved:
             return
         try:

@@ -1,4 +1,4 @@
-"""What may be shown of a request's tokens: text, stop strings, log-probabilities."""
+"""Decides what may be shown of a request's tokens: text, stop strings, log-probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -62,11 +62,11 @@ class EngineWatch:
             self._in_flight_s[key] += elapsed_s
 
     def suspicion(self) -> str | None:
-        """Why the engine is suspected; None when it is not."""
+        """Returns why the engine is suspected; None when it is not."""
         return self._complaint(self.settings.suspect_s)
 
     def hang(self) -> str | None:
-        """Why it is given up; None when it is not."""
+        """Returns why it is given up; None when it is not."""
         return self._complaint(self.settings.kill_s)
 
     def _complaint(self, bound_s: float) -> str | None:

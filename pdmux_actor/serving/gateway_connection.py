@@ -40,7 +40,7 @@ _DECODER: msgspec.msgpack.Decoder[ToUnit] = msgspec.msgpack.Decoder(ToUnit)
 
 
 class StreamHandler(Protocol):
-    """What serves the streams."""
+    """Serves the streams."""
 
     def open(self, message: Generate, send: Callable[[Delta], None]) -> TokenStream | None:
         """None when the stream's only Delta, a failure, is sent already."""

@@ -1,4 +1,4 @@
-"""How much host memory an engine process may fill with weights that sleep."""
+"""Works out how much host memory an engine process may fill with weights that sleep."""
 
 from pdmux_actor.executor.host_memory import host_memory_bytes
 from pdmux_actor.serving.commands import EngineSettings

@@ -1,4 +1,4 @@
-"""What a profile says of the machine that an engine runs on."""
+"""Defines what a profile says of the machine that an engine runs on."""
 
 import logging
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How a process of ours starts another: it finds our packages where this one did, and nowhere else."""
+"""Works out how a process of ours starts another: it finds our packages where this one did, and nowhere else."""
 
 import sys
 from pathlib import Path

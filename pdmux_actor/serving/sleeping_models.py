@@ -18,7 +18,7 @@ Files = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a model's weights came from. `files` may have changed meanwhile."""
+    """Says where a model's weights came from. `files` may have changed meanwhile."""
 
     command: LoadModelCommand
     files: Files
@@ -38,7 +38,7 @@ class _Sleeper:
 
 
 class SleepingModels:
-    """Within `budget_bytes`. Used by one thread."""
+    """Keeps the weights of models that sleep within `budget_bytes`. Used by one thread."""
 
     def __init__(self, executor: HostingExecutor, budget_bytes: int) -> None:
         self._executor = executor

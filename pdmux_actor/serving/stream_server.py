@@ -1,4 +1,4 @@
-"""Where gateways connect: the unit's TCP server for frames.py."""
+"""Accepts gateways' connections: the unit's TCP server for frames.py."""
 
 import asyncio
 

@@ -119,7 +119,7 @@ class Unit:
         return tuple(replace(s, phase=phase) if s.phase is ModelPhase.READY else s for s in statuses)
 
     async def decisions(self, last: int) -> LogExcerpt:
-        """What the scheduler decided lately. Raises EngineDied."""
+        """Returns what the scheduler decided lately. Raises EngineDied."""
         return await self._engine.decisions(last)
 
     def is_healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a plan helps one model of many: what the fleet's average hides."""
+"""Decides whether a plan helps one model of many: what the fleet's average hides."""
 
 from placement.estimation.throughput import Floats
 

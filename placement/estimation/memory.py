@@ -28,7 +28,7 @@ def workspace_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = D
 
 
 def resident_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS) -> int:
-    """What a replica takes beside the KV pool, on all GPUs of its unit together."""
+    """Returns what a replica takes beside the KV pool, on all GPUs of its unit together."""
     return spec.weight_bytes + workspace_bytes(spec, num_gpus, limits)
 
 
@@ -65,6 +65,6 @@ def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int, num_gpus: 
 
 
 def holds_weights(unit: UnitCapacity, specs: Iterable[ModelSpec]) -> bool:
-    """Whether a unit's memory beside its KV pool holds these models."""
+    """Returns whether a unit's memory beside its KV pool holds these models."""
     needed = [resident_bytes_on(unit, spec) for spec in specs if runs_on(spec, unit.num_gpus)]
     return sum(needed) <= bytes_for_models(unit)

@@ -1,4 +1,4 @@
-"""What a plan will serve, by the throughput estimate: the one yardstick for plans of any solver."""
+"""Estimates what a plan will serve, from the throughput estimate: the one yardstick for plans of any solver."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

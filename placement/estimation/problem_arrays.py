@@ -26,8 +26,8 @@ _UNSHARED = (Sharing(decode_dilation=1.0, prefill_dilation=1.0, decode_loss=1.0,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """What the estimate of a fleet rests on. `contention`: how much longer decode takes beside prefill than its SMs
-    alone explain. `max_running_sequences`: of one model on one unit. `host_s`: what the host adds to every launch.
+    """Holds what the estimate of a fleet rests on. `contention`: how much longer decode takes beside prefill than its
+    SMs alone explain. `max_running_sequences`: of one model on one unit. `host_s`: what the host adds to every launch.
     """
 
     latency_of: LatencyOf = roofline_of
@@ -47,7 +47,7 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class UnitKind:
-    """What makes two units interchangeable."""
+    """Holds what makes two units interchangeable."""
 
     device: DeviceSpec | None
     num_gpus: int
@@ -107,7 +107,7 @@ class Instance:
         return np.asarray(self.rates_per_s * self._gpus_per_request())
 
     def cheapest_first(self) -> Sequence[int]:
-        """By the part of a unit that one request takes."""
+        """Sorts models by the part of a unit that one request takes."""
         if not self.costs:
             return range(len(self.models))
         cost = self._gpus_per_request()

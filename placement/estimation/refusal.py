@@ -1,4 +1,4 @@
-"""Why no unit takes a model, and the smallest change that would make one take it."""
+"""Explains why no unit takes a model, and the smallest change that would make one take it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

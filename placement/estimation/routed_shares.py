@@ -1,4 +1,6 @@
-"""How routing by predicted latency shares a model's load among its replicas: more goes where there is more headroom."""
+"""Works out how routing by predicted latency shares a model's load among its replicas: more goes where there is more
+headroom.
+"""
 
 import numpy as np
 
@@ -10,6 +12,8 @@ _STEEPNESS = 0.7
 
 
 def pull_of(rates_per_s: Floats, headroom: Floats) -> Floats:
-    """What replicas attract, in proportion, that have this load on units with this headroom; it settles in rounds."""
+    """Returns what replicas attract, in proportion, that have this load on units with this headroom; it settles in
+    rounds.
+    """
     pull: Floats = rates_per_s * np.clip(headroom, _LEAST, _MOST) ** _STEEPNESS
     return pull

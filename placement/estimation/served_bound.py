@@ -1,4 +1,4 @@
-"""What no plan can exceed: a linear relaxation of placement, solved by HiGHS.
+"""Bounds what any plan can serve: a linear relaxation of placement, solved by HiGHS.
 
 Requests of model m are spread over kinds of units k and ways w of sharing SMs. Every limit of throughput.py says that
 terms which grow at least linearly with each model's load sum to at most 1 per unit; here what they are for little load

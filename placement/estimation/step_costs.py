@@ -1,4 +1,6 @@
-"""How long a model's work takes on a mesh, boiled down to the few numbers that the throughput estimate needs."""
+"""Works out how long a model's work takes on a mesh, boiled down to the few numbers that the throughput estimate
+needs.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""How much load a unit carries within its SLOs: MuxServe's throughput estimate (Eq. 3) for continuous batching.
+"""Estimates how much load a unit carries within its SLOs: MuxServe's throughput estimate (Eq. 3) for continuous
+batching.
 
 Eq. 3 reads tpt_m = min(b_m / (sum_i t_p^i + t_d^m l_o^m), W_m): a batch of m waits for the prefills of all models,
 then takes l_o decode steps. Here batches are continuous. With x_m requests/s, output length o_m, prefill time p_m, and
@@ -40,7 +41,7 @@ _ROUNDS_LENGTH = 4.0  # a round is taken to be so many times a model's own step,
 
 
 class Limit(StrEnum):
-    """What keeps a unit from carrying more."""
+    """Names what keeps a unit from carrying more."""
 
     TBT = "TBT"
     KV = "KV blocks"
@@ -50,9 +51,9 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KindCosts:
-    """Of every model on one kind of unit; arrays over models, `slack_s` [models, ways]. `runs` is False where a model
-    cannot run. `pool_blocks`, `memory_bytes`: what the kind offers. `rates_per_s` is a model's whole demand,
-    `arrival_scv` the squared coefficient of variation of the gaps between its requests.
+    """Holds the costs of every model on one kind of unit; arrays over models, `slack_s` [models, ways]. `runs` is False
+    where a model cannot run. `pool_blocks`, `memory_bytes`: what the kind offers. `rates_per_s` is a model's whole
+    demand, `arrival_scv` the squared coefficient of variation of the gaps between its requests.
     """
 
     num_gpus: int
@@ -122,7 +123,7 @@ class KindCosts:
         )
 
     def holds(self, sums: Floats) -> npt.NDArray[np.bool_]:
-        """Whether weights and one mean request of each model fit."""
+        """Returns whether weights and one mean request of each model fit."""
         fits = (sums[..., BYTES] <= self.memory_bytes) & (sums[..., FLOOR] <= self.pool_blocks)
         return np.asarray(fits & (sums[..., MODELS] <= self.max_models))
 
@@ -135,7 +136,9 @@ class KindCosts:
         return _factor_of(np.maximum(lanes, needs.ttft).min(axis=-1))
 
     def limits(self, sums: Floats, minima: Floats) -> tuple[int, dict[Limit, float]]:
-        """Of one unit: the way of sharing that admits most, and the factor that each limit alone would admit."""
+        """Returns, for one unit, the way of sharing that admits most, and the factor that each limit alone would
+        admit.
+        """
         needs = self._needs(sums, minima)
         of_limits = needs.of_limits()
         way = int(np.max([*of_limits.values()], axis=0).argmin())

@@ -29,7 +29,7 @@ def improve(
     rounds: int | None,
     is_time_up: Callable[[], bool],
 ) -> None:
-    """In place. `rounds` None: it grows with the fleet."""
+    """Improves the packing in place. `rounds` None: it grows with the fleet."""
     draw = random.Random(seed)
     most = rounds if rounds is not None else 400 + 10 * len(packing.instance.models)
     now = best = key_of(packing, running)

@@ -1,4 +1,4 @@
-"""Where a model's load goes: onto units that are open, or onto units yet to be cut out of nodes."""
+"""Puts a model's load onto units that are open, or onto units yet to be cut out of nodes."""
 
 import math
 from collections.abc import Iterator, Sequence

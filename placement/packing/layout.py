@@ -1,4 +1,4 @@
-"""From packings back to units and plans."""
+"""Turns packings back into units and plans."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

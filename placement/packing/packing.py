@@ -132,7 +132,7 @@ class Packing:
             self._set_parts(unit, dict(of_unit))
 
     def begin(self) -> None:
-        """From here on changes can be taken back."""
+        """Starts a trial: changes from here on can be taken back."""
         assert self._journal is None, "one attempt at a time"
         self._journal = {}
 
@@ -193,7 +193,7 @@ class Packing:
         return None if best is None else (best[0], -best[1])
 
     def factor_alone(self, model: int, rate_per_s: float, kind: int) -> float:
-        """On an empty unit of the kind; -1: no room."""
+        """Returns the factor of a replica on an empty unit of the kind; -1: no room."""
         key = (model, rate_per_s, kind)
         factor = self._alone.get(key)
         if factor is None:

@@ -1,4 +1,4 @@
-"""Which of two packings is better."""
+"""Compares two packings."""
 
 from placement.packing.packing import Packing
 

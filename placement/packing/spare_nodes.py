@@ -19,7 +19,8 @@ PackFor = Callable[[Sequence[PlacementModel]], Packing]
 
 
 def roomiest(tight: Packing, pack: PackFor, empty: Callable[[], Packing], is_time_up: Callable[[], bool]) -> Packing:
-    """Of the plans for ever more of the demand that one whose fullest unit has most room, with the demand itself.
+    """Returns, of the plans for ever more of the demand, the one whose fullest unit has most room, with the demand
+    itself.
 
     `tight` serves all of it; `pack` plans for other demands, on as few GPUs as that takes; `empty` has the same nodes.
     """
@@ -47,7 +48,7 @@ def _gpus_per_used(packing: Packing) -> float:
 
 
 def least_headroom(packing: Packing) -> float:
-    """Of the units that hold a model; at most what is enough."""
+    """Returns the least headroom of the units that hold a model; at most what is enough."""
     return min((float(packing.factor[u]) for u in packing.open_units() if packing.parts[u]), default=_ENOUGH)
 
 

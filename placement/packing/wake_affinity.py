@@ -8,7 +8,9 @@ from placement.plan import UnitCapacity
 
 
 def prefer_waking(packing: Packing, units: Mapping[int, UnitCapacity], running: Pairs) -> None:
-    """In place, wherever the plan is as good with that. What runs stays; of several units the quickest wake first."""
+    """Moves models in place to units that can wake them, wherever the plan is as good with that. What runs stays; of
+    several units the quickest wake first.
+    """
     index = packing.instance.index
     beds: dict[int, list[tuple[float, int]]] = {}
     for number, unit in units.items():

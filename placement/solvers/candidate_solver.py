@@ -11,7 +11,7 @@ from placement.problem import FleetSolver, PlacementModel
 
 class Scorer(Protocol):
     def score(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan) -> tuple[float, ...]:
-        """Of what the plan would serve; more is better."""
+        """Scores what the plan would serve; more is better."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a solver says of itself."""
+"""Defines what a solver says of itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a family of models says of itself."""
+"""Defines what a family of models says of itself."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTraits:
-    """What layers have beyond RMS norms, rotary attention and a gated MLP. `qk_norm`: queries and keys are normed head
-    by head. `window_tokens` is the longest sequence for which full attention equals the model's own; None: any.
+    """Holds what layers have beyond RMS norms, rotary attention and a gated MLP. `qk_norm`: queries and keys are normed
+    head by head. `window_tokens` is the longest sequence for which full attention equals the model's own; None: any.
     """
 
     qkv_bias: bool = False
@@ -23,7 +23,7 @@ Traits = Callable[[Mapping[str, Any]], DecoderTraits]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertSizes:
-    """Of a mixture of experts. `num_dense_layers` have an ordinary MLP."""
+    """Holds the sizes of a mixture of experts. `num_dense_layers` have an ordinary MLP."""
 
     num_experts: int
     expert_intermediate_size: int

@@ -14,7 +14,7 @@ from router.errors import AdminOnly, RateLimited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessGrant:
-    """Who was let in; `entry` is None where no keys are in force."""
+    """Names the caller who was let in; `entry` is None where no keys are in force."""
 
     caller: Caller
     entry: KeyEntry | None = None
@@ -61,9 +61,8 @@ class AccessControl:
         return AccessGrant(caller=allowed, entry=entry)
 
     def enter(self, who: AccessGrant, model: str) -> AccessGrant:
-        """For a generation. Raises:
-        ModelNotAllowed: the key is not for this model.
-        RateLimited: the key has used up its rate.
+        """Lets a generation in. Raises: ModelNotAllowed: the key is not for this model. RateLimited: the key has used
+        up its rate.
         """
         if who.entry is None:
             return who
@@ -74,7 +73,7 @@ class AccessControl:
         return replace(who, rate=rate)
 
     def spend(self, key_id: str, tokens: int) -> None:
-        """What a generation of the key took."""
+        """Charges what a generation of the key took."""
         self._rates.spend(key_id, tokens, self._clock())
 
     def check_admin(self, who: AccessGrant) -> None:

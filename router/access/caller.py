@@ -1,4 +1,4 @@
-"""Who asks, and what they ask for beside the body."""
+"""Identifies who asks, and what they ask for beside the body."""
 
 from dataclasses import dataclass
 

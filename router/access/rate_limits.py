@@ -11,7 +11,7 @@ _ROUNDING_S = 1e-6  # what floats may be off by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateStatus:
-    """For `x-ratelimit-*` headers; what is None is not limited."""
+    """Holds the figures of `x-ratelimit-*` headers; what is None is not limited."""
 
     limit_requests: int | None = None
     remaining_requests: int = 0
@@ -55,7 +55,7 @@ class _Bucket:
         self._level = self.level(now_s) - amount
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Until there is so much, or as much as there ever is."""
+        """Returns the seconds until there is so much, or as much as there ever is."""
         missing = min(amount, self.per_minute) - self.level(now_s)
         wait_s = missing * _WINDOW_S / self.per_minute
         return wait_s if wait_s > _ROUNDING_S else 0.0

@@ -1,4 +1,4 @@
-"""What clients say in headers, checked."""
+"""Checks what clients say in headers."""
 
 import math
 from collections.abc import Mapping, Sequence

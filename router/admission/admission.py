@@ -1,4 +1,4 @@
-"""Whether a request may enter, must wait for its turn, or is turned away. Sans-I/O: callers tell the time."""
+"""Decides whether a request may enter, must wait for its turn, or is turned away. Sans-I/O: callers tell the time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ class Admission:
     # ---- the door ----
 
     def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
-        """After a Queue call `pump`: turns may have changed."""
+        """Admits, queues or refuses a request. After a Queue call `pump`: turns may have changed."""
         if self._is_full(request.model):
             loser = self._who_makes_room(request)
             if loser is None:
@@ -153,7 +153,7 @@ class Admission:
         return outcomes
 
     def next_pump_s(self) -> float | None:
-        """When waiting alone may change something; None while nothing waits."""
+        """Returns when waiting alone may change something; None while nothing waits."""
         if self._evicted:
             return -math.inf
         deadline_s = self.queue.next_deadline_s()
@@ -213,7 +213,7 @@ class Admission:
         return [(request, self._came_s[request.request_id]) for request in self.queue.waiting()]
 
     def num_waiting(self, model: str) -> int:
-        """Before their first token, here and on units."""
+        """Counts a model's requests before their first token, here and on units."""
         return self.queue.size(model) + self._before_first.get(model, 0)
 
     def keep_models(self, ttft_targets_s: Mapping[str, float]) -> None:
@@ -317,7 +317,9 @@ class Admission:
         return NoCapacity(retry_after_s=_whole_seconds(self.wakes.left_s(model, now_s)))
 
     def retry_after_s(self, model: str) -> int:
-        """Until half of what waits is gone, so that those who come back find room and do not race for one place."""
+        """Returns the time until half of what waits is gone, so that those who come back find room and do not race for
+        one place.
+        """
         per_s = self._learner(model).drain.per_s
         if per_s is None:
             return _BLIND_RETRY_AFTER_S

@@ -13,7 +13,9 @@ LENDABLE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBudget:
-    """What a model's units offer it. A sequence of n tokens takes ceil(n / tokens_per_row) rows of `blocks_per_row`."""
+    """Holds what a model's units offer it. A sequence of n tokens takes ceil(n / tokens_per_row) rows of
+    `blocks_per_row`.
+    """
 
     blocks: int
     used_blocks: int
@@ -25,7 +27,7 @@ class BlockBudget:
 
 
 def block_budgets(view: FleetView) -> Mapping[str, BlockBudget]:
-    """Of the models that a unit has ready and tells the layout of; the others are not metered."""
+    """Computes the budgets of the models that a unit has ready and tells the layout of; the others are not metered."""
     offers: dict[str, list[tuple[int, ModelLoad]]] = {}
     for unit in view.units:
         load = unit.report.load
@@ -134,7 +136,7 @@ class QuotaLedger:
         return self._held.get(model, 0)
 
     def capacity_blocks(self, model: str) -> int | None:
-        """What this gateway may hold; None for a model that is not metered."""
+        """Returns what this gateway may hold; None for a model that is not metered."""
         budget = self._budgets.get(model)
         return None if budget is None else max(0, budget.blocks - self._others.get(model, 0))
 

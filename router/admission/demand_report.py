@@ -1,4 +1,4 @@
-"""What clients asked a gateway for: the control loop places models by it."""
+"""Defines what clients asked a gateway for: the control loop places models by it."""
 
 from dataclasses import dataclass
 

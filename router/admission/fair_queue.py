@@ -1,4 +1,4 @@
-"""Whose turn it is: fair queueing among models and, within a model, among API keys; and what is worth a turn.
+"""Gives turns by fair queueing among models and, within a model, among API keys; and tells what is worth a turn.
 
 Fairness decides which flow's turn it is (ServiceCounters), servability which ask of the flow has it (Flow).
 """
@@ -130,7 +130,9 @@ class FairQueue:
         return 0.0 if queue is None else queue.work_before(request.priority, request.tenant)
 
     def last_of_greediest(self, model: str) -> Waiting | None:
-        """Who makes room in a full queue: of the lowest class, the tenant that waits with most, its last one."""
+        """Returns the request that makes room in a full queue: of the lowest class, the last of the tenant that waits
+        with most.
+        """
         queue = self._queues.get(model)
         return None if queue is None else queue.last_of_greediest()
 
@@ -171,7 +173,7 @@ class FairQueue:
         return self._deadlines[0][0] if self._deadlines else None
 
     def models(self) -> Iterator[str]:
-        """Those with anything waiting."""
+        """Returns the models with anything waiting."""
         return (model for model, queue in self._queues.items() if queue.size)
 
     def waiting(self) -> Iterator[AdmissionRequest]:

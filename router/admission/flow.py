@@ -1,4 +1,4 @@
-"""What waits of one API key for one model: what can be in time first, what cannot any more behind it."""
+"""Defines what waits of one API key for one model: what can be in time first, what cannot any more behind it."""
 
 from bisect import insort
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Waiting:
     is_gone: bool = False
 
     def latest_start_s(self, pace: QueueForecast) -> float:
-        """When its turn must have come."""
+        """Returns when its turn must have come."""
         return self.due_s - self.prefill_s - pace.lag_s(self.prefill_s)
 
 
@@ -38,7 +38,7 @@ def _by_patience(waiting: Waiting) -> tuple[float, int]:
 
 
 class Standing(IntEnum):
-    """In the order of service."""
+    """Ranks flows in the order of service."""
 
     IN_TIME = 0
     DOUBTFUL = 1
@@ -102,7 +102,7 @@ class Flow:
         return order[0] if order else None
 
     def next_doubtful(self, now_s: float, pace: QueueForecast) -> Waiting | None:
-        """Where nothing is in time: the one with the best chance for its work."""
+        """Returns the next request where nothing is in time: the one with the best chance for its work."""
 
         def chance_per_work(waiting: Waiting) -> float:
             slack_s = waiting.due_s - waiting.prefill_s - now_s

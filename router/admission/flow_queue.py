@@ -1,4 +1,4 @@
-"""What waits for one model: flows of API keys in priority classes."""
+"""Defines what waits for one model: flows of API keys in priority classes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ class FlowQueue:
         self._late_mark = served
 
     def work_before(self, priority: Priority, tenant: str) -> float:
-        """What the queue passes before a newcomer of that flow has its turn, if all that is open is served."""
+        """Returns what the queue passes before a newcomer of that flow has its turn, if all that is open is served."""
         works = self._open_works(priority)
         own = works.get(tenant, 0.0)
         ahead = sum(flow.open_work for p, flows in self.flows.items() if p > priority for flow in flows.values())
@@ -100,7 +100,9 @@ class FlowQueue:
         return found
 
     def last_of_greediest(self) -> Waiting | None:
-        """Who makes room in a full queue: of the lowest class, the tenant that waits with most, its last one."""
+        """Returns the request that makes room in a full queue: of the lowest class, the last of the tenant that waits
+        with most.
+        """
         if not self.size:
             return None
         flows = self.flows[min(self.flows)]
@@ -125,7 +127,7 @@ class FlowQueue:
 
 
 def turn_works(works: Mapping[str, float]) -> dict[str, float]:
-    """What the queue passes until the work of each flow is done, when flows with any get equal shares.
+    """Returns what the queue passes until the work of each flow is done, when flows with any get equal shares.
 
     >>> turn_works({"flood": 10.0, "small": 1.0})
     {'small': 2.0, 'flood': 11.0}

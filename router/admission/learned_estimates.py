@@ -1,4 +1,4 @@
-"""What a gateway learns from the requests that pass: lengths of answers, the speed of a queue, the time of a wake."""
+"""Learns from the requests that pass: lengths of answers, the speed of a queue, the time of a wake."""
 
 import math
 from collections.abc import Mapping
@@ -77,8 +77,8 @@ class DrainRate:
 
 
 class WakeTimes:
-    """How long a model takes from its first held request to its first ready unit: as units tell where it sleeps in host
-    memory, as it took before where it must be read.
+    """Learns how long a model takes from its first held request to its first ready unit: as units tell where it sleeps
+    in host memory, as it took before where it must be read.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,9 @@ class WakeTimes:
         return frozenset(self._since_s)
 
     def left_s(self, model: str, now_s: float) -> float:
-        """Until it should be ready, if its wake is under way; after its time has come, another such time."""
+        """Returns the time until the model should be ready, if its wake is under way; after its time has come, another
+        such time.
+        """
         copy_s = self._copying_s.get(model, self._copies_s.get(model))
         expected_s = self._means_s.get(model, _PRIOR_WAKE_S) if copy_s is None else _COPY_LAG_S + copy_s
         waited_s = now_s - self._since_s.get(model, now_s)

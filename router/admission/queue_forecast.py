@@ -1,4 +1,4 @@
-"""How a model's queue moves, and when a request in it can expect its first token."""
+"""Forecasts how a model's queue moves, and when a request in it can expect its first token."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class ArrivalRate:
 
 
 class FirstTokenLag:
-    """How much later than its predicted prefill a first token came, counted from admission: prefills ahead, decode
+    """Says how much later than its predicted prefill a first token came, counted from admission: prefills ahead, decode
     beside it, the network. Mean plus deviations, as TCP's retransmission timer does (RFC 6298); a single outlier counts
     as four deviations.
     """
@@ -62,12 +62,14 @@ class FirstTokenLag:
 
     @property
     def expected_s(self) -> float:
-        """That most first tokens keep; 0 before the first."""
+        """Returns the lag that most first tokens keep; 0 before the first."""
         return 0.0 if self._mean_s is None else max(0.0, self._mean_s + _LAG_DEVIATIONS * self._deviation_s)
 
 
 class FirstTokenLags:
-    """By the length of the prefill: a long one is overtaken on the unit, and says nothing about short ones."""
+    """Keeps lags by the length of the prefill: a long one is overtaken on the unit, and says nothing about short
+    ones.
+    """
 
     def __init__(self) -> None:
         self._of_size: dict[int, FirstTokenLag] = {}
@@ -90,8 +92,8 @@ def _size_class(prefill_s: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueForecast:
-    """How a model's queue moves now: work that passes it per second while there is a queue (None: not known), what is
-    asked for, in all and by tenant, and how long after its turn and its prefill a request has its first token.
+    """Forecasts how a model's queue moves now: work that passes it per second while there is a queue (None: not known),
+    what is asked for, in all and by tenant, and how long after its turn and its prefill a request has its first token.
     """
 
     now_s: float = 0.0
@@ -104,8 +106,8 @@ class QueueForecast:
         return 0.0 if self.lags is None else self.lags.expected_s(prefill_s)
 
     def works_s(self, tenant: str, works: Sequence[float], share: float) -> list[float] | None:
-        """How long a tenant's asks take the queue if they give way to smaller ones of the same tenant that are still to
-        come: w / (mu - lambda(<w)), as for the shortest job first. `share` is the tenant's of the service.
+        """Returns how long a tenant's asks take the queue if they give way to smaller ones of the same tenant that are
+        still to come: w / (mu - lambda(<w)), as for the shortest job first. `share` is the tenant's of the service.
         """
         if self.served_per_s is None or share <= 0.0:
             return None
@@ -117,8 +119,8 @@ class QueueForecast:
         return [work / max(least_per_s, per_s - asked.per_s(self.now_s, below=work)) for work in works]
 
     def late_wait_s(self, open_work: float, late_work: float) -> float:
-        """Until the last of `late_work` has its turn: in what newcomers leave over, after `open_work`, or, if that is
-        little, in the share that late requests have in any case. 0 while nothing is known.
+        """Returns the time until the last of `late_work` has its turn: in what newcomers leave over, after `open_work`,
+        or, if that is little, in the share that late requests have in any case. 0 while nothing is known.
         """
         if self.served_per_s is None:
             return 0.0
@@ -128,7 +130,7 @@ class QueueForecast:
 
 
 class QueueForecaster:
-    """Of one model."""
+    """Forecasts the queue of one model."""
 
     def __init__(self) -> None:
         self.drain = DrainRate()

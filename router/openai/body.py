@@ -1,4 +1,4 @@
-"""From the bytes of a request body to a validated request."""
+"""Turns the bytes of a request body into a validated request."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -77,6 +77,6 @@ class ChatCompletionRequest(GenerationParameters):
 
 
 def unsupported_part(param: str) -> UnsupportedParameter:
-    """For a content part that is no text: an image, audio, a file."""
+    """Builds the error for a content part that is no text: an image, audio, a file."""
     message = f"{param!r} is not text: this API takes content parts of type 'text' only; leave it out."
     return UnsupportedParameter(message, param=param)

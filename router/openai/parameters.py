@@ -143,7 +143,7 @@ class GenerationParameters(RequestPart):
 
     @property
     def structured_output(self) -> StructuredOutput | None:
-        """Of any JSON object for `json_object`, as OpenAI has it."""
+        """Returns the constraint on the output; for `json_object` it is any JSON object, as OpenAI has it."""
         match self.response_format:
             case JsonSchemaFormat(json_schema=named):
                 schema = msgspec.json.encode(named.json_schema).decode()

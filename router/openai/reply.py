@@ -1,4 +1,4 @@
-"""What both kinds of replies share."""
+"""Defines what both kinds of replies share."""
 
 import time
 import uuid
@@ -40,7 +40,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Choice:
-    """What one choice has said so far."""
+    """Holds what one choice has said so far."""
 
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ def new_head(prefix: str, model: str) -> ReplyHead:
 
 
 class ReplyFormat(Protocol):
-    """How outputs look on the wire. One instance serves one request."""
+    """Says how outputs look on the wire. One instance serves one request."""
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
         """Server-sent events for one Output; with `usage`, each event carries the usage so far."""

@@ -1,4 +1,4 @@
-"""Which units may still hold the KV of a prompt's start."""
+"""Remembers which units may still hold the KV of a prompt's start."""
 
 import hashlib
 from array import array
@@ -64,7 +64,7 @@ class PrefixIndex:
     def matched_tokens(
         self, prefix: Sequence[bytes], *, model: str, conversation: str, tokens: int
     ) -> Mapping[str, int]:
-        """By unit: how many of the prompt's tokens its cache may hold."""
+        """Returns, by unit, how many of the prompt's tokens its cache may hold."""
         matched: dict[str, int] = {}
         longest = self._longest_known(prefix)
         for length in range(longest, 0, -1):

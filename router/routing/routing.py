@@ -1,4 +1,4 @@
-"""Which unit takes a request: a pure function of the table, the request, the gateway's own load and the time."""
+"""Chooses the unit for a request: a pure function of the table, the request, the gateway's own load and the time."""
 
 import math
 import zlib
@@ -132,7 +132,7 @@ class _Scene:
         return int(ties[draw % len(ties)])
 
     def last_good_weights(self) -> Floats:
-        """By the first token that each unit's last report promised; evenly for the explored share."""
+        """Weighs units by the first token that each one's last report promised; evenly for the explored share."""
         candidates = self.candidates
         number = len(candidates.unit)
         if not candidates.has_prediction:
@@ -145,7 +145,7 @@ class _Scene:
         return weights
 
     def own_counts(self) -> Floats:
-        """What this gateway has on each candidate now: all that is known for certain while no report comes."""
+        """Returns what this gateway has on each candidate now: all that is known for certain while no report comes."""
         return np.array([self.own.count(unit_id) for unit_id in self.candidates.position], dtype=float)
 
     def load(self) -> Floats:

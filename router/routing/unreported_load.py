@@ -1,4 +1,4 @@
-"""What a gateway itself has put on each unit since the unit's last report."""
+"""Tracks what a gateway itself has put on each unit since the unit's last report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,9 +52,9 @@ class UnreportedLoad:
         self._add(entry, prefill_s)
 
     def before_s(self, unit_id: str, row: int, wait_s: float, *, due_s: float, now_s: float) -> float:
-        """Of the wait there, what goes before a request that is due then: not our own prefills that are due later, nor
-        those that are late by now; units put both behind. What can be in time is not done by time alone: without a
-        first token at most one of ours is thought to be nearly done.
+        """Returns, of the wait there, what goes before a request that is due then: not our own prefills that are due
+        later, nor those that are late by now; units put both behind. What can be in time is not done by time alone:
+        without a first token at most one of ours is thought to be nearly done.
         """
         prefills = self._prefilling.get(unit_id)
         if not prefills:
@@ -66,7 +66,7 @@ class UnreportedLoad:
         return max(min(wait_s, others_s + own_s + late_s), own_s - max(in_time, default=0.0))
 
     def first_token(self, request_id: str, now_s: float) -> None:
-        """What waits there now, of ours, is what was sent and has no token yet."""
+        """Notes a first token: what waits there now, of ours, is what was sent and has no token yet."""
         unit_id = self._sent[request_id].unit_id
         if not self._done_prefilling(unit_id, request_id):
             return

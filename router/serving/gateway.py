@@ -1,4 +1,4 @@
-"""What a request meets between HTTP and the units. Knows neither FastAPI nor Ray."""
+"""Joins what a request meets between HTTP and the units. Knows neither FastAPI nor Ray."""
 
 import asyncio
 import secrets
@@ -137,7 +137,7 @@ class Gateway:
         return self.view
 
     def demand_report(self) -> DemandReport:
-        """What this gateway has been asked for, for the control loop."""
+        """Returns what this gateway has been asked for, for the control loop."""
         return self.scheduler.demand_report(self._clock())
 
     def ready_models(self) -> list[str]:
@@ -185,7 +185,7 @@ class Gateway:
         return await self._answer(card, request, [prompt], reply, caller, receipt, param="messages")
 
     async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
-        """As `chat`."""
+        """Answers a completion as `chat` does a chat."""
         card = self._enter(request.model)
         if len(request.prompts) * request.num_choices > self.limits.max_choices:
             message = f"Prompts times n exceed {self.limits.max_choices} choices; send fewer per request."

@@ -37,7 +37,7 @@ class GenerationRunner:
         self._spend = spend
 
     async def run(self, generation: Generation, caller: Caller, receipt: ServiceReport) -> AsyncGenerator[Output, None]:
-        """As `GenerationRelay.run`; raises what admission raises, too."""
+        """Runs a generation as `GenerationRelay.run` does; raises what admission raises, too."""
         started_s = self._clock()
         patience_s = self._limits.hold_s if caller.ttft_s is None else caller.ttft_s
         request = generation.admission_request(caller, deadline_s=started_s + patience_s)

@@ -1,4 +1,4 @@
-"""From a validated request to token ids, and how many tokens may follow them."""
+"""Turns a validated request into token ids, and says how many tokens may follow them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ async def completion_prompts(
 
 
 def completion_tokens(*, prompt_tokens: int, asked: int | None, context: ContextLengths, param: str) -> int:
-    """What `max_tokens` means for this prompt; without it, all that units take now.
+    """Returns what `max_tokens` means for this prompt; without it, all that units take now.
 
     Raises:
         ContextLengthExceeded: the prompt, or the prompt and what was asked for, do not fit the model.

@@ -1,4 +1,4 @@
-"""Where requests wait for their turn: the asyncio side of admission."""
+"""Holds requests until their turn: the asyncio side of admission."""
 
 import asyncio
 from collections.abc import Callable

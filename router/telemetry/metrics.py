@@ -1,4 +1,4 @@
-"""What a gateway counts. One registry per gateway; labels are bounded by the models and units of the view."""
+"""Counts what a gateway does. One registry per gateway; labels are bounded by the models and units of the view."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -102,7 +102,7 @@ class GatewayMetrics:
             self.choices.labels(reason)
 
     def start_models(self, models: Iterable[str]) -> None:
-        """Of the view; those that were there before go on."""
+        """Starts the counters of the view's models; those that were there before go on."""
         for model in set(models) - self._models:
             self._models.add(model)
             for counter in self._of_models:
@@ -113,7 +113,7 @@ class GatewayMetrics:
                 self.requests.labels(model, endpoint, str(status))
 
     def start_keys(self, names: Iterable[str]) -> None:
-        """Of the API keys in force."""
+        """Starts the counters of the API keys in force."""
         for name in names:
             self.rate_limited.labels(name)
 

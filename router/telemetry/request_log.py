@@ -15,7 +15,7 @@ logger = logging.getLogger("muxfleet.requests")
 
 
 def write_requests_to_stdout() -> None:
-    """For processes whose standard output is collected, as Serve's replicas'."""
+    """Writes requests to standard output, for processes whose output is collected, as Serve's replicas'."""
     handler = logging.StreamHandler(sys.__stdout__ or sys.stdout)  # Serve's own in its place makes text of the lines
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""What a request is told about how it was served: response headers and the request log."""
+"""Reports to a request how it was served: response headers and the request log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class ServiceReport:
         return is_in_time(self.ttft_s, (self.worst_gap_s,), target)
 
     def as_dict(self) -> dict[str, object]:
-        """For the request log: milliseconds, and nothing of what was said."""
+        """Returns the report for the request log: milliseconds, and nothing of what was said."""
         return {
             "unit": self.unit_id,
             "prompt_tokens": self.prompt_tokens,
@@ -79,7 +79,9 @@ class ServiceReport:
         }
 
     def headers(self) -> Mapping[str, str]:
-        """Of a stream they are sent with the first token: later ones cannot be told in them."""
+        """Returns the response headers. A stream sends them with its first token: later figures cannot be told in
+        them.
+        """
         if not self.unit_id:
             return {}
         return {

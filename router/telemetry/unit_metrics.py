@@ -84,7 +84,9 @@ class _UnitFamilies:
         self._free = _gauge("muxfleet_unit_kv_blocks", "Token blocks of the pool", "unit", "state")
 
     def start(self, unit_id: str) -> None:
-        """Of a unit that has not reported its load yet: what it counts is there at 0, for `increase()`."""
+        """Starts the counters of a unit that has not reported its load yet: what it counts is there at 0, for
+        `increase()`.
+        """
         self._guard.add_metric([unit_id], 0)
 
     def add(self, unit_id: str, load: LoadReport) -> None:
@@ -125,7 +127,9 @@ class _ModelFamilies:
         self._preemptions = CounterMetricFamily("muxfleet_preemptions", "Sequences recomputed", labels=list(both))
 
     def start(self, unit_id: str, model: str) -> None:
-        """Of a model that the unit holds and no load is reported of: its engine counts from its attachment on."""
+        """Starts the counters of a model that the unit holds and no load is reported of: its engine counts from its
+        attachment on.
+        """
         self._preemptions.add_metric([model, unit_id], 0)
 
     def add(self, unit_id: str, load: ModelLoad) -> None:

@@ -1,4 +1,4 @@
-"""What a gateway asks of the process that works on text, and what that answers: frames of msgpack."""
+"""Defines the calls to the process that works on text, and its answers: frames of msgpack."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""How much text one token can stand for: what is longer than a context of such tokens needs no tokenising."""
+"""Bounds how much text one token can stand for: what is longer than a context of such tokens needs no tokenising."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -24,7 +24,7 @@ _ATTEMPTS = 2  # a call whose process ended under it is tried once more
 
 
 class TextLaneFull(Exception):
-    """As much text waits as may."""
+    """Signals that as much text waits as may."""
 
 
 class TextTooSlow(Exception):

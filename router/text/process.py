@@ -19,7 +19,7 @@ class TextProcessLost(Exception):
 
 
 class TextService(Protocol):
-    """What answers calls. A call's `call` is set by the service."""
+    """Answers calls. A call's `call` is set by the service."""
 
     async def ask(self, call: TextCall) -> TextAnswer:
         """Raises TextProcessLost."""

@@ -1,4 +1,4 @@
-"""From messages and text to token ids, off the event loop: all of it is done by processes that can be killed.
+"""Turns messages and text into token ids, off the event loop: all of it is done by processes that can be killed.
 
 Two of them: what is small goes to one, what takes long to the other, so that a large prompt delays large prompts only.
 """
@@ -55,7 +55,7 @@ class EncodedChat:
 
 
 class Tokenizers:
-    """By model source. Loaded when first asked for; what did not load is tried again after a while."""
+    """Keeps tokenizers by model source. Loaded when first asked for; what did not load is tried again after a while."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Tokenizers:
         return _key(card) in self._loads and not self.has_failed(card)
 
     def has_failed(self, card: ModelCard) -> bool:
-        """Whether requests to the model are refused for want of a tokenizer."""
+        """Returns whether requests to the model are refused for want of a tokenizer."""
         return _key(card) in self._failures
 
     async def encode_chat(

@@ -1,4 +1,4 @@
-"""Whose turn it is: one at a time, and of those who wait the one with the least work first."""
+"""Gives turns one at a time, and of those who wait to the one with the least work first."""
 
 import asyncio
 import heapq

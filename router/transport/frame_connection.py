@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilenceLimits:
-    """Of a unit that says nothing: after `suspect_s` its streams may go on elsewhere, after `lost_s` they must."""
+    """Limits how long a unit may say nothing: after `suspect_s` its streams may go on elsewhere, after `lost_s` they
+    must.
+    """
 
     suspect_s: float = 3.0
     lost_s: float = SILENCE_S

@@ -1,4 +1,4 @@
-"""What a value in a trace file must be to become part of a request."""
+"""Defines what a value in a trace file must be to become part of a request."""
 
 import math
 from dataclasses import dataclass

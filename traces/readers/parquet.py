@@ -20,7 +20,7 @@ _REMEDY = "write the file again; it is not a complete parquet file"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetFacts:
-    """What the file says about all of its rows."""
+    """Holds what the file says about all of its rows."""
 
     metadata: Mapping[str, str]
     block_tokens: int | None

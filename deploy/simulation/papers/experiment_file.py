@@ -57,7 +57,7 @@ class WorkloadSection(Section):
     """Share of the requests, by model. Default: by the fleet's demand."""
 
     def count(self, rate_per_s: float, *, quick: bool) -> int:
-        """Of the requests of a run."""
+        """Returns the number of requests of a run."""
         least, seconds = (self.quick_requests, self.quick_seconds) if quick else (self.requests, self.seconds)
         return max(least, math.ceil(rate_per_s * seconds))
 
@@ -78,7 +78,7 @@ Metric = Literal["goodput_per_s", "goodput_tokens_per_s", "requests_per_s", "ttf
 
 
 class NeedSection(Section):
-    """What a rate must meet to count as sustained."""
+    """Holds what a rate must meet to count as sustained."""
 
     tbt_p99_s: PositiveFloat | None = None
     ttft_p99_s: PositiveFloat | None = None

@@ -19,7 +19,7 @@ _BISECTIONS = 40
 def workload_stream(
     workload: WorkloadSection, weights: Mapping[str, float], *, requests: int, rate_per_s: float, seed: int
 ) -> RequestStream:
-    """As many requests, with Poisson arrivals; models are drawn by weight, and a session keeps its own."""
+    """Generates as many requests, with Poisson arrivals; models are drawn by weight, and a session keeps its own."""
     rng = np.random.default_rng(seed)
     if workload.sessions is None:
         drafts = _single_turns(workload, requests, rng)

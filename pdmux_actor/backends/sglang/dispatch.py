@@ -31,7 +31,7 @@ _SHORT_TOKENS, _LONG_TOKENS = 64, 1024  # between which a prefill's time is take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchFigures:
-    """Of the last seconds, 0 without a decode step; and the line that prefill times follow now."""
+    """Holds figures of the last seconds, 0 without a decode step; and the line that prefill times follow now."""
 
     decode_predicted_s: float
     decode_achieved_s: float

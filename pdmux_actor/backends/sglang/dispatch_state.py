@@ -48,7 +48,7 @@ class PluginDispatch:
         return bool(scheduler.waiting_queue) or self.batch is not None or not scheduler.running_batch.is_empty()
 
     def order_waiting(self) -> None:
-        """From what all ranks know alike. A request that has had its first token is in no hurry."""
+        """Orders what waits by what all ranks know alike. A request that has had its first token is in no hurry."""
         if self.directive.by_deadline:
             self._scheduler.waiting_queue.sort(key=self.view.due_s)
 
@@ -83,7 +83,7 @@ class PluginDispatch:
         return directive
 
     def forget_timings(self) -> None:
-        """On ranks that follow."""
+        """Discards timings on ranks that follow."""
         self.clock.take_slices_s()
         self.clock.take_decode_s()
 
@@ -94,7 +94,7 @@ class PluginDispatch:
 
 
 def new_dispatch(config: PluginConfig) -> tuple[SglangDispatch, ContentionStore]:
-    """As the plugin has it; a recorded run is replayed with another of the same."""
+    """Builds a dispatcher as the plugin has it; a recorded run is replayed with another of the same."""
     info = ModelInfo(
         model=config.model,
         spec=config.spec,

@@ -1,4 +1,5 @@
-"""What the plugin changes in SGLang's scheduler: its choice of partition and slice, and defects of its multiplexing.
+"""Defines what the plugin changes in SGLang's scheduler: its choice of partition and slice, and defects of its
+multiplexing.
 
 Each hook gets the original first, then the scheduler. `Any` is SGLang's: its classes are not there where types are
 checked. SGLang's names and behaviour are those of 0.5.23.

@@ -1,4 +1,4 @@
-"""What an SGLang engine is started with for a model, or why it is not."""
+"""Defines what an SGLang engine is started with for a model, or why it is not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How long launches take on SGLang's streams."""
+"""Times launches on SGLang's streams."""
 
 import time
 from collections import deque
@@ -49,7 +49,7 @@ class LaunchClock:
         return tuple(ended)
 
     def take_decode_s(self) -> float | None:
-        """Of the step that the loop has waited for; None when it launched none."""
+        """Takes the time of the step that the loop has waited for; None when it launched none."""
         if self._decode is None:
             return None
         began, end = self._decode

@@ -19,7 +19,7 @@ _FIRST_TOKEN = 5  # of a vocabulary: not a special one
 
 
 class LaunchTimer:
-    """On every rank alike; the engine must have no request."""
+    """Times launches, on every rank alike; the engine must have no request."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -27,14 +27,14 @@ class LaunchTimer:
         self._numbers = itertools.count()
 
     def time_s(self, launch: LaunchShape) -> float:
-        """Of one launch with nothing beside it."""
+        """Times one launch with nothing beside it."""
         is_prefill = launch.phase == "prefill"
         with self._kv(), self._on_partition(launch.sms, is_prefill=is_prefill) as streams:
             batch = self._prefill(launch) if is_prefill else self._decode(launch)
             return self._timed(batch, streams[0 if is_prefill else 1], prefills=is_prefill).seconds()
 
     def time_beside_s(self, decode: LaunchShape, prefill: LaunchShape) -> float:
-        """Of a decode step that begins beside a prefill, and has it there until its last layer."""
+        """Times a decode step that begins beside a prefill, and has it there until its last layer."""
         with self._kv(), self._on_partition(decode.sms, is_prefill=False) as (prefill_stream, decode_stream):
             prefilling, decoding = self._prefill(prefill), self._decode(decode)
             self._launch_layer(prefilling, prefill_stream)

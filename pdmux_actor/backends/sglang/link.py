@@ -1,4 +1,6 @@
-"""What an engine process and the plugin inside SGLang's scheduler tell each other: msgpack frames on a Unix socket."""
+"""Defines what an engine process and the plugin inside SGLang's scheduler tell each other: msgpack frames on a Unix
+socket.
+"""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""What a fleet may say about an SGLang engine, and what of it cannot be."""
+"""Defines what a fleet may say about an SGLang engine, and what of it cannot be."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +97,9 @@ class OptionProblem:
 
 
 def option_problems(options: SglangOptions, device: DeviceSpec | None, policy: str) -> Iterator[OptionProblem]:
-    """What the engine would fail on, or would silently do otherwise. `device` None: not known before the start."""
+    """Returns what the engine would fail on, or would silently do otherwise. `device` None: not known before the
+    start.
+    """
     for name, value in options.args.items():
         if name in OWN_ARGUMENTS:
             yield OptionProblem(field=f"args.{name}", value=value, remedy=OWN_ARGUMENTS[name])

@@ -1,5 +1,5 @@
-"""What muxfleet's SGLang plugin does when a scheduler starts: it is given our dispatcher only if its multiplexing file
-has muxfleet's section (plugin_config.py).
+"""Starts muxfleet's SGLang plugin: a scheduler is given our dispatcher only if its multiplexing file has muxfleet's
+section (plugin_config.py).
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""How an engine process tells the plugin what to do: a section of SGLang's own multiplexing file.
+"""Works out how an engine process tells the plugin what to do: a section of SGLang's own multiplexing file.
 
 The file is a server argument, so it reaches every process of the engine, and no other SGLang on the machine.
 """

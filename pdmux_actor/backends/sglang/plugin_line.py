@@ -46,7 +46,7 @@ class PluginLine:
         self._hello = asyncio.get_running_loop().create_future()
 
     async def hello(self) -> PluginHello:
-        """Of the scheduler that starts after `expect_hello`."""
+        """Returns what the scheduler that starts after `expect_hello` says of itself."""
         assert self._hello is not None
         return await self._hello
 

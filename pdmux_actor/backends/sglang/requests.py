@@ -30,8 +30,8 @@ _FORMS: Mapping[StructuredKind, str] = MappingProxyType(
 
 
 def generate_arguments(request: GenerateRequest, request_id: str, max_len: int) -> dict[str, Any]:
-    """For `Engine.async_generate`. Tokens that another unit produced already are part of the prompt; prompt and output
-    are at most `max_len`.
+    """Builds the arguments of `Engine.async_generate`. Tokens that another unit produced already are part of the
+    prompt; prompt and output are at most `max_len`.
     """
     sampling, done = request.sampling, len(request.output_token_ids)
     known = len(request.prompt_token_ids) + done

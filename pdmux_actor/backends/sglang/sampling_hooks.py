@@ -1,4 +1,4 @@
-"""What the plugin changes in how SGLang samples: seeds, and schemas of outputs that another unit began.
+"""Changes how SGLang samples: seeds, and schemas of outputs that another unit began.
 
 As in hooks.py: each gets the original first, `Any` is SGLang's, names are those of 0.5.23.
 """

@@ -66,7 +66,7 @@ class IdleWatch:
             self._idle.set()
 
     async def wait(self) -> bool:
-        """From now on; False: it did not come in time."""
+        """Waits from now on; False: it did not come in time."""
         self._idle_reports = 0
         self._idle.clear()
         try:

@@ -1,4 +1,4 @@
-"""What a decision inside SGLang's scheduler is made from, and what it says. Plain data: it can be recorded."""
+"""Defines what a decision inside SGLang's scheduler is made from, and what it says. Plain data: it can be recorded."""
 
 from collections.abc import Sequence
 

@@ -50,7 +50,7 @@ class SchedulerView:
         return int(scheduler.max_total_num_tokens) - free - cached, cached
 
     def due_s(self, req: Any) -> float:
-        """When the first token is due."""
+        """Returns when the first token is due."""
         arrival_s, ttft_s, _ = _targets(req)
         return _NO_TARGET_S if req.output_ids else arrival_s + ttft_s
 

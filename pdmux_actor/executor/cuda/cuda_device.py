@@ -1,4 +1,4 @@
-"""What GPU this is: the profiler's entry for it, or a measurement of a fraction of a second."""
+"""Identifies the GPU: the profiler's entry for it, or a measurement of a fraction of a second."""
 
 import os
 import re

@@ -78,8 +78,8 @@ class CudaRunner:
         self._prefills: dict[int, _PrefillState] = {}
 
     def prepare(self, launch: ComputeLaunch, sms: int, stream: Any, *, first_sm: int = 0) -> Enqueue:
-        """For `stream`, which the caller has made current and keeps so, and which has `sms` SMs, for a decode from
-        `first_sm` on.
+        """Prepares a launch for `stream`, which the caller has made current and keeps so, and which has `sms` SMs, for
+        a decode from `first_sm` on.
 
         A decode step of a new shape is captured here: that takes several steps' time once, and is no part of the step.
         """

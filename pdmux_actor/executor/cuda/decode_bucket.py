@@ -45,7 +45,7 @@ class DecodeBucket:
         self.sampled = torch.zeros(MAX_STEPS, size, dtype=torch.int32, device=device)
 
     def sampling(self, sequences: Sequence[TokenSequence], steps: int) -> SamplingRows:
-        """Of a launch of `steps` steps, padded to the bucket."""
+        """Returns the sampling of a launch of `steps` steps, padded to the bucket."""
         return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size)
 
     def load(
@@ -93,7 +93,9 @@ class DecodeBucket:
         counter.add_(1)
 
     def logits(self, decode_sms: int) -> Tensor:
-        """Of one step, for samplings that a captured step cannot do; `advance` goes on from what they gave."""
+        """Returns the logits of one step, for samplings that a captured step cannot do; `advance` goes on from what
+        they gave.
+        """
         return self._decoder.logits(self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms)))
 
     def advance(self, token_ids: Tensor) -> None:

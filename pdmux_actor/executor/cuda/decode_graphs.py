@@ -33,7 +33,8 @@ class GraphKey:
 
 class Capture(Protocol):
     def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
-        """What replays `step` as captured on `stream`, and the bytes of device memory that this graph holds by itself.
+        """Captures `step` on `stream` and returns what replays it, and the bytes of device memory that this graph holds
+        by itself.
 
         `step` is run before capture, and must be harmless then. Raises RuntimeError where it cannot be captured.
         """
@@ -72,7 +73,7 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def captures(self, key: GraphKey) -> bool:
-        """Whether `replay` would capture. The caller's inputs must be padding then: a capture runs the step."""
+        """Returns whether `replay` would capture. The caller's inputs must be padding then: a capture runs the step."""
         if key in self._graphs or key in self._failed or self._capture is None:
             return False
         if self.used_bytes < self.budget_bytes:

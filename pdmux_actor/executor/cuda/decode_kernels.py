@@ -19,14 +19,18 @@ _MOST_TILE_BYTES = 64 * 1024  # sm_86, sm_89 and sm_120 have 99 KiB for a progra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiling:
-    """How a program goes through its context. The defaults have not been tuned on a GPU: benchmarks/gpu/kernels.py."""
+    """Says how a program goes through its context. The defaults have not been tuned on a GPU:
+    benchmarks/gpu/kernels.py.
+    """
 
     tile_tokens: int = 64
     num_warps: int = 4
     num_stages: int = 2
 
     def fitted(self, head_bytes: int) -> "DecodeTiling":
-        """With tiles of K and V that the shared memory of any GPU since sm_80 holds. `head_bytes`: of one token's K."""
+        """Returns a tiling whose tiles of K and V fit the shared memory of any GPU since sm_80. `head_bytes`: of one
+        token's K.
+        """
         most = _MOST_TILE_BYTES // (2 * head_bytes * self.num_stages)
         if most >= self.tile_tokens:
             return self

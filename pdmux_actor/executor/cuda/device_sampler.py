@@ -54,7 +54,9 @@ class SamplingRows:
         num_steps: int | None = None,
         num_rows: int | None = None,
     ) -> "SamplingRows":
-        """For `steps` steps; padded with greedy rows to `num_rows`, and with unused steps to `num_steps`."""
+        """Builds the rows of `steps` steps, padded with greedy rows to `num_rows`, and with unused steps to
+        `num_steps`.
+        """
         params = [s.request.sampling for s in sequences]
         padding = (num_rows or len(params)) - len(params)
         seeds = np.array([p.seed & _UINT64 for p in params] + [0] * padding, dtype=np.uint64)
@@ -125,7 +127,7 @@ def _draw(
 def sample_with_reports(
     logits: Tensor, parameters: Mapping[str, Tensor], rows: SamplingRows, eos_token_ids: Tensor, step: int = 0
 ) -> DeviceSample:
-    """As `sample_rows`, with log-probabilities of the model's own distribution and end tokens masked before
+    """Samples as `sample_rows`, with log-probabilities of the model's own distribution and end tokens masked before
     `min_tokens`. logits are overwritten.
     """
     wanted = [n for n in rows.num_alternatives if n is not None]

@@ -1,4 +1,6 @@
-"""Which flash kernel torch computes prefill attention with: FlashAttention 3 or 4 where installed, else torch's own."""
+"""Decides which flash kernel torch computes prefill attention with: FlashAttention 3 or 4 where installed, else torch's
+own.
+"""
 
 import logging
 from collections.abc import Mapping

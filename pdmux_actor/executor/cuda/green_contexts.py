@@ -17,7 +17,7 @@ from pdmux_actor.errors import PartitioningUnavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmPair:
-    """What the driver gave, which can be a few SMs beside what was asked for; the streams are raw handles."""
+    """Holds what the driver gave, which can be a few SMs beside what was asked for; the streams are raw handles."""
 
     decode_sms: int
     prefill_sms: int
@@ -74,7 +74,9 @@ class GreenContexts:
         return self._pair(prefill_sms, group_is_decode=False)
 
     def split_into_slots(self, step_sms: int) -> int:
-        """How many slots of `step_sms` there are; what remains belongs to the last. Raises PartitioningUnavailable."""
+        """Returns how many slots of `step_sms` there are; what remains belongs to the last. Raises
+        PartitioningUnavailable.
+        """
         asked = self.resource.num_sms // step_sms
         groups, count, rest = self._call("cuDevSmResourceSplitByCount", asked, self._all_sms, 0, step_sms)
         self._slots = [[group] for group in groups[:count]]

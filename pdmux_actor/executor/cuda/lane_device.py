@@ -1,4 +1,4 @@
-"""What the CUDA executor asks of a GPU beside tensors."""
+"""Defines what the CUDA executor asks of a GPU beside tensors."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,7 +33,7 @@ class LaneDevice(Protocol):
         ...
 
     def free_memory_bytes(self) -> int:
-        """What can be had, torch's own reserves included."""
+        """Returns what can be had, torch's own reserves included."""
         ...
 
     def copying(self) -> AbstractContextManager[object]:

@@ -20,7 +20,7 @@ class LargeKernels:
         self._target = torch.empty_like(self._source)
 
     def flops_per_s(self, stream: Any) -> float:
-        """Of a bf16 product on `stream`, which is the current one."""
+        """Measures the rate of a bf16 product on `stream`, which is the current one."""
         seconds = _best_s(lambda: torch.mm(self._left, self._left, out=self._product), stream)
         return float(2 * len(self._left) ** 3 / seconds)
 

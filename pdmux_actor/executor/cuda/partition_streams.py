@@ -1,4 +1,6 @@
-"""Which CUDA stream a lane launches on under a partition: green contexts' where they exist, plain ones elsewhere."""
+"""Decides which CUDA stream a lane launches on under a partition: green contexts' where they exist, plain ones
+elsewhere.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -29,7 +31,7 @@ class PartitionStreams(Protocol):
         ...
 
     def part_stream(self, first_sm: int, sms: int) -> Any:
-        """For one of several decodes at once: SMs `[first_sm, first_sm + sms)`."""
+        """Returns the stream of one of several decodes at once, on SMs `[first_sm, first_sm + sms)`."""
         ...
 
     def close(self) -> None: ...
@@ -119,7 +121,7 @@ class SlotStreams:
     kind = "green contexts of slots"
 
     def __init__(self, contexts: GreenContexts, *, whole: PartitionStreams, wrap: Callable[[int], Any]) -> None:
-        """As GreenStreams."""
+        """Takes the arguments of GreenStreams."""
         self.unpartitioned_reason: str | None = None
         self.step_sms = partition_step(contexts.resource)
         self._num_sms = contexts.resource.num_sms

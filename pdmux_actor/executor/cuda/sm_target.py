@@ -1,4 +1,4 @@
-"""Whether matrix products must be told how many SMs their partition has: measured at start.
+"""Measures at start whether matrix products must be told how many SMs their partition has.
 
 Libraries' largest kernels start one program for each SM of the GPU. On a partition with fewer some of them wait for the
 others, and the product takes twice the time.

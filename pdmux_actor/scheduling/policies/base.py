@@ -1,4 +1,4 @@
-"""What a dispatch policy sees and what it may ask for.
+"""Defines what a dispatch policy sees and what it may ask for.
 
 Structs, since some are made per decision (a frozen dataclass takes five times as long).
 """
@@ -119,7 +119,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
         return [queue.model for queue in self.queues.values() if self.prefillable(queue)]
 
     def prefillable(self, queue: ModelQueue) -> bool:
-        """Whether a prefill batch of the model could be formed now."""
+        """Returns whether a prefill batch of the model could be formed now."""
         prefillable = self._prefillable.get(queue.model)
         if prefillable is None:
             prefillable = self._prefillable[queue.model] = next_for_prefill(queue, self.settings) is not None
@@ -136,7 +136,7 @@ class DispatchPolicy(Protocol):
     target_aware: bool
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
-        """At most one action for an idle prefill lane, and decodes of models that have none in flight: one for an idle
-        decode lane, or as many as `settings.decode_lanes` admits. All shares never sum to more than the device.
+        """Chooses at most one action for an idle prefill lane, and decodes of models that have none in flight: one for
+        an idle decode lane, or as many as `settings.decode_lanes` admits. All shares never sum to more than the device.
         """
         ...

@@ -1,4 +1,4 @@
-"""How many prompts are prefilled at once."""
+"""Works out how many prompts are prefilled at once."""
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.policies.base import UnitState
@@ -10,7 +10,7 @@ _LEAST_SAVING = 0.25
 
 
 def prompts_worth_batching(state: UnitState, model: str, sms: int) -> int:
-    """How many of the next prompts gain by being one batch, at least 1."""
+    """Returns how many of the next prompts gain by being one batch, at least 1."""
     shapes = preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens, whole_prompts=True)
     batch_s = whole_prefill_s(state, model, shapes[:1], sms)
     for count in range(1, len(shapes)):

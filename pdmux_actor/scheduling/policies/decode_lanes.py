@@ -1,4 +1,5 @@
-"""Whether the decode steps of several models run one after the other or at once, each on a part of the decode share.
+"""Decides whether the decode steps of several models run one after the other or at once, each on a part of the decode
+share.
 
 One after the other a step of every model takes the sum of their times on the whole share. On k lanes, each with a k-th
 of the share, k steps are under way at once: model i takes T_i on its part alone, and s_i times as long beside the
@@ -34,7 +35,7 @@ class Division:
 
 
 def divide(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], share_sms: int, max_lanes: int) -> Division:
-    """Of the decode share, for one step of every model in turn. On equal terms fewer lanes."""
+    """Divides the decode share for one step of every model in turn. On equal terms fewer lanes."""
     best = Division(1, share_sms, sum([outlook.solo_s(share_sms) for outlook in outlooks]))
     for lanes in range(2, min(max_lanes, len(outlooks)) + 1):
         part_sms = part_of(device, share_sms, lanes)
@@ -66,7 +67,7 @@ def gain_of_lanes(state: UnitState, outlooks: Sequence[DecodeOutlook]) -> float:
 
 
 def may_add_decode(state: UnitState) -> bool:
-    """Whether one more decode may be launched, beside others if need be."""
+    """Returns whether one more decode may be launched, beside others if need be."""
     if not state.decode_lane.busy:
         return True
     return state.num_decodes < state.settings.decode_lanes and bool(state.idle_decoding())
@@ -75,7 +76,7 @@ def may_add_decode(state: UnitState) -> bool:
 def decodes_at_once(
     state: UnitState, decoding: Sequence[ModelQueue], share_sms: int, turn: RoundRobin, *, steps: int = 1
 ) -> list[Decode]:
-    """As many decodes as make the cycle shortest, on parts of `share_sms`; those that there are not yet.
+    """Returns as many decodes as make the cycle shortest, on parts of `share_sms`; those that there are not yet.
 
     Others may be in flight on parts of another share. What of them is beyond this one comes to its end.
     """

@@ -1,4 +1,4 @@
-"""What a policy says of itself."""
+"""Defines what a policy says of itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

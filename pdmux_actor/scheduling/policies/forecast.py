@@ -1,4 +1,4 @@
-"""What policies predict about the work in front of them."""
+"""Predicts the work in front of a policy."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
@@ -39,7 +39,9 @@ class DecodeCycle:
 
     @property
     def seconds(self) -> Callable[[int], float]:
-        """By share: a policy asks a dozen times per decision, and most units serve one model at a time."""
+        """Returns the seconds by share: a policy asks a dozen times per decision, and most units serve one model at a
+        time.
+        """
         if self._beside:
             return self._sum_of_worst_s
         return self._outlooks[0].solo_s if len(self._outlooks) == 1 else self._sum_s
@@ -60,7 +62,7 @@ class DecodeCycle:
 def decode_cycle_s(
     state: UnitState, queues: Sequence[ModelQueue], sms: int, *, beside: Sequence[ChunkShape] = ()
 ) -> float:
-    """Of a share that is settled."""
+    """Predicts the decode cycle of a share that is settled."""
     return DecodeCycle(state, queues, beside=beside).seconds(sms)
 
 
@@ -74,7 +76,7 @@ def whole_prefill_s(
 
 
 def prompt_s(state: UnitState, queue: ModelQueue, sequence: TokenSequence, sms: int) -> float:
-    """To prefill a waiting sequence by itself."""
+    """Predicts the prefill of a waiting sequence by itself."""
     return whole_prefill_s(state, queue.model, [queue.chunk_shape(sequence)], sms)
 
 
@@ -96,7 +98,7 @@ def next_prompts(state: UnitState, now_s: float) -> list[tuple[float, float]]:
 
 
 def batch_left_s(state: UnitState, sms: int) -> float:
-    """What remains of the prefill batch under way."""
+    """Returns what remains of the prefill batch under way."""
     batch = state.batch
     if batch is None:
         return 0.0

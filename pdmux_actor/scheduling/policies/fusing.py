@@ -27,7 +27,7 @@ class FusedStep(msgspec.Struct, frozen=True, gc=False):
 
 
 def fused_steps(state: UnitState, model: str, now_s: float) -> Iterator[FusedStep]:
-    """As many prompts as a step may have, and fewer.
+    """Yields fused steps with as many prompts as a step may have, and with fewer.
 
     A prompt that is longer is cut, but into few: nothing can overtake it between its steps, as it could between the
     slices of a batch.

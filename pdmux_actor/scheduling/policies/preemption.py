@@ -1,4 +1,4 @@
-"""Whether a waiting prompt may overtake the prefill batch that is under way (MuxWise §3.4.2)."""
+"""Decides whether a waiting prompt may overtake the prefill batch that is under way (MuxWise §3.4.2)."""
 
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import batch_left_s, head_sequence, whole_prefill_s

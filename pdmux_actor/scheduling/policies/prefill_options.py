@@ -75,7 +75,7 @@ def worst_by_share(
 
 
 class PrefillOptions:
-    """Of one decision: `prefilling` is the model whose prompt is under way or next."""
+    """Lists the options of one decision: `prefilling` is the model whose prompt is under way or next."""
 
     def __init__(
         self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], load: LaneLoad, now_s: float

@@ -1,4 +1,4 @@
-"""How a prompt and the running sequences share the device so that requests are delayed least in all.
+"""Works out how a prompt and the running sequences share the device so that requests are delayed least in all.
 
 MuxWise (§3.4.1) gives decode the least share that meets the TBT target. Prefill is fastest then, and decode crawls for
 as long as a prompt is in: batches and KV grow up to what the target admits, although prompts may have time. On a share
@@ -44,7 +44,7 @@ class LaneLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodeLoad:
-    """How much of a unit's places sequences take, for each second that a token takes them.
+    """Says how much of a unit's places sequences take, for each second that a token takes them.
 
     By Little's law as many sequences are in as come per second times the tokens of each times the pace. The places are
     those of `max_running_sequences` and of the model's blocks.
@@ -117,7 +117,7 @@ class _Span:
 
 
 class Delays:
-    """What the ways to prefill `prompt`, the model's next batch, cost all requests of the unit."""
+    """Holds what the ways to prefill `prompt`, the model's next batch, cost all requests of the unit."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Delays:
         return self._in_all_s(prompt_s, prompt_s * (1 - self._alone_s / max(self._alone_s, step_s)))
 
     def fused_s(self, step: FusedStep) -> float:
-        """By prompt that the step completes."""
+        """Predicts the fused steps, by prompt that the step completes."""
         return self._in_all_s(step.step_s / step.prompts, max(0.0, step.step_s - self._own_s) / step.prompts)
 
     def _in_all_s(self, prompt_s: float, lost_s: float) -> float:

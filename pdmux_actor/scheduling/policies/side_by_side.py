@@ -56,7 +56,7 @@ class SideBySide:
 
     @property
     def load(self) -> float:
-        """Of the prefill lane, as balance.py defines it."""
+        """Returns the load of the prefill lane, as request_delays.py defines it."""
         return self._load.share
 
     def note_no_prefill(self, now_s: float) -> None:
@@ -165,7 +165,7 @@ def share_beside(state: UnitState, prefilling: str, decoding: Sequence[ModelQueu
 
 
 def next_due(state: UnitState, models: Sequence[str]) -> Sequence[str]:
-    """Of models whose heads are in serving order, those whose head is the very next."""
+    """Returns, of models whose heads are in serving order, those whose head is the very next."""
     if len(models) < 2:
         return models
     heads = {model: _place(head_sequence(state.queues[model])) for model in models}

@@ -1,4 +1,4 @@
-"""How many running sequences keep their TBT targets at a given pace."""
+"""Works out how many running sequences keep their TBT targets at a given pace."""
 
 from collections.abc import Sequence
 
