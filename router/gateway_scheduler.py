@@ -118,7 +118,7 @@ class GatewayScheduler:
     # ---- routing ----
 
     def route(self, request_id: str, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
-        """Where an admitted request goes (on). None while no unit can take it."""
+        """Returns where an admitted request goes (on). None while no unit can take it."""
         request = self._running[request_id].request
         return self._router.choose(request, now_s, due_s=now_s + request.slo.ttft_s, avoid=avoid)
 
@@ -157,7 +157,7 @@ class GatewayScheduler:
             self._router.left(request_id)
 
     def end(self, request_id: str, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
-        """Of an admitted request. `finished`: it was answered to its end. Call `pump` after it."""
+        """Ends an admitted request. `finished`: it was answered to its end. Call `pump` after it."""
         self.left(request_id)
         running = self._running.pop(request_id)
         self.admission.end(

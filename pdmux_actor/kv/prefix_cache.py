@@ -1,4 +1,4 @@
-"""Which rows hold which prefix, of one model. Rows that nobody uses stay until their blocks are needed."""
+"""Remembers which rows hold which prefix, of one model. Rows that nobody uses stay until their blocks are needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from pdmux_actor.kv.prefix_hash import PrefixHash
 
 @dataclass(slots=True, eq=False)
 class PrefixMatch:
-    """What a cache held of one prompt when it was last asked. `PrefixCache.match` alone writes it.
+    """Holds what a cache held of one prompt when it was last asked. `PrefixCache.match` alone writes it.
 
     It still holds for as many full rows while the cache's `version` is the same.
     """

@@ -1,4 +1,4 @@
-"""What is told of every request: its tokens, and exactly once how it ended."""
+"""Tells every request its tokens, and exactly once how it ended."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -22,7 +22,7 @@ class Answers:
         self._dropped: list[DropPrefill] = []
 
     def take_events(self) -> Sequence[TokenEvent]:
-        """What has been produced since the last call."""
+        """Takes what has been produced since the last call."""
         events, self._events = self._events, []
         return events
 

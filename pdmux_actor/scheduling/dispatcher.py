@@ -23,7 +23,7 @@ from profiler.specs import DeviceSpec
 
 
 class Dispatcher:
-    """What it launches is on the `lanes` and in the `batches` that it was given."""
+    """Turns a policy's actions into launches, which it notes on the `lanes` and in the `batches` that it was given."""
 
     def __init__(
         self,

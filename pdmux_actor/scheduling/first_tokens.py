@@ -23,7 +23,9 @@ _SHARE_OF_TTFT = 0.98  # within which the first token is handed over whatever th
 
 
 def longest_hold_s(slo: Slo, step_s: float) -> float:
-    """For a sequence that joins just after a decode step of `step_s` has started. To be left of its TTFT target."""
+    """Returns the longest hold of a sequence that joins just after a decode step of `step_s` has started. To be left of
+    its TTFT target.
+    """
     return max(0.0, 2 * (1 + _MARGIN) * step_s - slo.tbt_s) + (1 - _SHARE_OF_TTFT) * slo.ttft_s
 
 
@@ -34,7 +36,7 @@ class HeldToken(msgspec.Struct, gc=False):
 
 
 class FirstTokens:
-    """What `hold` takes leaves with `take` or `take_due`."""
+    """Holds first tokens: those that `hold` takes leave with `take` or `take_due`."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class FirstTokens:
         self.may_hold = True  # False: none is held back from now on
 
     def hold(self, sequence: TokenSequence, tokens: tuple[SampledToken, ...], now_s: float) -> bool:
-        """Whether these are a first token that waits."""
+        """Returns whether these are a first token that waits."""
         if not self.may_hold:
             return False
         is_first = sequence.num_output_tokens == 1 and not sequence.request.output_token_ids

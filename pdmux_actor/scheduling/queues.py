@@ -249,7 +249,7 @@ class ModelQueue:
         self._context_tokens = self._tightest_tbt_s = self._tbt_targets = None
 
     def takes(self, sequence: TokenSequence) -> bool:
-        """Whether the unit has promised to take sequences as long as this one."""
+        """Returns whether the unit has promised to take sequences as long as this one."""
         return 0 < len(sequence.token_ids) < self.max_len
 
     def preempt(self, victim: TokenSequence) -> None:
@@ -307,7 +307,9 @@ class ModelQueue:
                     self._note_late(sequence)
 
     def note_gaps(self, num_tokens: int, late: Iterable[TokenSequence]) -> None:
-        """As `note_tokens`, of running sequences that each got one token: those that were `late` got it too late."""
+        """Counts as `note_tokens` does, for running sequences that each got one token: those that were `late` got it
+        too late.
+        """
         self._context_tokens = None
         self.output_tokens_total += num_tokens
         self.gaps_total += num_tokens

@@ -1,4 +1,4 @@
-"""What a launch that has ended makes of its sequences."""
+"""Applies the result of a launch that has ended to its sequences."""
 
 from collections.abc import Mapping, Sequence
 

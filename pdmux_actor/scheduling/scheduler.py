@@ -198,7 +198,7 @@ class Scheduler:
         self._finish_removal(self._queues[launch.model])
 
     def take_token_events(self) -> Sequence[TokenEvent]:
-        """What has been produced since the last call."""
+        """Takes what has been produced since the last call."""
         return self._answers.take_events()
 
     def take_detached(self) -> Sequence[str]:
@@ -207,7 +207,9 @@ class Scheduler:
         return detached
 
     def next_deadline_s(self) -> float | None:
-        """When `decide` wants to be called although nothing has happened: a first token is to be handed over."""
+        """Returns when `decide` wants to be called although nothing has happened: a first token is to be handed
+        over.
+        """
         return self._first_tokens.next_due_s()
 
     def load_report(self) -> LoadReport:

@@ -209,7 +209,7 @@ class Admission:
             self.lengths.record(request.model, output_tokens)
 
     def waiting(self) -> list[tuple[AdmissionRequest, float]]:
-        """What waits for its turn, and since when."""
+        """Returns what waits for its turn, and since when."""
         return [(request, self._came_s[request.request_id]) for request in self.queue.waiting()]
 
     def num_waiting(self, model: str) -> int:

@@ -1,4 +1,4 @@
-"""Where requests of a gateway go: by what units report, what was sent since, and where prefixes may be cached."""
+"""Routes a gateway's requests: by what units report, what was sent since, and where prefixes may be cached."""
 
 from collections.abc import Set
 
