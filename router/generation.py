@@ -12,7 +12,7 @@ from router.routing.prefix_index import prefix_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyShape:
-    """How to read a reply: `template` names its parts, `prompt_end` may have opened one of them."""
+    """Says how to read a reply: `template` names its parts, `prompt_end` may have opened one of them."""
 
     template: dict[str, Any]
     prompt_end: str
@@ -65,7 +65,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
+    """Holds what became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
     `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once.
     """
 

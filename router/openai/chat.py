@@ -56,7 +56,7 @@ class ChatCompletionRequest(GenerationParameters):
 
     @property
     def structured_output(self) -> StructuredOutput | None:
-        """What a reply must call is stricter than the format of its answer."""
+        """Returns the constraint on the reply. A call that it must make is stricter than the format of its answer."""
         return self.tool_use().forced_output() or super().structured_output
 
     @property

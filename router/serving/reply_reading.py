@@ -1,4 +1,4 @@
-"""Between a generation's outputs and the reply: answer, reasoning and tool calls apart."""
+"""Separates answer, reasoning and tool calls, between a generation's outputs and the reply."""
 
 import secrets
 import string

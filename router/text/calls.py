@@ -57,7 +57,7 @@ class OpenReply(msgspec.Struct, frozen=True, tag="open_reply"):
 
 
 class ReadReply(msgspec.Struct, frozen=True, tag="read_reply"):
-    """What came next of an open reply; `ends`: nothing follows."""
+    """Holds what came next of an open reply; `ends`: nothing follows."""
 
     call: int
     reply: str
@@ -114,7 +114,7 @@ class CalledTool(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplyParts(msgspec.Struct, frozen=True, array_like=True):
-    """What a piece of text added to a reply; `is_reasoning`: the piece belongs to the reasoning."""
+    """Holds what a piece of text added to a reply; `is_reasoning`: the piece belongs to the reasoning."""
 
     text: str = ""
     reasoning: str = ""

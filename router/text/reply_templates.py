@@ -79,12 +79,14 @@ def without(template: Mapping[str, Any], names: Collection[str]) -> dict[str, An
 
 
 def separates(template: Mapping[str, Any]) -> bool:
-    """Whether it finds anything but the answer."""
+    """Returns whether it finds anything but the answer."""
     return any(name in (TOOL_FIELD, *REASONING_FIELDS) for name in template["fields"])
 
 
 def forced_call(name: str | None) -> dict[str, Any]:
-    """For a reply that is JSON throughout: the arguments of the tool `name`, or, with None, a list of calls."""
+    """Builds the template of a reply that is JSON throughout: the arguments of the tool `name`, or, with None, a list of
+    calls.
+    """
     call: dict[str, Any] = {"content": "json"}
     if name is None:
         call |= {
@@ -97,7 +99,9 @@ def forced_call(name: str | None) -> dict[str, Any]:
 
 
 def needs_special_tokens(template: Mapping[str, Any], special_tokens: Collection[str]) -> bool:
-    """Whether marks of its parts are special tokens, which units leave out of the text unless they are told to."""
+    """Returns whether marks of its parts are special tokens, which units leave out of the text unless they are
+    told to.
+    """
     marks = ""
     for name, field in template["fields"].items():
         if name == "content":
