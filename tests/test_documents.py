@@ -78,7 +78,7 @@ def test_document__verbs_and_options_in_its_text__are_there(file: Path) -> None:
     for code in re.findall(r"`muxfleet ([a-z][^`\n]*)`", file.read_text(encoding="utf-8")):
         words = code.split()
         path = next((p for p in VERBS if tuple(words[: len(p)]) == p), (words[0],))
-        options = {o for parameter in getattr(VERBS.get(path), "params", ()) for o in parameter.opts}
+        options = {"--help"} | {o for parameter in getattr(VERBS.get(path), "params", ()) for o in parameter.opts}
         groups = {p[0] for p in VERBS}
         unknown += [code] if words[0] not in groups else [o for o in words if o.startswith("--") and o not in options]
     assert not unknown

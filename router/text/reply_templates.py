@@ -84,7 +84,7 @@ def separates(template: Mapping[str, Any]) -> bool:
 
 
 def forced_call(name: str | None) -> dict[str, Any]:
-    """Builds the template of a reply that is JSON throughout: the arguments of the tool `name`, or, with None, a list of
+    """Builds the template of a reply that is JSON throughout: the arguments of tool `name`, or, with None, a list of
     calls.
     """
     call: dict[str, Any] = {"content": "json"}
