@@ -66,7 +66,7 @@ class _Loader(yaml.SafeLoader):
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
         if kind is yaml.ScalarNode and implicit[0] and value is not None and _JSON_FLOAT.match(value):
             return _FLOAT
-        return str(super().resolve(kind, value, implicit))
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # so in PyYAML's stubs
 
 
 class _Lines:
