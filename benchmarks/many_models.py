@@ -28,7 +28,7 @@ from rich.progress import track
 from deploy.simulation.engine import EngineDesign
 from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.specs import ModelSpec
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.05)

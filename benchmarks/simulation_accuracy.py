@@ -36,7 +36,7 @@ from report.machine_facts import machine_facts
 
 from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.devices import RTX_PRO_6000
+from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.latency import LatencyModel
 from profiler.readers.llmservingsim import read_llmservingsim
 from profiler.roofline import RooflineLatency

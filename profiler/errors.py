@@ -2,7 +2,7 @@
 
 ProfilerError
 ├── UnsupportedModel   a checkpoint whose config.json the engine cannot serve
-├── UnknownDevice      a device name that profiler/devices.py does not list
+├── UnknownDevice      a device name that no file of profiler/gpus/ declares
 └── ProfileUnusable    a file of measurements that cannot be read, or does not hold what is asked of it
 """
 

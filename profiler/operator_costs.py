@@ -33,7 +33,7 @@ def compute_rate(device: DeviceSpec, sms: int) -> float:
 def bandwidth(device: DeviceSpec, sms: int) -> float:
     """B(S) in bytes/s: saturates early. At a saturation share of 0.22 a fifth of the SMs draws 60 % (DuetServe Fig. 4).
 
-    >>> from profiler.devices import H100
+    >>> from profiler.gpus.h100 import DEVICE as H100
     >>> round(bandwidth(H100, sms=26) / bandwidth(H100, sms=132), 2)
     0.6
     """

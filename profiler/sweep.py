@@ -25,7 +25,8 @@ class PlannedLaunch:
 def partition_shares(device: DeviceSpec) -> tuple[int, ...]:
     """SM counts that a lane can have, at most seven, spread evenly; the last is the whole device.
 
-    >>> from profiler.devices import H100, laptop_cpu
+    >>> from profiler.devices import laptop_cpu
+    >>> from profiler.gpus.h100 import DEVICE as H100
     >>> partition_shares(H100), partition_shares(laptop_cpu(num_cores=2, memory_bytes=1))
     ((16, 32, 56, 72, 88, 112, 132), (1, 2))
     """

@@ -15,6 +15,7 @@ from deploy.errors import FleetFileError
 from deploy.fleet_file.settings import fleet_json_schema, parse_fleet_file
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
+from profiler.devices import DEVICES
 from profiler.families.registry import FAMILIES
 from scripts.chart.register_tables import documents
 from scripts.chart.values_schema import values_schema
@@ -59,6 +60,7 @@ REGISTERS: Mapping[str, Listed] = {
         refused=frozenset({"exhaustive"}),
         helps=(("plan", "solver"), ("explain", "solver")),
     ),
+    "devices": Listed(register=DEVICES, folder="profiler/gpus", page="docs/latency-models.md"),
     "families": Listed(register=FAMILIES, folder="profiler/families", page="docs/models.md"),
 }
 # File -> why it may name several although it is not in their folder.
@@ -108,6 +110,19 @@ def test_fleet_file__any_registered_name__is_taken(listed: Listed) -> None:
     for name in listed.taken:
         fleet = parse_fleet_file(f"{MODEL}{section}: {{{field}: {name}}}", name="f.yaml", base=ROOT)
         assert getattr(getattr(fleet, section), field) == name
+
+
+def test_gpu_type__any_case__schemas_show_the_names_and_the_error_lists_them() -> None:
+    ours, charts = (
+        schema["$defs"]["PoolSection"]["properties"]["gpu_type"] for schema in (fleet_json_schema(), values_schema())
+    )
+    pools = "pools: [{device: simulated, gpu_type: h10O}]"
+
+    with pytest.raises(FleetFileError) as refused:
+        parse_fleet_file(MODEL + pools, name="f.yaml", base=ROOT)
+
+    assert list(DEVICES) == ours["anyOf"][0]["examples"] == charts["anyOf"][0]["examples"]
+    assert str(refused.value).endswith(f"known: {', '.join(DEVICES)}")
 
 
 def test_fleet_file__solver_for_a_handful_of_gpus__is_refused_with_those_that_run_fleets() -> None:

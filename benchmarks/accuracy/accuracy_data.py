@@ -19,7 +19,11 @@ from engines.model_specs import (
 )
 
 from profiler.batch_features import BatchFeatures
-from profiler.devices import A40, A100_80G, H100, RTX_4090, RTX_PRO_6000
+from profiler.gpus.a40 import DEVICE as A40
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+from profiler.gpus.h100 import DEVICE as H100
+from profiler.gpus.rtx_4090 import DEVICE as RTX_4090
+from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.latency import Floats
 from profiler.operator_profile import batches_of
 from profiler.readers.parquet_rows import column, read_rows

@@ -17,7 +17,7 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.latency import LatencyModel
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec

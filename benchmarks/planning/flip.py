@@ -33,7 +33,7 @@ from placement.plan import Plan, UnitCapacity, UnitPlan
 from placement.plan_steps import Fits, move_cost, steps_between
 from placement.problem import PlacementModel
 from placement.solvers.search import SearchSolver
-from profiler.devices import A100_80G
+from profiler.gpus.a100_80g import DEVICE as A100_80G
 from router.limits import GatewayLimits
 from router.view import FleetView, ModelCard, UnitView
 from traces.outcome import Ending, RequestOutcome

@@ -9,7 +9,7 @@ from engines.model_specs import llama
 from placement.demand import ModelDemand
 from placement.nodes import NodePool
 from placement.problem import PlacementModel
-from profiler.devices import A100_80G
+from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.specs import ModelSpec
 from traces.timeliness import SloTarget
 

@@ -9,6 +9,6 @@ def unknown_device(gpu_type: str) -> str | None:
     try:
         device_named(gpu_type)
     except UnknownDevice as error:
-        near = f"did you mean {error.nearest}?" if error.nearest else f"known: {', '.join(error.known)}"
-        return f"unknown device; {near}"
+        near = f"did you mean {error.nearest}? " if error.nearest else ""
+        return f"unknown device; {near}known: {', '.join(error.known)}"
     return None

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from deploy.fleet_file.registered_names import is_known, names_schema
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
+from profiler.devices import DEVICES
 from router.access.api_keys import HASH_SHAPE
 
 _MODEL_ID = r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$"
@@ -38,6 +39,8 @@ KeyId = Annotated[str, StringConstraints(pattern=_KEY_ID)]
 KeyOwner = Annotated[str, StringConstraints(pattern=_KEY_OWNER)]
 KeyHash = Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
 Backend = Literal["native", "sglang"]
+DeviceName = Annotated[str, WithJsonSchema({"examples": list(DEVICES), "type": "string"})]
+"""Whatever its case, so the schema only shows the names."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PolicyName = Annotated[str, AfterValidator(is_known(POLICIES)), WithJsonSchema(names_schema(POLICIES))]
 

@@ -16,6 +16,7 @@ from deploy.fleet_file.known_devices import unknown_device
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import (
     Backend,
+    DeviceName,
     Dtype,
     LabelKey,
     LabelValue,
@@ -116,7 +117,7 @@ class PoolSection(Section):
     backend: Backend | None = None
     """Default: engine.backend. An SGLang unit serves one model."""
     sglang: SglangSection = SglangSection()
-    gpu_type: str | None = None
+    gpu_type: DeviceName | None = None
     """For cuda and simulated: a device the profiler knows, for example H100."""
     gpus_per_node: Annotated[int, Field(ge=1, le=128)] = 1
     mesh_gpus: Literal[1, 2, 4, 8] = 1

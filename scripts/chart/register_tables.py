@@ -6,6 +6,7 @@ from pathlib import Path
 from deploy.fleet_file.settings import EngineSection, PlacementSection
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
+from profiler.devices import DEVICES
 from profiler.families.registry import FAMILIES
 
 
@@ -31,10 +32,18 @@ def with_table(page: Path, name: str, table: str) -> str:
 def _tables() -> Mapping[str, tuple[str, str]]:
     policies = ((policy.name, policy.rule, policy.source) for policy in POLICIES.values())
     solvers = ((solver.name, solver.rule) for solver in SOLVERS.values())
+    devices = (
+        (device.name, str(device.num_sms), f"{device.memory_bytes / 2**30:.0f} GiB", device.source)
+        for device in DEVICES.values()
+    )
     families = (
         (family.name, family.models, "yes" if family.traits is not None else "no") for family in FAMILIES.values()
     )
     return {
+        "docs/latency-models.md": (
+            "devices",
+            _table(("gpu_type", "SMs", "memory", "where its figures come from"), devices),
+        ),
         "docs/models.md": ("families", _table(("architecture", "models", "own engine"), families)),
         "docs/planner.md": (
             "solvers",

@@ -12,7 +12,8 @@ from deploy.serve.render import _unit_shape
 from deploy.serve.serve_applications import actor_settings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.host_budget import host_memory_budget
-from profiler.devices import H100, laptop_cpu
+from profiler.devices import laptop_cpu
+from profiler.gpus.h100 import DEVICE as H100
 
 GIB = 1 << 30
 EXAMPLES = Path(__file__).parents[2] / "examples"

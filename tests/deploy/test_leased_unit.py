@@ -16,7 +16,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from placement.demand import ModelDemand
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
-from profiler.devices import A100_80G
+from profiler.gpus.a100_80g import DEVICE as A100_80G
 
 BLOCK_BYTES, QUOTA_BLOCKS = 16 * 1024, 100_000
 SLO = Slo(ttft_s=2.0, tbt_s=0.2)

@@ -17,7 +17,7 @@ from deploy.simulation.papers.experiment_file import LengthSection, WorkloadSect
 from deploy.simulation.papers.measurement import run_case, sustains
 from deploy.simulation.papers.workloads import BLOCK_TOKENS, draw, workload_stream
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
-from profiler.devices import A100_80G
+from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.roofline import RooflineLatency
 from profiler.specs import ModelSpec
 from router.limits import GatewayLimits

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from deploy.profiling.profile_runs import _with_rates
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.operator_costs import bandwidth, compute_rate
 from profiler.partition_rates import PartitionRate
 from profiler.profile import Profile

@@ -7,6 +7,7 @@ import yaml
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_file.settings import check_sources, fleet_json_schema, parse_fleet_file, read_fleet_file
+from profiler.devices import DEVICES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = "models: [{id: a, source: x}]\n"
@@ -24,7 +25,7 @@ BAD_FILES = {
     ),
     "gpu_type, nearly": (
         MODEL + "pools: [{name: p, device: cuda, gpu_type: A100}]",
-        ['f.yaml:2: pools[0].gpu_type = "A100": unknown device; did you mean A100-80G?'],
+        ['f.yaml:2: pools[0].gpu_type = "A100": unknown device; did you mean A100-80G? known: ' + ", ".join(DEVICES)],
     ),
     "unknown key, far": (
         MODEL + "zebra: 1\n",

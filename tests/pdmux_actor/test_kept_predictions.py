@@ -11,7 +11,7 @@ from pdmux_actor.scheduling.launch import Chunk, DecodeStep, LaunchCompletion, P
 from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.sequence import TokenSequence
-from profiler.devices import H100
+from profiler.gpus.h100 import DEVICE as H100
 from profiler.latency import ChunkShape
 from profiler.roofline import RooflineLatency
 

@@ -11,7 +11,7 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.decision_log import DecisionKind
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.roofline import RooflineLatency
 
 SPEC = replace(LLAMA_3_8B, max_position_embeddings=131072)

@@ -20,7 +20,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.notice_sender import NoticeSender
 from profiler.contention import GuardCell
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 
 CELL = GuardCell.of(20, [], [2000] * 16)
 

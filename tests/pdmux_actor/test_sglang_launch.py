@@ -25,7 +25,7 @@ from pdmux_actor.messages import (
 )
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 from pdmux_actor.serving.commands import EngineSettings, LoadModelCommand
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 
 SCHEMA = StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text='{"type":"object"}')
 SETTINGS = EngineSettings(kind="sglang_cuda", kv_pool_bytes=64 * 1024 * 1024, device_type="H200", num_gpus=2)

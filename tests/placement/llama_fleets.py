@@ -6,7 +6,7 @@ from placement.demand import ModelDemand
 from placement.estimation.problem_arrays import Estimator
 from placement.nodes import NodePool
 from placement.problem import PlacementModel
-from profiler.devices import A100_80G
+from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.specs import DeviceSpec, ModelSpec
 from traces.timeliness import SloTarget
 

@@ -6,7 +6,8 @@ from placement.demand import ModelDemand
 from placement.estimation.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
-from profiler.devices import A100_80G, L40S
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+from profiler.gpus.l40s import DEVICE as L40S
 from profiler.specs import DeviceSpec, ModelSpec
 from traces.timeliness import SloTarget
 

@@ -24,7 +24,8 @@ from placement.solvers.muxserve import MuxServeSolver, mesh_groups
 from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
-from profiler.devices import A100_80G, L40S
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+from profiler.gpus.l40s import DEVICE as L40S
 
 SEARCH = SearchSolver(rounds=15)
 # A search of few rounds, and whatever else the register holds that does not try every plan.

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.operator_costs import bandwidth, compute_rate
 from profiler.partition_rates import PartitionRate, with_rates
 

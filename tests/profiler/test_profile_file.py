@@ -9,8 +9,9 @@ import pytest
 from measured_cases import SMALL, eq_1_and_2, measured
 
 from profiler.contention import ContentionGuard, GuardCell
-from profiler.devices import A100_80G, H100
 from profiler.errors import ProfileUnusable
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+from profiler.gpus.h100 import DEVICE as H100
 from profiler.guard_file import read_guard_grid, write_guard
 from profiler.measurement import Measurement
 from profiler.partition_rates import PartitionRate

@@ -8,8 +8,11 @@ import pytest
 from model_shapes import LLAMA_3_8B
 
 from profiler.batch_features import BatchFeatures, Feature
-from profiler.devices import A40, A100_80G, H100, RTX_PRO_6000
 from profiler.errors import ProfileUnusable
+from profiler.gpus.a40 import DEVICE as A40
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+from profiler.gpus.h100 import DEVICE as H100
+from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.grid_table import GridTable
 from profiler.latency import ChunkShape, Floats
 from profiler.operator_costs import operator_costs

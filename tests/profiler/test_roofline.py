@@ -6,7 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_shapes import LLAMA_3_8B
 
-from profiler.devices import A100_80G, DEVICES, H100, H200, RTX_PRO_6000, laptop_cpu
+from profiler.devices import DEVICES, laptop_cpu
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+from profiler.gpus.h100 import DEVICE as H100
+from profiler.gpus.h200 import DEVICE as H200
+from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.latency import ChunkShape
 from profiler.operator_costs import bandwidth, compute_rate
 from profiler.roofline import RooflineLatency

@@ -6,7 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profiler.devices import A40, A100_80G, H100
+from profiler.gpus.a40 import DEVICE as A40
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+from profiler.gpus.h100 import DEVICE as H100
 from profiler.latency import ChunkShape
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec

@@ -26,7 +26,7 @@ from pdmux_actor.backends.sglang.plugin_config import PluginConfig, write_config
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
 from pdmux_actor.backends.sglang.view import SLO_KEY
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.specs import ModelSpec
 
 PARTITIONS = ((112, 20), (72, 60), (16, 116))

@@ -148,7 +148,7 @@ def prefill_step_sms(device: DeviceSpec) -> int:
 def partitions_of(options: SglangOptions, device: DeviceSpec) -> tuple[tuple[int, int], ...]:
     """(prefill, decode) SMs by ascending decode share, from a small share for decode to most of the device.
 
-    >>> from profiler.devices import H200
+    >>> from profiler.gpus.h200 import DEVICE as H200
     >>> partitions_of(SglangOptions(), H200)
     ((112, 20), (96, 36), (72, 60), (56, 76), (32, 100), (16, 116))
     """

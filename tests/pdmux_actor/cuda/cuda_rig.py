@@ -12,7 +12,7 @@ from pdmux_actor.executor.cuda.lane_device import Event
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 
 KV_POOL_BYTES = 4 << 20
 NUM_SMS = 4  # the splits of a context follow from it, and the interpreter runs each

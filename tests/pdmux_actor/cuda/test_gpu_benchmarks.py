@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity
 from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import PREFILL_LANE, Lane
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.specs import ModelSpec
 
 LLAMA_8B = ModelSpec.from_config(SHAPES["llama-3-8b"], "bfloat16")

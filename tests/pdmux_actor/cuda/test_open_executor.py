@@ -13,7 +13,7 @@ from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor import torch_cuda
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.torch_cuda import open_cuda_executor
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 
 GIB = 1 << 30
 FREE_BYTES = 100 * GIB

@@ -10,7 +10,7 @@ from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.partition_streams import GreenStreams, PartitionStreams, SlotStreams
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.partition import decode_shares
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.sweep import partition_shares
 
 

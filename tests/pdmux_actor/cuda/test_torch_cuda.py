@@ -26,7 +26,7 @@ from pdmux_actor.messages import LoadReport
 from pdmux_actor.scheduling.launch import PREFILL_LANE, DecodeStep, Lane
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from placement.launch_limits import LaunchLimits
-from profiler.devices import H200
+from profiler.gpus.h200 import DEVICE as H200
 from profiler.roofline import RooflineLatency
 
 NEW_TOKENS = 3

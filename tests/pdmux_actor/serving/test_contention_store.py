@@ -13,7 +13,7 @@ from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.contention_store import ContentionStore
 from profiler.contention import ContentionGuard, GuardCell
-from profiler.devices import H100
+from profiler.gpus.h100 import DEVICE as H100
 from profiler.guard_file import read_guard_grid
 
 CELL = GuardCell(32, 5, 0, 2, 4)

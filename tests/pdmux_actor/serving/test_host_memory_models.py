@@ -10,7 +10,7 @@ from pdmux_actor.errors import ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
 from pdmux_actor.serving.commands import LoadModelCommand
 from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
-from profiler.devices import H100
+from profiler.gpus.h100 import DEVICE as H100
 from profiler.roofline import RooflineLatency
 
 DEVICE = replace(H100, host_copy_bytes_per_s=1000.0)

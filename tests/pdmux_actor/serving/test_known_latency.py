@@ -11,7 +11,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.errors import EngineStartFailed
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.known_latency import read_known_latency
-from profiler.devices import H100
+from profiler.gpus.h100 import DEVICE as H100
 from profiler.measurement import Measurement
 from profiler.probe import LaunchShape
 from profiler.profile import ModelProfile, Profile

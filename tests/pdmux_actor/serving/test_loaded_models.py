@@ -16,7 +16,7 @@ from pdmux_actor.serving.commands import (
     RemoveModelCommand,
 )
 from pdmux_actor.serving.loaded_models import LoadedModels
-from profiler.devices import H100
+from profiler.gpus.h100 import DEVICE as H100
 from profiler.roofline import RooflineLatency
 
 
