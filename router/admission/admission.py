@@ -283,7 +283,7 @@ class Admission:
         return self.num_waiting(model) >= self._settings.max_waiting
 
     def _who_makes_room(self, request: AdmissionRequest) -> AdmissionRequest | None:
-        """A full queue is the fault of who waits with most: a neighbour's first request takes that one's last place.
+        """Makes room in a full queue: a first request takes the place of the last one of whoever waits with most.
         One that is late for good makes room for any of its class.
         """
         last = self.queue.last_of_greediest(request.model)
