@@ -201,7 +201,7 @@ class _Needs:
 
 
 def _part(needed: Floats, amount: Floats | float) -> Floats:
-    """Where there is nothing, even nothing is too much."""
+    """Divides a need by what there is; where there is nothing, any need counts as far beyond it."""
     return np.asarray(np.where(np.asarray(amount) > 0, needed / np.maximum(amount, _LITTLE), _TOO_MUCH))
 
 

@@ -1,5 +1,5 @@
-"""Nodes that the demand does not fill: a plan for as many times the demand as they bear carries the demand with most
-headroom. Spare GPUs shorten waits and take bursts, where a plan on the fewest would be full from the start.
+"""Nodes that the demand does not fill: a plan for the demand multiplied as far as the nodes can serve it
+has most headroom. Spare GPUs shorten waits and take bursts, where a plan on the fewest would be full from the start.
 """
 
 import math
