@@ -18,6 +18,8 @@ def prefer_waking(packing: Packing, units: Mapping[int, UnitCapacity], running: 
             if name in index:
                 beds.setdefault(index[name], []).append((wake_s, number))
     for unit_number, model in sorted(pairs_of(packing) - running):
+        if model not in packing.parts[unit_number]:  # an exchange for another model has taken it elsewhere
+            continue
         sleeps_on = sorted(beds.get(model, ()))
         if any(number == unit_number for _, number in sleeps_on):
             continue

@@ -1,5 +1,7 @@
 """Models and units for placement tests, drawn by hypothesis or made with defaults."""
 
+from collections.abc import Mapping
+
 from hypothesis import strategies as st
 
 from placement.demand import ModelDemand
@@ -64,6 +66,7 @@ def make_unit(
     num_gpus: int = 1,
     device: DeviceSpec | None = None,
     max_models: int | None = None,
+    asleep: Mapping[str, float] | None = None,
 ) -> UnitCapacity:
     return UnitCapacity(
         unit_id=unit_id,
@@ -73,6 +76,7 @@ def make_unit(
         total_blocks=total_blocks,
         device=device,
         max_models=max_models,
+        asleep=asleep or {},
     )
 
 
@@ -120,6 +124,7 @@ def unit_lists(draw: st.DrawFn) -> list[UnitCapacity]:
             num_gpus=draw(st.sampled_from([1, 1, 2, 4])),
             device=draw(st.sampled_from([None, A100_80G, L40S])),
             max_models=draw(st.sampled_from([None, None, 1])),
+            asleep=draw(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from([0.1, 0.5, 2.0]), max_size=4)),
         )
         for name in names
     ]

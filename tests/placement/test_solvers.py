@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_fleets import ESTIMATOR, LLAMA_7B, LLAMA_13B, LLAMA_30B, LLAMA_65B, llm, nodes, power_law
-from placement_cases import assert_sound, make_model, make_unit, model_lists, unit_lists
+from placement_cases import assert_sound, make_model, make_spec, make_unit, model_lists, unit_lists
 
 from placement.errors import FleetTooLarge
 from placement.estimation.plan_estimate import estimate
@@ -81,6 +81,31 @@ def test_search__any_current_plan__is_sound(
     current = SEARCH.solve(old_units, old_models, None)
 
     assert_sound(SEARCH.solve(units, models, current), units, models)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_search__models_asleep_anywhere__plan_is_sound(seed: int) -> None:
+    """Two models that would change places for one another's sake do so once."""
+    draw = random.Random(seed)
+    models = [
+        make_model(
+            f"m{i}",
+            spec=make_spec(num_layers=draw.choice([2, 4, 8])),
+            rate_per_s=draw.choice([0.1, 1.0, 5.0]),
+            max_replicas=draw.choice([1, 2]),
+        )
+        for i in range(draw.randint(4, 9))
+    ]
+    units = [
+        make_unit(
+            f"u{i}",
+            memory_mib=draw.choice([60, 120, 200]),
+            asleep={m.model: draw.choice([0.1, 0.5]) for m in models if draw.random() < 0.5},
+        )
+        for i in range(draw.randint(3, 6))
+    ]
+
+    assert_sound(SEARCH.solve(units, models, None), units, models)
 
 
 @SMALL
