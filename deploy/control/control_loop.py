@@ -11,8 +11,10 @@ from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
-from deploy.control.plan_choice import Needs, Solution, quotas_shifted, same_places, solve
-from deploy.control.plan_worth import Appraise, appraise, gain_in_words, is_worth_moving, loaded_bytes
+from deploy.control.plan_choice import Needs, Solution, quotas_shifted, same_places
+from deploy.control.plan_requests import Asked, PlanRequests
+from deploy.control.plan_worth import gain_in_words, is_worth_moving, loaded_bytes
+from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.transition import Transition, in_words, without_replica, without_unit
@@ -24,7 +26,7 @@ from placement.estimation.problem_arrays import Estimator
 from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.plan_explanation import Explanation, explain
 from placement.plan_steps import SetQuotasStep
-from placement.problem import PlacementModel, Solver
+from placement.problem import PlacementModel
 from router.admission.demand_report import DemandReport
 from router.view import FleetView, UnitView
 
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _HELD = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING})
 _TICK_S = 0.2  # heartbeats of a large fleet come thick and fast
+_LARGE_FLEET = 64  # units: in all but a few heartbeats there is news, and each tick looks at all units
 
 
 class ControlLoop:
@@ -48,14 +51,12 @@ class ControlLoop:
         started_s: float,
         timing: ControlTiming | None = None,
         rules: ControlRules | None = None,
-        appraise: Appraise = appraise,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s
         self._timing = timing or ControlTiming()
-        self._appraise = appraise
         self._catalog = Catalog(models=(), policy="mux")
-        self._solver: Solver | None = None
+        self._requests: PlanRequests | None = None
         self._popularity = Popularity()
         self._history = DecisionHistory()
         self._scale_to_zero = ScaleToZero(self._popularity)
@@ -78,12 +79,12 @@ class ControlLoop:
         catalog: Catalog,
         *,
         expected_units: Mapping[str, int],
-        solver: Solver,
+        planner: Planner,
         rules: ControlRules | None = None,
     ) -> None:
         """`expected_units` counts the units of each pool once the fleet is up."""
         self._catalog = catalog
-        self._solver = solver
+        self._requests = PlanRequests(planner) if self._requests is None else self._requests.led_by(planner)
         self._fleet.registry.expect(expected_units)
         self._popularity.expect(m.prior() for m in catalog.models)
         if rules is not None:
@@ -204,7 +205,9 @@ class ControlLoop:
     # ---- what is due ----
 
     def _tick(self, now_s: float, *, is_news: bool = False) -> None:
-        if not is_news and self._why is None and now_s - self._ticked_s < _TICK_S:
+        is_news |= self._hear_planner(now_s)
+        is_due = is_news or self._why is not None
+        if now_s - self._ticked_s < _TICK_S and (not is_due or len(self._fleet.registry) >= _LARGE_FLEET):
             return
         self._ticked_s = now_s
         for lost in self._fleet.registry.drop_silent(now_s):
@@ -213,12 +216,13 @@ class ControlLoop:
             self._need_plan("what was taken out has its next chance")
         jumped = self._popularity.advance(now_s)
         self._note_sleep(now_s)
-        if self._solver is None or not self._may_plan(now_s):
+        if self._requests is None or not self._may_plan(now_s):
             return
         if self._why is not None:
-            self._plan_now(self._solver, self._why, now_s)
+            self._ask_for_plan(self._requests, self._why, now_s)
         elif jumped or now_s - self._looked_s >= self._rules.replan_every_s:
-            self._look_at_demand(self._solver, jumped, now_s)
+            self._look_at_demand(self._requests, jumped, now_s)
+        self._hear_planner(now_s)
         self._advance(now_s)
 
     def _may_plan(self, now_s: float) -> bool:
@@ -240,22 +244,39 @@ class ControlLoop:
 
     # ---- plans ----
 
-    def _plan_now(self, solver: Solver, why: str, now_s: float) -> None:
-        self._why = None
-        needs = self._needs(now_s)
-        current = None if self._rules.replan == "scratch" else self._goal
-        self._adopt_plan(solve(solver, needs, current), why, now_s)
+    def _ask_for_plan(self, requests: PlanRequests, why: str, now_s: float) -> None:
+        if requests.may_ask(now_s):
+            self._why = None
+            requests.ask(self._task(now_s), why, now_s)
 
-    def _look_at_demand(self, solver: Solver, jumped: frozenset[str], now_s: float) -> None:
+    def _task(self, now_s: float) -> PlanTask:
+        current = None if self._rules.replan == "scratch" else self._goal
+        return PlanTask(needs=self._needs(now_s), current=current, goal=self._goal)
+
+    def _look_at_demand(self, requests: PlanRequests, jumped: frozenset[str], now_s: float) -> None:
         self._looked_s = now_s
         heard_s = self._popularity.heard_s
         is_stale = heard_s is None or now_s - heard_s > self._rules.stale_s
-        needs = self._needs(now_s)
-        follows = self._rules.replan != "off" or needs.homeless(self._goal)
-        if not follows or is_stale or self._is_busy or self._fleet.registry.is_blind():
-            return
-        solution = solve(solver, needs, None if self._rules.replan == "scratch" else self._goal)
-        why = f"demand for {', '.join(sorted(jumped))} jumped" if jumped else "demand"
+        task = self._task(now_s)
+        follows = self._rules.replan != "off" or task.needs.homeless(self._goal)
+        if follows and not is_stale and not self._is_busy and not self._fleet.registry.is_blind():
+            why = f"demand for {', '.join(sorted(jumped))} jumped" if jumped else "demand"
+            requests.look(task, why, now_s)
+
+    def _hear_planner(self, now_s: float) -> bool:
+        """True if it had a plan. What was found for demand is not looked at where a plan is due for another reason."""
+        answered = None if self._requests is None else self._requests.answered()
+        if answered is None:
+            return False
+        asked, answer = answered
+        if not asked.is_look:
+            self._adopt_plan(answer.solution, asked.why, now_s)
+        elif self._why is None:
+            self._judge(asked, answer, now_s)
+        return True
+
+    def _judge(self, asked: Asked, answer: PlanAnswer, now_s: float) -> None:
+        needs, solution, why = asked.task.needs, answer.solution, asked.why
         if same_places(self._goal, solution.plan):
             if quotas_shifted(self._goal, solution.plan) and self._rules.replan != "shadow":
                 self._adopt_plan(solution, f"{why}: quotas", now_s)
@@ -264,13 +285,11 @@ class ControlLoop:
         if needs.homeless(solution.plan, but=gone) < needs.homeless(self._goal, but=gone):
             self._adopt_plan(solution, "there is room for a model that had none", now_s)
             return
-        now, then = self._appraise(needs, self._goal), self._appraise(needs, solution.plan)
-        verdict = f"{why}: {gain_in_words(now, then)}"
+        verdict = f"{why}: {gain_in_words(answer.now, answer.then)}"
+        read_bytes = loaded_bytes(needs, self._goal, solution.plan)
         if self._rules.replan == "shadow":
             self._history.note(now_s, "shadow", verdict)
-        elif self._rules.replan == "auto" and not is_worth_moving(
-            now, then, loaded_bytes(needs, self._goal, solution.plan), self._rules
-        ):
+        elif self._rules.replan == "auto" and not is_worth_moving(answer.now, answer.then, read_bytes, self._rules):
             self._history.note(now_s, "kept", f"{verdict}, which is not worth a move")
         else:
             self._adopt_plan(solution, verdict, now_s)

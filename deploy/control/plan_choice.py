@@ -1,5 +1,6 @@
 """Defines what the fleet should hold: what is planned for, and a solver's answer to it."""
 
+import math
 from dataclasses import dataclass, replace
 
 from placement.estimation.memory import bytes_for_models, resident_bytes_on
@@ -7,6 +8,8 @@ from placement.plan import Plan, UnitCapacity
 from placement.plan_steps import Fits
 from placement.problem import PlacementModel, Solver
 
+_SAME_DEMAND = 0.05
+_SAME_RATE_PER_S = 0.005
 _QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each other's blocks
 
 
@@ -17,6 +20,12 @@ class Needs:
     units: tuple[UnitCapacity, ...]
     models: tuple[PlacementModel, ...]
     sleepers: tuple[str, ...] = ()
+
+    def resembles(self, other: "Needs") -> bool:
+        """A plan for one would be a plan for the other: demand differs by no more than chance makes it."""
+        if (self.units, self.sleepers) != (other.units, other.sleepers) or len(self.models) != len(other.models):
+            return False
+        return all(_is_like(one, as_before) for one, as_before in zip(self.models, other.models, strict=True))
 
     def memory_test(self) -> Fits:
         """Builds a test of which models fit a unit, by memory beside the pool. Models that are not planned for are on
@@ -48,6 +57,17 @@ class Needs:
     def homeless(self, plan: Plan, *, but: tuple[str, ...] = ()) -> int:
         """Models that must have a replica and have none."""
         return sum(m.min_replicas > 0 and m.model not in but and not plan.units_of(m.model) for m in self.models)
+
+
+def _is_like(one: PlacementModel, other: PlacementModel) -> bool:
+    now, then = one.demand, other.demand
+    figures = [
+        (now.rate_per_s, then.rate_per_s, _SAME_RATE_PER_S),
+        (now.prompt_tokens, then.prompt_tokens, 1.0),
+        (now.output_tokens, then.output_tokens, 1.0),
+    ]
+    is_close = all(math.isclose(a, b, rel_tol=_SAME_DEMAND, abs_tol=nothing) for a, b, nothing in figures)
+    return is_close and replace(one, demand=then) == other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@ loaded.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +32,6 @@ class Appraisal:
     @property
     def late_per_s(self) -> float:
         return sum(rate * (1.0 - self.served_share[m]) for m, rate in self.asked_per_s.items())
-
-
-Appraise = Callable[[Needs, Plan], Appraisal]
 
 
 def appraise(needs: Needs, plan: Plan) -> Appraisal:

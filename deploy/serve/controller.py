@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +14,16 @@ from ray.experimental import internal_kv
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import rules_of
 from deploy.control.fleet_status import FleetStatus
+from deploy.control.planner import Planner
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import ModelSection
+from deploy.planning.planner_process import PlannerProcess
 from deploy.serve.app_args import ControllerConfig
 from deploy.serve.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
-from placement.estimation.problem_arrays import Estimator
-from placement.plan import Plan, UnitCapacity
-from placement.problem import PlacementModel
-from placement.solvers.registry import SOLVERS
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
 from router.admission.demand_report import DemandReport
@@ -37,11 +35,13 @@ _TOKEN_KEY = b"muxfleet/stream_token"
 _RETRY_S = 30.0
 _SPEC_PATIENCE_S = 2.0
 _VIEW_POLL_S = 0.1
-_PLANNING_S = 1.0
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
 """Deployment, unit id, how many."""
+
+PlannerFor = Callable[[str], Planner]
+"""By the solver's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,11 @@ class Controller:
         token: str | None = None,
         read_decisions: ReadDecisions = read_decisions,
         start_log: Callable[[], None] = lambda: None,
+        planner_for: PlannerFor | None = None,
     ) -> None:
         start_log()
         self._read_decisions = read_decisions
+        self._planner_for = planner_for or PlannerProcess().using
         self._loop = ControlLoop(
             stream_token=stream_token() if token is None else token,
             # Milliseconds outrun the versions that any predecessor can have given out.
@@ -166,7 +168,7 @@ class Controller:
         self._loop.set_catalog(
             Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
             expected_units=self._config.expected_units,
-            solver=_QuickSolver(self._config.placement.solver),
+            planner=self._planner_for(self._config.placement.solver),
             rules=rules_of(self._config.placement),
         )
 
@@ -180,18 +182,6 @@ class Controller:
             spec=spec,
             problem=None if spec is not None else self._problems.get(key),
         )
-
-
-class _QuickSolver:
-    """Heartbeats wait while the control loop plans, so a search ends with what it has found."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
-        until_s = time.monotonic() + _PLANNING_S
-        solver = SOLVERS[self._name].make(Estimator(), lambda: time.monotonic() > until_s)
-        return solver.solve(units, models, current)
 
 
 def stream_token() -> str:

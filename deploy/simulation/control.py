@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import rules_of
 from deploy.control.decision_history import PlacementDecision
+from deploy.control.planner import PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.settings import FleetFile
 from deploy.planning.fleet_planning import PlannedFleet
@@ -85,7 +86,7 @@ def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str)
             Catalog(models=_catalog_models(fleet, planned), policy=policy),
             expected_units=Counter(u.identity.pool for u in units),
             # No search is cut short: the same plans on any machine.
-            solver=SOLVERS[fleet.placement.solver].make(Estimator(), lambda: False),
+            planner=PlannerInPlace(SOLVERS[fleet.placement.solver].make(Estimator(), lambda: False)),
             rules=rules_of(fleet.placement),
         )
         return ControlledFleet(loop, leased)

@@ -91,10 +91,12 @@ def _small_openings(packing: Packing, draw: random.Random, openings: Openings) -
     return [(pool, kind) for pool, kind in openings if costs[kind].num_gpus <= most_gpus]
 
 
-def balance(packing: Packing) -> None:
+def balance(packing: Packing, is_time_up: Callable[[], bool]) -> None:
     """Shifts loads as routing will."""
     for _ in range(_BALANCING_ROUNDS):
         for model in range(len(packing.homes)):
+            if is_time_up():
+                return
             _balance(packing, model)
 
 

@@ -1,10 +1,12 @@
 """Running units that new demand overloads: replicas are added, and spare ones make room, before anything moves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from placement.packing.insertion import Insertion, InsertionRules
 from placement.packing.packing import Packing
 from placement.packing.packing_objective import Pairs, key_of
+
+IsTimeUp = Callable[[], bool]
 
 _NO_LOAD = 1e-9
 _MOST_TRIED = 64  # units, the roomiest
@@ -20,12 +22,14 @@ def insert_missing(packing: Packing, rules: InsertionRules, openings: Sequence[t
             insertion.insert(model, missing)
 
 
-def relieve(packing: Packing, rules: InsertionRules) -> None:
+def relieve(packing: Packing, rules: InsertionRules, is_time_up: IsTimeUp) -> None:
     """Shares the load of models on overloaded units with new replicas elsewhere, the hottest first."""
     insertion = Insertion(packing, rules)
     overloaded = [u for u in packing.open_units() if packing.factor[u] < 1]
     parts = [(packing.parts[u][m], u, m) for u in overloaded for m in packing.parts[u]]
     for rate, unit, model in sorted(parts, key=lambda part: (-part[0], part[1:])):
+        if is_time_up():
+            return
         factor = float(packing.factor[unit])
         if factor >= 1 or len(packing.homes[model]) >= packing.instance.models[model].max_replicas:
             continue
@@ -39,9 +43,11 @@ def relieve(packing: Packing, rules: InsertionRules) -> None:
             packing.roll_back()
 
 
-def keep_spare(packing: Packing, running: Pairs) -> None:
+def keep_spare(packing: Packing, running: Pairs, is_time_up: IsTimeUp) -> None:
     """Replicas that run and are not needed stay where that costs nothing: a drain serves nobody."""
     for unit, model in sorted(running):
+        if is_time_up():
+            return
         homes = sorted(packing.homes[model])
         if model in packing.parts[unit] or not homes:
             continue
@@ -60,7 +66,7 @@ def keep_spare(packing: Packing, running: Pairs) -> None:
             packing.roll_back()
 
 
-def evict_spare(packing: Packing) -> None:
+def evict_spare(packing: Packing, is_time_up: IsTimeUp) -> None:
     """Gives models of overloaded units a replica in the place of spare ones of other models, the hottest first."""
     overloaded = [u for u in packing.open_units() if packing.factor[u] < 1]
     parts = [(packing.parts[u][m], u, m) for u in overloaded for m in packing.parts[u]]
@@ -71,6 +77,8 @@ def evict_spare(packing: Packing) -> None:
             continue
         others = sorted(set(packing.open_units()) - homes, key=lambda u: (-packing.factor[u], u))
         for other in others[:_MOST_TRIED]:
+            if is_time_up():
+                return
             if _evicted(packing, unit, model, other):
                 break
 

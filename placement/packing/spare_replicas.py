@@ -14,14 +14,16 @@ def add_headroom(packing: Packing, *, moves: bool = True, is_time_up: Callable[[
     stays where it is.
     """
     balance_headroom(packing, moves=moves, is_time_up=is_time_up)
-    _spread_bursts(packing)
+    _spread_bursts(packing, is_time_up)
 
 
-def _spread_bursts(packing: Packing) -> None:
+def _spread_bursts(packing: Packing, is_time_up: Callable[[], bool]) -> None:
     """Another replica each time to the model with the fewest, of these the hottest, where it leaves most room."""
     models = packing.instance.models
     growing = [m for m, homes in enumerate(packing.homes) if homes and models[m].demand.rate_per_s > 0]
     while growing := [m for m in growing if len(packing.homes[m]) < models[m].max_replicas]:
+        if is_time_up():
+            return
         model = min(growing, key=lambda m: (len(packing.homes[m]), -models[m].demand.rate_per_s, m))
         homes = sorted(packing.homes[model])
         part = sum(packing.parts[u][model] for u in homes) / (len(homes) + 1)

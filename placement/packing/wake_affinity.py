@@ -1,13 +1,15 @@
 """Replicas that have to be loaded go where their weights sleep: a wake is a copy, a load reads a disk."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from placement.packing.packing import Packing
 from placement.packing.packing_objective import Key, Pairs, key_of, pairs_of
 from placement.plan import UnitCapacity
 
 
-def prefer_waking(packing: Packing, units: Mapping[int, UnitCapacity], running: Pairs) -> None:
+def prefer_waking(
+    packing: Packing, units: Mapping[int, UnitCapacity], running: Pairs, is_time_up: Callable[[], bool]
+) -> None:
     """Moves models in place to units that can wake them, wherever the plan is as good with that. What runs stays; of
     several units the quickest wake first.
     """
@@ -18,6 +20,8 @@ def prefer_waking(packing: Packing, units: Mapping[int, UnitCapacity], running: 
             if name in index:
                 beds.setdefault(index[name], []).append((wake_s, number))
     for unit_number, model in sorted(pairs_of(packing) - running):
+        if is_time_up():
+            return
         if model not in packing.parts[unit_number]:  # an exchange for another model has taken it elsewhere
             continue
         sleeps_on = sorted(beds.get(model, ()))

@@ -60,7 +60,7 @@ class SearchSolver:
         best = self._built(lambda: Packing.of_units(instance, ordered), [rules])
         self._improve(best, [spread, InsertionRules(margin=self.least_margin)])
         add_headroom(best, is_time_up=self.is_time_up)
-        prefer_waking(best, dict(enumerate(ordered)), frozenset())
+        prefer_waking(best, dict(enumerate(ordered)), frozenset(), self.is_time_up)
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
 
     def _margins(self) -> tuple[float, float]:
@@ -70,22 +70,22 @@ class SearchSolver:
         """More replicas where load asks for them; models move only if that serves enough more."""
         spread, running = InsertionRules(spread=True), pairs_of(packing)
         has_idle_units = any(not packing.parts[u] for u in packing.open_units())
-        balance(packing)
+        balance(packing, self.is_time_up)
         insert_missing(packing, spread)
-        relieve(packing, spread)
+        relieve(packing, spread, self.is_time_up)
         for _ in range(_EVICTIONS):
-            evict_spare(packing)
-            balance(packing)
+            evict_spare(packing, self.is_time_up)
+            balance(packing, self.is_time_up)
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
             add_headroom(packing, moves=False, is_time_up=self.is_time_up)
-        prefer_waking(packing, units, running)
+        prefer_waking(packing, units, running, self.is_time_up)
         kept, kept_shares = key_of(packing, running), packing.served_shares()
         kept_plan = plan_of_packing(packing, units, rule=_RULE)
         if serves_all(kept):
             return kept_plan
         self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)], running=running)
-        keep_spare(packing, running)
-        prefer_waking(packing, units, running)
+        keep_spare(packing, running, self.is_time_up)
+        prefer_waking(packing, units, running, self.is_time_up)
         better = key_of(packing, running)
         gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
         if better[:2] <= kept[:2]:
@@ -211,9 +211,13 @@ def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -
     """What runs stays, where it still fits; the hottest first."""
     packing = Packing.of_units(instance, units)
     numbers = {u.unit_id: i for i, u in enumerate(units)}
+    homes_of: dict[str, list[int]] = {}
+    for unit_plan in current.units:
+        for placement in unit_plan.models if unit_plan.unit_id in numbers else ():
+            homes_of.setdefault(placement.model, []).append(numbers[unit_plan.unit_id])
     for model in sorted(range(len(instance.models)), key=lambda m: (-instance.models[m].demand.rate_per_s, m)):
         wanted = instance.models[model]
-        homes = [numbers[u] for u in current.units_of(wanted.model) if u in numbers][: wanted.max_replicas]
+        homes = homes_of.get(wanted.model, [])[: wanted.max_replicas]
         for unit in homes:
             costs = packing.costs_of(unit)
             part = wanted.demand.rate_per_s / len(homes)

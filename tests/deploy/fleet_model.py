@@ -7,6 +7,7 @@ from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import ControlRules
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
+from deploy.control.planner import Planner, PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.settings import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
@@ -158,12 +159,19 @@ class World:
     """`leases` holds every lease that a unit was ever given, by unit and version."""
 
     def __init__(
-        self, wanted: Catalog, *, expected_units: int, solver: Solver | None = None, rules: ControlRules | None = None
+        self,
+        wanted: Catalog,
+        *,
+        expected_units: int,
+        solver: Solver | None = None,
+        rules: ControlRules | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.now_s = 100.0
         self.units: dict[str, FakeUnit] = {}
         self.leases: dict[tuple[str, int], Lease] = {}
         self.solver = solver or MemoryGreedySolver()
+        self.planner = planner
         self._rules = rules
         self._catalog = wanted
         self._expected = expected_units
@@ -180,7 +188,8 @@ class World:
     def want(self, wanted: Catalog, *, expected_units: int | None = None) -> None:
         self._catalog = wanted
         self._expected = self._expected if expected_units is None else expected_units
-        self.loop.set_catalog(wanted, expected_units={"p": self._expected}, solver=self.solver, rules=self._rules)
+        planner = self.planner or PlannerInPlace(self.solver)
+        self.loop.set_catalog(wanted, expected_units={"p": self._expected}, planner=planner, rules=self._rules)
 
     def start_unit(
         self, *, total_blocks: int = TOTAL_BLOCKS, memory_bytes: int = 2**30, node: str = "n", broken: str = ""

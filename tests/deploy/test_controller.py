@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from fleet_model import FakeUnit
 
+from deploy.control.planner import PlannerInPlace
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.serve import controller as controller_module
 from deploy.serve.controller import Controller
+from placement.estimation.problem_arrays import Estimator
+from placement.solvers.registry import SOLVERS
 from profiler.errors import UnsupportedModel
 
 CONFIG = {
@@ -37,8 +40,12 @@ def user_config(*sources: str, **changes: object) -> dict[str, Any]:
     return json.loads(json.dumps({**base, **changes}))
 
 
+def in_place(solver: str) -> PlannerInPlace:
+    return PlannerInPlace(SOLVERS[solver].make(Estimator(), lambda: False))
+
+
 async def test_reconfigure__local_checkpoints__are_leased_with_the_first_heartbeat(tmp_path: Path) -> None:
-    controller = Controller(token="t")
+    controller = Controller(token="t", planner_for=in_place)
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b")))
 
     lease = await controller.heartbeat(FakeUnit(unit_id="u").report())
@@ -49,7 +56,7 @@ async def test_reconfigure__local_checkpoints__are_leased_with_the_first_heartbe
 
 async def test_reconfigure__models_and_targets_change__next_lease_has_them(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "a")
-    controller = Controller(token="t")
+    controller = Controller(token="t", planner_for=in_place)
     await controller.reconfigure(user_config(source))
     unit = FakeUnit(unit_id="u")
     first = await controller.heartbeat(unit.report())
@@ -67,7 +74,7 @@ async def test_reconfigure__checkpoint_missing_then_there__is_leased_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "_RETRY_S", 0.01)
-    controller = Controller(token="t")
+    controller = Controller(token="t", planner_for=in_place)
     missing = tmp_path / "late"
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a"), str(missing)))
     unit = FakeUnit(unit_id="u")
@@ -89,7 +96,7 @@ async def test_reconfigure__checkpoint_missing_then_there__is_leased_then(
 
 
 async def test_fleet_view__before_the_first_unit__waits_for_it(tmp_path: Path) -> None:
-    controller = Controller(token="t")
+    controller = Controller(token="t", planner_for=in_place)
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
     asked = asyncio.create_task(controller.fleet_view())
     await asyncio.sleep(0)

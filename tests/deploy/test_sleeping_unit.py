@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.control.control_loop import ControlLoop
+from deploy.control.planner import PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import ModelSection
@@ -62,7 +63,8 @@ async def test_control_loop__real_unit__model_sleeps_in_host_memory_and_a_reques
     settings = EngineSettings(kind="torch_cpu", kv_pool_bytes=64 << 20, num_cores=1, host_memory_bytes=1 << 30)
     unit = Unit(NativeEngine(settings), unit_id="u1", node="n", pool="p", num_gpus=1)
     loop = ControlLoop(stream_token="t", first_version=1, started_s=0.0)
-    loop.set_catalog(catalog_of({name: demo_checkpoints[name]}), expected_units={"p": 1}, solver=SearchSolver())
+    planner = PlannerInPlace(SearchSolver())
+    loop.set_catalog(catalog_of({name: demo_checkpoints[name]}), expected_units={"p": 1}, planner=planner)
     await unit.start()
     fleet = Fleet(unit, loop)
     try:

@@ -1,0 +1,61 @@
+"""Who works out plans for the control loop, which asks and goes on: the answer is there at a later tick."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from deploy.control.plan_choice import Needs, Solution, solve
+from deploy.control.plan_worth import Appraisal, appraise
+from placement.plan import Plan
+from placement.problem import Solver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTask:
+    """A snapshot to plan for. The solver starts from `current`, None for nothing; its plan is compared with `goal`."""
+
+    needs: Needs
+    current: Plan | None
+    goal: Plan
+
+    def resembles(self, other: "PlanTask") -> bool:
+        """What was found for one is an answer to the other."""
+        return (self.current, self.goal) == (other.current, other.goal) and self.needs.resembles(other.needs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """`now` is what the task's goal does for the demand, `then` what the solution would."""
+
+    solution: Solution
+    now: Appraisal
+    then: Appraisal
+
+
+class Planner(Protocol):
+    def ask(self, task: PlanTask) -> None:
+        """Takes the place of a task that has not been answered, which never is."""
+        ...
+
+    def answer(self) -> PlanAnswer | None:
+        """To the last task, once; None while there is none."""
+        ...
+
+
+def work_out(task: PlanTask, solver: Solver) -> PlanAnswer:
+    solution = solve(solver, task.needs, task.current)
+    return PlanAnswer(solution=solution, now=appraise(task.needs, task.goal), then=appraise(task.needs, solution.plan))
+
+
+class PlannerInPlace:
+    """Answers at once: in virtual time planning takes none."""
+
+    def __init__(self, solver: Solver) -> None:
+        self._solver = solver
+        self._answer: PlanAnswer | None = None
+
+    def ask(self, task: PlanTask) -> None:
+        self._answer = work_out(task, self._solver)
+
+    def answer(self) -> PlanAnswer | None:
+        answer, self._answer = self._answer, None
+        return answer

@@ -1,0 +1,77 @@
+"""The process that plans for one control loop, which answers heartbeats meanwhile. Its argument is the number of an
+inherited socket.
+
+Tasks come as frames; a newer one ends the search for an older one. It ends with the controller: at end-of-file on the
+socket, or by the kernel's parent-death signal.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from deploy.control.planner import work_out
+from deploy.planning.planner_frames import LENGTH, PlannerCall, PlannerReply, frame
+from pdmux_actor.serving.parent_death import die_with_parent
+from placement.solvers.registry import SOLVERS
+
+_NICENESS = 5  # what serves comes first
+
+
+def main(arguments: Sequence[str]) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the controller decides
+    os.nice(_NICENESS)
+    connection = socket.socket(fileno=int(arguments[0]))
+    decoder = msgspec.msgpack.Decoder(PlannerCall)
+    while (body := _newest(connection)) is not None:
+        call = decoder.decode(body)
+        connection.sendall(frame(_reply(call, connection)))
+
+
+def _reply(call: PlannerCall, connection: socket.socket) -> PlannerReply:
+    """The best so far, when time is up. A call that a newer one has replaced is answered too: a sign of life."""
+    until_s = time.monotonic() + call.budget_s
+
+    def is_time_up() -> bool:
+        return time.monotonic() >= until_s or _has_news(connection)
+
+    answer = work_out(call.task, SOLVERS[call.solver].make(call.estimator(), is_time_up))
+    return PlannerReply(number=call.number, answer=answer)
+
+
+def _newest(connection: socket.socket) -> bytes | None:
+    """The last of the calls that wait; None once the controller is gone."""
+    body = _read(connection)
+    while body is not None and _has_news(connection):
+        body = _read(connection)
+    return body
+
+
+def _read(connection: socket.socket) -> bytes | None:
+    header = _exactly(connection, LENGTH.size)
+    return None if header is None else _exactly(connection, *LENGTH.unpack(header))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    parts, missing = [], size
+    while missing:
+        part = connection.recv(missing)  # no deadline: until the controller asks or is gone
+        if not part:
+            return None
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def _has_news(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,85 @@
+"""A control loop whose planner takes its time: it answers heartbeats, and goes by what it gets in the end."""
+
+from fleet_model import World, catalog
+
+from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
+from placement.solvers.memory_greedy import MemoryGreedySolver
+
+
+class SlowPlanner:
+    """Answers when it is told to. `tasks`: all that it was asked."""
+
+    def __init__(self) -> None:
+        self.tasks: list[PlanTask] = []
+        self._answer: PlanAnswer | None = None
+
+    def ask(self, task: PlanTask) -> None:
+        self.tasks.append(task)
+        self._answer = None
+
+    def answer(self) -> PlanAnswer | None:
+        answer, self._answer = self._answer, None
+        return answer
+
+    def finish(self) -> None:
+        self._answer = work_out(self.tasks[-1], MemoryGreedySolver())
+
+
+def world(planner: SlowPlanner, *models: str, units: int = 1) -> World:
+    made = World(catalog(*models), expected_units=units, planner=planner)
+    for _ in range(units):
+        made.start_unit()
+    return made
+
+
+def test_heartbeat__plan_is_being_worked_out__is_answered_with_the_lease_as_it_is() -> None:
+    planner = SlowPlanner()
+    made = world(planner, "a", "b")
+    unit = made.units["u1"]
+
+    made.beat(4)
+    assert unit.lease is not None
+    assert unit.lease.models == ()
+    planner.finish()
+    made.beat(2)
+
+    assert unit.ready() == {"a", "b"}
+    assert len(planner.tasks) == 1
+
+
+def test_plan__unit_is_lost_meanwhile__is_worked_out_anew() -> None:
+    planner = SlowPlanner()
+    made = world(planner, "a", "b", units=2)
+    made.beat()
+    first = len(planner.tasks)
+    made.units["u1"].is_leaving = True
+    made.beat(2)
+
+    assert len(planner.tasks) == first + 1
+    assert [u.unit_id for u in planner.tasks[-1].needs.units] == ["u2"]
+    planner.finish()
+    made.beat(2)
+    assert made.units["u2"].ready() == {"a", "b"}
+
+
+def test_plan__world_changes_all_the_time__is_finished_all_the_same() -> None:
+    planner = SlowPlanner()
+    made = world(planner, "a", "b")
+    for beat in range(12):  # two seconds are more than a plan takes, and the next unit comes sooner
+        made.start_unit()
+        made.beat(silent=frozenset(list(made.units)[:1]) if beat % 2 else frozenset())
+        if beat == 8:
+            planner.finish()
+
+    assert any(unit.lease is not None and unit.lease.models for unit in made.units.values())
+
+
+def test_planner__in_place__answers_once() -> None:
+    slow = SlowPlanner()
+    world(slow, "a").beat()
+    planner = PlannerInPlace(MemoryGreedySolver())
+
+    planner.ask(slow.tasks[-1])
+
+    assert planner.answer() is not None
+    assert planner.answer() is None
