@@ -29,9 +29,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadScopeScheduling | None":
-    from fleets_in_turn import FleetsInTurn
+    from fleets_beside_files import FleetsBesideFiles
 
-    return FleetsInTurn(config, log) if config.getoption("dist") == "loadfile" else None
+    return FleetsBesideFiles(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fleets take longest: processes that share the tests begin with them."""
+    if hasattr(config, "workerinput"):
+        from fleets_beside_files import fleets_of
+
+        items.sort(key=lambda item: fleets_of(item.nodeid) is None)
 
 
 @pytest.fixture(scope="session")
