@@ -59,7 +59,7 @@ class CrowdedLatency(LinearLatency):
 @pytest.mark.parametrize("policy", ["mux", "muxwise"])
 def test_muxwise__batch_grows_while_the_prefill_lane_never_idles__decode_gets_more_sms(policy):
     events = [
-        (0.02 * i, Arrival(make_request(f"r{i}", prompt_tokens=8 + 7 * (i % 3), max_tokens=400, tbt_s=0.04)))
+        (0.02 * i, Arrival(make_request(f"r{i}", prompt_tokens=8 + 7 * (i % 3), max_tokens=200, tbt_s=0.04)))
         for i in range(20)
     ]
     latency = CrowdedLatency(prefill_fixed_s=0.1)
