@@ -19,6 +19,7 @@ from profiler.devices import DEVICES
 from profiler.families.registry import FAMILIES
 from scripts.chart.register_tables import documents
 from scripts.chart.values_schema import values_schema
+from traces.readers.entry import FILES, READERS
 from traces.register import Named, Register
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,6 +62,7 @@ REGISTERS: Mapping[str, Listed] = {
         helps=(("plan", "solver"), ("explain", "solver")),
     ),
     "devices": Listed(register=DEVICES, folder="profiler/gpus", page="docs/latency-models.md"),
+    "readers": Listed(register=READERS, folder="traces/readers", page="docs/simulation.md"),
     "families": Listed(register=FAMILIES, folder="profiler/families", page="docs/models.md"),
 }
 # File -> why it may name several although it is not in their folder.
@@ -144,6 +146,16 @@ def test_help__option_that_takes_names__lists_all(verb: str, option: str, regist
     (found,) = [p for p in command.commands[verb].params if p.name == option]
 
     assert ", ".join(register) in found.help
+
+
+@pytest.mark.parametrize("path", [("simulate", "trace"), ("bench", "trace"), ("traces", "stats", "file")], ids=" ".join)
+def test_help__trace_file__lists_the_formats(path: tuple[str, ...]) -> None:
+    command: Any = typer.main.get_command(build_app())
+    for name in path[:-1]:
+        command = command.commands[name]
+    (found,) = [p for p in command.params if p.name == path[-1]]
+
+    assert FILES in found.help
 
 
 @any_register

@@ -13,14 +13,14 @@ from deploy.errors import OutputNotWritable
 from deploy.inspection.served_models import ServedModel, served_models
 from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
 from traces.outcome import RequestOutcome, write_outcomes_parquet
-from traces.readers.entry import read_trace
+from traces.readers.entry import FILES, read_trace
 from traces.report import summarize
 from traces.timeliness import SloTarget
 
 
 def bench(
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint.")],
-    trace: Annotated[Path, typer.Option(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV.")],
+    trace: Annotated[Path, typer.Option(metavar="FILE", help=f"{FILES}.")],
     requests: Annotated[int | None, typer.Option(help="Replay only the first N.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Mean requests per second.", min=1e-6, max=1e6)] = None,
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate.", min=1e-6, max=1e6)] = 1.0,

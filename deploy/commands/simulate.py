@@ -21,6 +21,7 @@ from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.demand import ModelDemand
 from router.limits import GatewayLimits
+from traces.readers.entry import FILES
 
 if TYPE_CHECKING:
     from deploy.simulation.plots import FleetPlots
@@ -33,7 +34,7 @@ def simulate(
     file: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file.")],
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV. Default: the fleet file's demand."),
+        typer.Option(metavar="FILE", help=f"{FILES}. Default: the fleet file's demand."),
     ] = None,
     policy: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}; repeat to compare. Default: the file's.")

@@ -10,7 +10,7 @@ from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
-from traces.readers.entry import read_trace
+from traces.readers.entry import FILES, read_trace
 from traces.stats import LengthStats, TraceStats, describe, describe_models
 
 traces = typer.Typer(no_args_is_help=True, help="Look into request traces.")
@@ -18,7 +18,7 @@ traces = typer.Typer(no_args_is_help=True, help="Look into request traces.")
 
 @traces.command("stats", cls=Verb)
 def stats(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet, Mooncake JSONL or Azure CSV.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"{FILES}.")],
     json_file: FiguresFile = None,
 ) -> None:
     """Print rates, burstiness and lengths of a trace, whole and per model.

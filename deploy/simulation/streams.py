@@ -10,8 +10,7 @@ import numpy as np
 
 from placement.demand import ModelDemand
 from traces.errors import BadParameter
-from traces.readers import mooncake, parquet
-from traces.readers.entry import TraceFormat, iter_trace, recognise
+from traces.readers.entry import iter_trace, recognise
 from traces.record import TraceRecord
 
 _DRAWS = 4096  # random numbers drawn at a time
@@ -76,18 +75,8 @@ def trace_stream(
         TraceUnreadable, BadTraceFile: the file is not usable.
         BadParameter: its times do not ascend, or it has none and no rate is given.
     """
-    block_tokens: int | None = None
-    has_arrivals = True
-    name = path.stem
-    match recognise(path):
-        case TraceFormat.PARQUET:
-            facts = parquet.read_facts(path)
-            block_tokens, has_arrivals = facts.block_tokens, facts.has_arrivals
-            name = facts.metadata.get("name", name)
-        case TraceFormat.MOONCAKE:
-            block_tokens = mooncake.BLOCK_TOKENS
-        case TraceFormat.AZURE:
-            pass
+    facts = recognise(path).read_facts(path)
+    has_arrivals = facts.has_arrivals
     survey = _survey(path, has_arrivals=has_arrivals)
     if not has_arrivals and rate_per_s is None:
         raise BadParameter(name="rate", value=None, remedy="the trace has no arrival times; give --rate")
@@ -101,7 +90,7 @@ def trace_stream(
             raw = _spread(raw, survey.tick_s, seed)
         return _from_zero(_with_models(raw, weights, seed))
 
-    stream = _measured(name, records, block_tokens)
+    stream = _measured(facts.metadata.get("name", path.stem), records, facts.block_tokens)
     return stream.at_rate(rate_per_s) if has_arrivals and rate_per_s is not None else stream
 
 

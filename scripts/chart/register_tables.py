@@ -8,6 +8,7 @@ from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
 from profiler.devices import DEVICES
 from profiler.families.registry import FAMILIES
+from traces.readers.entry import READERS
 
 
 class MarksMissing(LookupError):
@@ -36,6 +37,7 @@ def _tables() -> Mapping[str, tuple[str, str]]:
         (device.name, str(device.num_sms), f"{device.memory_bytes / 2**30:.0f} GiB", device.source)
         for device in DEVICES.values()
     )
+    readers = ((reader.name, reader.files, reader.rows) for reader in READERS.values())
     families = (
         (family.name, family.models, "yes" if family.traits is not None else "no") for family in FAMILIES.values()
     )
@@ -49,6 +51,7 @@ def _tables() -> Mapping[str, tuple[str, str]]:
             "solvers",
             _table(("name", "what it does"), solvers, default=PlacementSection.model_fields["solver"].default),
         ),
+        "docs/simulation.md": ("readers", _table(("format", "files", "a row"), readers)),
         "docs/policies.md": (
             "policies",
             _table(("name", "rule", "source"), policies, default=EngineSection.model_fields["policy"].default),

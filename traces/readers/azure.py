@@ -7,13 +7,14 @@ from pathlib import Path
 
 from traces.errors import BadTraceFile
 from traces.readers.fields import Cell
+from traces.readers.trace_reader import TraceFacts, TraceReader, head_text
 from traces.record import TraceRecord
 
 REQUIRED_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIME_REMEDY = "give the time as YYYY-MM-DD HH:MM:SS.fffffff"
 
 
-def iter_records(path: Path) -> Iterator[TraceRecord]:
+def iter_records(path: Path, facts: TraceFacts) -> Iterator[TraceRecord]:
     """Yields one record per row, in the order of the file; times count from the first row.
 
     Raises:
@@ -66,3 +67,18 @@ def _time(cell: Cell) -> tuple[int, float]:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp()), float(f"0.{digits}") if digits else 0.0
+
+
+def _recognises(head: bytes) -> bool:
+    header = [name.strip().strip('"') for name in head_text(head).partition("\n")[0].split(",")]
+    return any(column in header for column in REQUIRED_COLUMNS)
+
+
+READER = TraceReader(
+    name="azure",
+    files="Azure CSV",
+    rows="TIMESTAMP, ContextTokens, GeneratedTokens",
+    recognises=_recognises,
+    read_facts=lambda path: TraceFacts(),
+    iter_records=iter_records,
+)

@@ -3,46 +3,39 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
 from traces.errors import BadParameter, TraceUnreadable
-from traces.readers import azure, mooncake, parquet
+from traces.readers.trace_reader import TraceReader, head_text
 from traces.record import TraceRecord
+from traces.register import Register
 from traces.trace import Trace
 from traces.transforms import spread_ticks
 
 Jitter = Literal["none", "tick"]
 _HEAD_BYTES = 4096
 
-
-class TraceFormat(StrEnum):
-    PARQUET = "parquet"
-    MOONCAKE = "mooncake"
-    AZURE = "azure"
+READERS = Register("traces.readers", "READER", TraceReader)
+FILES = ", ".join(reader.files for reader in READERS.values())
 
 
-def recognise(path: Path) -> TraceFormat:
+def recognise(path: Path) -> TraceReader:
     """Looks at the content; the name does not matter.
 
     Raises:
         TraceUnreadable: there is no such file, or its content is none of the formats.
     """
-    remedy = "give a parquet trace, a Mooncake JSONL file or an Azure CSV file, not compressed as a whole"
+    remedy = f"give a file of one of these formats, not compressed as a whole: {FILES}"
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise TraceUnreadable(path=path, reason=error.strerror or str(error), remedy=remedy) from error
-    if head.startswith(parquet.MAGIC):
-        return TraceFormat.PARQUET
-    text = head.decode("utf-8-sig", errors="replace").lstrip()
-    if text.startswith("{"):
-        return TraceFormat.MOONCAKE
-    header = [name.strip().strip('"') for name in text.partition("\n")[0].split(",")]
-    if any(column in header for column in azure.REQUIRED_COLUMNS):
-        return TraceFormat.AZURE
+    for reader in READERS.values():
+        if reader.recognises(head):
+            return reader
+    text = head_text(head)
     reason = "the file is empty" if not text else f"unknown format (begins with {text[:20]!r})"
     raise TraceUnreadable(path=path, reason=reason, remedy=remedy)
 
@@ -54,13 +47,8 @@ def iter_trace(path: Path | str) -> Iterator[TraceRecord]:
         TraceUnreadable, BadTraceFile: as `read_trace`; a bad row raises when it is reached.
     """
     path = Path(path)
-    match recognise(path):
-        case TraceFormat.PARQUET:
-            return parquet.iter_records(path, parquet.read_facts(path))
-        case TraceFormat.MOONCAKE:
-            return mooncake.iter_records(path)
-        case TraceFormat.AZURE:
-            return azure.iter_records(path)
+    reader = recognise(path)
+    return reader.iter_records(path, reader.read_facts(path))
 
 
 def read_trace(path: Path | str, *, limit: int | None = None, jitter: Jitter = "none", seed: int = 0) -> Trace:
@@ -85,22 +73,15 @@ def read_trace(path: Path | str, *, limit: int | None = None, jitter: Jitter = "
 
 
 def _whole(path: Path, limit: int | None) -> Trace:
-    match recognise(path):
-        case TraceFormat.PARQUET:
-            facts = parquet.read_facts(path)
-            return Trace(
-                name=facts.metadata.get("name", path.stem),
-                records=_in_order(itertools.islice(parquet.iter_records(path, facts), limit)),
-                block_tokens=facts.block_tokens,
-                has_arrivals=facts.has_arrivals,
-                metadata=facts.metadata,
-            )
-        case TraceFormat.MOONCAKE:
-            records = _in_order(itertools.islice(mooncake.iter_records(path), limit))
-            hashed = any(record.prefix_block_hashes for record in records)
-            return Trace(name=path.stem, records=records, block_tokens=mooncake.BLOCK_TOKENS if hashed else None)
-        case TraceFormat.AZURE:
-            return Trace(name=path.stem, records=_in_order(itertools.islice(azure.iter_records(path), limit)))
+    reader = recognise(path)
+    facts = reader.read_facts(path)
+    return Trace(
+        name=facts.metadata.get("name", path.stem),
+        records=_in_order(itertools.islice(reader.iter_records(path, facts), limit)),
+        block_tokens=facts.block_tokens,
+        has_arrivals=facts.has_arrivals,
+        metadata=facts.metadata,
+    )
 
 
 def _in_order(rows: Iterator[TraceRecord]) -> tuple[TraceRecord, ...]:

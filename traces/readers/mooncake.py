@@ -6,6 +6,7 @@ from pathlib import Path
 
 from traces.errors import BadTraceFile
 from traces.readers.fields import Cell
+from traces.readers.trace_reader import TraceFacts, TraceReader, head_text
 from traces.record import TraceRecord
 
 BLOCK_TOKENS = 512
@@ -13,7 +14,7 @@ REQUIRED_KEYS = ("timestamp", "input_length", "output_length")
 _MS_PER_S = 1000.0
 
 
-def iter_records(path: Path) -> Iterator[TraceRecord]:
+def iter_records(path: Path, facts: TraceFacts) -> Iterator[TraceRecord]:
     """Yields one record per line, in the order of the file and with its times. Blank lines are skipped.
 
     Raises:
@@ -58,3 +59,13 @@ def _record(path: Path, row: int, line: bytes) -> TraceRecord:
         output_tokens=Cell(path, row, "output_length", values["output_length"]).tokens(minimum=0),
         prefix_block_hashes=Cell(path, row, "hash_ids", values.get("hash_ids")).block_hashes(),
     )
+
+
+READER = TraceReader(
+    name="mooncake",
+    files="Mooncake JSONL",
+    rows="timestamp in ms (rounded to 3 s), input_length, output_length, hash_ids of blocks of 512 tokens",
+    recognises=lambda head: head_text(head).startswith("{"),
+    read_facts=lambda path: TraceFacts(block_tokens=BLOCK_TOKENS),
+    iter_records=iter_records,
+)

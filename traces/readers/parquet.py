@@ -1,7 +1,6 @@
 """Reads the parquet schema of this package: one row per request, file-level facts in the metadata."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +8,7 @@ import pyarrow.parquet as pq
 
 from traces.errors import BadTraceFile, TraceUnreadable
 from traces.readers.fields import Cell
+from traces.readers.trace_reader import TraceFacts, TraceReader
 from traces.record import TraceRecord
 
 MAGIC = b"PAR1"
@@ -18,16 +18,7 @@ _BATCH_ROWS = 4096
 _REMEDY = "write the file again; it is not a complete parquet file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetFacts:
-    """Holds what the file says about all of its rows."""
-
-    metadata: Mapping[str, str]
-    block_tokens: int | None
-    has_arrivals: bool
-
-
-def read_facts(path: Path) -> ParquetFacts:
+def read_facts(path: Path) -> TraceFacts:
     """Reads the footer only.
 
     Raises:
@@ -51,14 +42,14 @@ def read_facts(path: Path) -> ParquetFacts:
             for key, value in raw.items()
             if key not in (b"ARROW:schema", b"pandas")
         }
-        return ParquetFacts(
+        return TraceFacts(
             metadata=metadata,
             block_tokens=_block_tokens(path, metadata),
             has_arrivals=not _all_null(path, file, "arrival_s"),
         )
 
 
-def iter_records(path: Path, facts: ParquetFacts) -> Iterator[TraceRecord]:
+def iter_records(path: Path, facts: TraceFacts) -> Iterator[TraceRecord]:
     """Yields one record per row, in the order of the file and with its times; a few thousand rows are held at a time.
 
     Raises:
@@ -74,7 +65,7 @@ def iter_records(path: Path, facts: ParquetFacts) -> Iterator[TraceRecord]:
                 yield _record(path, row, values, facts)
 
 
-def _record(path: Path, row: int, values: Mapping[str, object], facts: ParquetFacts) -> TraceRecord:
+def _record(path: Path, row: int, values: Mapping[str, object], facts: TraceFacts) -> TraceRecord:
     def cell(field: str) -> Cell:
         return Cell(path, row, field, values.get(field))
 
@@ -143,3 +134,13 @@ def _all_null(path: Path, file: pq.ParquetFile, column: str) -> bool:
             return False
         seen = seen or batch.num_rows > 0
     return seen
+
+
+READER = TraceReader(
+    name="parquet",
+    files="Parquet",
+    rows="arrival_s, input_tokens, output_tokens; model, session_id and prefix_block_hashes where known",
+    recognises=lambda head: head.startswith(MAGIC),
+    read_facts=read_facts,
+    iter_records=iter_records,
+)
