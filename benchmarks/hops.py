@@ -190,7 +190,7 @@ def _process_stand_in(engines: EngineCalls) -> Callable[..., Any]:
             engines.put([number, *arguments])
         else:
             connection = socket.socket(fileno=int(number))
-            threading.Thread(target=worker._serve, args=(connection, worker.TextDesk()), daemon=True).start()
+            threading.Thread(target=worker._serve, args=(connection, worker.TextWorker()), daemon=True).start()
         return _Stand()
 
     return start

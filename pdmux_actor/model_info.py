@@ -14,3 +14,9 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     max_model_len: int
     own_kv_beyond_tokens: int | None = None  # longer prompts share no KV with others (RopeConfig)
+
+
+def longest_sequence_tokens(info: ModelInfo, quota_blocks: int) -> int:
+    """Tokens of the longest sequence that the model's context and its token-block quota both admit."""
+    quota_rows = quota_blocks // info.geometry.blocks_per_row
+    return min(info.max_model_len, quota_rows * info.geometry.tokens_per_row)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.units import UnitIdentity, heartbeat
-from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.events import AttachModel, RemoveModel, SetPolicy, SetQuotas
 
 DRAIN_TIMEOUT_S = 30.0

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
 from deploy.simulation.event_queue import EventQueue
-from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.model_info import longest_sequence_tokens
 from profiler.specs import ModelSpec
 
 

@@ -7,8 +7,8 @@ from typing import Protocol
 from deploy.control.decision_history import PlacementDecision
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.units import SimulatedUnit, report_of
-from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.messages import Slo
+from pdmux_actor.model_info import longest_sequence_tokens
 from router.view import FleetView, ModelCard, UnitView
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdmux_actor.kv.block_pool import BlockPool
-from pdmux_actor.kv.capacity import longest_sequence_tokens
-from pdmux_actor.kv.prefix_hash import HashedPieces
+from pdmux_actor.kv.prefix_cache import HashedPieces
 from pdmux_actor.messages import FinishReason, ModelLoad
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from profiler.latency import ChunkShape
 

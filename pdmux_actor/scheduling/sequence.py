@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from pdmux_actor.kv.prefix_cache import PrefixMatch
-from pdmux_actor.kv.prefix_hash import HashedPieces, PrefixHash
+from pdmux_actor.kv.prefix_cache import HashedPieces, PrefixHash, PrefixMatch
 from pdmux_actor.messages import FinishReason, GenerateRequest
 
 

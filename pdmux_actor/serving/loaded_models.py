@@ -8,8 +8,7 @@ from queue import SimpleQueue
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.inbox import Inbox
-from pdmux_actor.kv.capacity import longest_sequence_tokens
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.events import AttachModel, RemoveModel
 from pdmux_actor.serving.commands import (
     Asleep,

@@ -1,6 +1,8 @@
 """Work on text, a call at a time, the least first, in a process that is replaced when it dies or takes too long."""
 
 import asyncio
+import heapq
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -16,7 +18,37 @@ from router.text.calls import (
     TokenizerLoaded,
 )
 from router.text.process import TextProcessLost, TextService
-from router.text.turns import Turns
+
+
+class Turns:
+    """A small prompt does not wait behind ten large ones. Call from one event loop."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    async def acquire(self, work: int) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (work, next(self._numbers), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was given the turn and leaves in the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._is_taken = False
+
 
 logger = logging.getLogger(__name__)
 

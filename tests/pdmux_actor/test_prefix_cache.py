@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.kv.prefix_cache import PrefixCache, PrefixMatch
-from pdmux_actor.kv.prefix_hash import HashedPieces, extend_hashes
+from pdmux_actor.kv.prefix_cache import HashedPieces, PrefixCache, PrefixMatch, extend_hashes
 from pdmux_actor.scheduling.events import Arrival
 from traces.readers.entry import read_trace
 

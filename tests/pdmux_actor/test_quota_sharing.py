@@ -6,8 +6,8 @@ from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, VirtualEngine, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.messages import FinishReason
+from pdmux_actor.model_info import longest_sequence_tokens
 from pdmux_actor.scheduling.events import Arrival, RemoveModel, SetQuotas
 
 ADAPTING = replace(PLAIN, adapt_quotas=True, quota_period_s=0.1)

@@ -14,9 +14,8 @@ from pdmux_actor.backends.sglang.options import (
 )
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig, write_config
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.kv.capacity import longest_sequence_tokens
 from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.models.checkpoint import read_json, resolve_checkpoint
 from pdmux_actor.serving.commands import EngineSettings, LoadModelCommand
 from profiler.errors import UnsupportedModel

@@ -5,7 +5,7 @@ or prefilled beside decode on the share of SMs that ways.py chooses, with slices
 When no prompt waits, decode looks a few steps ahead (DuetServe, section 4.3), on half of the SMs or less if that does
 not slow it down: the next prompt can start at once. Decodes of several models take turns, or run at once on parts of
 the decode share where that is faster (decode_lanes.py, after MuxServe's ADBS). Prompts share a batch only where that
-saves time (batch_size.py).
+saves time (prefill_slice.py).
 """
 
 from collections.abc import Sequence, Set

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
-from pdmux_actor.scheduling.policies.batch_size import prompts_worth_batching
 from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once, may_add_decode
 from pdmux_actor.scheduling.policies.forecast import (
     DecodeCycle,
@@ -16,12 +15,16 @@ from pdmux_actor.scheduling.policies.forecast import (
     tightest_tbt_s,
     whole_prefill_s,
 )
-from pdmux_actor.scheduling.policies.preemption import preempting_model
+from pdmux_actor.scheduling.policies.prefill_slice import (
+    layers_per_slice,
+    layers_within,
+    preempting_model,
+    prompts_worth_batching,
+)
 from pdmux_actor.scheduling.policies.request_delays import PrefillLoad
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.round_robin import RoundRobin
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
-from pdmux_actor.scheduling.slicing import layers_per_slice, layers_within
 from profiler.latency import ChunkShape
 
 
@@ -37,7 +40,7 @@ class SideBySide:
     """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other.
 
     With `paced` prompts of all models go by their serving order, are only batched where that makes them faster
-    (batch_size.py), and slices are no longer than one and a half decode steps.
+    (prefill_slice.py), and slices are no longer than one and a half decode steps.
     """
 
     def __init__(self, *, paced: bool = False) -> None:
