@@ -55,10 +55,14 @@ MODEL, TOKEN, SLO = "m", "stream-token", Slo(ttft_s=10.0, tbt_s=1.0)
 PROMPT = "How many rooms does a request cross before it is answered? " * 8
 START_TIMEOUT_S = 60.0
 WIRE, INBOX, ANSWER = "to the wire", "to the engine's inbox", "to the last token"
+_REACHED_AFTER = {"unit": WIRE, "command-intake": WIRE, "MainThread": INBOX, "notice-sender": INBOX}
 
 
 @dataclass(slots=True)
 class _Thread:
+    """What it does before the request `reaches` it comes by the clock: the engine wakes up to report its load."""
+
+    reaches: str | None
     file: str = ""
     silent_depth: int = 0
     decide: "Trail | None" = None
@@ -104,6 +108,8 @@ class HopTracer:
             return
         code = frame.f_code
         thread = self._thread()
+        if thread.reaches is not None and thread.reaches not in self.phases:
+            return
         if code in self._silent:
             thread.silent_depth += 1 if event == "call" else -1
             return
@@ -150,7 +156,7 @@ class HopTracer:
         try:
             known: _Thread = self._threads.known
         except AttributeError:
-            known = self._threads.known = _Thread()
+            known = self._threads.known = _Thread(_REACHED_AFTER.get(threading.current_thread().name))
         return known
 
     def _product_file(self, name: str) -> str:
@@ -269,7 +275,7 @@ def _run(folder: Path, engines: EngineCalls, tracer: HopTracer, arguments: argpa
     """Ends the process: what runs in it ends with it only."""
     try:
         served: queue.Queue[Unit] = queue.Queue()
-        threading.Thread(target=lambda: asyncio.run(_serve_unit(folder, served)), daemon=True).start()
+        threading.Thread(target=lambda: asyncio.run(_serve_unit(folder, served)), name="unit", daemon=True).start()
         asyncio.run(_trace(folder, served.get(timeout=START_TIMEOUT_S), tracer, arguments.tokens))
         _report(tracer, arguments)
     except BaseException:
