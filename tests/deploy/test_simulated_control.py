@@ -83,9 +83,17 @@ def flip() -> RequestStream:
     return stream(*before, *after)
 
 
-def test_control_loop__popularity_flips__replicas_follow_and_nothing_is_lost() -> None:
+@pytest.fixture(scope="module")
+def flipped() -> tuple[FleetOutcome, list[RequestOutcome]]:
+    """One run; tests read it."""
+    return run(fleet(), flip())
+
+
+def test_control_loop__popularity_flips__replicas_follow_and_nothing_is_lost(
+    flipped: tuple[FleetOutcome, list[RequestOutcome]],
+) -> None:
     fixed, _ = run(fleet(replan="off"), flip())
-    led, outcomes = run(fleet(), flip())
+    led, outcomes = flipped
 
     assert moves(fixed) == []
     assert any(m.startswith("load b") for m in moves(led))
@@ -94,8 +102,10 @@ def test_control_loop__popularity_flips__replicas_follow_and_nothing_is_lost() -
     assert 3 * late_requests(led, "b") < late_requests(fixed, "b")
 
 
-def test_control_loop__same_requests__same_moves_and_figures() -> None:
-    (once, outcomes), (again, same) = run(fleet(), flip()), run(fleet(), flip())
+def test_control_loop__same_requests__same_moves_and_figures(
+    flipped: tuple[FleetOutcome, list[RequestOutcome]],
+) -> None:
+    (once, outcomes), (again, same) = flipped, run(fleet(), flip())
 
     assert moves(once) == moves(again) != []
     assert outcomes == same
