@@ -4,6 +4,7 @@ EngineError
 ├── ModelLoadError     a checkpoint cannot be served: missing, broken, unsupported or too large
 │   └── ModelTooLarge  there is not enough memory for it
 ├── HostMemoryShort    host memory does not take a model's weights
+├── InvalidStructuredOutput  the form that an output is to have cannot be compiled or followed
 ├── LaunchFailed       a launch that was to be measured failed
 ├── EngineStartFailed  the engine process did not come up
 ├── EngineDied         the engine process is gone
@@ -40,6 +41,12 @@ class HostMemoryShort(EngineError):
         self.model = model
         self.needed_bytes = needed_bytes
         self.admitted_bytes = admitted_bytes
+
+
+class InvalidStructuredOutput(EngineError):
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class LaunchFailed(EngineError):

@@ -53,6 +53,11 @@ class LogitsProcessing:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_p: float = 0.0
 
+    @property
+    def has_phrases(self) -> bool:
+        """Whether a bad word is of several tokens, so that what is banned depends on the last token."""
+        return any(len(word) > 1 for word in self.bad_words)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -60,8 +65,8 @@ class SamplingParams:
 
     `logprobs` is how many alternatives to report per token; 0 reports the chosen token only, None nothing.
     `stop_token_ids` end the output beside the model's own end tokens, whatever `ignore_eos` says; their text is not
-    shown. `processing` None, as nearly always, costs nothing. An output with `structured_output` ends where its form
-    does: `min_tokens` and `ignore_eos` do not lengthen it.
+    shown. `processing` None, as nearly always, costs nothing. `structured_output` goes without `min_tokens` and
+    `ignore_eos`: what is longer than its form breaks it.
     The draw for output token i depends on (seed, i) only: batching, preemption and migration do not change it.
     """
 
@@ -76,6 +81,16 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     processing: LogitsProcessing | None = None
     structured_output: StructuredOutput | None = None
+
+    @property
+    def named_tokens(self) -> tuple[int, ...]:
+        """Every token id that these parameters name."""
+        if self.processing is None:
+            return self.stop_token_ids
+        biased = tuple([token_id for token_id, _ in self.processing.logit_bias])
+        return (
+            self.stop_token_ids + biased + tuple([token_id for word in self.processing.bad_words for token_id in word])
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

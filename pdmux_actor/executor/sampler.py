@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.executor.constrained_rows import ConstrainedRows
+from pdmux_actor.executor.logits_processing import LogitsProcessor
 from pdmux_actor.executor.token_drawing import draw_filtered, draw_unfiltered
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -42,6 +44,9 @@ class Sampler:
         self._temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float64)
         self._top_ps = torch.tensor([p.top_p for p in params], dtype=torch.float64)
         self._top_ks = torch.tensor([p.top_k for p in params], dtype=torch.int64)
+        self._processor = LogitsProcessor.of(sequences)
+        self._constrained = ConstrainedRows.of(sequences)
+        self._earlier: list[Tensor] = []  # what the launch's steps sampled, where it matters
         self._num_alternatives = [p.logprobs for p in params]
         self._logprob_rows = torch.tensor([i for i, p in enumerate(params) if p.logprobs is not None])
         drawn = self._temperatures > 0
@@ -53,10 +58,14 @@ class Sampler:
     def sample(self, logits: Tensor, step: int = 0) -> SampledBatch:
         """logits: float32 [rows, vocab_size], overwritten; `step` counts look-ahead steps of the launch."""
         report = self._log_softmax(logits)
+        if self._processor is not None:
+            self._processor.apply(logits, self._earlier)
         too_short = self._output_indices + step < self._min_tokens
         if len(self._eos) and too_short.any():
             rows = torch.from_numpy(np.flatnonzero(too_short))
             logits[rows[:, None], self._eos] = float("-inf")
+        if self._constrained is not None:
+            self._constrained.mask(logits)
         highest, token_ids = logits.max(dim=-1)
         finite, broken_rows = highest.isfinite(), frozenset[int]()
         if not bool(finite.all()):
@@ -66,11 +75,16 @@ class Sampler:
         if len(self._plain_rows) + len(self._filtered_rows):
             uniforms = torch.from_numpy(uniform(self._seeds, self._output_indices + step))
             below_highest = logits.sub_(highest[:, None])
+            log_min_ps = None if self._processor is None else self._processor.log_min_p
             if len(rows := self._plain_rows):
-                token_ids[rows] = draw_unfiltered(below_highest[rows], self._temperatures[rows], uniforms[rows])
+                least = None if log_min_ps is None else log_min_ps[rows]
+                token_ids[rows] = draw_unfiltered(below_highest[rows], self._temperatures[rows], uniforms[rows], least)
             if len(rows := self._filtered_rows):
+                least = None if log_min_ps is None else log_min_ps[rows]
                 filters = self._temperatures[rows], self._top_ks[rows], self._top_ps[rows]
-                token_ids[rows] = draw_filtered(below_highest[rows], *filters, uniforms[rows])
+                token_ids[rows] = draw_filtered(below_highest[rows], *filters, uniforms[rows], least)
+        if self._processor is not None:
+            self._earlier.append(token_ids)
         return self._with_logprobs(token_ids, report, broken_rows)
 
     def tokens(self, sampled: SampledBatch) -> list[SampledToken]:
@@ -90,7 +104,7 @@ class Sampler:
         return result
 
     def _log_softmax(self, logits: Tensor) -> Tensor | None:
-        """Of the model's own distribution: before temperature, filters and masked end tokens."""
+        """Of the model's own distribution: before penalties, masks, temperature and filters."""
         if not len(self._logprob_rows):
             return None
         return logits[self._logprob_rows].log_softmax(dim=-1)

@@ -20,28 +20,41 @@ def draw(scaled: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, targets[:, None], right=True).squeeze(1)
 
 
-def draw_unfiltered(below_highest: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+def draw_unfiltered(
+    below_highest: Tensor, temperatures: Tensor, uniforms: Tensor, log_min_ps: Tensor | None = None
+) -> Tensor:
     """Token ids [rows] from all tokens; arguments as `draw_filtered` has them."""
-    return torch.cat(
-        [draw(below_highest[t].double().div_(temperatures[t, None]), uniforms[t]) for t in _tiles(below_highest)]
-    )
+    token_ids = []
+    for tile in _tiles(below_highest):
+        scaled = below_highest[tile].double().div_(temperatures[tile, None])
+        if log_min_ps is not None:
+            scaled.masked_fill_(scaled < log_min_ps[tile, None], float("-inf"))
+        token_ids.append(draw(scaled, uniforms[tile]))
+    return torch.cat(token_ids)
 
 
 def draw_filtered(
-    below_highest: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, uniforms: Tensor
+    below_highest: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    uniforms: Tensor,
+    log_min_ps: Tensor | None = None,
 ) -> Tensor:
-    """top-k first, then top-p over what top-k left, as transformers and vLLM do; `draw` from that in falling order,
-    tokens of equal logits by their ids. Returns token ids [rows].
+    """top-k first, then top-p over what top-k left, then min-p, as transformers does; `draw` from that in falling
+    order, tokens of equal logits by their ids. Returns token ids [rows].
 
     below_highest: float32 [rows, vocab_size], logits less their row's highest; the others float64 or int64 [rows],
     `top_ks` 0 is no limit. Of a large vocabulary only those tokens are sorted that can be left.
     """
+    if log_min_ps is None:
+        log_min_ps = torch.full_like(temperatures, float("-inf"))
     if below_highest.shape[1] > _SMALL_VOCABULARY:
-        of_rows = (below_highest, temperatures, top_ks, top_ps, uniforms)
+        of_rows = (below_highest, temperatures, top_ks, top_ps, uniforms, log_min_ps)
         return torch.cat([_draw_tile(*(argument[t] for argument in of_rows)) for t in _tiles(below_highest)])
     ordered, token_ids = below_highest.sort(dim=-1, descending=True, stable=True)
-    scaled = ordered.double().div_(temperatures[:, None])
-    places = draw(_mask_filtered(scaled, top_ks[:, None], top_ps[:, None]), uniforms)
+    scaled = _mask_filtered(ordered.double().div_(temperatures[:, None]), top_ks[:, None], top_ps[:, None])
+    places = draw(scaled.masked_fill_(scaled < log_min_ps[:, None], float("-inf")), uniforms)
     return token_ids.gather(1, places[:, None]).squeeze(1)
 
 
@@ -49,7 +62,9 @@ def _tiles(rows: Tensor) -> list[slice]:
     return [slice(first, first + _ROWS_PER_TILE) for first in range(0, len(rows), _ROWS_PER_TILE)]
 
 
-def _draw_tile(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, uniforms: Tensor) -> Tensor:
+def _draw_tile(
+    logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, uniforms: Tensor, log_min_ps: Tensor
+) -> Tensor:
     """As `draw_filtered`, of a large vocabulary."""
     bins = (logits * (-_BINS_PER_LOGIT / temperatures[:, None])).clamp_(max=_BINS - 1).long().numpy()
     by_mass = (top_ks <= 0) | (top_ks >= logits.shape[1])
@@ -70,6 +85,7 @@ def _draw_tile(logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Ten
         ids = torch.from_numpy(np.flatnonzero(bins[row] <= last_bin))
         ordered, places = logits[row, ids].sort(descending=True, stable=True)
         scaled = _mask_filtered(ordered.double().div_(temperature)[None], top_ks[row], top_ps[row], mass)
+        scaled.masked_fill_(scaled < log_min_ps[row], float("-inf"))
         token_ids.append(ids[places[draw(scaled, uniforms[row : row + 1])]])
     return torch.cat(token_ids)
 

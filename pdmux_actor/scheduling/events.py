@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.decision_log import Decision
+from pdmux_actor.scheduling.output_constraint import OutputConstraint
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
+    """`constraint` is of a request with `structured_output`."""
+
     request: GenerateRequest
+    constraint: OutputConstraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,11 @@ class ModelQueue:
         return used_blocks >= used_share * quota_blocks or used_blocks + needed_blocks > quota_blocks
 
     def look_ahead_room(self) -> int:
-        """Decode steps that every running sequence can take before it meets its maximum length, at least 1."""
+        """Decode steps that every running sequence can take, one after the other, before it meets its maximum length
+        or the host must look at its tokens, at least 1.
+        """
+        if any(s.is_stepwise for s in self.running):
+            return 1
         return max(1, self.max_len - max(self.context_tokens, default=0))
 
     def rows_for(self, num_tokens: int) -> int:

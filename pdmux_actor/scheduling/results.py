@@ -160,7 +160,7 @@ def append_tokens(
     for token in sampled:
         token_id = token.token_id
         token_ids.append(token_id)
-        may_stop = token_id in eos_token_ids and not params.ignore_eos
+        may_stop = (token_id in eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
         if may_stop and sequence.num_output_tokens > params.min_tokens:
             return sampled[: len(token_ids) - before], FinishReason.STOP
         if len(token_ids) >= longest:

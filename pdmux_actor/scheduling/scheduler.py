@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.kv.block_pool import BlockPool
-from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.messages import FinishReason, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.answers import Answers
 from pdmux_actor.scheduling.batch import PrefillBatches
@@ -92,8 +92,8 @@ class Scheduler:
 
     def on_event(self, event: Event, now_s: float) -> None:
         match event:
-            case Arrival(request=request):
-                self._arrive(request, now_s)
+            case Arrival(request=request, constraint=constraint):
+                self._arrive(TokenSequence.from_request(request, now_s, constraint))
             case Abort(request_id=request_id):
                 if (sequence := self._answers.unanswered.get(request_id)) is not None:
                     self._answers.end(sequence, FinishReason.ABORT)
@@ -228,10 +228,10 @@ class Scheduler:
 
     # ---- arrivals, removal ----
 
-    def _arrive(self, request: GenerateRequest, now_s: float) -> None:
-        unanswered = self._answers.unanswered
+    def _arrive(self, sequence: TokenSequence) -> None:
+        unanswered, request = self._answers.unanswered, sequence.request
         assert request.request_id not in unanswered, f"request id {request.request_id} is in use"
-        sequence = unanswered[request.request_id] = TokenSequence.from_request(request, now_s)
+        unanswered[request.request_id] = sequence
         queue = self._queues.get(request.model)
         if queue is None or queue.removing:
             error = f"model {request.model!r} is not on this unit"

@@ -3,8 +3,12 @@
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from pdmux_actor.kv.prefix_cache import HashedPieces, PrefixHash, PrefixMatch
 from pdmux_actor.messages import FinishReason, GenerateRequest
+from pdmux_actor.scheduling.output_constraint import OutputConstraint
 
 
 class SequenceStatus(Enum):
@@ -49,6 +53,10 @@ class TokenSequence:
     is_late: bool = False  # its first token or a gap was beyond its target
     precedence: Precedence = Precedence.IN_TIME
     kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
+    constraint: OutputConstraint | None = None
+    is_stepwise: bool = False  # each token must be known on the host before the next is drawn
+    _array: npt.NDArray[np.int64] | None = field(default=None, init=False, repr=False)
+    _array_tokens: int = field(default=0, init=False, repr=False)
     # Read once per token: what the request says.
     most_tokens: int = field(init=False)  # prompt and output
     tbt_s: float = field(init=False)
@@ -58,13 +66,27 @@ class TokenSequence:
         self.tbt_s = self.request.slo.tbt_s
 
     @classmethod
-    def from_request(cls, request: GenerateRequest, arrival_s: float) -> "TokenSequence":
+    def from_request(
+        cls, request: GenerateRequest, arrival_s: float, constraint: OutputConstraint | None = None
+    ) -> "TokenSequence":
+        processing = request.sampling.processing
         return cls(
             request=request,
             arrival_s=arrival_s,
             token_ids=[*request.prompt_token_ids, *request.output_token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
+            constraint=constraint,
+            is_stepwise=constraint is not None or (processing is not None and processing.has_phrases),
         )
+
+    def token_array(self) -> npt.NDArray[np.int64]:
+        """`token_ids` as an array, to be read only until the next call. What it held before is not converted again."""
+        num_tokens = len(self.token_ids)
+        if self._array is None or num_tokens > len(self._array):
+            self._array, self._array_tokens = np.empty(num_tokens + num_tokens // 2 + 64, dtype=np.int64), 0
+        self._array[self._array_tokens : num_tokens] = self.token_ids[self._array_tokens :]
+        self._array_tokens = num_tokens
+        return self._array[:num_tokens]
 
     def hashes(self, num_tokens: int, tokens_per_row: int, pieces: HashedPieces) -> list[PrefixHash]:
         """Names of the full rows among the first `num_tokens` tokens, to be read only."""
@@ -74,8 +96,8 @@ class TokenSequence:
         return self.prefix_hashes if len(self.prefix_hashes) == num_rows else self.prefix_hashes[:num_rows]
 
     def token_outside(self, vocab_size: int) -> int | None:
-        """A token that a vocabulary of this size does not have."""
-        extremes = (min(self.token_ids, default=0), max(self.token_ids, default=0))
+        """A token that a vocabulary of this size does not have, among those that the request names, too."""
+        extremes = [min(self.token_ids, default=0), max(self.token_ids, default=0), *self.request.sampling.named_tokens]
         return next((token_id for token_id in extremes if not 0 <= token_id < vocab_size), None)
 
     @property

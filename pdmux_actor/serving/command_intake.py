@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from pdmux_actor.inbox import Inbox
-from pdmux_actor.messages import FinishReason, TokenEvent
+from pdmux_actor.messages import FinishReason, GenerateRequest, StructuredOutput, TokenEvent
 from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
 from pdmux_actor.scheduling.events import Abort, Arrival, ReadDecisions, SetPolicy, SetQuotas, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -34,6 +34,7 @@ from pdmux_actor.serving.commands import (
 )
 from pdmux_actor.serving.loaded_models import LoadedModels
 from pdmux_actor.serving.notice_sender import NoticeSender
+from pdmux_actor.serving.structured_requests import StructuredRequests
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,19 @@ class CommandIntake:
     """The thread that turns the actor's commands into the engine's events."""
 
     def __init__(
-        self, connection: socket.socket, inbox: Inbox, loaded_models: LoadedModels, sender: NoticeSender
+        self,
+        connection: socket.socket,
+        inbox: Inbox,
+        loaded_models: LoadedModels,
+        sender: NoticeSender,
+        structured: StructuredRequests | None = None,
     ) -> None:
+        """`structured` None: the engine computes no logits, whose outputs could be given a form."""
         self._connection = connection
         self._sender = sender
         self._inbox = inbox
         self._loaded_models = loaded_models
+        self._structured = structured
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="command-intake", daemon=True).start()
@@ -73,11 +81,12 @@ class CommandIntake:
     def _take(self, command: Command) -> None:
         match command:
             case Submit(request=request) if request.sampling.structured_output is not None:
-                self._refuse_form(request.request_id, request.sampling.structured_output.param)
+                self._take_structured(request, request.sampling.structured_output)
             case Submit(request=request):
                 self._inbox.put(Arrival(request))
             case AbortRequest(request_id=request_id):
-                self._inbox.put(Abort(request_id))
+                if self._structured is None or not self._structured.abort(request_id):
+                    self._inbox.put(Abort(request_id))
             case LoadModelCommand() | RemoveModelCommand():
                 self._loaded_models.order(command)
             case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
@@ -95,10 +104,13 @@ class CommandIntake:
             case Shutdown():
                 self._inbox.put(Stop())
 
-    def _refuse_form(self, request_id: str, param: str) -> None:
-        """Nobody routes it here; not to be ignored in silence."""
-        error = "this engine does not constrain outputs; serve the model on a pool with backend: sglang"
-        event = TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error=error, param=param)
+    def _take_structured(self, request: GenerateRequest, form: StructuredOutput) -> None:
+        if self._structured is not None:
+            self._structured.submit(request, form)
+            return
+        # Nobody routes it here; not to be ignored in silence.
+        error = "this engine only simulates a model and draws no tokens that could follow a form"
+        event = TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=error, param=form.param)
         self._sender.send(Tokens((event,)))
 
     def _tell_decisions(self, call: int, now_s: float, decisions: Sequence[Decision]) -> None:

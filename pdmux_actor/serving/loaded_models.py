@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
@@ -30,8 +30,16 @@ class LoadedModels:
     """
 
     def __init__(
-        self, executor: HostingExecutor, inbox: Inbox, sender: NoticeSender, *, host_memory_bytes: int = 0
+        self,
+        executor: HostingExecutor,
+        inbox: Inbox,
+        sender: NoticeSender,
+        *,
+        host_memory_bytes: int = 0,
+        on_loaded: Callable[[LoadModelCommand, ModelInfo], None] = lambda command, info: None,
     ) -> None:
+        """`on_loaded` is told of a model before requests for it can come."""
+        self._on_loaded = on_loaded
         self._executor = executor
         self._sleepers = SleepingModels(executor, host_memory_bytes)
         self._told = self._sleepers.told()
@@ -79,6 +87,7 @@ class LoadedModels:
             self._sender.send(ModelFailed(command.call, reason, "the unit's log has the traceback"))
         else:
             self._attached[command.model], self._origins[command.model] = info, origin
+            self._on_loaded(command, info)
             self._inbox.put(AttachModel(info, command.quota_blocks))
             self._tell_sleepers()
             self._sender.send(ModelLoaded(command.call, longest_sequence_tokens(info, command.quota_blocks)))

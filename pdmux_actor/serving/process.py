@@ -24,8 +24,10 @@ from pdmux_actor.serving.executors import build_executor
 from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.known_latency import read_known_latency
 from pdmux_actor.serving.loaded_models import LoadedModels
+from pdmux_actor.serving.model_forms import ModelForms
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
+from pdmux_actor.serving.structured_requests import StructuredRequests
 from profiler.roofline import RooflineLatency
 
 _FLUSH_TIMEOUT_S = 5.0
@@ -64,17 +66,26 @@ def main(arguments: Sequence[str]) -> None:
         on_detached=lambda model: loaded_models.on_detached(model),
     )
     host_bytes = host_memory_budget(settings, executor.device)
-    loaded_models = LoadedModels(executor, inbox, sender, host_memory_bytes=host_bytes)
+    forms = ModelForms() if settings.kind != "simulated" else None
+    loaded_models = LoadedModels(
+        executor,
+        inbox,
+        sender,
+        host_memory_bytes=host_bytes,
+        on_loaded=forms.offer if forms is not None else lambda command, info: None,
+    )
+    structured = None if forms is None else StructuredRequests(forms.compile, inbox, lambda e: send_tokens([e]))
     sender.send(
         Started(
             device=executor.device.name,
             memory_bytes=settings.device_memory_bytes or executor.device.memory_bytes * settings.num_gpus,
             block_bytes=executor.block_bytes,
             total_blocks=executor.total_blocks,
+            constrains=structured is not None,
             host_memory_bytes=host_bytes,
         )
     )
-    CommandIntake(connection, inbox, loaded_models, sender).start()
+    CommandIntake(connection, inbox, loaded_models, sender, structured).start()
     # Two hundred thousand objects of torch and its like outlive the process: a full collection that went through them
     # would hold every stream for 0.1 to 0.4 s.
     gc.collect()

@@ -1,17 +1,28 @@
 """The tokenizer of a checkpoint, for turning tokens into text."""
 
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.models.checkpoint import is_shape_only, resolve_checkpoint
 from pdmux_actor.models.demo_tokenizer import SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
 from pdmux_actor.serving.detokenizer import Vocabulary
 
 
-def load_vocabulary(assignment: ModelAssignment) -> Vocabulary:
+class CheckpointNamed(Protocol):
+    """A ModelAssignment, or the command that came of one."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+
+
+def load_vocabulary(assignment: CheckpointNamed) -> Vocabulary:
     """Slow: reads files, may download.
 
     Raises:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
-from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.messages import GenerateRequest, LogitsProcessing, SamplingParams, Slo
 from pdmux_actor.scheduling.events import Arrival, AttachModel, SetPolicy, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -18,10 +18,15 @@ from profiler.roofline import RooflineLatency
 
 NUM_REQUESTS = 17
 MAX_TOKENS = 16
+BAD_WORDS = ((33,), (120, 121), (50, 51, 52))
+# Of every fifth request each. transformers' generation knows the first by the same names.
+AS_TRANSFORMERS = LogitsProcessing(repetition_penalty=1.4, bad_words=BAD_WORDS)
+COUNTED = LogitsProcessing(frequency_penalty=0.9, presence_penalty=0.6, min_p=0.02, logit_bias=((90, 3.0), (8, -50.0)))
+PROCESSING = {1: AS_TRANSFORMERS, 2: COUNTED}
 
 
 def make_requests(models, *, tbt_s):
-    """Prompts of 1 to 700 tokens; every third request samples with a seed."""
+    """Prompts of 1 to 700 tokens; every third request samples with a seed, two of five have their logits changed."""
     lengths = [1, 700, 2, 33, 64, 65, 127, 300, 5, 17, 450, 31, 32, 90, 8, 210, 3]
     for i in range(NUM_REQUESTS):
         for number, model in enumerate(models):
@@ -31,7 +36,11 @@ def make_requests(models, *, tbt_s):
                 model=model,
                 prompt_token_ids=tuple((7 * i + 3 * j + number) % 200 + 20 for j in range(length)),
                 sampling=SamplingParams(
-                    max_tokens=MAX_TOKENS, temperature=0.0 if i % 3 else 0.8, seed=i, ignore_eos=True
+                    max_tokens=MAX_TOKENS,
+                    temperature=0.0 if i % 3 else 0.8,
+                    seed=i,
+                    ignore_eos=True,
+                    processing=PROCESSING.get(i % 5),
                 ),
                 slo=Slo(ttft_s=5.0, tbt_s=tbt_s),
             )
@@ -90,12 +99,16 @@ def test_reference__greedy_requests__equal_transformers(demo_checkpoints, expect
     for model, path in demo_checkpoints.items():
         reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         for request in make_requests(demo_checkpoints, tbt_s=1.0):
-            if request.sampling.temperature or request.model != model:
+            processing = request.sampling.processing
+            if request.sampling.temperature or request.model != model or processing is COUNTED:
                 continue
+            changed = {}
+            if processing is not None:
+                changed = {"repetition_penalty": 1.4, "bad_words_ids": [list(word) for word in BAD_WORDS]}
             prompt = torch.tensor([request.prompt_token_ids])
             out = reference.generate(
                 prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=MAX_TOKENS, do_sample=False,
-                eos_token_id=None, pad_token_id=0,
+                eos_token_id=None, pad_token_id=0, **changed,
             )  # fmt: skip
             assert expected[request.request_id] == out[0, prompt.shape[1] :].tolist(), request.request_id
 
@@ -142,6 +155,18 @@ def test_engine__little_memory_and_changing_policies__same_tokens(demo_checkpoin
 
     assert tokens == {r.request_id: expected[r.request_id] for r in requests}
     assert sum(m.preemptions_total for m in report.models) > 0
+
+
+@pytest.mark.parametrize("kept_tokens", [1, 9])
+def test_engine__goes_on_after_another_units_tokens__same_tokens(demo_checkpoints, expected, kept_tokens):
+    requests = [
+        replace(r, output_token_ids=tuple(expected[r.request_id][:kept_tokens]))
+        for r in make_requests(demo_checkpoints, tbt_s=1.0)
+    ]
+
+    tokens, _ = run_engine(demo_checkpoints, requests, policy="mux")
+
+    assert tokens == {request_id: ids[kept_tokens:] for request_id, ids in expected.items()}
 
 
 def test_engine__second_turns_of_conversations__cache_hits_change_no_token(demo_checkpoints, expected):

@@ -186,13 +186,15 @@ class CudaRunner:
         self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, sms: int
     ) -> Read:
         bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
-        samples = []
-        for step in range(launch.steps):
-            sample = sample_with_reports(bucket.logits(sms), bucket.parameters, rows, model.eos_token_ids, step)
+        samples: list[DeviceSample] = []
+        for _ in range(launch.steps):
+            earlier = [sample.token_ids for sample in samples]
+            sample = sample_with_reports(bucket.logits(sms), bucket.parameters, rows, model.eos_token_ids, earlier)
             bucket.advance(sample.token_ids)
-            samples.append(_sample_to_host(sample))
+            samples.append(sample)
+        on_host = [_sample_to_host(sample) for sample in samples]
         alternatives = rows.num_alternatives
-        return lambda: _produced(list(zip(*(host_tokens(s, alternatives) for s in samples), strict=True)))
+        return lambda: _produced(list(zip(*(host_tokens(s, alternatives) for s in on_host), strict=True)))
 
 
 def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:

@@ -46,7 +46,8 @@ class DecodeBucket:
 
     def sampling(self, sequences: Sequence[TokenSequence], steps: int) -> SamplingRows:
         """Returns the sampling of a launch of `steps` steps, padded to the bucket."""
-        return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size)
+        device = self._kv.pool.device
+        return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size, device=device)
 
     def load(
         self,

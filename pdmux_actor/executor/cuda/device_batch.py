@@ -69,7 +69,7 @@ def stage_batch(
     ]
     sampled = [e.first + e.length - 1 for c, e in zip(chunks, extents, strict=True) if c.samples]
     num_chunk_tokens = sum(e.length for e in extents)
-    sampling = SamplingRows.of([*(c.sequence for c in chunks if c.samples), *decodes])
+    sampling = SamplingRows.of([*(c.sequence for c in chunks if c.samples), *decodes], device=stage.device)
     decode_rows, row_stride = padded_rows(decodes, len(decodes))
     arrays: dict[str, npt.NDArray[np.generic]] = {
         "token_ids": _int32([i for ids in token_ids for i in ids]),

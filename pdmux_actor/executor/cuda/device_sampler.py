@@ -6,12 +6,15 @@ The draws are those of executor.sampler, row by row: same uniform numbers, same 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.executor.constrained_rows import ConstrainedRows
+from pdmux_actor.executor.logits_processing import LogitsProcessor
 from pdmux_actor.executor.sampler import uniform
 from pdmux_actor.executor.token_drawing import draw
 from pdmux_actor.messages import SampledToken
@@ -39,11 +42,14 @@ class SamplingRows:
     arrays: Mapping[str, npt.NDArray[np.generic]]
     num_alternatives: tuple[int | None, ...]
     has_min_tokens: bool
+    processor: LogitsProcessor | None = None
+    constrained: ConstrainedRows | None = None
 
     @property
     def is_plain(self) -> bool:
-        """No log-probabilities, no masked end tokens: what captured steps can do."""
-        return not self.has_min_tokens and all(n is None for n in self.num_alternatives)
+        """No log-probabilities, no masked tokens, no changed logits: what captured steps can do."""
+        changed = self.has_min_tokens or self.processor is not None or self.constrained is not None
+        return not changed and all(n is None for n in self.num_alternatives)
 
     @classmethod
     def of(
@@ -53,9 +59,10 @@ class SamplingRows:
         steps: int = 1,
         num_steps: int | None = None,
         num_rows: int | None = None,
+        device: torch.device | None = None,
     ) -> "SamplingRows":
         """Builds the rows of `steps` steps, padded with greedy rows to `num_rows`, and with unused steps to
-        `num_steps`.
+        `num_steps`. `device` is where the logits will be; None: the CPU.
         """
         params = [s.request.sampling for s in sequences]
         padding = (num_rows or len(params)) - len(params)
@@ -78,7 +85,17 @@ class SamplingRows:
             },
             num_alternatives=tuple(p.logprobs for p in params),
             has_min_tokens=any(n > 0 for n in left),
+            processor=LogitsProcessor.of(sequences, num_rows=num_rows, to_device=partial(_sent, device)),
+            constrained=ConstrainedRows.of(sequences, num_rows=num_rows),
         )
+
+
+def _sent(device: torch.device | None, array: npt.NDArray[np.generic]) -> Tensor:
+    """From pinned memory: the host does not wait, and torch keeps it until it was read."""
+    host = torch.from_numpy(array)
+    if device is None or device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +108,16 @@ class DeviceSample:
     top_logprobs: Tensor | None = None
 
 
-def sample_rows(logits: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor, kind: SamplingKind) -> Tensor:
-    """Token ids int32 [rows], NOT_FINITE where the logits are not. logits: float32 [rows, vocab_size]."""
+def sample_rows(
+    logits: Tensor,
+    parameters: Mapping[str, Tensor],
+    uniforms: Tensor,
+    kind: SamplingKind,
+    log_min_p: Tensor | None = None,
+) -> Tensor:
+    """Token ids int32 [rows], NOT_FINITE where the logits are not. logits: float32 [rows, vocab_size]; `log_min_p`:
+    float64 [rows].
+    """
     highest, token_ids = logits.max(dim=-1)
     if kind is not SamplingKind.GREEDY:
         tiles = [slice(first, first + _DRAWN_ROWS) for first in range(0, len(logits), _DRAWN_ROWS)]
@@ -103,6 +128,7 @@ def sample_rows(logits: Tensor, parameters: Mapping[str, Tensor], uniforms: Tens
                 {name: parameters[name][rows] for name in ("temperature", "top_p", "top_k")},
                 uniforms[rows],
                 kind,
+                None if log_min_p is None else log_min_p[rows, None],
             )
             for rows in tiles
         ]
@@ -111,32 +137,49 @@ def sample_rows(logits: Tensor, parameters: Mapping[str, Tensor], uniforms: Tens
 
 
 def _draw(
-    logits: Tensor, highest: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor, kind: SamplingKind
+    logits: Tensor,
+    highest: Tensor,
+    parameters: Mapping[str, Tensor],
+    uniforms: Tensor,
+    kind: SamplingKind,
+    log_min_p: Tensor | None,
 ) -> Tensor:
     below_highest = logits - highest[:, None]
     temperature = parameters["temperature"][:, None].clamp(min=1e-12)
-    drawn = draw(below_highest.double().div_(temperature), uniforms)
+    scaled = below_highest.double().div_(temperature)
+    drawn = draw(scaled if log_min_p is None else scaled.masked_fill_(scaled < log_min_p, float("-inf")), uniforms)
     if kind is SamplingKind.FILTERED:
         # In float32 a sort has half the passes; that float64 holds the quotients changes no order.
         ordered, token_ids = below_highest.sort(dim=-1, descending=True, stable=True)
-        filtered = _draw_filtered(ordered.double().div_(temperature), token_ids, parameters, uniforms)
+        filtered = _draw_filtered(ordered.double().div_(temperature), token_ids, parameters, uniforms, log_min_p)
         drawn = torch.where((parameters["top_p"] < 1) | (parameters["top_k"] > 0), filtered, drawn)
     return drawn
 
 
 def sample_with_reports(
-    logits: Tensor, parameters: Mapping[str, Tensor], rows: SamplingRows, eos_token_ids: Tensor, step: int = 0
+    logits: Tensor,
+    parameters: Mapping[str, Tensor],
+    rows: SamplingRows,
+    eos_token_ids: Tensor,
+    earlier: Sequence[Tensor] = (),
 ) -> DeviceSample:
-    """Samples as `sample_rows`, with log-probabilities of the model's own distribution and end tokens masked before
-    `min_tokens`. logits are overwritten.
+    """Samples as `sample_rows`, with all that rows ask for: log-probabilities of the model's own distribution,
+    penalties, masks. `earlier` are the token ids of the launch's steps so far. logits are overwritten. What masks are
+    filled from is known on the host, which fills them while the device computes the logits.
     """
+    step = len(earlier)
     wanted = [n for n in rows.num_alternatives if n is not None]
     report = logits.log_softmax(dim=-1) if wanted else None
+    if rows.processor is not None:
+        rows.processor.apply(logits, [token_ids.clamp(min=0) for token_ids in earlier])
     if rows.has_min_tokens and len(eos_token_ids):
         too_short = parameters["min_tokens_left"] > step
         ends = logits.index_select(1, eos_token_ids)
         logits.index_copy_(1, eos_token_ids, ends.masked_fill(too_short[:, None], float("-inf")))
-    token_ids = sample_rows(logits, parameters, parameters["uniforms"][step], rows.kind)
+    if rows.constrained is not None:
+        rows.constrained.mask(logits)
+    log_min_p = None if rows.processor is None else rows.processor.log_min_p
+    token_ids = sample_rows(logits, parameters, parameters["uniforms"][step], rows.kind, log_min_p)
     if report is None:
         return DeviceSample(token_ids=token_ids)
     top_logprobs, top_ids = report.topk(min(max(1, *wanted), report.shape[1]), dim=-1)
@@ -160,8 +203,10 @@ def host_tokens(sample: DeviceSample, num_alternatives: Sequence[int | None]) ->
     return tokens
 
 
-def _draw_filtered(ordered: Tensor, token_ids: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor) -> Tensor:
-    """top-k first, then top-p over what top-k left. `ordered`: scaled logits, falling, of `token_ids`."""
+def _draw_filtered(
+    ordered: Tensor, token_ids: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor, log_min_p: Tensor | None
+) -> Tensor:
+    """top-k first, then top-p over what top-k left, then min-p. `ordered`: scaled logits, falling, of `token_ids`."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     top_k = parameters["top_k"]
     most = torch.where(top_k > 0, top_k, ordered.shape[1])
@@ -169,6 +214,8 @@ def _draw_filtered(ordered: Tensor, token_ids: Tensor, parameters: Mapping[str, 
     probabilities = ordered.softmax(dim=-1)
     mass_before = probabilities.cumsum(dim=-1) - probabilities
     outside = (mass_before >= parameters["top_p"][:, None]) & (ranks > 0)
+    if log_min_p is not None:
+        outside |= ordered < log_min_p
     ordered = ordered.masked_fill(outside, float("-inf"))
     # A row of NaN is drawn beyond its end, and a GPU that is asked for what is not there is lost.
     places = draw(ordered, uniforms).clamp(max=ordered.shape[1] - 1)

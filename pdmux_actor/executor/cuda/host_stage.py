@@ -21,7 +21,7 @@ class HostStage:
     """One per lane: it is filled again only after the lane's launch is over, so that no copy reads what changes."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._pinned = self._allocate(64 * 1024)
 
     def send(self, arrays: Arrays, target: Tensor | None = None) -> dict[str, Tensor]:
@@ -36,13 +36,13 @@ class HostStage:
             flat = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
             host[offsets[name] : offsets[name] + flat.size] = flat
         if target is None:
-            target = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+            target = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
         assert size_bytes <= len(target), "a launch's arrays outgrow the buffer of its graph"
         target[:size_bytes].copy_(self._pinned[:size_bytes], non_blocking=True)
         return views(target, arrays)
 
     def _allocate(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
 
 def layout(arrays: Arrays) -> tuple[dict[str, int], int]:

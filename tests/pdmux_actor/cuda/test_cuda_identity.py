@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, make_cuda_rig
 
+from pdmux_actor.messages import LogitsProcessing
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import Repartition
 
@@ -100,6 +101,12 @@ def test_mixed_steps__chunks_beside_decodes__tokens_of_the_cpu(rigs: tuple[CpuRi
         {"temperature": 0.9, "top_k": 5, "top_p": 0.9, "seed": 9},
         {"logprobs": 3},
         {"min_tokens": 4, "temperature": 0.5, "seed": 1},
+        {"min_tokens": 4, "stop_token_ids": tuple(range(0, 600, 2))},
+        {"processing": LogitsProcessing(repetition_penalty=1.8), "temperature": 0.7, "seed": 2},
+        {"processing": LogitsProcessing(frequency_penalty=1.5, presence_penalty=0.5, logit_bias=((9, 4.0), (3, 4.0)))},
+        {"processing": LogitsProcessing(min_p=0.3), "temperature": 1.1, "seed": 3},
+        {"processing": LogitsProcessing(min_p=0.2), "temperature": 1.1, "top_k": 40, "top_p": 0.9, "seed": 4},
+        {"processing": LogitsProcessing(bad_words=tuple((i,) for i in range(0, 600, 2)))},
     ],
 )
 def test_sampling__seeded_beside_greedy__tokens_of_the_cpu(

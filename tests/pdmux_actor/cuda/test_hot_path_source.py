@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3] / "pdmux_actor"
 HOT = (
     *sorted((ROOT / "executor" / "cuda").glob("*.py")),
-    ROOT / "executor" / "torch_cuda.py",
+    *(ROOT / "executor" / name for name in ("torch_cuda.py", "logits_processing.py", "constrained_rows.py")),
     *(ROOT / "models" / name for name in ("decoder.py", "linear.py", "operators.py", "triton_operators.py")),
 )
 WAITING = frozenset({"item", "cpu", "tolist", "numpy", "nonzero", "synchronize", "empty_cache", "cuda"})
@@ -22,6 +22,8 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("decode_graphs.py", "__call__", "synchronize"): "a capture, once per shape",
     ("device_attention.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
+    ("device_sampler.py", "_sent", "to"): "from pinned memory, without a wait",
+    ("constrained_rows.py", "mask", "to"): "from pinned memory, without a wait",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
     ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",

@@ -91,7 +91,9 @@ async def test_native_engine__all_commands__every_request_ends_once(
         await until(lambda: quotas_of(engine) == {"a": 500, "b": 1000})
 
 
-async def test_native_engine__what_only_sglang_does__is_refused(engine_settings, make_assignment, make_request):
+async def test_native_engine__what_a_simulated_one_cannot_do__is_refused(
+    engine_settings, make_assignment, make_request
+):
     async with running(engine_settings) as (engine, capacity):
         await engine.add_model(make_assignment("tiny"))
         engine.submit(make_request("json", sampling={"structured_output": ANY_JSON}))

@@ -1,9 +1,11 @@
 """A unit on the CPU executor: the demo's path without Ray and HTTP."""
 
+import json
+
 from tokenizers import Tokenizer
 
 from pdmux_actor.backends.native import NativeEngine
-from pdmux_actor.messages import FinishReason
+from pdmux_actor.messages import FinishReason, StructuredKind, StructuredOutput
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.frames import Generate
 
@@ -76,3 +78,35 @@ async def test_unit__torch_cpu__model_that_slept_says_the_same_and_no_block_is_l
     await until(lambda: phases(unit) == {b.model: "ready"})
     load = unit.report().load
     assert sum(m.used_blocks for m in load.models) == 0
+
+
+async def test_unit__torch_cpu__outputs_follow_forms_and_end_at_tokens(
+    demo_checkpoints, make_unit, make_lease, make_assignment, make_request, connect, until, phases
+):
+    unit = await make_unit(NativeEngine(EngineSettings(kind="torch_cpu", kv_pool_bytes=64 << 20, num_cores=2)))
+    name = "demo-llama"
+    unit.apply_lease(make_lease(1, make_assignment(name, quota_blocks=1000, source=str(demo_checkpoints[name]))))
+    await until(lambda: set(phases(unit).values()) == {"ready"}, timeout_s=120)
+    assert unit.report().constrains
+    peer = await connect(unit)
+
+    def ask(stream, **sampling):
+        sampling = {"seed": 5, **sampling}
+        request = make_request(f"r{stream}", model=name, max_tokens=300, sampling=sampling, prompt_token_ids=(5, 6, 7))
+        peer.send(Generate(stream=stream, request=request))
+
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    ask(0, structured_output=StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text=json.dumps(schema)))
+    ask(1, structured_output=StructuredOutput(kind=StructuredKind.REGEX, text="(a", param="guided_regex"))
+    ask(2, stop_token_ids=tuple(range(0, 640, 3)), ignore_eos=True)
+    await peer.until_finished(0, 1, 2)
+
+    assert json.loads(peer.text(0))["n"] in (1, 2)
+    assert peer.deltas[0][-1].finish is FinishReason.STOP
+    refused = peer.deltas[1][-1]
+    assert (refused.finish, refused.param, refused.retryable) == (FinishReason.ERROR, "guided_regex", False)
+    assert "position 3" in refused.error
+    tokenizer = Tokenizer.from_file(str(demo_checkpoints[name] / "tokenizer.json"))
+    *shown, stop = peer.token_ids(2)
+    assert stop % 3 == 0
+    assert peer.text(2) == tokenizer.decode(shown, skip_special_tokens=True)

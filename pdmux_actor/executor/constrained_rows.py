@@ -1,0 +1,36 @@
+"""The rows of a launch whose outputs have a form: their masks, filled on the host, applied where the logits are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdmux_actor.scheduling.sequence import TokenSequence
+
+_WORD_BITS = 32
+
+
+class ConstrainedRows:
+    def __init__(self, sequences: Sequence[tuple[int, TokenSequence]], num_rows: int) -> None:
+        self._sequences = sequences
+        self._num_rows = num_rows
+
+    @classmethod
+    def of(cls, sequences: Sequence[TokenSequence], num_rows: int | None = None) -> "ConstrainedRows | None":
+        """None when no row has a form. Padded to `num_rows`."""
+        constrained = [(row, s) for row, s in enumerate(sequences) if s.constraint is not None]
+        return cls(constrained, num_rows or len(sequences)) if constrained else None
+
+    def mask(self, logits: Tensor) -> None:
+        """Logits, float32 [rows, vocab_size], of tokens that may not follow become minus infinity."""
+        import xgrammar  # loaded by what made the constraints; it takes seconds
+
+        words = np.full((self._num_rows, -(-logits.shape[1] // _WORD_BITS)), -1, dtype=np.int32)
+        for row, sequence in self._sequences:
+            assert sequence.constraint is not None
+            sequence.constraint.fill_mask(sequence.token_ids, words[row])
+        rows = [row for row, _ in self._sequences]
+        host = torch.from_numpy(words)
+        masks = host.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else host
+        xgrammar.apply_token_bitmask_inplace(logits, masks, indices=rows)

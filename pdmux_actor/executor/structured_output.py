@@ -1,0 +1,132 @@
+"""Forms of outputs, compiled for one model's tokens by xgrammar; what follows of them for a sequence's next token.
+
+xgrammar takes seconds to import: only engines whose models are asked for a form import this.
+"""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xgrammar
+
+from pdmux_actor.errors import InvalidStructuredOutput
+from pdmux_actor.messages import StructuredKind, StructuredOutput
+from pdmux_actor.scheduling.output_constraint import OutputConstraint
+
+CACHE_BYTES = 256 * 1024 * 1024  # of compiled forms, for each model twice: of JSON, and others
+_MAX_WHITESPACE = 32  # between two parts of a JSON text: enough to indent, and a weak model comes to an end
+_WORD_BITS = 32
+# A grammar can be such that its mask takes seconds once the output is long: it is walked through before it is served.
+_WALK_TOKENS = 96
+_SLOW_MASK_S = 0.02
+_REMEMBERED_WALKS = 256
+_FULL_WORD = -1
+_NOT_IN_JSON = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+_LOCATION = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
+
+
+class GrammarConstraint:
+    """Implements OutputConstraint: one sequence's place in a compiled form."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, num_prompt_tokens: int) -> None:
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._read = num_prompt_tokens
+
+    def follows(self, token_ids: Sequence[int]) -> bool:
+        """Reads what came since the last call. False: it breaks the form, and the constraint is of no use any more."""
+        new, self._read = token_ids[self._read :], len(token_ids)
+        return all(self._matcher.accept_token(token_id) for token_id in new)
+
+    def fill_mask(self, token_ids: Sequence[int], words: npt.NDArray[np.int32]) -> None:
+        followed = self.follows(token_ids)
+        assert followed or self._matcher.is_terminated(), "a token was drawn that the mask forbids"
+        if self._matcher.is_terminated():  # its end token came and did not end it: nothing is left to keep to
+            words[:] = _FULL_WORD
+        else:
+            self._matcher.fill_next_token_bitmask(torch.from_numpy(words)[None])
+
+
+class FormCompiler:
+    """One per model; compiles one form at a time, on whatever thread calls it, without holding others up."""
+
+    def __init__(self, token_bytes: Sequence[bytes], end_token_ids: frozenset[int], *, vocab_size: int) -> None:
+        """`token_bytes` are what tokens stand for, empty where that is no text: such tokens are never drawn."""
+        padded = [*token_bytes[:vocab_size], *[b""] * (vocab_size - len(token_bytes))]
+        # xgrammar lets raw control characters into strings of bounded length, where JSON has none.
+        in_json = [b"" if _NOT_IN_JSON.search(text) else text for text in padded]
+        self._compiler, self._json_compiler = (
+            xgrammar.GrammarCompiler(
+                xgrammar.TokenizerInfo(texts, vocab_size=vocab_size, stop_token_ids=sorted(end_token_ids)),
+                max_threads=1,
+                cache_limit_bytes=CACHE_BYTES,
+            )
+            for texts in (padded, in_json)
+        )
+        self._end_token_ids = sorted(end_token_ids)
+        self._num_words = -(-vocab_size // _WORD_BITS)
+        self._walked: set[StructuredOutput] = set()
+
+    def constraint(self, form: StructuredOutput, prompt_tokens: int, token_ids: Sequence[int]) -> OutputConstraint:
+        """For a sequence of so many prompt tokens; `token_ids` are those and what another unit produced already.
+
+        Raises:
+            InvalidStructuredOutput: the form cannot be compiled or followed, or the output so far breaks it.
+        """
+        compiled = self._compile(form)
+        if form not in self._walked:
+            self._walk(compiled)
+            if len(self._walked) >= _REMEMBERED_WALKS:
+                self._walked.clear()
+            self._walked.add(form)
+        constraint = GrammarConstraint(compiled, prompt_tokens)
+        if not constraint.follows(token_ids):
+            raise InvalidStructuredOutput(reason="the output so far does not follow it")
+        return constraint
+
+    def _compile(self, form: StructuredOutput) -> xgrammar.CompiledGrammar:
+        try:
+            match form.kind:
+                case StructuredKind.JSON_SCHEMA:
+                    return self._json_compiler.compile_json_schema(form.text, max_whitespace_cnt=_MAX_WHITESPACE)
+                case StructuredKind.REGEX:
+                    return self._compiler.compile_regex(form.text)
+                case StructuredKind.CHOICE:
+                    return self._compiler.compile_grammar(_alternatives(json.loads(form.text)))
+                case StructuredKind.GRAMMAR:
+                    return self._compiler.compile_grammar(form.text)
+                case StructuredKind.STRUCTURAL_TAG:
+                    return self._compiler.compile_structural_tag(form.text)
+        except (RuntimeError, ValueError, TypeError) as error:  # xgrammar's own, and pydantic's of structural tags
+            raise InvalidStructuredOutput(reason=_LOCATION.sub("", str(error).strip())) from error
+
+    def _walk(self, compiled: xgrammar.CompiledGrammar) -> None:
+        """Follows the form for some tokens, always the same, and ends only where nothing else may follow."""
+        matcher = xgrammar.GrammarMatcher(compiled)
+        words = np.zeros(self._num_words, dtype=np.int32)
+        choice = np.random.default_rng(0)
+        slow = 0
+        for _ in range(_WALK_TOKENS):
+            started_s = time.thread_time()
+            matcher.fill_next_token_bitmask(torch.from_numpy(words)[None])
+            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            if not len(allowed):
+                raise InvalidStructuredOutput(reason="no output can follow it")
+            going_on = np.setdiff1d(allowed, self._end_token_ids)
+            if not len(going_on):
+                return
+            matcher.accept_token(int(choice.choice(going_on)))
+            slow += time.thread_time() - started_s > _SLOW_MASK_S
+            if slow > 2:
+                raise InvalidStructuredOutput(
+                    reason=f"it takes more than {_SLOW_MASK_S * 1e3:.0f} ms a token to follow; "
+                    "nest fewer repetitions, or make alternatives begin differently"
+                )
+
+
+def _alternatives(choices: Sequence[str]) -> str:
+    """As EBNF, whose strings are JSON's."""
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)

@@ -1,0 +1,261 @@
+"""Outputs that have a form, of random models on the real engine: every one is whole and valid."""
+
+import json
+import re
+import threading
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from json_schemas import SCHEMAS
+from tokenizers import Tokenizer
+
+from pdmux_actor.engine import build_engine
+from pdmux_actor.errors import InvalidStructuredOutput
+from pdmux_actor.executor.structured_output import FormCompiler
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.messages import (
+    FinishReason,
+    GenerateRequest,
+    LogitsProcessing,
+    SamplingParams,
+    Slo,
+    StructuredKind,
+    StructuredOutput,
+)
+from pdmux_actor.scheduling.events import Arrival, AttachModel, Stop
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.serving.token_text import TokenBytes
+from profiler.roofline import RooflineLatency
+
+MODEL = "demo-llama"
+MAX_TOKENS = 1500
+
+
+def schema_form(schema):
+    return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text=json.dumps(schema))
+
+
+def request_of(request_id, form, *, prompt_tokens=5, output=(), tbt_s=0.001, **sampling):
+    params = {"temperature": 1.0, "seed": len(request_id), "max_tokens": MAX_TOKENS, **sampling}
+    return GenerateRequest(
+        request_id=request_id,
+        model=MODEL,
+        prompt_token_ids=tuple(range(20, 20 + prompt_tokens)),
+        output_token_ids=tuple(output),
+        sampling=SamplingParams(structured_output=form, **params),
+        slo=Slo(ttft_s=5.0, tbt_s=tbt_s),
+    )
+
+
+class Model:
+    """The demo's smallest model with its tokenizer."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.executor = self._executor()
+        self.info = self.executor.load_model(MODEL, str(folder), revision=None, dtype=None, max_model_len=2048)
+        self.executor.close()
+        tokens = TokenBytes(self.tokenizer)
+        vocab_size = self.info.spec.vocab_size
+        texts = [tokens.of(i) if tokens.has_text(i) else b"" for i in range(vocab_size)]
+        self.compiler = FormCompiler(texts, self.info.eos_token_ids, vocab_size=vocab_size)
+
+    def _executor(self):
+        return TorchCpuExecutor(kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32")
+
+    def constraint(self, request):
+        form = request.sampling.structured_output
+        if form is None:
+            return None
+        known = (*request.prompt_token_ids, *request.output_token_ids)
+        return self.compiler.constraint(form, len(request.prompt_token_ids), known)
+
+    def run(self, requests, *, policy="mux", quota_tokens=60_000, settings=None):
+        """Sampled tokens and finish by request, and the last load report."""
+        executor = self._executor()
+        tokens = {r.request_id: [] for r in requests}
+        finish = {}
+        all_done = threading.Event()
+
+        def outbox(events):
+            for event in events:
+                assert event.error is None, event.error
+                tokens[event.request_id] += event.tokens
+                if event.finish is not None:
+                    finish[event.request_id] = event.finish
+            if len(finish) == len(tokens):
+                all_done.set()
+
+        loop, inbox = build_engine(
+            executor,
+            policy=policy,
+            settings=settings or SchedulerSettings(max_batch_tokens=512, chunk_budget_tokens=64),
+            latency=RooflineLatency(executor.device),
+            outbox=outbox,
+        )
+        info = executor.load_model(MODEL, str(self.folder), revision=None, dtype=None, max_model_len=2048)
+        quota_rows = -(-quota_tokens // info.geometry.tokens_per_row)
+        inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))
+        for request in requests:
+            inbox.put(Arrival(request, self.constraint(request)))
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            assert all_done.wait(200), f"unanswered: {tokens.keys() - finish.keys()}"
+        finally:
+            inbox.put(Stop())
+            thread.join(30)
+        return tokens, finish, loop.scheduler.load_report()
+
+    def texts(self, tokens):
+        ids = {name: [t.token_id for t in sampled] for name, sampled in tokens.items()}
+        return {name: self.tokenizer.decode(sampled, skip_special_tokens=True) for name, sampled in ids.items()}
+
+
+@pytest.fixture(scope="module")
+def model(demo_checkpoints):
+    return Model(demo_checkpoints[MODEL])
+
+
+def ids_of(tokens):
+    return {name: [t.token_id for t in sampled] for name, sampled in tokens.items()}
+
+
+def test_json_schema__fifty_at_random__every_output_is_whole_and_valid(model) -> None:
+    requests = [request_of(f"s{i}", schema_form(schema), seed=i) for i, schema in enumerate(SCHEMAS)]
+
+    tokens, finish, _ = model.run(requests)
+
+    assert set(finish.values()) == {FinishReason.STOP}
+    for i, text in enumerate(model.texts(tokens).values()):
+        jsonschema.validate(json.loads(text), SCHEMAS[i], cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "is_valid"),
+    [
+        (StructuredKind.REGEX, r"[a-c]{2,5}@\d+(\.de|\.org)", re.compile(r"[a-c]{2,5}@\d+(\.de|\.org)").fullmatch),
+        (StructuredKind.CHOICE, '["yes","no","süß \\"x\\"","a\\nb"]', {"yes", "no", 'süß "x"', "a\nb"}.__contains__),
+        (StructuredKind.GRAMMAR, 'root ::= "(" root ")" | "x"', re.compile(r"\(*x\)*").fullmatch),
+    ],
+)
+def test_form__of_each_other_kind__every_output_follows(model, kind, text, is_valid) -> None:
+    form = StructuredOutput(kind=kind, text=text)
+
+    tokens, finish, _ = model.run([request_of(f"r{i}", form, seed=i) for i in range(8)])
+
+    assert set(finish.values()) == {FinishReason.STOP}
+    assert all(is_valid(output) for output in model.texts(tokens).values())
+
+
+def mixed_requests():
+    """Constrained ones of all kinds of sampling beside free ones."""
+    forms = [None, schema_form(SCHEMAS[18]), schema_form(SCHEMAS[5]), None, schema_form(SCHEMAS[30])]
+    return [
+        request_of(
+            f"m{i}",
+            forms[i % 5],
+            prompt_tokens=10 + 9 * i,
+            seed=i,
+            max_tokens=250 if forms[i % 5] else 40,
+            temperature=0.0 if i % 4 == 3 else 1.0,
+            logprobs=2 if i % 3 == 0 else None,
+            processing=LogitsProcessing(frequency_penalty=0.3, repetition_penalty=1.1) if i % 2 else None,
+        )
+        for i in range(15)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Each request by itself."""
+    tokens, finish, _ = model.run(
+        mixed_requests(), policy="prefill_first", settings=SchedulerSettings(max_running_sequences=1)
+    )
+    return ids_of(tokens), finish
+
+
+@pytest.mark.parametrize("policy", ["mux", "duetserve", "chunked_prefill"])
+def test_constrained__batched_under_any_policy_with_preemption__same_tokens(model, alone, policy) -> None:
+    settings = SchedulerSettings(max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0, kv_lendable_share=0.0)
+    tokens, finish, report = model.run(mixed_requests(), policy=policy, quota_tokens=400, settings=settings)
+
+    assert (ids_of(tokens), finish) == alone
+    assert sum(m.preemptions_total for m in report.models) > 0
+
+
+@pytest.mark.parametrize("kept", [1, 7, 0.9])
+def test_constrained__goes_on_after_another_units_tokens__same_tokens(model, alone, kept) -> None:
+    expected, ends = alone
+    begun = []
+    for request in mixed_requests():
+        ids = expected[request.request_id]
+        begun.append(replace(request, output_token_ids=tuple(ids[: kept if kept >= 1 else int(kept * len(ids))])))
+
+    tokens, finish, _ = model.run(begun)
+
+    assert finish == ends
+    for request in begun:
+        rest = expected[request.request_id][len(request.output_token_ids) :]
+        assert [t.token_id for t in tokens[request.request_id]] == rest
+
+
+def test_constrained__logprobs__are_of_the_models_own_distribution(model) -> None:
+    form = StructuredOutput(kind=StructuredKind.CHOICE, text='["yes","no"]')
+
+    tokens, _, _ = model.run([request_of("r", form, logprobs=2), request_of("free", None, logprobs=2, max_tokens=1)])
+
+    assert tokens["r"][0].top == tokens["free"][0].top
+    assert tokens["r"][0].logprob <= tokens["r"][0].top[0][1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (
+            StructuredKind.JSON_SCHEMA,
+            '{"type":"object","properties":{"a":{"type":"poem"}}}',
+            '^Unsupported type "poem"',
+        ),
+        (StructuredKind.JSON_SCHEMA, "{", "^Failed to parse JSON"),
+        (StructuredKind.JSON_SCHEMA, '{"$ref":"#/$defs/x"}', r"^Cannot find field \$defs in #/\$defs/x"),
+        (StructuredKind.JSON_SCHEMA, '{"$ref":"#"}', "no output can follow it"),
+        (StructuredKind.REGEX, "(a", "position 3: The parenthesis is not closed"),
+        (StructuredKind.REGEX, "((a{1,200}){1,200}){1,200}", "takes more than 20 ms a token"),
+        (StructuredKind.GRAMMAR, 'root ::= foo "a"', 'line 1, column 10: Rule "foo" is not defined'),
+        (StructuredKind.GRAMMAR, "root ::= root", "no output can follow it"),
+        (StructuredKind.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"poem"}}', "poem"),
+    ],
+)
+def test_form__cannot_be_followed__says_where(model, kind, text, reason) -> None:
+    with pytest.raises(InvalidStructuredOutput, match=reason):
+        model.compiler.constraint(StructuredOutput(kind=kind, text=text), 0, ())
+
+
+def test_constraint__output_of_another_unit_breaks_the_form__is_refused(model) -> None:
+    form = StructuredOutput(kind=StructuredKind.CHOICE, text='["yes"]')
+    no = model.tokenizer.encode("no").ids
+
+    with pytest.raises(InvalidStructuredOutput, match="output so far"):
+        model.compiler.constraint(form, 2, (5, 6, *no))
+
+
+def test_constraint__structural_tag__free_text_around_a_constrained_part(model) -> None:
+    tag = {
+        "type": "structural_tag",
+        "format": {
+            "type": "tag",
+            "begin": "<f>",
+            "content": {"type": "json_schema", "json_schema": SCHEMAS[0]},
+            "end": "</f>",
+        },
+    }
+    form = StructuredOutput(kind=StructuredKind.STRUCTURAL_TAG, text=json.dumps(tag))
+
+    tokens, finish, _ = model.run([request_of("r", form)])
+
+    (text,) = model.texts(tokens).values()
+    assert finish["r"] is FinishReason.STOP
+    jsonschema.validate(json.loads(text.removeprefix("<f>").removesuffix("</f>")), SCHEMAS[0])
