@@ -1,6 +1,7 @@
 """Turns the bytes of a request body into a validated request."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,14 +36,17 @@ def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
     try:
         return schema.model_validate(document).model_copy(update=prompt)
     except ValidationError as error:
-        raise _invalid(document, error.errors(include_url=False, include_context=False)) from error
+        raise _invalid(document, error.errors(include_url=False, include_context=False), schema.model_fields) from error
 
 
-def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails]) -> InvalidRequest:
+def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails], known: Collection[str]) -> InvalidRequest:
+    """`known` are the parameters that there are."""
     unknown = next((d for d in details if d["type"] == "extra_forbidden" and len(d["loc"]) == 1), None)
     if unknown is not None:
         name = str(unknown["loc"][0])[:100]
         message = f"Unrecognized request argument supplied: {name}"
+        if meant := get_close_matches(name, known, n=1, cutoff=0.75):
+            message += f"; did you mean {meant[0]}?"
         return InvalidRequest(message, param=name, code="unknown_parameter")
     first = details[0]
     field = str(first["loc"][0]) if first["loc"] else None

@@ -7,7 +7,8 @@ from pydantic import Field
 from pdmux_actor.messages import StructuredOutput
 from router.errors import UnsupportedParameter
 from router.openai.messages import MAX_MESSAGES, ChatMessage
-from router.openai.parameters import MAX_LOGPROBS, EmptyObject, GenerationParameters, Integer, Tokens
+from router.openai.parameters import MAX_LOGPROBS, EmptyObject, GenerationParameters, Tokens
+from router.openai.request_part import Integer
 from router.openai.tools import (
     FunctionName,
     Functions,

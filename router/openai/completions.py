@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from router.openai.parameters import MAX_LOGPROBS, GenerationParameters, Integer
+from router.openai.parameters import MAX_LOGPROBS, GenerationParameters, TokenId
+from router.openai.request_part import Integer
 
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 

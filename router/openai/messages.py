@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field
 
-from router.openai.parameters import Empty, EmptyObject, RequestPart
+from router.openai.parameters import Empty, EmptyObject
+from router.openai.request_part import RequestPart
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 16_384

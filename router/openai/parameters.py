@@ -1,31 +1,30 @@
 """Request fields that both generation endpoints share. docs/api.md lists them for users."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any
 
-import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-from pdmux_actor.messages import SamplingParams, StructuredKind, StructuredOutput
+from pdmux_actor.messages import LogitsProcessing, SamplingParams, StructuredOutput
+from router.openai.output_form import Choices, FormText, ResponseFormat, StructuredOutputs, form_of
+from router.openai.request_part import Integer, RequestPart
 
 MAX_STOP_STRINGS = 16
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_STOP_CHARACTERS = 1024
+MAX_BIASED_TOKENS = 1024
+MAX_STOP_TOKENS = 128
+MAX_BAD_WORDS = 128
 _SEED_MASK = 2**63 - 1
 
 
-def _whole(value: object) -> object:
-    """JSON Schema's integers are numbers without a fraction: 1.0 is one."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Integer = Annotated[int, BeforeValidator(_whole)]
 Tokens = Annotated[Integer, Field(ge=1, le=2**31)]
 
 Empty = Annotated[list[Any], Field(max_length=0)]
 EmptyObject = Annotated[dict[str, Any], Field(max_length=0)]
-Zero = Annotated[float, Field(ge=0, le=0)]
-One = Annotated[float, Field(ge=1, le=1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIdText = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 # Parameters that change the output and are not implemented: only the value that changes nothing is accepted.
@@ -33,46 +32,13 @@ UNIMPLEMENTED = frozenset(
     {
         "audio",
         "best_of",
-        "frequency_penalty",
-        "logit_bias",
-        "min_p",
         "modalities",
         "moderation",
-        "presence_penalty",
-        "repetition_penalty",
-        "stop_token_ids",
         "suffix",
         "verbosity",
         "web_search_options",
     }
 )
-
-
-class RequestPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class TextFormat(RequestPart):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestPart):
-    type: Literal["json_object"]
-
-
-class NamedSchema(RequestPart):
-    name: str = Field(min_length=1, max_length=64)
-    description: str | None = None
-    json_schema: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None  # always is
-
-
-class JsonSchemaFormat(RequestPart):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class StreamOptions(RequestPart):
@@ -94,8 +60,25 @@ class GenerationParameters(RequestPart):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_bias: (
+        Annotated[dict[TokenIdText, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASED_TOKENS)]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
     response_format: ResponseFormat | None = None
     skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    # vLLM's older names of what structured_outputs holds.
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: FormText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: FormText | None = None
 
     # Accepted and without effect here.
     user: str | None = None
@@ -106,14 +89,6 @@ class GenerationParameters(RequestPart):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-
-    # See UNIMPLEMENTED.
-    presence_penalty: Zero | None = None
-    frequency_penalty: Zero | None = None
-    repetition_penalty: One | None = None
-    min_p: Zero | None = None
-    logit_bias: EmptyObject | None = None
-    stop_token_ids: Empty | None = None
 
     @property
     def num_choices(self) -> int:
@@ -143,14 +118,39 @@ class GenerationParameters(RequestPart):
 
     @property
     def structured_output(self) -> StructuredOutput | None:
-        """Returns the constraint on the output; for `json_object` it is any JSON object, as OpenAI has it."""
-        match self.response_format:
-            case JsonSchemaFormat(json_schema=named):
-                schema = msgspec.json.encode(named.json_schema).decode()
-                return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text=schema)
-            case JsonObjectFormat():
-                return StructuredOutput(kind=StructuredKind.JSON_SCHEMA, text='{"type":"object"}')
-        return None
+        """Returns the constraint on the output.
+
+        Raises InvalidRequest: more than one form is asked for, or one that cannot be.
+        """
+        return form_of(
+            self.response_format,
+            self.structured_outputs,
+            {
+                "guided_json": self.guided_json,
+                "guided_regex": self.guided_regex,
+                "guided_choice": self.guided_choice,
+                "guided_grammar": self.guided_grammar,
+            },
+        )
+
+    @property
+    def named_tokens(self) -> Iterator[tuple[str, int]]:
+        """Token ids that the request names, each with the parameter."""
+        for text in self.logit_bias or ():
+            yield "logit_bias", int(text)
+        for token_id in self.stop_token_ids or ():
+            yield "stop_token_ids", token_id
+
+    def _processing(self, bad_words: tuple[tuple[int, ...], ...]) -> LogitsProcessing | None:
+        processing = LogitsProcessing(
+            logit_bias=tuple((int(token_id), bias) for token_id, bias in (self.logit_bias or {}).items()),
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            bad_words=bad_words,
+            min_p=self.min_p or 0.0,
+        )
+        return None if processing == LogitsProcessing() else processing
 
     @property
     def max_calls(self) -> int | None:
@@ -166,8 +166,18 @@ class GenerationParameters(RequestPart):
         """Alternatives per token; 0: the chosen token only; None: nothing."""
         raise NotImplementedError
 
-    def sampling(self, *, max_tokens: int, choice: int, fallback_seed: int) -> SamplingParams:
-        """`choice` counts the request's choices: each draws from its own seed, the first from the client's."""
+    def sampling(
+        self,
+        *,
+        max_tokens: int,
+        choice: int,
+        fallback_seed: int,
+        form: StructuredOutput | None = None,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+    ) -> SamplingParams:
+        """`choice` counts the request's choices: each draws from its own seed, the first from the client's. `form` is
+        `structured_output`, `bad_words` are those of the request in tokens.
+        """
         seed = self.seed if self.seed is not None else fallback_seed
         greedy = self.top_p == 0.0  # nothing but the most probable token is left
         return SamplingParams(
@@ -176,10 +186,12 @@ class GenerationParameters(RequestPart):
             top_p=1.0 if greedy or self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
             seed=derived_seed(seed, choice),
-            min_tokens=min(self.min_tokens or 0, max_tokens),
-            ignore_eos=bool(self.ignore_eos),
+            min_tokens=min(self.min_tokens or 0, max_tokens) if form is None else 0,
+            ignore_eos=bool(self.ignore_eos) and form is None,
             logprobs=self.asked_logprobs,
-            structured_output=self.structured_output,
+            stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids or ())),
+            processing=self._processing(bad_words),
+            structured_output=form,
         )
 
 

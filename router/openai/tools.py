@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pdmux_actor.messages import StructuredKind, StructuredOutput
 from router.errors import InvalidRequest
-from router.openai.parameters import RequestPart
+from router.openai.request_part import RequestPart
 
 MAX_TOOLS = 1024
 

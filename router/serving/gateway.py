@@ -5,9 +5,11 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from pdmux_actor.lease import ModelPhase
+from pdmux_actor.messages import SamplingParams, StructuredOutput
 from router.access.access_control import AccessControl
 from router.access.caller import ANYBODY, Caller
 from router.admission.admission import AdmissionSettings
@@ -36,6 +38,7 @@ from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner
 from router.serving.prompts import Prompt, chat_prompt, completion_prompts, completion_tokens
 from router.serving.reply_reading import read_parts
+from router.serving.request_tokens import bad_word_tokens, check_named_tokens
 from router.serving.response import GenerationResponse
 from router.serving.waiting_requests import WaitingRequests
 from router.telemetry.metrics import GatewayMetrics
@@ -236,8 +239,12 @@ class Gateway:
         context = self.view.context(card.model)
         if context is None or context.is_short_for_now(longest):
             context = await self._until_taken(card, caller, prompt_tokens, longest)
-        self._check_format(card, request)
-        generations = self._generations(card, request, prompts, param, context, receipt)
+        form = request.structured_output
+        self._check_form(card, form)
+        await check_named_tokens(request, card, self._tokenizers)
+        bad_words = await bad_word_tokens(request, card, self._tokenizers)
+        sampling = partial(request.sampling, form=form, bad_words=bad_words)
+        generations = self._generations(card, request, prompts, param, context, receipt, sampling)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return GenerationResponse(
             interleave([self._outputs(generation, request, caller, receipt) for generation in generations]),
@@ -264,12 +271,11 @@ class Gateway:
         if longest > limit:
             raise InvalidRequest(f"The prompt has {longest} tokens; this gateway takes {limit}.", param=param)
 
-    def _check_format(self, card: ModelCard, request: GenerationParameters) -> None:
-        form = request.structured_output
+    def _check_form(self, card: ModelCard, form: StructuredOutput | None) -> None:
         if form is not None and not self.view.constrains(card.model):
             message = (
                 f"No unit that serves {card.model!r} can make its output follow a format; "
-                f"leave {form.param} out, or serve the model on a pool with backend: sglang."
+                f"leave {form.param} out, or serve the model on a pool whose device is not simulated."
             )
             raise UnsupportedParameter(message, param=form.param)
 
@@ -281,6 +287,7 @@ class Gateway:
         param: str,
         context: ContextLengths,
         receipt: ServiceReport,
+        sampling: Callable[..., SamplingParams],
     ) -> list[Generation]:
         generations: list[Generation] = []
         fallback_seed = secrets.randbits(63)
@@ -300,7 +307,7 @@ class Gateway:
                         model=card.model,
                         prompt_token_ids=prompt.token_ids,
                         prompt_param=param,
-                        sampling=request.sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
+                        sampling=sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
                         stop=request.stop_strings,
                         reply=prompt.reply,
                         skip_special_tokens=prompt.skip_special_tokens,
