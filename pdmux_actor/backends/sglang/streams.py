@@ -59,6 +59,12 @@ class RequestStreams:
             self._end(stream.request, FinishReason.ERROR, reason)
 
     def submit(self, request: GenerateRequest) -> None:
+        processing = request.sampling.processing
+        if processing is not None and processing.bad_words:
+            error = "SGLang knows no bad words; ban single tokens by logit_bias, or use a pool of our own engine"
+            event = TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=error, param="bad_words")
+            self._put(event)
+            return
         refusal = self._refusal(request)
         if refusal is not None:
             self._put(TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=refusal))
