@@ -16,6 +16,7 @@ from pdmux_actor.executor.simulated import GPU_HOST_S
 from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served, most_served_of_nodes
+from placement.estimation.step_costs import roofline_of
 from placement.launch_limits import LaunchLimits
 from placement.nodes import NodePool
 from placement.plan import Plan, UnitCapacity
@@ -23,6 +24,8 @@ from placement.problem import FleetSolver, PlacementModel
 from placement.solvers.entry import IsTimeUp, SolverEntry
 from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
+from profiler.latency import LatencyModel
+from profiler.specs import DeviceSpec
 
 _ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
 
@@ -112,7 +115,13 @@ def fewest_units(
 
 def estimator_of(fleet: FleetFile) -> Estimator:
     host_s = CPU_HOST_S if all(p.gpu_type is None for p in fleet.pools) else GPU_HOST_S
-    return Estimator(max_running_sequences=fleet.engine.max_running_sequences, host_s=host_s)
+    profiled = {(of.device, of.num_gpus): of.latency for of in map(hardware_of, fleet.pools)}
+
+    def latency_of(device: DeviceSpec, num_gpus: int) -> LatencyModel:
+        """What a pool's profile says of its units; for meshes of other sizes the device's figures."""
+        return profiled.get((device, num_gpus)) or roofline_of(device, num_gpus)
+
+    return Estimator(latency_of=latency_of, host_s=host_s)
 
 
 def placement_models(fleet: FleetFile) -> tuple[PlacementModel, ...]:

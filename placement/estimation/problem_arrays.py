@@ -27,12 +27,13 @@ _UNSHARED = (Sharing(decode_dilation=1.0, prefill_dilation=1.0, decode_loss=1.0,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
     """Holds what the estimate of a fleet rests on. `contention`: how much longer decode takes beside prefill than its
-    SMs alone explain. `max_running_sequences`: of one model on one unit. `host_s`: what the host adds to every launch.
+    SMs alone explain. `max_running_sequences`: of one model on one unit; None: what its engine's launch limits
+    say. `host_s`: what the host adds to every launch.
     """
 
     latency_of: LatencyOf = roofline_of
     contention: float = 1.1
-    max_running_sequences: int = 64
+    max_running_sequences: int | None = None
     host_s: float = 0.5e-3  # plan a step, launch its graph, read what was sampled (MuxWise §3.2.2, DuetServe §4.3)
 
     def costs(self, kinds: Sequence["UnitKind"], models: Sequence[PlacementModel]) -> tuple[KindCosts, ...]:
@@ -195,7 +196,7 @@ def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed,
         num_gpus=kind.num_gpus,
         memory_bytes=float(bytes_for_models(_as_unit(kind))),
         pool_blocks=float(kind.total_blocks),
-        max_running=float(estimator.max_running_sequences),
+        max_running=float(estimator.max_running_sequences or kind.launch_limits.sequences),
         max_models=np.inf if kind.max_models is None else float(kind.max_models),
         runs=np.array([m is not None for m in memory], dtype=np.bool_),
         resident_bytes=column([m.resident_bytes if m else 0 for m in memory]),
