@@ -6,6 +6,10 @@
 {{- include "muxfleet.checkGateway" (dict "root" . "fleet" $fleet) -}}
 {{- include "muxfleet.checkCluster" . -}}
 {{- include "muxfleet.checkRoutes" . -}}
+{{- include "muxfleet.checkAddresses" . -}}
+{{- include "muxfleet.checkPods" (dict "root" . "fleet" $fleet) -}}
+{{- include "muxfleet.checkObjectLabels" . -}}
+{{- include "muxfleet.checkFolders" (dict "root" . "fleet" $fleet) -}}
 {{- end -}}
 
 {{- define "muxfleet.refuse" -}}

@@ -172,12 +172,17 @@ template:
   {{- include "muxfleet.podTemplate" (dict "root" . "group" .Values.head "component" "head" "pool" "" "ports" $ports "resources" .Values.head.resources) | nindent 2 }}
 {{- end -}}
 
+{{/* The values of one pool's pods: `workers`, and what pools.NAME says instead. Takes root, pool (its name). */}}
+{{- define "muxfleet.group" -}}
+{{- $group := deepCopy .root.Values.workers -}}
+{{- range $key, $value := default dict (get .root.Values.pools .pool) -}}{{- $_ := set $group $key $value -}}{{- end -}}
+{{- toJson $group -}}
+{{- end -}}
+
 {{/* Takes root, fleet, pool. */}}
 {{- define "muxfleet.workerGroup" -}}
 {{- $values := .root.Values -}}
-{{- $own := default dict (get $values.pools .pool.name) -}}
-{{- $group := deepCopy $values.workers -}}
-{{- range $key := keys $own -}}{{- $_ := set $group $key (index $own $key) -}}{{- end -}}
+{{- $group := include "muxfleet.group" (dict "root" .root "pool" .pool.name) | fromJson -}}
 {{- $resources := deepCopy $group.resources -}}
 {{- if eq .pool.device "cuda" -}}
 {{- $gpus := dict $group.gpuResource (.pool.gpus_per_node | int64) -}}

@@ -27,6 +27,7 @@ from deploy.local.ray_environment import HAPROXY
 from deploy.serve.app_args import Args, ControllerConfig, GatewayArgs, UnitShape
 from deploy.serve.render import serve_config
 from profiler.devices import DEVICES
+from scripts.chart.values import OLDEST_RAY
 
 # Arguments that the templates work out, or that bear another name in the fleet file.
 _COMPUTED: Mapping[type[Args], frozenset[str]] = {
@@ -76,6 +77,7 @@ def chart_files_data() -> dict[str, Any]:
             "nodeRange": _refusal(PoolSection(nodes=NodesSection(min=1, max=2)), "nodes", "max"),
         },
         "haproxyEnvironment": dict(HAPROXY),
+        "oldestRay": OLDEST_RAY,
     }
 
 

@@ -26,6 +26,9 @@ from scripts.chart.value_types import (
 RAY_VERSION = "2.60.0"
 """As in constraints.txt, which a test compares."""
 
+OLDEST_RAY = "2.60.0"
+"""As in pyproject.toml, which a test compares."""
+
 
 class Autoscaling(Section):
     """Ray's autoscaler (v2) adds worker pods between nodes.min and nodes.max of each fleet pool."""
@@ -71,7 +74,7 @@ class Redis(Section):
     """GCS fault tolerance: with a Redis the fleet survives the loss of its head pod. Bring a highly available one."""
 
     address: str = ""
-    """host:port, or redis://host:port. Empty: no fault tolerance."""
+    """host:port, redis://host:port, or rediss://host:port for TLS. Empty: no fault tolerance."""
     username: str = ""
     """Only if the Redis has users."""
     existing_secret: SecretName = ""

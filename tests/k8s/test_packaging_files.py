@@ -16,7 +16,7 @@ from jsonschema import Draft7Validator
 
 from scripts.chart.generate import stale_files
 from scripts.chart.kubernetes_types import extract, marks
-from scripts.chart.values import RAY_VERSION, ChartValues
+from scripts.chart.values import OLDEST_RAY, RAY_VERSION, ChartValues
 from scripts.chart.values_file import value_rows
 
 pytestmark = pytest.mark.k8s
@@ -81,6 +81,7 @@ def test_versions__chart_image_and_ray__are_the_packages() -> None:
     assert chart["appVersion"] == project["version"]
     assert pinned is not None
     assert pinned[1] == RAY_VERSION
+    assert f"ray[serve]>={OLDEST_RAY.removesuffix('.0')}" in project["dependencies"]
 
 
 def test_dockerfile__hadolint__finds_nothing() -> None:

@@ -65,6 +65,15 @@ FLEETS |= {
         "engine": {"dtype": "float16", "policy": "adbs"},
     },
 }
+# What some of the fleets need around them; nothing of it reaches the Serve config.
+AROUND: dict[str, Any] = {
+    "autoscaling": {"enabled": True},
+    "modelCache": {"enabled": True},
+    "workers": {
+        "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
+        "volumeMounts": [{"name": "keys", "mountPath": "/etc/muxfleet/api-keys"}],
+    },
+}
 NOT_YET = "this release"
 """In the remedy of what the fleet file refuses only until a later release."""
 
@@ -74,7 +83,7 @@ def test_serve_config__of_the_chart__is_that_of_muxfleet_render(
     helm: Helm, chart: Path, tmp_path: Path, name: str
 ) -> None:
     fleet = merged(DEFAULTS["fleet"], FLEETS[name])
-    outcome = helm.template(chart, overrides={"fleet": FLEETS[name], "autoscaling": {"enabled": True}})
+    outcome = helm.template(chart, overrides={"fleet": FLEETS[name]} | AROUND)
     assert outcome.code == 0, outcome.errors
 
     rendered = yaml.load(ray_service(objects_of(outcome.output))["spec"]["serveConfigV2"], LOADER)

@@ -83,14 +83,10 @@ def test_install__any_ci_values__is_accepted(client: Helm, store: ObjectStore, c
 
 
 # Values that the chart's schema cannot judge, and what a user sees from the server.
-REFUSED = {
-    "request above limit": (
-        {"workers": {"resources": {"requests": {"cpu": "8"}, "limits": {"cpu": "4"}}}},
-        "request of cpu above its limit",
-    ),
-    "mount of no volume": (
-        {"head": {"volumeMounts": [{"name": "nope", "mountPath": "/x"}]}},
-        "no volume nope",
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mount at a taken path": (
+        {"head": {"volumeMounts": [{"name": "home", "mountPath": "/tmp"}]}},
+        "/tmp is there 2 times",
     ),
     "environment twice": ({"workers": {"env": [{"name": "HOME", "value": "/x"}]}}, "HOME is there 2 times"),
     "label that is none": (
@@ -156,7 +152,7 @@ def test_upgrade__refused_by_the_server__leaves_the_running_fleet(
 
     outcome = client.run(
         "upgrade", "fleet", chart, "--namespace", "llm", "--values", "-",
-        stdin=yaml.safe_dump(merged(BASE, {"head": {"volumeMounts": [{"name": "nope", "mountPath": "/x"}]}})),
+        stdin=yaml.safe_dump(merged(BASE, {"head": {"volumeMounts": [{"name": "home", "mountPath": "/tmp"}]}})),
     )  # fmt: skip
 
     assert "UPGRADE FAILED" in outcome.errors
@@ -202,8 +198,10 @@ def test_operators_rules__broken_services__are_refused_by_the_standin(custom_sch
         (container, "name", None),
         (container, "ports", [{"name": "http", "containerPort": 8000}]),
         (container, "resources", {"limits": {"memory": "32 Gigs"}}),
+        (container, "resources", {"requests": {"cpu": "8"}, "limits": {"cpu": "4"}}),
         (container, "env", [{"name": "A", "value": 1}]),
         (container, "volumeMounts", [{"name": "tmp"}]),
+        (container, "volumeMounts", [{"name": "nope", "mountPath": "/x"}]),
         (service["metadata"], "name", "a" * 60),
     ]:
         before = where.get(name)

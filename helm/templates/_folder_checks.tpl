@@ -1,0 +1,42 @@
+{{/* Files that pods look for where nothing is mounted, and a cache that their nodes cannot share. */}}
+{{- define "muxfleet.checkFolders" -}}
+{{- $root := .root -}}
+{{- $cache := .root.Values.modelCache -}}
+{{- range $i, $model := .root.Values.fleet.models -}}
+{{- if or (hasPrefix "./" $model.source) (hasPrefix "../" $model.source) (has $model.source (list "." "..")) -}}
+{{- with include "muxfleet.poolWithout" (dict "root" $root "fleet" $.fleet "path" $cache.mountPath) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.models[%d].source" $i) "value" $model.source "remedy" (printf "a folder below %s, where pods of pool %s have nothing mounted; switch modelCache.enabled on, or write a Hugging Face id" $cache.mountPath .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with .fleet.gateway.api_keys -}}
+{{- $keys := . -}}
+{{- with include "muxfleet.poolWithout" (dict "root" $root "fleet" $.fleet "path" $keys) -}}
+{{- include "muxfleet.refuse" (dict "key" "fleet.gateway.api_keys" "value" $root.Values.fleet.gateway.api_keys "remedy" (printf "pods of pool %s have no Secret or volume there; name the Secret in apiKeys.existingSecret and write /etc/muxfleet/api-keys/KEY" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $cache.enabled (not $cache.existingClaim) (not (has "ReadWriteMany" $cache.accessModes)) -}}
+{{- $nodes := 0 -}}
+{{- range .fleet.pools -}}{{- $nodes = add $nodes (default .nodes.min .nodes.max | int64) -}}{{- end -}}
+{{- if gt ($nodes | int64) 1 -}}
+{{- include "muxfleet.refuse" (dict "key" "modelCache.accessModes" "value" $cache.accessModes "remedy" (printf "the fleet has %d nodes, which all mount the claim; write [ReadWriteMany], or name a claim that they can share in modelCache.existingClaim" ($nodes | int64))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The first pool whose pods have nothing mounted at or above a path; empty when all have. Takes root, fleet, path. */}}
+{{- define "muxfleet.poolWithout" -}}
+{{- $root := .root -}}
+{{- $path := printf "%s/" (clean .path) -}}
+{{- $without := "" -}}
+{{- range $pool := .fleet.pools -}}
+{{- $folders := list -}}
+{{- if $root.Values.modelCache.enabled -}}{{- $folders = append $folders $root.Values.modelCache.mountPath -}}{{- end -}}
+{{- if $root.Values.apiKeys.existingSecret -}}{{- $folders = append $folders "/etc/muxfleet/api-keys" -}}{{- end -}}
+{{- range (include "muxfleet.group" (dict "root" $root "pool" $pool.name) | fromJson).volumeMounts -}}{{- $folders = append $folders .mountPath -}}{{- end -}}
+{{- $isMounted := false -}}
+{{- range $folders -}}{{- if hasPrefix (printf "%s/" (clean .)) $path -}}{{- $isMounted = true -}}{{- end -}}{{- end -}}
+{{- if and (not $isMounted) (not $without) -}}{{- $without = $pool.name -}}{{- end -}}
+{{- end -}}
+{{- $without -}}
+{{- end -}}

@@ -1,0 +1,76 @@
+{{/* Pods that Kubernetes would refuse, or that could not hold their fleet. */}}
+{{- define "muxfleet.checkPods" -}}
+{{- $root := .root -}}
+{{- $values := .root.Values -}}
+{{- include "muxfleet.checkResources" (dict "path" "autoscaling.resources" "resources" $values.autoscaling.resources) -}}
+{{- include "muxfleet.checkGroup" (dict "root" $root "group" $values.head "own" dict "path" "head" "ownPath" "head") -}}
+{{- include "muxfleet.checkResources" (dict "path" "workers.resources" "resources" $values.workers.resources) -}}
+{{- include "muxfleet.checkPodLabels" (dict "path" "workers.podLabels" "labels" $values.workers.podLabels) -}}
+{{- range $i, $pool := .fleet.pools -}}
+{{- $own := default dict (get $values.pools $pool.name) -}}
+{{- $group := include "muxfleet.group" (dict "root" $root "pool" $pool.name) | fromJson -}}
+{{- $ownPath := printf "pools.%s" $pool.name -}}
+{{- include "muxfleet.checkGroup" (dict "root" $root "group" $group "own" $own "path" "workers" "ownPath" $ownPath) -}}
+{{- if eq $pool.device "cpu" -}}
+{{- with get (default dict $group.resources.limits) "memory" -}}
+{{- if ge ($pool.kv_memory | float64) (include "muxfleet.quantity" . | float64) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].kv_memory" $i) "value" $pool.kv_memory "remedy" (printf "leaves nothing of its pods' memory for weights (%s.resources.limits.memory is %v); lower it or raise the limit" (ternary $ownPath "workers" (hasKey $own "resources")) .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes root, group, own (the keys that were said at ownPath, the others at path), path, ownPath. */}}
+{{- define "muxfleet.checkGroup" -}}
+{{- $call := . -}}
+{{- $at := dict -}}
+{{- range $key := list "resources" "podLabels" "volumes" "volumeMounts" -}}
+{{- $_ := set $at $key (printf "%s.%s" (ternary $call.ownPath $call.path (hasKey $call.own $key)) $key) -}}
+{{- end -}}
+{{- include "muxfleet.checkResources" (dict "path" $at.resources "resources" .group.resources) -}}
+{{- include "muxfleet.checkPodLabels" (dict "path" $at.podLabels "labels" .group.podLabels) -}}
+{{- $volumes := include "muxfleet.chartVolumes" (dict "root" .root "group" .group) | fromJsonArray -}}
+{{- range $i, $volume := .group.volumes -}}
+{{- if has $volume.name $volumes -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s[%d].name" $at.volumes $i) "value" $volume.name "remedy" "the pods have a volume of this name; choose another") -}}
+{{- end -}}
+{{- $volumes = append $volumes $volume.name -}}
+{{- end -}}
+{{- range $i, $mount := .group.volumeMounts -}}
+{{- if not (has $mount.name $volumes) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s[%d].name" $at.volumeMounts $i) "value" $mount.name "remedy" (printf "no volume of this name; add it to %s.volumes, or mount one of: %s" $call.ownPath (join ", " $volumes))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Names of the volumes that the chart itself gives to a pod, as podTemplate does. Takes root, group. */}}
+{{- define "muxfleet.chartVolumes" -}}
+{{- $volumes := list "tmp" "home" -}}
+{{- if .root.Values.modelCache.enabled -}}{{- $volumes = append $volumes "models" -}}{{- end -}}
+{{- if .root.Values.apiKeys.existingSecret -}}{{- $volumes = append $volumes "api-keys" -}}{{- end -}}
+{{- if .group.shmSize -}}{{- $volumes = append $volumes "shm" -}}{{- end -}}
+{{- toJson $volumes -}}
+{{- end -}}
+
+{{- define "muxfleet.checkPodLabels" -}}
+{{- include "muxfleet.checkLabels" (dict "path" .path "labels" .labels "taken" (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "muxfleet.io/pool")) -}}
+{{- end -}}
+
+{{- define "muxfleet.checkObjectLabels" -}}
+{{- $taken := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" -}}
+{{- $monitoring := .Values.monitoring -}}
+{{- include "muxfleet.checkLabels" (dict "path" "monitoring.podMonitor.labels" "labels" $monitoring.podMonitor.labels "taken" $taken) -}}
+{{- include "muxfleet.checkLabels" (dict "path" "monitoring.rules.labels" "labels" $monitoring.rules.labels "taken" $taken) -}}
+{{- include "muxfleet.checkLabels" (dict "path" "monitoring.dashboards.labels" "labels" $monitoring.dashboards.labels "taken" $taken) -}}
+{{- end -}}
+
+{{/* Takes path, labels, taken. */}}
+{{- define "muxfleet.checkLabels" -}}
+{{- $call := . -}}
+{{- range $name, $value := .labels -}}
+{{- if has $name $call.taken -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s[%s]" $call.path $name) "value" $value "remedy" "the chart sets this label and selects by it; remove it or choose another name") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,212 @@
+"""Values that no pod could run with, each with the message that a user sees, and their neighbours that are taken."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helm_runner import Helm, merged
+
+from scripts.chart.values import OLDEST_RAY
+
+pytestmark = pytest.mark.k8s
+
+MODEL = {"id": "a", "source": "org/a"}
+FLEET = {"fleet": {"models": [MODEL]}}
+
+
+def pool(**keys: Any) -> dict[str, Any]:
+    return {"fleet": {"pools": [{"name": "p", **keys}]}}
+
+
+def workers(**sides: dict[str, Any]) -> dict[str, Any]:
+    return {"workers": {"resources": sides}}
+
+
+REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+    "cpu that is none": (
+        workers(limits={"cpu": "abc"}),
+        'muxfleet: workers.resources.limits.cpu = "abc": no quantity that Kubernetes reads; '
+        "write cores such as 4 or 500m",
+    ),
+    "memory in another spelling": (
+        {"head": {"resources": {"requests": {"memory": "16GB"}}}},
+        'muxfleet: head.resources.requests.memory = "16GB": no quantity that Kubernetes reads; '
+        "write a size such as 16Gi or 16G",
+    ),
+    "quantity below zero": (
+        {"autoscaling": {"resources": {"limits": {"cpu": "-1"}}}},
+        'muxfleet: autoscaling.resources.limits.cpu = "-1": no quantity that Kubernetes reads; ',
+    ),
+    "quantity of one pool": (
+        {"pools": {"default": {"resources": {"limits": {"nvidia.com/gpu": "one"}}}}},
+        'muxfleet: pools.default.resources.limits.nvidia.com/gpu = "one": no quantity that Kubernetes reads; '
+        "write a number",
+    ),
+    "request above its limit": (
+        workers(requests={"memory": "17000Mi"}, limits={"memory": "16Gi"}),
+        'muxfleet: workers.resources.requests.memory = "17000Mi": above limits.memory (16Gi); '
+        "lower it or raise the limit",
+    ),
+    "request above its limit in other units": (
+        {"pools": {"default": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}}}},
+        "muxfleet: pools.default.resources.requests.cpu = 2: above limits.cpu (1999m); lower it or raise the limit",
+    ),
+    "an old Ray": (
+        {"rayVersion": "2.9.3"},
+        'muxfleet: rayVersion = "2.9.3": older than muxfleet runs on; '
+        f"build the image with Ray {OLDEST_RAY} or newer and write its version",
+    ),
+    "a Ray without a version": (
+        {"rayVersion": "latest"},
+        f'muxfleet: rayVersion = "latest": no version of Ray; write that of the image, {OLDEST_RAY} or newer',
+    ),
+    "repository with a scheme": (
+        {"image": {"repository": "https://registry.example.com/muxfleet"}},
+        'muxfleet: image.repository = "https://registry.example.com/muxfleet": no repository of images; '
+        "write registry/name in lower case, without https:// and with the tag in image.tag",
+    ),
+    "repository with a tag": (
+        {"image": {"repository": "registry.example.com:5000/muxfleet:0.1.0"}},
+        'muxfleet: image.repository = "registry.example.com:5000/muxfleet:0.1.0": no repository of images; ',
+    ),
+    "repository in capitals": (
+        {"image": {"repository": "registry.example.com/MuxFleet"}},
+        'muxfleet: image.repository = "registry.example.com/MuxFleet": no repository of images; ',
+    ),
+    "tag that is none": (
+        {"image": {"tag": "my build"}},
+        'muxfleet: image.tag = "my build": no tag of an image; '
+        "write letters, digits, dots, dashes and underscores, at most 128",
+    ),
+    "redis without a port": (
+        {"redis": {"address": "redis.infra.svc"}},
+        'muxfleet: redis.address = "redis.infra.svc": no address of a Redis; '
+        "write host:port, redis://host:port, or rediss://host:port for TLS",
+    ),
+    "redis by another scheme": (
+        {"redis": {"address": "http://redis:6379"}},
+        'muxfleet: redis.address = "http://redis:6379": no address of a Redis; ',
+    ),
+    "redis on a port that is none": (
+        {"redis": {"address": "redis:70000"}},
+        'muxfleet: redis.address = "redis:70000": port 70000 is above 65535; write the Redis\'s own, for example 6379',
+    ),
+    "host with a scheme": (
+        {"ingress": {"enabled": True, "host": "https://llm.example.com"}},
+        'muxfleet: ingress.host = "https://llm.example.com": no host name; write a DNS name in lower case such as '
+        "llm.example.com or *.example.com, without scheme, port, path and not an address",
+    ),
+    "host that is an address": (
+        {"ingress": {"enabled": True, "host": "10.0.0.1"}},
+        'muxfleet: ingress.host = "10.0.0.1": no host name; ',
+    ),
+    "host of a route with a port": (
+        {"httpRoute": {"hostnames": ["llm.example.com", "llm.example.com:443"]}},
+        'muxfleet: httpRoute.hostnames[1] = "llm.example.com:443": no host name; ',
+    ),
+    "folder without a cache": (
+        {"fleet": {"models": [MODEL, {"id": "b", "source": "./b"}]}},
+        'muxfleet: fleet.models[1].source = "./b": a folder below /models, where pods of pool default have nothing '
+        "mounted; switch modelCache.enabled on, or write a Hugging Face id",
+    ),
+    "keys without their secret": (
+        {"fleet": {"gateway": {"api_keys": "/etc/muxfleet/api-keys/keys.yaml"}}},
+        'muxfleet: fleet.gateway.api_keys = "/etc/muxfleet/api-keys/keys.yaml": pods of pool default have no Secret or '
+        "volume there; name the Secret in apiKeys.existingSecret and write /etc/muxfleet/api-keys/KEY",
+    ),
+    "keys in a folder without a cache": (
+        {"fleet": {"gateway": {"api_keys": "./keys.yaml"}}},
+        'muxfleet: fleet.gateway.api_keys = "./keys.yaml": pods of pool default have no Secret or volume there; ',
+    ),
+    "KV above the pod's memory": (
+        merged(pool(kv_memory="4GiB"), workers(requests={"memory": "2Gi"}, limits={"memory": "4Gi"})),
+        "muxfleet: fleet.pools[0].kv_memory = 4294967296: leaves nothing of its pods' memory for weights "
+        "(workers.resources.limits.memory is 4Gi); lower it or raise the limit",
+    ),
+    "KV above the memory of its own pool": (
+        merged(pool(kv_memory="4GiB"), {"pools": {"p": {"resources": {"limits": {"memory": "1G"}}}}}),
+        "muxfleet: fleet.pools[0].kv_memory = 4294967296: leaves nothing of its pods' memory for weights "
+        "(pools.p.resources.limits.memory is 1G); lower it or raise the limit",
+    ),
+    "cache for one node under several": (
+        merged(pool(nodes={"min": 3, "max": 3}), {"modelCache": {"enabled": True, "accessModes": ["ReadWriteOnce"]}}),
+        'muxfleet: modelCache.accessModes = ["ReadWriteOnce"]: the fleet has 3 nodes, which all mount the claim; '
+        "write [ReadWriteMany], or name a claim that they can share in modelCache.existingClaim",
+    ),
+    "mount of no volume": (
+        {"head": {"volumeMounts": [{"name": "nope", "mountPath": "/x"}]}},
+        'muxfleet: head.volumeMounts[0].name = "nope": no volume of this name; '
+        "add it to head.volumes, or mount one of: tmp, home",
+    ),
+    "mount whose volume a pool leaves out": (
+        {
+            "workers": {"volumes": [{"name": "data"}], "volumeMounts": [{"name": "data", "mountPath": "/data"}]},
+            "pools": {"default": {"volumes": []}},
+        },
+        'muxfleet: workers.volumeMounts[0].name = "data": no volume of this name; add it to pools.default.volumes',
+    ),
+    "volume twice": (
+        {"workers": {"volumes": [{"name": "tmp"}]}},
+        'muxfleet: workers.volumes[0].name = "tmp": the pods have a volume of this name; choose another',
+    ),
+    "label of the chart on pods": (
+        {"workers": {"podLabels": {"app.kubernetes.io/instance": "mine"}}},
+        'muxfleet: workers.podLabels[app.kubernetes.io/instance] = "mine": '
+        "the chart sets this label and selects by it; remove it or choose another name",
+    ),
+    "label of the chart on one pool": (
+        {"pools": {"default": {"podLabels": {"muxfleet.io/pool": "mine"}}}},
+        'muxfleet: pools.default.podLabels[muxfleet.io/pool] = "mine": the chart sets this label and selects by it; ',
+    ),
+    "label of the chart on a monitor": (
+        {"monitoring": {"podMonitor": {"labels": {"app.kubernetes.io/name": "mine"}}}},
+        'muxfleet: monitoring.podMonitor.labels[app.kubernetes.io/name] = "mine": '
+        "the chart sets this label and selects by it; ",
+    ),
+}
+
+# What looks like the rows above and runs.
+TAKEN: Mapping[str, dict[str, Any]] = {
+    "quantities of every spelling": {
+        "workers": {
+            "resources": {"requests": {"cpu": "0.5", "memory": "8e9"}, "limits": {"cpu": 4, "memory": 16000000000}}
+        }
+    },
+    "request that is its limit in other units": workers(requests={"cpu": "4000m"}, limits={"cpu": "4"}),
+    "a newer Ray": {"rayVersion": "2.100.0"},
+    "a preview of Ray": {"rayVersion": "2.61.0rc1"},
+    "repository with a port": {"image": {"repository": "localhost:5000/llm/mux__fleet", "tag": "0.1.0-cuda"}},
+    "redis with TLS": {"redis": {"address": "rediss://redis.infra.svc:6380"}},
+    "redis by address": {"redis": {"address": "[fd00::1]:6379"}},
+    "all hosts below one": {"ingress": {"enabled": True, "host": "*.example.com"}},
+    "folder in a cache": {"fleet": {"models": [{"id": "b", "source": "./b"}]}, "modelCache": {"enabled": True}},
+    "folder in a volume of one's own": {
+        "fleet": {"models": [{"id": "b", "source": "./b"}], "gateway": {"api_keys": "/models/keys/keys.yaml"}},
+        "workers": {"volumes": [{"name": "data"}], "volumeMounts": [{"name": "data", "mountPath": "/models/"}]},
+    },
+    "KV of a GPU": merged(
+        pool(device="cuda", kv_memory="120GiB"), {"pools": {"p": {"resources": {"limits": {"memory": "64Gi"}}}}}
+    ),
+    "cache for one node under one": {"modelCache": {"enabled": True, "accessModes": ["ReadWriteOnce"]}},
+    "mount of the chart's volume": {"head": {"volumeMounts": [{"name": "home", "mountPath": "/home/me"}]}},
+    "labels of one's own": {"workers": {"podLabels": {"team": "search"}}},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_checks__values_that_cannot_run__name_the_value_and_the_remedy(helm: Helm, chart: Path, case: str) -> None:
+    overrides, message = REFUSED[case]
+
+    outcome = helm.template(chart, overrides=merged(FLEET, overrides))
+
+    assert outcome.code != 0
+    assert message in outcome.errors, outcome.errors
+    assert outcome.output == ""
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_checks__values_close_to_broken_ones__are_taken(helm: Helm, chart: Path, case: str) -> None:
+    outcome = helm.template(chart, overrides=merged(FLEET, TAKEN[case]))
+
+    assert outcome.code == 0, outcome.errors
