@@ -22,6 +22,15 @@ class ErrorShape:
 
 
 _CALLER = "invalid_request_error"
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 INTERNAL = ErrorShape(status=500, type="server_error", code="internal_error")
 
 SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
@@ -33,6 +42,7 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.PathNotFound: ErrorShape(status=404, type=_CALLER, code="unknown_url"),
     errors.MethodNotAllowed: ErrorShape(status=405, type=_CALLER, code="method_not_supported"),
     errors.ModelNotFound: ErrorShape(status=404, type=_CALLER, code="model_not_found"),
+    errors.ResponseNotFound: ErrorShape(status=404, type=_CALLER, code="previous_response_not_found"),
     errors.UnitNotFound: ErrorShape(status=404, type=_CALLER, code="unit_not_found"),
     errors.UnitSilent: ErrorShape(status=503, type="service_unavailable", code="unit_silent", should_retry=True),
     errors.ControlLoopSilent: ErrorShape(
@@ -62,17 +72,18 @@ def shape_of(error: errors.RouterError) -> ErrorShape:
     return shape
 
 
-def error_body(error: errors.RouterError) -> dict[str, Any]:
+def error_body(error: errors.RouterError, path: str = "") -> dict[str, Any]:
+    """The body, in the shape of the API that `path` belongs to."""
     shape = shape_of(error)
-    return _body(error.message, shape.type, error.param, error.code or shape.code)
+    return _body(error.message, shape, error.param, error.code or shape.code, path)
 
 
-def internal_error_body(request_id: str) -> dict[str, Any]:
+def internal_error_body(request_id: str, path: str = "") -> dict[str, Any]:
     message = f"The gateway failed on this request; report it with request id {request_id}."
-    return _body(message, INTERNAL.type, None, INTERNAL.code)
+    return _body(message, INTERNAL, None, INTERNAL.code, path)
 
 
-def error_response(error: errors.RouterError) -> Response:
+def error_response(error: errors.RouterError, path: str = "") -> Response:
     shape = shape_of(error)
     headers = {"x-should-retry": "true" if shape.should_retry else "false"}
     if error.retry_after_s is not None:
@@ -84,18 +95,21 @@ def error_response(error: errors.RouterError) -> Response:
     if isinstance(error, errors.MethodNotAllowed):
         headers["allow"] = error.allow
     return Response(
-        msgspec.json.encode(error_body(error)), shape.status, headers=headers, media_type="application/json"
+        msgspec.json.encode(error_body(error, path)), shape.status, headers=headers, media_type="application/json"
     )
 
 
-def internal_error_response(request_id: str) -> Response:
+def internal_error_response(request_id: str, path: str = "") -> Response:
     return Response(
-        msgspec.json.encode(internal_error_body(request_id)),
+        msgspec.json.encode(internal_error_body(request_id, path)),
         INTERNAL.status,
         headers={"x-should-retry": "false"},
         media_type="application/json",
     )
 
 
-def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def _body(message: str, shape: ErrorShape, param: str | None, code: str | None, path: str) -> dict[str, Any]:
+    if path.startswith(_ANTHROPIC_PATH):
+        kind = _ANTHROPIC_TYPES.get(shape.status, "invalid_request_error" if shape.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"error": {"message": message, "type": shape.type, "param": param, "code": code}}

@@ -9,6 +9,7 @@ RouterError
 ├── PathNotFound
 ├── MethodNotAllowed
 ├── ModelNotFound            the fleet does not offer this model
+├── ResponseNotFound         this gateway keeps no such response to go on with
 ├── UnitNotFound             the fleet has no such unit
 ├── UnitSilent               the unit does not answer the control loop
 ├── ControlLoopSilent        the control loop does not answer the gateway
@@ -158,6 +159,16 @@ class ModelUnavailable(RouterError):
         )
         self.model = model
         self.loading = loading
+
+
+class ResponseNotFound(RouterError):
+    def __init__(self, *, response_id: str) -> None:
+        super().__init__(
+            f"No response {response_id[:100]!r} is kept here: each gateway replica keeps its latest ones, in memory. "
+            "Send the whole conversation as 'input' instead.",
+            param="previous_response_id",
+        )
+        self.response_id = response_id
 
 
 class UnitNotFound(RouterError):

@@ -1,45 +1,39 @@
 """The gateway as an ASGI application."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from router.access.access_control import AccessGrant
-from router.access.caller import Caller
 from router.error_bodies import error_response
 from router.errors import (
-    BodyTooLarge,
     ControlLoopSilent,
     InvalidRequest,
     MethodNotAllowed,
     ModelNotFound,
     PathNotFound,
-    RequestTimeout,
     RouterError,
     UnitNotFound,
     UnitSilent,
-    UnsupportedMediaType,
 )
+from router.http.agent_routes import AGENT_BODIES, add_agent_routes
+from router.http.generation_endpoint import answer
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
-from router.http.streaming import ClientDisconnected, EventStream, unless_disconnected
-from router.openai.body import SMALL_BODY_BYTES, RequestT, parse_body
+from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.document import Document, body_of, responses_of
 from router.openai.schemas import ChatCompletion, Completion, Health, Model, ModelList, Readiness, Version
 from router.serving.gateway import VERSION, Gateway
-from router.serving.response import GenerationResponse
-from router.telemetry.service_report import ServiceReport
 from router.telemetry.tracing import RequestSpans
 
 Feed = Callable[[Gateway], Awaitable[None]]
@@ -109,13 +103,15 @@ def create_app(
     app.add_exception_handler(RouterError, _on_router_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, gateway)
+    add_agent_routes(app, gateway)
     _add_model_routes(app, gateway)
     _add_operation_routes(app, gateway, read_metrics)
     if read_decisions is not None:
         _add_decisions_route(app, gateway, read_decisions)
     if read_fleet is not None:
         _add_fleet_route(app, gateway, read_fleet)
-    app.openapi = Document(app).build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
+    document = Document(app, AGENT_BODIES)
+    app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
 
@@ -127,19 +123,11 @@ def openapi_document() -> dict[str, Any]:
 def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest), **responses_of(ChatCompletion))
     async def create_chat_completion(request: Request) -> Response:
-        who = gateway.access.identify(request.headers)
-        asked = await _parse(request, gateway, ChatCompletionRequest)
-        who = gateway.access.enter(who, asked.model)
-        request.state.tenant = who.caller.tenant
-        return await _reply(request, gateway, asked.streams, gateway.chat(asked, _caller(request, who)), who)
+        return await answer(request, gateway, partial(parse_body, schema=ChatCompletionRequest), gateway.chat)
 
     @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), **responses_of(Completion))
     async def create_completion(request: Request) -> Response:
-        who = gateway.access.identify(request.headers)
-        asked = await _parse(request, gateway, CompletionRequest)
-        who = gateway.access.enter(who, asked.model)
-        request.state.tenant = who.caller.tenant
-        return await _reply(request, gateway, asked.streams, gateway.complete(asked, _caller(request, who)), who)
+        return await answer(request, gateway, partial(parse_body, schema=CompletionRequest), gateway.complete)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -205,89 +193,6 @@ def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> N
         return Response(body, media_type="application/json")
 
 
-def _caller(request: Request, who: AccessGrant) -> Caller:
-    return replace(who.caller, request_id=request.state.request_id)
-
-
-async def _parse(request: Request, gateway: Gateway, schema: type[RequestT]) -> RequestT:
-    content_type = request.headers.get("content-type", "application/json")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType(content_type=content_type)
-    limits = gateway.limits
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_body(request, limits.max_body_bytes)
-    except TimeoutError as error:
-        raise RequestTimeout(limit_s=limits.body_timeout_s) from error
-    if len(body) <= SMALL_BODY_BYTES:
-        asked = parse_body(body, schema)
-    else:  # one at a time, and others' turns of the loop between two
-        async with gateway.large_bodies:
-            asked = parse_body(body, schema)
-            await asyncio.sleep(0)
-    if gateway.view.card(asked.model) is not None:  # names of models that do not exist would grow the metrics
-        request.state.model = asked.model
-    return asked
-
-
-async def _read_body(request: Request, limit_bytes: int) -> bytes:
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > limit_bytes:
-        raise BodyTooLarge(limit_bytes=limit_bytes)
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit_bytes:
-                raise BodyTooLarge(limit_bytes=limit_bytes)
-    except ClientDisconnect as error:
-        raise ClientDisconnected from error
-    return bytes(body)
-
-
-async def _reply(
-    request: Request, gateway: Gateway, streams: bool, accepting: Awaitable[GenerationResponse], who: AccessGrant
-) -> Response:
-    """A status is sent only when the first output, or the error in its place, is there."""
-    rate = {} if who.rate is None else who.rate.headers()
-    if not streams:
-        body, receipt = await unless_disconnected(request, _document(request, accepting))
-        return Response(body, headers={**rate, **receipt.headers()}, media_type="application/json")
-    events, receipt = await unless_disconnected(request, _started(request, accepting))
-    return EventStream(
-        events,
-        request_id=request.state.request_id,
-        keep_alive_s=gateway.limits.keep_alive_s,
-        write_timeout_s=gateway.limits.write_timeout_s,
-        headers={**rate, **receipt.headers()},
-    )
-
-
-async def _document(request: Request, accepting: Awaitable[GenerationResponse]) -> tuple[bytes, ServiceReport]:
-    answer = await accepting
-    request.state.receipt = answer.receipt
-    return await answer.document(), answer.receipt
-
-
-async def _started(
-    request: Request, accepting: Awaitable[GenerationResponse]
-) -> tuple[AsyncGenerator[bytes, None], ServiceReport]:
-    answer = await accepting
-    request.state.receipt = answer.receipt
-    events = answer.events()
-    first = await anext(events)
-    return _resumed(first, events), answer.receipt
-
-
-async def _resumed(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    try:
-        yield first
-        async for event in events:
-            yield event
-    finally:
-        await events.aclose()
-
-
 def _lifespan(gateway: Gateway, feed: Feed | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -306,7 +211,7 @@ def _lifespan(gateway: Gateway, feed: Feed | None) -> Callable[[FastAPI], Abstra
 async def _on_router_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RouterError)
     request.state.error = error
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -314,8 +219,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
-        return error_response(PathNotFound(method=request.method, path=path))
+        return error_response(PathNotFound(method=request.method, path=path), path)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        return error_response(MethodNotAllowed(method=request.method, path=path, allow=allow))
-    return error_response(InvalidRequest(str(error.detail)))
+        return error_response(MethodNotAllowed(method=request.method, path=path, allow=allow), path)
+    return error_response(InvalidRequest(str(error.detail)), path)

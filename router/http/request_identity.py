@@ -65,7 +65,7 @@ class RequestIdentity:
 
         try:
             if sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
-                too_large = error_response(HeadersTooLarge(limit_bytes=self._max_header_bytes))
+                too_large = error_response(HeadersTooLarge(limit_bytes=self._max_header_bytes), scope["path"])
                 await too_large(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
@@ -79,7 +79,7 @@ class RequestIdentity:
             logger.exception("request failed by our own error", extra=told)
             if status != 0:
                 raise
-            await internal_error_response(request_id)(scope, receive, send_with_id)
+            await internal_error_response(request_id, scope["path"])(scope, receive, send_with_id)
         finally:
             endpoint = scope["path"] if scope["path"] in ENDPOINTS else OTHER
             self._metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -18,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -46,6 +46,21 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(left, task, return_exceptions=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStyle:
+    """Says how a stream ends, and how an error is told in it: in the shape of the API that `path` belongs to, and, with
+    `names_errors`, as an event of that name.
+    """
+
+    done: bytes = b"data: [DONE]\n\n"
+    path: str = ""
+    names_errors: bool = False
+
+    def error(self, body: dict[str, Any]) -> bytes:
+        name = b"event: error\n" if self.names_errors else b""
+        return name + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
 class EventStream(Response):
     """Sends `events` as they come. Closes them as soon as the client leaves; an error becomes the last event."""
 
@@ -59,8 +74,10 @@ class EventStream(Response):
         keep_alive_s: float,
         write_timeout_s: float,
         headers: Mapping[str, str],
+        style: EventStyle,
     ) -> None:
         self.status_code = 200
+        self._style = style
         self.background = None
         self._events = events
         self._request_id = request_id
@@ -102,13 +119,13 @@ class EventStream(Response):
                     self._is_sending = False
             except RouterError as error:
                 logger.warning("stream ends with an error", extra={"request_id": self._request_id, "error": str(error)})
-                return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
+                return self._style.error(error_body(error, self._style.path))
             except OSError as error:  # some servers tell of a client that left by the write that fails
                 raise ClientDisconnected from error
             except Exception:
                 logger.exception("stream ends with our own error", extra={"request_id": self._request_id})
-                return b"data: " + msgspec.json.encode(internal_error_body(self._request_id)) + b"\n\n"
-        return DONE
+                return self._style.error(internal_error_body(self._request_id, self._style.path))
+        return self._style.done
 
     async def _keep_alive(self, send: Send) -> None:
         """Returns when the client has read nothing for too long."""

@@ -1,7 +1,6 @@
 """Turns the bytes of a request body into a validated request."""
 
-from collections.abc import Collection, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +10,7 @@ from pydantic_core import ErrorDetails
 from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.chat import unsupported_part
 from router.openai.large_body import parameters_and_prompt
+from router.openai.nearest_name import did_you_mean
 from router.openai.parameters import UNIMPLEMENTED, GenerationParameters
 
 RequestT = TypeVar("RequestT", bound=GenerationParameters)
@@ -36,17 +36,15 @@ def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
     try:
         return schema.model_validate(document).model_copy(update=prompt)
     except ValidationError as error:
-        raise _invalid(document, error.errors(include_url=False, include_context=False), schema.model_fields) from error
+        raise invalid(document, error.errors(include_url=False, include_context=False), schema.model_fields) from error
 
 
-def _invalid(document: dict[str, Any], details: Sequence[ErrorDetails], known: Collection[str]) -> InvalidRequest:
-    """`known` are the parameters that there are."""
+def invalid(document: dict[str, Any], details: Sequence[ErrorDetails], known: Iterable[str]) -> InvalidRequest:
+    """Tells what is wrong, of what pydantic says; `known` are the names that a parameter may have."""
     unknown = next((d for d in details if d["type"] == "extra_forbidden" and len(d["loc"]) == 1), None)
     if unknown is not None:
         name = str(unknown["loc"][0])[:100]
-        message = f"Unrecognized request argument supplied: {name}"
-        if meant := get_close_matches(name, known, n=1, cutoff=0.75):
-            message += f"; did you mean {meant[0]}?"
+        message = f"Unrecognized request argument supplied: {name}" + did_you_mean(name, known)
         return InvalidRequest(message, param=name, code="unknown_parameter")
     first = details[0]
     field = str(first["loc"][0]) if first["loc"] else None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
@@ -37,18 +38,20 @@ _EVENT: Mapping[str, Any] = {
 }
 
 
-def body_of(schema: type[BaseModel]) -> dict[str, Any]:
+def body_of(schema: type[BaseModel] | type[msgspec.Struct]) -> dict[str, Any]:
     reference = {"$ref": _REF.format(model=schema.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
-def responses_of(schema: type[BaseModel], *errors: int) -> dict[str, Any]:
+def responses_of(
+    schema: type[BaseModel], *errors: int, error: type[BaseModel] = ErrorResponse, streams: bool = True
+) -> dict[str, Any]:
     """Keyword arguments of a route: its success and its errors (a generation's, if none are named)."""
     responses: dict[int, dict[str, Any]] = {
-        status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in errors or _GENERATION_ERRORS
+        status: {"model": error, "description": _MEANINGS[status]} for status in errors or _GENERATION_ERRORS
     }
     responses[200] = {"model": schema}
-    if not errors:
+    if streams and not errors:
         responses[200]["content"] = {"text/event-stream": {"schema": dict(_EVENT)}}
         responses[200]["description"] = "The completion; server-sent chunks with `stream`"
     return {"responses": responses}
@@ -57,8 +60,10 @@ def responses_of(schema: type[BaseModel], *errors: int) -> dict[str, Any]:
 class Document:
     """Builds once."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, structs: Sequence[type[msgspec.Struct]]) -> None:
+        """`structs` are request bodies that pydantic does not read."""
         self._app = app
+        self._structs = structs
         self._built: dict[str, Any] | None = None
 
     def build(self) -> dict[str, Any]:
@@ -67,6 +72,10 @@ class Document:
             _, definitions = models_json_schema([(m, "validation") for m in _REQUESTS], ref_template=_REF)
             _forget_validation_errors(document)
             document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            _, components = msgspec.json.schema_components(
+                self._structs, ref_template=_REF.replace("{model}", "{name}")
+            )
+            document["components"]["schemas"].update(components)
             self._built = document
         return self._built
 

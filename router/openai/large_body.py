@@ -23,6 +23,7 @@ from router.openai.messages import (
     CalledFunction,
     ChatMessage,
 )
+from router.openai.nearest_name import did_you_mean
 
 MAX_PARAMETER_BYTES = 256 * 1024
 MAX_TOOL_BYTES = 2 * 1024 * 1024
@@ -104,7 +105,7 @@ def _fields(body: bytes, schema: type[BaseModel]) -> dict[str, msgspec.Raw]:
         if unknown is None:
             raise InvalidRequest("The JSON body of the request must be an object.", code="invalid_type") from error
         name = unknown.group(1)[:100]
-        message = f"Unrecognized request argument supplied: {name}"
+        message = f"Unrecognized request argument supplied: {name}" + did_you_mean(name, names)
         raise InvalidRequest(message, param=name, code="unknown_parameter") from error
     raws = {name: getattr(read, name) for name in names}
     return {name: raw for name, raw in raws.items() if raw is not _NOTHING}

@@ -187,6 +187,11 @@ class Gateway:
         reply = chat_reply(request) if make_reply is None else make_reply(card.model)
         return await self._answer(card, request, [prompt], reply, caller, receipt, param="messages")
 
+    async def prompt_of(self, request: ChatCompletionRequest) -> Prompt:
+        """Makes the prompt that the request would have. Raises a RouterError."""
+        card = self._enter(request.model)
+        return await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
+
     async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
         """Answers a completion as `chat` does a chat."""
         card = self._enter(request.model)

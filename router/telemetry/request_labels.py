@@ -3,8 +3,15 @@
 from router import errors
 from router.error_bodies import INTERNAL, SHAPES
 
-GENERATION_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions"})
-ENDPOINTS = GENERATION_ENDPOINTS | {"/v1/models", "/health", "/ready", "/metrics", "/version"}
+GENERATION_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+ENDPOINTS = GENERATION_ENDPOINTS | {
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/version",
+}
 OTHER = "other"
 CLIENT_CLOSED = 499
 

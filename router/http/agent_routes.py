@@ -1,0 +1,76 @@
+"""Routes of the APIs that agents speak, each an adapter around the chat."""
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.access.caller import Caller
+from router.anthropic.chat_of_messages import chat_of_messages, read_messages_body
+from router.anthropic.messages_body import MessagesBody
+from router.anthropic.messages_reply import MessagesReply
+from router.anthropic.schemas import AnthropicError, MessageSchema, TokenCount
+from router.errors import InvalidRequest
+from router.http.generation_endpoint import answer, parsed
+from router.http.streaming import EventStyle
+from router.openai.chat import ChatCompletionRequest
+from router.openai.document import body_of, responses_of
+from router.openai.reply import new_head
+from router.responses.asked_response import AskedResponse
+from router.responses.response_store import ResponseStore
+from router.responses.responses_body import ResponsesBody
+from router.responses.schemas import ResponseSchema
+from router.serving.gateway import Gateway
+from router.serving.response import GenerationResponse
+
+_MESSAGES = EventStyle(done=b"", path="/v1/messages", names_errors=True)
+_RESPONSES = EventStyle(done=b"", names_errors=True)
+AGENT_BODIES: Sequence[type[msgspec.Struct]] = (MessagesBody, ResponsesBody)
+
+
+def add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
+    _add_messages(app, gateway)
+    _add_responses(app, gateway, ResponseStore())
+
+
+def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None:
+    @app.post("/v1/responses", openapi_extra=body_of(ResponsesBody), **responses_of(ResponseSchema))
+    async def create_response(request: Request) -> Response:
+        return await answer(request, gateway, AskedResponse.parse, _respond, _RESPONSES)
+
+    async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
+        chat = asked.chat(store, caller)
+        return await gateway.chat(chat, caller, lambda model: asked.reply(model, store, caller))
+
+
+def _add_messages(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/messages", openapi_extra=body_of(MessagesBody), **responses_of(MessageSchema, error=AnthropicError))
+    async def create_message(request: Request) -> Response:
+        return await answer(request, gateway, _messages_request, _message, _MESSAGES)
+
+    @app.post(
+        "/v1/messages/count_tokens",
+        openapi_extra=body_of(MessagesBody),
+        **responses_of(TokenCount, error=AnthropicError, streams=False),
+    )
+    async def count_tokens(request: Request) -> TokenCount:
+        who = gateway.access.identify(request.headers)
+        asked = await parsed(request, gateway, lambda body: chat_of_messages(read_messages_body(body)))
+        gateway.access.enter(who, asked.model)
+        return TokenCount(input_tokens=len((await gateway.prompt_of(asked)).token_ids))
+
+    async def _message(request: ChatCompletionRequest, caller: Caller) -> GenerationResponse:
+        with_thinking = request.include_reasoning is not False
+        return await gateway.chat(
+            request, caller, lambda model: MessagesReply(new_head("msg", model), with_thinking=with_thinking)
+        )
+
+
+def _messages_request(body: bytes) -> ChatCompletionRequest:
+    read = read_messages_body(body)
+    if read.max_tokens is None:
+        message = "Missing required parameter: 'max_tokens'."
+        raise InvalidRequest(message, param="max_tokens", code="missing_required_parameter")
+    return chat_of_messages(read)

@@ -1,0 +1,136 @@
+"""Endpoints that generate share this: reading a body, asking the gateway, sending its answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from router.access.access_control import AccessGrant
+from router.access.caller import Caller
+from router.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+from router.http.streaming import ClientDisconnected, EventStream, EventStyle, unless_disconnected
+from router.openai.body import SMALL_BODY_BYTES
+from router.serving.gateway import Gateway
+from router.serving.response import GenerationResponse
+from router.telemetry.service_report import ServiceReport
+
+
+class ForModel(Protocol):
+    @property
+    def model(self) -> str: ...
+
+
+class ForGeneration(ForModel, Protocol):
+    @property
+    def streams(self) -> bool: ...
+
+
+ParsedT = TypeVar("ParsedT", bound=ForModel)
+RequestT = TypeVar("RequestT", bound=ForGeneration)
+
+
+def _caller(request: Request, who: AccessGrant) -> Caller:
+    return replace(who.caller, request_id=request.state.request_id)
+
+
+async def answer(
+    request: Request,
+    gateway: Gateway,
+    parse: Callable[[bytes], RequestT],
+    accept: Callable[[RequestT, Caller], Awaitable[GenerationResponse]],
+    style: EventStyle | None = None,
+) -> Response:
+    """Answers with a generation. The caller is known before the body is read, which `parse` does."""
+    who = gateway.access.identify(request.headers)
+    asked = await parsed(request, gateway, parse)
+    who = gateway.access.enter(who, asked.model)
+    request.state.tenant = who.caller.tenant
+    return await _reply(request, gateway, asked.streams, accept(asked, _caller(request, who)), who, style)
+
+
+async def parsed(request: Request, gateway: Gateway, parse: Callable[[bytes], ParsedT]) -> ParsedT:
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType(content_type=content_type)
+    limits = gateway.limits
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            body = await _read_body(request, limits.max_body_bytes)
+    except TimeoutError as error:
+        raise RequestTimeout(limit_s=limits.body_timeout_s) from error
+    if len(body) <= SMALL_BODY_BYTES:
+        asked = parse(body)
+    else:  # one at a time, and others' turns of the loop between two
+        async with gateway.large_bodies:
+            asked = parse(body)
+            await asyncio.sleep(0)
+    if gateway.view.card(asked.model) is not None:  # names of models that do not exist would grow the metrics
+        request.state.model = asked.model
+    return asked
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise BodyTooLarge(limit_bytes=limit_bytes)
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit_bytes:
+                raise BodyTooLarge(limit_bytes=limit_bytes)
+    except ClientDisconnect as error:
+        raise ClientDisconnected from error
+    return bytes(body)
+
+
+async def _reply(
+    request: Request,
+    gateway: Gateway,
+    streams: bool,
+    accepting: Awaitable[GenerationResponse],
+    who: AccessGrant,
+    style: EventStyle | None,
+) -> Response:
+    """A status is sent only when the first output, or the error in its place, is there."""
+    rate = {} if who.rate is None else who.rate.headers()
+    if not streams:
+        body, receipt = await unless_disconnected(request, _document(request, accepting))
+        return Response(body, headers={**rate, **receipt.headers()}, media_type="application/json")
+    events, receipt = await unless_disconnected(request, _started(request, accepting))
+    return EventStream(
+        events,
+        request_id=request.state.request_id,
+        keep_alive_s=gateway.limits.keep_alive_s,
+        write_timeout_s=gateway.limits.write_timeout_s,
+        headers={**rate, **receipt.headers()},
+        style=style or EventStyle(),
+    )
+
+
+async def _document(request: Request, accepting: Awaitable[GenerationResponse]) -> tuple[bytes, ServiceReport]:
+    answer = await accepting
+    request.state.receipt = answer.receipt
+    return await answer.document(), answer.receipt
+
+
+async def _started(
+    request: Request, accepting: Awaitable[GenerationResponse]
+) -> tuple[AsyncGenerator[bytes, None], ServiceReport]:
+    answer = await accepting
+    request.state.receipt = answer.receipt
+    events = answer.events()
+    first = await anext(events)
+    return _resumed(first, events), answer.receipt
+
+
+async def _resumed(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()

@@ -1,0 +1,47 @@
+"""A request to /v1/responses between its body and the chat."""
+
+from dataclasses import dataclass
+
+from router.access.caller import Caller
+from router.openai.chat import ChatCompletionRequest
+from router.openai.foreign_body import message
+from router.openai.reply import Choice, new_head
+from router.responses.chat_of_responses import chat_of_responses, messages_of
+from router.responses.response_store import ResponseStore
+from router.responses.responses_body import ResponsesBody, read_responses_body
+from router.responses.responses_reply import ResponsesReply
+
+
+@dataclass(frozen=True, slots=True)
+class AskedResponse:
+    body: ResponsesBody
+
+    @classmethod
+    def parse(cls, body: bytes) -> "AskedResponse":
+        """Raises InvalidRequest."""
+        return cls(read_responses_body(body))
+
+    @property
+    def model(self) -> str:
+        return self.body.model
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.body.stream)
+
+    def chat(self, store: ResponseStore, caller: Caller) -> ChatCompletionRequest:
+        """Raises InvalidRequest, ResponseNotFound."""
+        return chat_of_responses(self.body, store.messages(self.body.previous_response_id, caller.key_id))
+
+    def reply(self, model: str, store: ResponseStore, caller: Caller) -> ResponsesReply:
+        head = new_head("resp", model)
+
+        def keep(choice: Choice) -> None:
+            if self.body.store is False:
+                return
+            history = store.messages(self.body.previous_response_id, caller.key_id)
+            calls = [(call.call_id, call.name, call.arguments) for call in choice.tool_calls]
+            said = message("assistant", choice.text, calls=calls, reasoning=choice.reasoning or None)
+            store.keep(head.reply_id, caller.key_id, [*history, *messages_of(self.body), said])
+
+        return ResponsesReply(head, self.body, keep)

@@ -1,0 +1,105 @@
+"""A body of the Responses API as the chat request that it means."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from router.errors import UnsupportedParameter
+from router.openai.chat import ChatCompletionRequest
+from router.openai.foreign_body import chat_request, message
+from router.openai.messages import ChatMessage
+from router.responses.responses_body import InputItem, InputPart, NamedTool, ResponsesBody, ResponseTool
+
+
+def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> ChatCompletionRequest:
+    """`history` is what was said before this input. Raises InvalidRequest, UnsupportedParameter."""
+    if body.background:
+        raise UnsupportedParameter("'background' is not implemented: wait for the answer.", param="background")
+    if body.top_logprobs:
+        raise UnsupportedParameter("'top_logprobs' is not implemented here; leave it out.", param="top_logprobs")
+    choice = body.tool_choice
+    parameters: dict[str, Any] = {
+        "model": body.model,
+        "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "stream": body.stream,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True} if body.stream else None,
+        "tools": [_function(tool) for tool in body.tools or () if tool.type == "function"] or None,
+        "tool_choice": {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, NamedTool)
+        else choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "response_format": _format(body),
+        "metadata": body.metadata,
+    }
+    before = [message("system", body.instructions)] if body.instructions else []
+    return chat_request(parameters, [*before, *history, *messages_of(body)])
+
+
+def messages_of(body: ResponsesBody) -> list[ChatMessage]:
+    """Returns what the input adds to the conversation."""
+    if isinstance(body.input, str):
+        return [message("user", body.input)]
+    gathered = _Turns()
+    for item in body.input:
+        gathered.add(item)
+    return gathered.ended()
+
+
+class _Turns:
+    """Reasoning, text and calls that follow each other are one message of the assistant."""
+
+    def __init__(self) -> None:
+        self._messages: list[ChatMessage] = []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[str, str, str]] = []
+
+    def add(self, item: InputItem) -> None:
+        match item.type:
+            case "reasoning":
+                self._reasoning.append(_text(item.content) or _text(item.summary))
+            case "function_call":
+                self._calls.append((item.call_id, item.name, item.arguments))
+            case "function_call_output":
+                self._end()
+                self._messages.append(message("tool", _text(item.output), call_id=item.call_id))
+            case _ if item.role == "assistant":
+                if self._calls:
+                    self._end()
+                self._text.append(_text(item.content))
+            case _:
+                self._end()
+                self._messages.append(message(item.role, _text(item.content)))
+
+    def ended(self) -> list[ChatMessage]:
+        self._end()
+        return self._messages
+
+    def _end(self) -> None:
+        if self._text or self._calls or self._reasoning:
+            thoughts = "\n".join(self._reasoning) or None
+            said = message("assistant", "\n".join(self._text), calls=self._calls, reasoning=thoughts)
+            self._messages.append(said)
+        self._text, self._reasoning, self._calls = [], [], []
+
+
+def _text(content: str | list[InputPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or part.refusal for part in content)
+
+
+def _function(tool: ResponseTool) -> dict[str, Any]:
+    function = {"name": tool.name or "", "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _format(body: ResponsesBody) -> dict[str, Any] | None:
+    form = body.text.format if body.text is not None else None
+    if form is None:
+        return None
+    if form.type == "json_schema":
+        return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema or {}}}
+    return {"type": form.type}

@@ -1,0 +1,82 @@
+"""Output items of the Responses API, and the object around them."""
+
+from typing import Any
+
+from router.generation import ToolCall
+from router.openai.reply import ReplyHead, Usage
+from router.responses.responses_body import ResponsesBody
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def message_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
+    """The item of a message; without `text` it has no part yet."""
+    content = [] if text is None else [text_part(text)]
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def reasoning_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
+    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+    return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+def call_item(item_id: str, call: ToolCall, arguments: str, status: str) -> dict[str, Any]:
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "status": status,
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": arguments,
+    }
+
+
+def response_object(
+    head: ReplyHead, body: ResponsesBody, status: str, output: list[dict[str, Any]], usage: Usage | None
+) -> dict[str, Any]:
+    tools = [
+        {"type": tool.type, "name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        | {"strict": bool(tool.strict)}
+        for tool in body.tools or ()
+        if tool.type == "function"
+    ]
+    named = body.tool_choice if isinstance(body.tool_choice, str) or body.tool_choice is None else None
+    choice = named or ("auto" if body.tool_choice is None else {"type": "function", "name": _name(body)})
+    return {
+        "id": head.reply_id,
+        "object": "response",
+        "created_at": head.created_s,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": head.model,
+        "output": output,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "tool_choice": choice,
+        "tools": tools,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "usage": None if usage is None else _usage(usage),
+    }
+
+
+def _name(body: ResponsesBody) -> str:
+    return getattr(body.tool_choice, "name", "")
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

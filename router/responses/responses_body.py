@@ -1,0 +1,102 @@
+"""POST /v1/responses: the body, read into fixed types in a time that its bytes bound."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from router.errors import InvalidRequest
+from router.openai.foreign_body import decoded
+from router.openai.messages import MAX_CONTENT_PARTS, MAX_MESSAGES
+
+
+class InputPart(msgspec.Struct, gc=False):
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
+class InputItem(msgspec.Struct, gc=False):
+    """A message, a call of a function, its output or reasoning; each uses some of the fields."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] = "user"
+    content: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str | list[InputPart] = ""
+
+
+class ResponseTool(msgspec.Struct):
+    """Others than functions are run by OpenAI."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(msgspec.Struct):
+    type: Literal["function"]
+    name: str
+
+
+class TextForm(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str = "answer"
+    schema: dict[str, Any] | None = None
+
+
+class TextSettings(msgspec.Struct):
+    format: TextForm | None = None
+
+
+class ReasoningSettings(msgspec.Struct):
+    effort: str | None = None
+
+
+class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+
+    # Accepted and without effect here.
+    background: bool | None = None
+    client_metadata: dict[str, Any] | None = None
+    include: list[str] | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    stream_options: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: str | None = None
+
+
+def read_responses_body(body: bytes) -> ResponsesBody:
+    """Raises InvalidRequest."""
+    read = decoded(body, ResponsesBody)
+    items = [] if isinstance(read.input, str) else read.input
+    if not read.input or len(items) > MAX_MESSAGES:
+        message = f"'input' must be text, or a list of 1 to {MAX_MESSAGES} items."
+        raise InvalidRequest(message, param="input")
+    parts = sum(len(one) for i in items for one in (i.content, i.output, i.summary) if isinstance(one, list))
+    if parts > MAX_CONTENT_PARTS:
+        raise InvalidRequest(f"The input has {parts} parts; it may have {MAX_CONTENT_PARTS}.", param="input")
+    return read

@@ -1,0 +1,130 @@
+"""POST /v1/responses: the reply."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from pdmux_actor.messages import FinishReason
+from router.generation import Output, ToolCall
+from router.openai.reply import Choice, ReplyHead, Usage
+from router.responses.response_items import call_item, message_item, reasoning_item, response_object, text_part
+from router.responses.responses_body import ResponsesBody
+
+_encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+class ResponsesReply:
+    """Implements ReplyFormat. Every event wants the usage; `keep` is told what was said, once it is complete."""
+
+    def __init__(self, head: ReplyHead, body: ResponsesBody, keep: Callable[[Choice], None]) -> None:
+        self._head = head
+        self._body = body
+        self._keep = keep
+        self._said = Choice()
+        self._output: list[dict[str, Any]] = []  # items that are done
+        self._number = 0
+        self._open: str | None = None  # kind of the item that is open
+        self._item_id = ""
+        self._texts: list[str] = []
+
+    def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
+        events = b"" if self._number else self._begin()
+        self._said.add(output)
+        if output.reasoning:
+            events += self._delta("reasoning", output.reasoning)
+        if output.text:
+            events += self._delta("message", output.text)
+        for call in output.tool_calls:
+            events += self._call(call)
+        if output.finish is not None:
+            events += self._close()
+        return events
+
+    def usage_event(self, usage: Usage) -> bytes:
+        self._keep(self._said)
+        status = _status(self._said.finish)
+        body = response_object(self._head, self._body, status, self._output, usage)
+        return self._event(f"response.{status}", response=body)
+
+    def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        (choice,) = choices
+        self._keep(choice)
+        status = _status(choice.finish)
+        output: list[dict[str, Any]] = []
+        if choice.reasoning:
+            output.append(reasoning_item(_new_id("rs"), choice.reasoning, "completed"))
+        if choice.text or not choice.tool_calls:
+            output.append(message_item(_new_id("msg"), choice.text, status))
+        output += [call_item(_new_id("fc"), call, call.arguments, "completed") for call in choice.tool_calls]
+        return _encode(response_object(self._head, self._body, status, output, usage))
+
+    def _begin(self) -> bytes:
+        body = response_object(self._head, self._body, "in_progress", [], None)
+        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+
+    def _delta(self, kind: str, text: str) -> bytes:
+        events = b""
+        if self._open != kind:
+            events = self._close() + self._start(kind)
+        self._texts.append(text)
+        name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
+        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        return events + self._event(name, **self._place(), content_index=0, delta=text, **extra)
+
+    def _start(self, kind: str) -> bytes:
+        self._open, self._texts = kind, []
+        self._item_id = _new_id("msg" if kind == "message" else "rs")
+        make = message_item if kind == "message" else reasoning_item
+        item = make(self._item_id, None, "in_progress")
+        events = self._event("response.output_item.added", output_index=len(self._output), item=item)
+        if kind == "message":
+            part = text_part("")
+            events += self._event("response.content_part.added", **self._place(), content_index=0, part=part)
+        return events
+
+    def _close(self) -> bytes:
+        kind, text = self._open, "".join(self._texts)
+        if kind is None:
+            return b""
+        self._open = None
+        if kind == "message":
+            events = self._event(
+                "response.output_text.done", **self._place(), content_index=0, text=text, logprobs=[]
+            ) + self._event("response.content_part.done", **self._place(), content_index=0, part=text_part(text))
+            return events + self._done(message_item(self._item_id, text, "completed"))
+        events = self._event("response.reasoning_text.done", **self._place(), content_index=0, text=text)
+        return events + self._done(reasoning_item(self._item_id, text, "completed"))
+
+    def _call(self, call: ToolCall) -> bytes:
+        events = self._close()
+        self._item_id = _new_id("fc")
+        item = call_item(self._item_id, call, "", "in_progress")
+        events += self._event("response.output_item.added", output_index=len(self._output), item=item)
+        events += self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
+        events += self._event(
+            "response.function_call_arguments.done", **self._place(), name=call.name, arguments=call.arguments
+        )
+        return events + self._done(call_item(self._item_id, call, call.arguments, "completed"))
+
+    def _done(self, item: dict[str, Any]) -> bytes:
+        event = self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        return event
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": len(self._output)}
+
+    def _event(self, kind: str, **body: Any) -> bytes:  # noqa: ANN401  (fields of any kind of event)
+        event = {"type": kind, "sequence_number": self._number, **body}
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + _encode(event) + b"\n\n"
+
+
+def _status(finish: FinishReason | None) -> str:
+    return "incomplete" if finish is FinishReason.LENGTH else "completed"
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"

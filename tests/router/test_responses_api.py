@@ -1,0 +1,194 @@
+"""/v1/responses as OpenAI's SDK meets it: a unit says what a model would."""
+
+import json
+
+import httpx
+import openai
+import pydantic
+import pytest
+from fake_unit import FakeUnit, write_byte_tokenizer
+from test_tools import CALL, HERMES, SCHEMA
+
+from router.openai.foreign_body import message
+from router.responses.response_store import ResponseStore
+from router.responses.schemas import ResponseSchema
+
+MODEL = "demo/bytes"
+WEATHER = {"type": "function", "name": "weather", "description": "Now", "parameters": SCHEMA}
+THOUGHT = "<think>\nLook it up.\n</think>\n\nOne moment.\n" + CALL % "Paris"
+
+
+@pytest.fixture
+async def talk(serve, tmp_path):
+    """`talk(text)` is a client of a fleet whose model says `text`."""
+    clients = []
+
+    async def start(text: str, **unit) -> openai.AsyncOpenAI:
+        served = await serve(FakeUnit(says=lambda _: text, **unit))
+        served.folder = write_byte_tokenizer(tmp_path / "hermes", chat_template=HERMES)
+        served.show(*served.units)
+        sdk = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
+        sdk.unit, sdk.url = served.units[0], served.url
+        clients.append(sdk)
+        return sdk
+
+    yield start
+    for client in clients:
+        await client.close()
+
+
+async def ask(sdk: openai.AsyncOpenAI, **body):
+    return await sdk.responses.create(**{"model": MODEL, "input": "Weather in Paris?", **body})
+
+
+def prompt_of(sdk) -> str:
+    return bytes(sdk.unit.requests[-1].prompt_token_ids).decode()
+
+
+async def test_response__text__is_what_the_document_says(talk) -> None:
+    sdk = await talk("Sunny.")
+    response = await ask(sdk, instructions="Be brief.", max_output_tokens=50, temperature=0.5, metadata={"a": "b"})
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as http:
+        plain = await http.post("/v1/responses", json={"model": MODEL, "input": "hi"})
+
+    assert (response.output_text, response.status, response.model) == ("Sunny.", "completed", MODEL)
+    prompt_tokens = len(sdk.unit.requests[0].prompt_token_ids)
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (prompt_tokens, 6)
+    assert bytes(sdk.unit.requests[0].prompt_token_ids).startswith(b"<|im_start|>system\nBe brief.<|im_end|>\n")
+    assert (sdk.unit.requests[0].sampling.max_tokens, sdk.unit.requests[0].sampling.temperature) == (50, 0.5)
+    assert ResponseSchema.model_validate_json(plain.content).model_dump() == plain.json()
+
+
+async def test_response__cut_off__is_incomplete(talk) -> None:
+    sdk = await talk("Sunny and warm.")
+    response = await ask(sdk, max_output_tokens=5)
+
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response__thinking_text_and_call__are_items_in_order(talk, stream) -> None:
+    sdk = await talk(THOUGHT)
+    if stream:
+        async with sdk.responses.stream(model=MODEL, input="Weather?", tools=[WEATHER]) as events:
+            seen = [event async for event in events]
+            response = await events.get_final_response()
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        assert (seen[0].type, seen[-1].type) == ("response.created", "response.completed")
+        said = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+        assert said == "One moment."
+    else:
+        response = await ask(sdk, tools=[WEATHER])
+
+    reasoning, text, call = response.output
+    assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "Look it up.")
+    assert (text.type, text.content[0].text) == ("message", "One moment.")
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Paris"})
+    assert response.usage.output_tokens == len(THOUGHT)
+    assert response.usage.output_tokens_details.reasoning_tokens > 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response__goes_on_by_id__the_whole_conversation_reaches_the_template(talk, stream) -> None:
+    sdk = await talk(THOUGHT)
+    if stream:
+        events = [event async for event in await ask(sdk, tools=[WEATHER], stream=True)]
+        first = events[-1].response
+    else:
+        first = await ask(sdk, tools=[WEATHER])
+    result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "21 degrees"}
+    second = await ask(sdk, previous_response_id=first.id, input=[result], tools=[WEATHER])
+
+    assert second.previous_response_id == first.id
+    assert (
+        "<|im_start|>user\nWeather in Paris?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>Look it up.</think>One moment.<tool_call>weather:Paris</tool_call><|im_end|>\n"
+        "<|im_start|>tool\n21 degrees<|im_end|>\n<|im_start|>assistant\n"
+    ) in prompt_of(sdk)
+
+
+async def test_response__items_sent_back__are_the_same_conversation(talk) -> None:
+    sdk = await talk(THOUGHT)
+    first = await ask(sdk, tools=[WEATHER], store=False)
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather in Paris?"}]},
+        *[item.model_dump(exclude_none=True) for item in first.output],
+        {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "21 degrees"},
+    ]
+    await ask(sdk, input=items, tools=[WEATHER])
+
+    assert (
+        "<|im_start|>assistant\n<think>Look it up.</think>One moment.<tool_call>weather:Paris</tool_call><|im_end|>\n"
+        "<|im_start|>tool\n21 degrees<|im_end|>\n"
+    ) in prompt_of(sdk)
+
+
+async def test_response__not_stored_or_unknown__404_says_what_to_do(talk) -> None:
+    sdk = await talk("Sunny.")
+    first = await ask(sdk, store=False)
+    for response_id in (first.id, "resp-unknown"):
+        with pytest.raises(openai.NotFoundError, match="Send the whole conversation") as missing:
+            await ask(sdk, previous_response_id=response_id)
+        assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+async def test_response__pydantic_format__is_enforced_and_parsed(talk) -> None:
+    class Weather(pydantic.BaseModel):
+        city: str
+
+    sdk = await talk('{"city": "Paris"}', constrains=True)
+    response = await sdk.responses.parse(model=MODEL, input="Weather?", text_format=Weather)
+
+    assert response.output_parsed == Weather(city="Paris")
+    assert json.loads(sdk.unit.requests[0].sampling.structured_output.text)["required"] == ["city"]
+
+
+async def test_response__tool_is_required__call_follows_the_schema(talk) -> None:
+    sdk = await talk('{"city": "Rome"}', constrains=True)
+    response = await ask(sdk, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"})
+
+    assert [(item.type, item.arguments) for item in response.output] == [("function_call", '{"city": "Rome"}')]
+
+
+async def test_response__tools_that_openai_runs__are_left_out(talk) -> None:
+    sdk = await talk("Sunny.")
+    await ask(sdk, tools=[{"type": "web_search"}, WEATHER])
+
+    assert prompt_of(sdk).startswith("<tools>weather;</tools>")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"input": []}, "input", "1 to"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type",
+            "input_image",
+        ),
+        ({"background": True}, "background", "wait"),
+        ({"max_output_token": 3}, "max_output_token", "did you mean max_output_tokens?"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning_effort", "Input should be"),
+    ],
+)
+async def test_response__refused__names_the_field(talk, body, param, says) -> None:
+    sdk = await talk("never said")
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as http:
+        reply = await http.post("/v1/responses", json={"model": MODEL, "input": "hi", **body})
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+
+
+def test_store__full_or_of_another_owner__forgets_the_oldest_and_tells_nobody_else() -> None:
+    store = ResponseStore(max_responses=2, max_bytes=10_000)
+    for name in ("a", "b", "c"):
+        store.keep(name, "me", [message("user", name)])
+    store.keep("large", "me", [message("user", "x" * 10_000)])
+
+    assert [m.text for m in store.messages("c", "me")] == ["c"]
+    for response_id, owner in (("a", "me"), ("c", "you"), ("large", "me")):
+        with pytest.raises(Exception, match="No response"):
+            store.messages(response_id, owner)
