@@ -112,10 +112,11 @@ class FormCompiler:
         for _ in range(_WALK_TOKENS):
             started_s = time.thread_time()
             matcher.fill_next_token_bitmask(torch.from_numpy(words)[None])
-            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            if not len(allowed):
+            allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
+            if not allowed.any():
                 raise InvalidStructuredOutput(reason="no output can follow it")
-            going_on = np.setdiff1d(allowed, self._end_token_ids)
+            allowed[self._end_token_ids] = 0
+            going_on = np.flatnonzero(allowed)
             if not len(going_on):
                 return
             matcher.accept_token(int(choice.choice(going_on)))
