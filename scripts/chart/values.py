@@ -196,7 +196,7 @@ class NetworkPolicy(Section):
     allow_internet: bool = True
     """HTTPS to addresses outside the private ranges, for downloads of models."""
     extra_egress: NetworkPolicyEgressRules = []
-    """For example to Redis, to a proxy or to a collector."""
+    """For example to a proxy or to a collector. The port of redis.address is open without it."""
 
 
 class PodDisruptionBudget(Section):
