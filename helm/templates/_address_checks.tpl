@@ -2,6 +2,11 @@
 {{- define "muxfleet.checkAddresses" -}}
 {{- $values := .Values -}}
 {{- include "muxfleet.checkImage" (dict "path" "image" "image" $values.image) -}}
+{{- range $name, $pool := $values.pools -}}
+{{- with (default dict $pool).image -}}
+{{- include "muxfleet.checkImage" (dict "path" (printf "pools.%s.image" $name) "image" (merge (dict "repository" (default $values.image.repository .repository)) .)) -}}
+{{- end -}}
+{{- end -}}
 {{- $oldest := (include "muxfleet.data" . | fromJson).oldestRay -}}
 {{- if not (regexMatch "^[0-9]+\\.[0-9]+\\.[0-9]+([a-z.-].*)?$" $values.rayVersion) -}}
 {{- include "muxfleet.refuse" (dict "key" "rayVersion" "value" $values.rayVersion "remedy" (printf "no version of Ray; write that of the image, %s or newer" $oldest)) -}}

@@ -34,11 +34,26 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "muxfleet.image" -}}
-{{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
-{{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- include "muxfleet.imageOf" (dict "root" . "image" .Values.image) -}}
 {{- end -}}
+
+{{/* Takes root, image. */}}
+{{- define "muxfleet.imageOf" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of one group's pods. The digest of `image` is of that image alone: it goes where a pool names another. Takes root, group. */}}
+{{- define "muxfleet.groupImage" -}}
+{{- $own := default dict .group.image -}}
+{{- $image := .root.Values.image -}}
+{{- if or $own.repository $own.tag $own.digest -}}
+{{- $image = dict "repository" (default $image.repository $own.repository) "tag" (default $image.tag $own.tag) "digest" $own.digest -}}
+{{- end -}}
+{{- include "muxfleet.imageOf" (dict "root" .root "image" $image) -}}
 {{- end -}}
 
 {{- define "muxfleet.claimName" -}}

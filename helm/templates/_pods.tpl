@@ -60,7 +60,7 @@ spec:
   {{- end }}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" (eq .component "head") }}
-      image: {{ include "muxfleet.image" .root | quote }}
+      image: {{ include "muxfleet.groupImage" . | quote }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       securityContext:
         {{- toYaml $values.securityContext | nindent 8 }}

@@ -35,6 +35,17 @@ class Image(Section):
     """For example [{name: registry}]."""
 
 
+class PoolImage(Section):
+    """Instead of `image`, for the pods of one pool. One of its own leaves the digest of `image` out."""
+
+    repository: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """Default: image.repository."""
+    tag: str = ""
+    """Default: image.tag."""
+    digest: Digest = ""
+    """sha256:...; used instead of the tag."""
+
+
 class PodGroup(Section):
     """What head and workers have in common."""
 
@@ -85,6 +96,13 @@ class WorkerGroup(PodGroup):
     """Default: autoscaling.idleTimeoutSeconds."""
     termination_grace_period_seconds: PositiveInt = 90
     """At least the 60 s that a unit lets its streams finish."""
+
+
+class Pool(WorkerGroup):
+    """What differs from `workers` for one fleet pool."""
+
+    image: PoolImage = PoolImage()
+    """With the same Ray and Python as the head's."""
 
 
 class Workers(WorkerGroup):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from deploy.fleet_file.settings import FleetFile
-from scripts.chart.pod_values import Head, Image, WorkerGroup, Workers
+from scripts.chart.pod_values import Head, Image, Pool, Workers
 from scripts.chart.value_types import (
     AnyObject,
     DnsLabel,
@@ -299,8 +299,8 @@ class ChartValues(Section):
     """Ray in the image."""
     head: Head = Head()
     workers: Workers = Workers()
-    pools: dict[str, WorkerGroup] = {}
-    """By name of a fleet pool: what differs from `workers`, for example {h100: {nodeSelector: {gpu: h100}}}."""
+    pools: dict[str, Pool] = {}
+    """By name of a fleet pool: what differs from `workers`, and `image` (repository, tag, digest) of its own."""
     autoscaling: Autoscaling = Autoscaling()
     upgrade: Upgrade = Upgrade()
     startup: Startup = Startup()

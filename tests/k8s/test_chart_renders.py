@@ -15,6 +15,7 @@ from operator_rules import budget_problems, object_problems
 pytestmark = pytest.mark.k8s
 
 GOLDEN = Path(__file__).with_name("golden")
+DIGEST, OTHER_DIGEST = f"sha256:{'0' * 64}", f"sha256:{'1' * 64}"
 MINIMAL = {"fleet": {"models": [{"id": "qwen-small", "source": "Qwen/Qwen2.5-0.5B-Instruct"}]}}
 
 
@@ -208,6 +209,31 @@ def test_pools__multi_pool_gpu__become_worker_groups_with_their_own_settings(hel
     assert "affinity" in pods["l40s"]
     assert "affinity" not in pods["h100"]
     assert all(pod["tolerations"][0]["key"] == "nvidia.com/gpu" for pod in pods.values())
+
+
+@pytest.mark.parametrize(
+    ("own", "image"),
+    [
+        ({}, f"registry/muxfleet@{DIGEST}"),
+        ({"tag": "0.1.0-cuda"}, "registry/muxfleet:0.1.0-cuda"),
+        ({"repository": "registry/sglang"}, "registry/sglang:0.1.0"),
+        ({"repository": "registry/sglang", "tag": "1", "digest": OTHER_DIGEST}, f"registry/sglang@{OTHER_DIGEST}"),
+    ],
+)
+def test_pool__with_an_image_of_its_own__leaves_the_others_theirs(
+    helm: Helm, chart: Path, own: dict[str, str], image: str
+) -> None:
+    pools = [{"name": name, "node_labels": {"p": name}} for name in ("a", "b")]
+    values = {
+        "fleet": {"pools": pools},
+        "image": {"repository": "registry/muxfleet", "digest": DIGEST},
+        "pools": {"b": {"image": own}},
+    }
+
+    service = ray_service(objects(helm, chart, values))
+
+    images = [group["template"]["spec"]["containers"][0]["image"] for group in groups(service)]
+    assert images == [f"registry/muxfleet@{DIGEST}", f"registry/muxfleet@{DIGEST}", image]
 
 
 def test_serve_environment__head_and_workers__is_the_same(helm4: Helm, chart: Path) -> None:

@@ -79,6 +79,11 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: image.tag = "my build": no tag of an image; '
         "write letters, digits, dots, dashes and underscores, at most 128",
     ),
+    "repository of one pool": (
+        {"pools": {"default": {"image": {"repository": "http://x"}}}},
+        'muxfleet: pools.default.image.repository = "http://x": no repository of images; '
+        "write registry/name in lower case, without https:// and with the tag in pools.default.image.tag",
+    ),
     "redis without a port": (
         {"redis": {"address": "redis.infra.svc"}},
         'muxfleet: redis.address = "redis.infra.svc": no address of a Redis; '
