@@ -117,7 +117,7 @@ async def test_chat__bad_parameter__400_names_it(http, change: dict, code: str, 
         ({"temperature": 3}, "Invalid value for 'temperature': Input should be less than or equal to 2, not 3."),
         ({"n": True}, "Invalid value for 'n': Input should be a valid integer, not true."),
         ({"stop": "private" * 5, "n": "private"}, "Invalid value for 'n': Input should be a valid integer."),
-        ({"logit_bias": {"5": "private"}}, "'logit_bias' with this value is not implemented; leave it out."),
+        ({"verbosity": "private"}, "'verbosity' with this value is not implemented; leave it out."),
     ],
 )
 async def test_chat__bad_parameter__message_has_the_number_and_no_text_of_the_client(http, change, message) -> None:
