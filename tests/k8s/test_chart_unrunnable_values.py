@@ -194,7 +194,7 @@ TAKEN: Mapping[str, dict[str, Any]] = {
         pool(device="cuda", kv_memory="120GiB"), {"pools": {"p": {"resources": {"limits": {"memory": "64Gi"}}}}}
     ),
     "cache for one node under one": {"modelCache": {"enabled": True, "accessModes": ["ReadWriteOnce"]}},
-    "mount of the chart's volume": {"head": {"volumeMounts": [{"name": "home", "mountPath": "/home/me"}]}},
+    "mount of the chart's volume": {"head": {"volumeMounts": [{"name": "home", "mountPath": "/opt/state"}]}},
     "labels of one's own": {"workers": {"podLabels": {"team": "search"}}},
 }
 
