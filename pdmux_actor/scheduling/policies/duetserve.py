@@ -70,8 +70,9 @@ class DuetServe:
         if queue is None or not self._steps_left:
             return ()
         step_s = state.predictor.decode_s(queue.model, queue.info.spec, queue.context_tokens, sms)
-        handed_over = max(1, int(queue.tightest_tbt_s / step_s)) if step_s > 0 else 1
-        steps = min(self._steps_left, handed_over, state.settings.max_look_ahead_steps)
+        most = min(self._steps_left, state.settings.max_look_ahead_steps)
+        # A target may be infinite: the bound comes before the rounding.
+        steps = max(1, int(min(most, queue.tightest_tbt_s / step_s))) if step_s > 0 else 1
         self._steps_left -= steps
         return (Decode(queue.model, sms, steps),)
 
