@@ -55,7 +55,7 @@ class LogitsProcessing:
 
     @property
     def has_phrases(self) -> bool:
-        """Whether a bad word is of several tokens, so that what is banned depends on the last token."""
+        """Says whether a bad word is of several tokens, so that what is banned depends on the last token."""
         return any(len(word) > 1 for word in self.bad_words)
 
 

@@ -1,4 +1,4 @@
-"""What the control loop has asked its planner for: one task at a time."""
+"""Keeps what the control loop has asked its planner for: one task at a time."""
 
 from dataclasses import dataclass
 

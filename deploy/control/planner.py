@@ -1,4 +1,4 @@
-"""Who works out plans for the control loop, which asks and goes on: the answer is there at a later tick."""
+"""Works out plans for the control loop, which asks and goes on: the answer is there at a later tick."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ class PlanTask:
     goal: Plan
 
     def resembles(self, other: "PlanTask") -> bool:
-        """What was found for one is an answer to the other."""
+        """Says whether what was found for one answers the other."""
         return (self.current, self.goal) == (other.current, other.goal) and self.needs.resembles(other.needs)
 
 
@@ -37,7 +37,7 @@ class Planner(Protocol):
         ...
 
     def answer(self) -> PlanAnswer | None:
-        """To the last task, once; None while there is none."""
+        """Hands over the answer to the last task, once; None while there is none."""
         ...
 
 

@@ -118,7 +118,7 @@ def estimator_of(fleet: FleetFile) -> Estimator:
     profiled = {(of.device, of.num_gpus): of.latency for of in map(hardware_of, fleet.pools)}
 
     def latency_of(device: DeviceSpec, num_gpus: int) -> LatencyModel:
-        """What a pool's profile says of its units; for meshes of other sizes the device's figures."""
+        """Reads what a pool's profile says of its units; for meshes of other sizes the device's figures."""
         return profiled.get((device, num_gpus)) or roofline_of(device, num_gpus)
 
     return Estimator(latency_of=latency_of, host_s=host_s)

@@ -1,4 +1,4 @@
-"""What crosses between a control loop and the process that plans for it: frames of msgpack."""
+"""Defines what crosses between a control loop and the process that plans for it: frames of msgpack."""
 
 import struct
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from pdmux_actor.serving.own_program import own_program
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
+_KILL_S = 5.0
 _MOST_BACKOFF_S = 30.0
 
 
@@ -37,7 +39,7 @@ class PlannerPatience:
 
 @dataclass(frozen=True, slots=True)
 class PlannerConnection:
-    process: asyncio.subprocess.Process
+    process: subprocess.Popen[bytes]
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
@@ -46,11 +48,9 @@ async def start_planner(program: str = "deploy.planning.planner_program") -> Pla
     """Raises OSError: the machine has no room for another process."""
     ours, theirs = socket.socketpair()
     with theirs:
-        process = await asyncio.create_subprocess_exec(
-            *own_program(program),
-            str(theirs.fileno()),
-            pass_fds=[theirs.fileno()],
-            stdin=asyncio.subprocess.DEVNULL,
+        # Not asyncio's: a task that is cancelled while asyncio starts a process never ends (Python 3.11).
+        process = subprocess.Popen(  # noqa: ASYNC220 - it returns in milliseconds
+            [*own_program(program), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
     ours.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -80,7 +80,7 @@ class PlannerProcess:
         self._leading: asyncio.Task[None] | None = None
 
     def using(self, solver: str) -> "PlannerProcess":
-        """From now on. The process is started, so that it is there when it is asked."""
+        """Plans with `solver` from now on, and starts the process, so that it is there when it is asked."""
         self._solver = solver
         if self._leading is None:
             self._leading = asyncio.create_task(self._lead())
@@ -151,8 +151,9 @@ class PlannerProcess:
             self._connection = None
             reading.cancel()
             connection.writer.close()
-            if connection.process.returncode is None:
-                connection.process.kill()
+            connection.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                connection.process.wait(_KILL_S)
 
     def _hear(self, reply: PlannerReply) -> None:
         self._failures = 0

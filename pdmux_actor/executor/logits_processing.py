@@ -33,7 +33,7 @@ class _Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsProcessor:
-    """Of the rows of one launch; a row that asks for nothing is not touched. Per row: float32 penalties and, float64,
+    """Holds the processing of one launch's rows; a row that asks for nothing is not touched. Per row: float32 penalties and, float64,
     `log_min_p`, minus infinity for none.
     """
 

@@ -1,4 +1,4 @@
-"""Which rows hold which prefix, of one model, and how prefixes are named. Rows that nobody uses stay until their blocks
+"""Knows which rows hold which prefix of one model, and names prefixes. Rows that nobody uses stay until their blocks
 are needed.
 """
 

@@ -1,4 +1,4 @@
-"""What keeps a sequence's output in a form, as the scheduler sees it: executors ask it before each token."""
+"""Keeps a sequence's output in a form, as the scheduler sees it: executors ask it before each token."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 
 class OutputConstraint(Protocol):
-    """Of one sequence. It follows the sequence's tokens by itself: what was preempted goes on where it was."""
+    """Constrains one sequence. It follows the sequence's tokens by itself: what was preempted goes on where it was."""
 
     def fill_mask(self, token_ids: Sequence[int], words: npt.NDArray[np.int32]) -> None:
         """Sets the bits of the tokens that may follow `token_ids`, prompt and output; bit i of word w is token 32w + i.

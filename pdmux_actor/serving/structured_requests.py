@@ -50,7 +50,7 @@ class StructuredRequests:
         self._started = False
 
     def submit(self, request: GenerateRequest, form: StructuredOutput) -> None:
-        """From one thread, as `abort`."""
+        """Is called from one thread, as `abort`."""
         if not self._started:
             self._started = True
             for target in [*[self._work] * NUM_THREADS, self._keep_time]:

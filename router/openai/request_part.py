@@ -1,4 +1,4 @@
-"""What all parts of a request's body have in common: nothing unknown, nothing converted."""
+"""Defines what all parts of a request's body have in common: nothing unknown, nothing converted."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Which JSON schemas outputs can be held to, told before anything is generated, with the place of what cannot."""
+"""Tells before anything is generated which JSON schemas outputs can be held to, and the place of what cannot."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

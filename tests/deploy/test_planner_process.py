@@ -160,3 +160,13 @@ def _is_gone(pid: int) -> bool:
         if stat.read().split()[2] == "Z":  # its new parent has not looked yet
             raise ProcessLookupError
     return False
+
+
+async def test_planner__closed_while_it_starts__ends() -> None:
+    planner = PlannerProcess()
+    planner.using("search")
+    await asyncio.sleep(0)  # the start has begun
+
+    await asyncio.wait_for(planner.close(), 10)
+
+    assert planner.pid is None

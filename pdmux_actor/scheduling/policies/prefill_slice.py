@@ -1,4 +1,4 @@
-"""Which prompts the next slice of prefill takes, and how many of their layers."""
+"""Chooses which prompts the next slice of prefill takes, and how many of their layers."""
 
 import math
 
