@@ -33,8 +33,9 @@ class _Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsProcessor:
-    """Holds the processing of one launch's rows; a row that asks for nothing is not touched. Per row: float32 penalties and, float64,
-    `log_min_p`, minus infinity for none.
+    """Holds the processing of one launch's rows; a row that asks for nothing is not touched.
+
+    Per row: float32 penalties and, float64, `log_min_p`, minus infinity for none.
     """
 
     biased: _Places

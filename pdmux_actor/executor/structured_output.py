@@ -71,7 +71,9 @@ class FormCompiler:
         self._walked: set[StructuredOutput] = set()
 
     def constraint(self, form: StructuredOutput, prompt_tokens: int, token_ids: Sequence[int]) -> OutputConstraint:
-        """Makes a matcher for a sequence of so many prompt tokens; `token_ids` are those and what another unit produced already.
+        """Makes a matcher for a sequence of so many prompt tokens.
+
+        `token_ids` are those and what another unit produced already.
 
         Raises:
             InvalidStructuredOutput: the form cannot be compiled or followed, or the output so far breaks it.
