@@ -134,6 +134,7 @@ class SampledToken(NamedTuple):
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Holds what one engine step produced for one request. `finish` is set exactly once per request, on its last event.
+    `cached_tokens` of the prompt had their KV already: told with the first token.
 
     A Struct, since one is made per sequence and step (a frozen dataclass takes five times as long).
     """
@@ -143,6 +144,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     finish: FinishReason | None = None
     error: str | None = None  # with FinishReason.ERROR: what happened and the remedy
     param: str | None = None  # with `error`: the parameter of OpenAI's API that the engine cannot take
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,10 @@ class Answers:
     ) -> None:
         """The only place that reports an end: a request leaves `unanswered` with its one finish."""
         request_id = sequence.request.request_id
-        self._events.append(TokenEvent(request_id=request_id, tokens=tokens, finish=finish, error=error))
+        cached, sequence.untold_cached_tokens = sequence.untold_cached_tokens, 0
+        self._events.append(
+            TokenEvent(request_id=request_id, tokens=tokens, finish=finish, error=error, cached_tokens=cached)
+        )
         if finish is not None:
             self._first_tokens.take(request_id)
             sequence.pending_finish = finish

@@ -45,6 +45,7 @@ class TokenSequence:
     prefix_hashes: list[PrefixHash] = field(default_factory=list)  # one per row that token_ids fill, lazily
     prefix_match: PrefixMatch = field(default_factory=PrefixMatch)
     num_reused_rows: int = 0  # the first of `rows`: they were cached when they were taken
+    untold_cached_tokens: int = 0  # of the prompt, found when its prefill began; told with the first token
     status: SequenceStatus = SequenceStatus.WAITING
     in_flight: bool = False
     pending_finish: FinishReason | None = None

@@ -19,7 +19,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason, GenerateRequest
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
 INITIAL_CREDIT = 64
@@ -78,7 +78,8 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     text shown so far always ends at the end of a token: one that may be shown only in part is held back whole, and a
     unit that starts from `output_token_ids` shows only what comes after them. `param` names the parameter that the
     engine cannot take as it is: the client's fault. `engine_died` marks a retryable failure that the request itself may
-    have caused: the engine ended while it held the request.
+    have caused: the engine ended while it held the request. `cached_tokens` of the prompt had their KV already: told
+    once, with the first token.
     """
 
     stream: int
@@ -92,6 +93,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     retryable: bool = False
     param: str | None = None
     engine_died: bool = False
+    cached_tokens: int = 0
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

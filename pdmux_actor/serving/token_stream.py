@@ -50,6 +50,8 @@ class TokenStream:
         """
         if self.finished:
             return
+        if event.cached_tokens:
+            self._pending = msgspec.structs.replace(self._pending, cached_tokens=event.cached_tokens)
         ends = event.finish is FinishReason.STOP
         piece = self._detokenizer.push([token.token_id for token in event.tokens], ends=ends)
         text, stopped = piece.text, piece.stopped

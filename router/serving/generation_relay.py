@@ -57,11 +57,13 @@ class _Progress:
         logprobs: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.token_ids)
         self.open.extend(zip(delta.token_ids, logprobs, strict=True))
         held_back = 0 if delta.finish is not None else delta.held_back
+        is_first_unit = not self.final  # another one finds the tokens of the first beside the prompt
         settled, self.open = self.open[: len(self.open) - held_back], self.open[len(self.open) - held_back :]
         self.final.extend(token_id for token_id, _ in settled)
         return Output(
             text=delta.text,
             num_tokens=len(settled),
+            cached_tokens=delta.cached_tokens if is_first_unit else 0,
             logprobs=tuple(logprob for _, logprob in settled if logprob is not None),
             finish=delta.finish,
         )

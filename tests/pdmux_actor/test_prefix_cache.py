@@ -32,6 +32,9 @@ def test_prefix_cache__second_turn__reuses_all_full_rows_of_the_first():
 
     # 40 prompt tokens and 8 of 9 output tokens have KV: the last one was never an input.
     assert hit_tokens(engine) == 48
+    assert [e.cached_tokens for e in engine.token_events if e.cached_tokens] == [48]
+    told = [e for e in engine.token_events if e.request_id == "second" and e.tokens]
+    assert told[0].cached_tokens == 48  # with the first token
     fresh = VirtualEngine([(0.0, Arrival(second))], settings=CACHING).run()
     assert engine.tokens_of("second") == fresh.tokens_of("second")
 

@@ -84,6 +84,7 @@ class FakeUnit:
     mute: bool = False
     stalled: bool = False  # it says so, and no more
     constrains: bool = False
+    cached_tokens: int = 0  # what it says of every prompt
     poison: int | None = None
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
     says: Callable[[GenerateRequest], str] | None = None
@@ -227,6 +228,7 @@ class FakeUnit:
                         logprobs=logprobs,
                         finish=finish,
                         held_back=held_back,
+                        cached_tokens=self.cached_tokens if sequence == 0 else 0,
                     )
                 )
             )

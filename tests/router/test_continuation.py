@@ -74,6 +74,17 @@ async def test_stream__sampled__continuation_keeps_the_seed(serve) -> None:
     assert reply.json()["choices"][0]["text"] == bytes(speech_tokens(asked[0])[:60]).decode(errors="replace")
 
 
+async def test_usage__cached_tokens__are_those_that_the_first_unit_found(serve) -> None:
+    fuse = [10]
+    units = [FakeUnit(unit_id=name, fuse=fuse, cached_tokens=3) for name in ("unit-a", "unit-b")]
+    served = await serve(*units, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=ask(prompt="more than six tokens"))
+
+    assert sum(len(u.requests) for u in units) == 2
+    assert reply.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
 async def test_only_unit__dies_and_comes_back__request_waits_for_it(serve) -> None:
     unit = FakeUnit(fuse=[10])
     served = await serve(unit, limits=PATIENT)
