@@ -53,10 +53,10 @@ check: venv ## Format, lint, types, import rules and dead code: what CI runs bef
 # Real fleets on shared machines: in CI a test that fails is tried once more, and the summary names it.
 RERUNS := $(if $(CI),--reruns 1 -rfER)
 
-# Three processes for two cores: two start fleets and mostly wait, the third computes (tests/fleets_beside_files.py). Who
-# narrows the tests gets one, in which --pdb and -s work; ARGS="-n 3 ..." spreads those too. torch's threads sleep while
+# Two processes: one starts fleets and mostly waits, the other computes (tests/fleets_beside_files.py). Who narrows the
+# tests gets one, in which --pdb and -s work; ARGS="-n 2 ..." spreads those too. torch's threads sleep while
 # they wait: another process needs the core.
-SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: venv check ## All checks, then the tests; ARGS="-k gateway" narrows them
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(RERUNS) $(or $(ARGS),$(SPREAD))

@@ -37,9 +37,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fleets take longest: processes that share the tests begin with them."""
     if hasattr(config, "workerinput"):
-        from fleets_beside_files import fleets_of
+        from fleets_beside_files import starts_fleets
 
-        items.sort(key=lambda item: fleets_of(item.nodeid) is None)
+        items.sort(key=lambda item: not starts_fleets(item.nodeid))
 
 
 @pytest.fixture(scope="session")

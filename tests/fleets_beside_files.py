@@ -2,23 +2,18 @@
 
 from xdist.scheduler import LoadFileScheduling
 
-# Beginnings of test ids -> what keeps them in one process, in turn.
-FLEETS = {
-    "tests/chaos/": "faults",
-    "tests/e2e/": "whole fleets",
-    "tests/pdmux_actor/serving/test_actor.py": "whole fleets",
-}
+# Beginnings of ids of tests that start fleets: one at a time, for `serve deploy` looks for a Ray of the machine.
+FLEETS = ("tests/chaos/", "tests/e2e/", "tests/pdmux_actor/serving/test_actor.py")
 
 
-def fleets_of(nodeid: str) -> str | None:
-    """Which fleets a test belongs to; None: it starts none."""
-    return next((fleets for beginning, fleets in FLEETS.items() if nodeid.startswith(beginning)), None)
+def starts_fleets(nodeid: str) -> bool:
+    return nodeid.startswith(FLEETS)
 
 
 class FleetsBesideFiles(LoadFileScheduling):
-    """A file's tests stay in one process, which shares their fixtures. So do those of a folder that starts fleets: a
-    fleet mostly waits, while other processes compute.
+    """A file's tests stay in one process, which shares their fixtures. So do all that start fleets: a fleet mostly waits,
+    while another process computes.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return fleets_of(nodeid) or super()._split_scope(nodeid)
+        return "fleets" if starts_fleets(nodeid) else super()._split_scope(nodeid)

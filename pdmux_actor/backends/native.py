@@ -225,7 +225,7 @@ class NativeEngine:
         try:
             if not (await asyncio.wait([answer], timeout=within_s))[0]:
                 # The thread that does such work keeps all that comes after it waiting.
-                self._give_up(f"{type(command).__name__} has not ended for {within_s:.0f} s")
+                self._give_up(f"{type(command).__name__.removesuffix('Command')} has not ended for {within_s:.0f} s")
             return await answer
         finally:
             del self._calls[command.call]

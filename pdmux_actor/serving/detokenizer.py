@@ -97,7 +97,9 @@ class Detokenizer:
         return Piece(text="".join(texts), num_tokens=0)
 
     def _piece(self, token_id: int, *, is_end: bool) -> str | None:
-        if self._skips_special or is_end or not self._token_bytes.is_special(token_id):
+        if is_end:
+            return self._text.flush()
+        if self._skips_special or not self._token_bytes.is_special(token_id):
             return self._text.push(token_id)
         return self._text.flush() + self._token_bytes.of(token_id).decode()
 

@@ -75,6 +75,8 @@ class Record(TorchDispatchMode):
 class FakeStage:
     """In place of pinned memory: what it sends is on the device without a copy."""
 
+    device = torch.device(GPU)
+
     def send(self, arrays: Arrays, target: Tensor | None = None) -> dict[str, Tensor]:
         size_bytes = layout(arrays)[1]
         return views(torch.empty(size_bytes, dtype=torch.uint8, device=GPU) if target is None else target, arrays)

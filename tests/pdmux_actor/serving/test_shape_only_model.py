@@ -38,7 +38,7 @@ def test_shape_only_folder__gateway_and_unit__speak_the_same_tokens() -> None:
     ids = encoder.encode("Hello, world", add_special_tokens=False)
     load_vocabulary(assignment(MODELS / "llama-3.1-8b"))
     assert encoder.decode(ids) == "Hello, world"
-    assert "Hello" in encoder.render_chat([{"role": "user", "content": "Hello"}], {})
+    assert "Hello" in encoder.render_chat([{"role": "user", "content": "Hello"}], (), {})
 
 
 def test_shape_only_folder__real_executor__is_refused_for_its_weights() -> None:
