@@ -11,7 +11,7 @@ def starts_fleets(nodeid: str) -> bool:
 
 
 class FleetsBesideFiles(LoadFileScheduling):
-    """A file's tests stay in one process, which shares their fixtures. So do all that start fleets: a fleet mostly waits,
+    """A file's tests stay in one process, which shares their fixtures. So do all that start fleets: one mostly waits,
     while another process computes.
     """
 
