@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,15 +74,16 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    # Ray's sockets lie in the folder: their paths have at most 107 bytes.
     started_in = tmp_path_factory.mktemp("user")
     for name in PACKAGES:  # Ray puts this folder first on the path of the workers that import what `serve deploy` names
         (started_in / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user was imported')\n")
-    cluster = Cluster(tmp_path_factory.mktemp("ray"), started_in=started_in)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+    # Ray's sockets lie in the folder, their paths have at most 107 bytes: pytest's own is too long beside xdist.
+    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
+        cluster = Cluster(Path(folder), started_in=started_in)
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
 
 
 def test_render__deployed_with_serve__is_running_and_answers(cluster: Cluster, tmp_path: Path) -> None:
