@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
-    nodes = RayNodes(tmp_path_factory.mktemp("ray"), ports=RAY_PORTS)  # sockets in it have short paths only
-    try:
-        yield nodes
-    finally:
-        nodes.stop()
+def nodes() -> Iterator[RayNodes]:
+    # Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist.
+    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
+        nodes = RayNodes(Path(folder), ports=RAY_PORTS)
+        try:
+            yield nodes
+        finally:
+            nodes.stop()
 
 
 @pytest.fixture
