@@ -60,9 +60,18 @@ def test_token_stream__finished_without_credit__last_delta_goes_at_once(open_str
     stream, sent = open_stream(credit=0)
     stream.absorb(event("ab"))
 
+    stream.absorb(event("c", FinishReason.LENGTH))
+
+    assert [(d.text, d.finish) for d in sent] == [("abc", FinishReason.LENGTH)]
+
+
+def test_token_stream__token_that_stops__is_counted_and_is_no_text(open_stream, event):
+    stream, sent = open_stream(credit=0)
+    stream.absorb(event("ab"))
+
     stream.absorb(event("c", FinishReason.STOP))
 
-    assert [(d.text, d.finish) for d in sent] == [("abc", FinishReason.STOP)]
+    assert [(d.text, len(d.token_ids), d.finish) for d in sent] == [("ab", 3, FinishReason.STOP)]
 
 
 def test_token_stream__grant_with_nothing_pending__sends_nothing(open_stream, event):
