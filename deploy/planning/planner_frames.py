@@ -1,13 +1,9 @@
 """Defines what crosses between a control loop and the process that plans for it: frames of msgpack."""
 
-import struct
-
 import msgspec
 
 from deploy.control.planner import PlanAnswer, PlanTask
-from placement.estimation.problem_arrays import Estimator
-
-LENGTH = struct.Struct(">I")
+from pdmux_actor.serving.frames import framed
 
 
 class PlannerCall(msgspec.Struct, frozen=True):
@@ -18,9 +14,6 @@ class PlannerCall(msgspec.Struct, frozen=True):
     budget_s: float
     task: PlanTask
 
-    def estimator(self) -> Estimator:
-        return Estimator()
-
 
 class PlannerReply(msgspec.Struct, frozen=True):
     number: int
@@ -28,5 +21,4 @@ class PlannerReply(msgspec.Struct, frozen=True):
 
 
 def frame(message: PlannerCall | PlannerReply) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(body)) + body
+    return framed(message)

@@ -3,21 +3,19 @@
 import asyncio
 import contextlib
 import logging
-import socket
-import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from deploy.control.planner import PlanAnswer, PlanTask
-from deploy.planning.planner_frames import LENGTH, PlannerCall, PlannerReply, frame
-from pdmux_actor.serving.own_program import own_program
+from deploy.planning.planner_frames import PlannerCall, PlannerReply, frame
+from pdmux_actor.serving.frames import LENGTH
+from pdmux_actor.serving.own_program import OwnProcess, start_own_program
 
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
-_KILL_S = 5.0
 _MOST_BACKOFF_S = 30.0
 
 
@@ -37,24 +35,8 @@ class PlannerPatience:
     backoff_s: float = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerConnection:
-    process: subprocess.Popen[bytes]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
-async def start_planner(program: str = "deploy.planning.planner_program") -> PlannerConnection:
-    """Raises OSError: the machine has no room for another process."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        # Not asyncio's: a task that is cancelled while asyncio starts a process never ends (Python 3.11).
-        process = subprocess.Popen(  # noqa: ASYNC220 - it returns in milliseconds
-            [*own_program(program), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
-    ours.setblocking(False)
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
-    return PlannerConnection(process, reader, writer)
+def start_planner() -> Awaitable[OwnProcess]:
+    return start_own_program("deploy.planning.planner_program")
 
 
 class PlannerProcess:
@@ -63,7 +45,7 @@ class PlannerProcess:
     def __init__(
         self,
         patience: PlannerPatience | None = None,
-        start: Callable[[], Awaitable[PlannerConnection]] = start_planner,
+        start: Callable[[], Awaitable[OwnProcess]] = start_planner,
     ) -> None:
         self._patience = patience or PlannerPatience()
         self._start = start
@@ -75,7 +57,7 @@ class PlannerProcess:
         self._answer: PlanAnswer | None = None
         self._found: tuple[str, PlanTask, PlanAnswer] | None = None  # what costs nothing to be asked again
         self._decoder = msgspec.msgpack.Decoder(PlannerReply)
-        self._connection: PlannerConnection | None = None
+        self._connection: OwnProcess | None = None
         self._failures = 0
         self._leading: asyncio.Task[None] | None = None
 
@@ -133,7 +115,7 @@ class PlannerProcess:
                 logger.warning("planner process is replaced", extra={"reason": repr(error), "in_s": wait_s})
                 await asyncio.sleep(wait_s)
 
-    async def _follow(self, connection: PlannerConnection) -> None:
+    async def _follow(self, connection: OwnProcess) -> None:
         self._connection = connection
         reading = asyncio.create_task(_read(connection.reader))
         try:
@@ -150,10 +132,7 @@ class PlannerProcess:
         finally:
             self._connection = None
             reading.cancel()
-            connection.writer.close()
-            connection.process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                connection.process.wait(_KILL_S)
+            connection.kill()
 
     def _hear(self, reply: PlannerReply) -> None:
         self._failures = 0

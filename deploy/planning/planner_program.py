@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import msgspec
 
 from deploy.control.planner import work_out
-from deploy.planning.planner_frames import LENGTH, PlannerCall, PlannerReply, frame
+from deploy.planning.planner_frames import PlannerCall, PlannerReply, frame
+from pdmux_actor.serving.frames import LENGTH
 from pdmux_actor.serving.parent_death import die_with_parent
+from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 
 _NICENESS = 5  # what serves comes first
@@ -41,7 +43,7 @@ def _reply(call: PlannerCall, connection: socket.socket) -> PlannerReply:
     def is_time_up() -> bool:
         return time.monotonic() >= until_s or _has_news(connection)
 
-    answer = work_out(call.task, SOLVERS[call.solver].make(call.estimator(), is_time_up))
+    answer = work_out(call.task, SOLVERS[call.solver].make(Estimator(), is_time_up))
     return PlannerReply(number=call.number, answer=answer)
 
 

@@ -1,6 +1,5 @@
 """Defines the messages of an actor and its engine process: length-prefixed msgpack over a socket pair, no pickle."""
 
-import struct
 from collections.abc import Iterator
 from typing import Literal
 
@@ -11,10 +10,8 @@ from pdmux_actor.lease import SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from pdmux_actor.serving.frames import FrameSplitter
+from pdmux_actor.serving.frames import FrameSplitter, framed
 from profiler.probe import LaunchShape
-
-_LENGTH = struct.Struct(">I")
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,8 +197,7 @@ Notice = (
 
 
 def encode(message: Command | Notice) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return framed(message)
 
 
 class CommandReader:

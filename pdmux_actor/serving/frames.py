@@ -24,7 +24,7 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
 INITIAL_CREDIT = 64
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -112,9 +112,14 @@ class FrameTooLarge(ValueError):
     """A peer announced a frame above the limit."""
 
 
-def encode(message: ToUnit | FromUnit) -> bytes:
+def framed(message: msgspec.Struct) -> bytes:
+    """Puts a message behind its length, as all processes of muxfleet send them to each other."""
     body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
+
+
+def encode(message: ToUnit | FromUnit) -> bytes:
+    return framed(message)
 
 
 class FrameSplitter:
@@ -133,13 +138,13 @@ class FrameSplitter:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Raises FrameTooLarge; the connection is of no use after that."""
         self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
+        while len(self._buffer) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer)
             if length > self.max_frame_bytes:
                 raise FrameTooLarge(f"frame of {length} bytes, limit {self.max_frame_bytes}")
-            end = _LENGTH.size + length
+            end = LENGTH.size + length
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[_LENGTH.size : end])
+            body = bytes(self._buffer[LENGTH.size : end])
             del self._buffer[:end]
             yield body

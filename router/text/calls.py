@@ -1,11 +1,10 @@
 """Defines the calls to the process that works on text, and its answers: frames of msgpack."""
 
-import struct
 from typing import Any
 
 import msgspec
 
-LENGTH = struct.Struct(">I")
+from pdmux_actor.serving.frames import framed
 
 
 class TokenizerKey(msgspec.Struct, frozen=True, array_like=True):
@@ -142,5 +141,4 @@ TextAnswer = TokenizerLoaded | TokenizerFailed | Encoded | Decoded | TextRefused
 
 
 def frame(message: TextCall | TextAnswer) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(body)) + body
+    return framed(message)

@@ -2,14 +2,14 @@
 
 import asyncio
 import itertools
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
 
-from pdmux_actor.serving.own_program import own_program
-from router.text.calls import LENGTH, TextAnswer, TextCall, frame
+from pdmux_actor.serving.frames import LENGTH
+from pdmux_actor.serving.own_program import OwnProcess, start_own_program
+from router.text.calls import TextAnswer, TextCall, frame
 
 _DECODER: msgspec.msgpack.Decoder[TextAnswer] = msgspec.msgpack.Decoder(TextAnswer)
 
@@ -35,35 +35,21 @@ StartText = Callable[[int], Awaitable[TextService]]
 class TextProcess:
     """Implements TextService over a process of its own, which ends with the thread that started it."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._process = process
-        self._writer = writer
+    def __init__(self, own: OwnProcess) -> None:
+        self._own = own
         self._waiting: dict[int, asyncio.Future[TextAnswer]] = {}
         self._numbers = itertools.count()
         self._lost = False
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reading = asyncio.create_task(self._read(own.reader))
 
     @classmethod
     async def start(cls, niceness: int = 0) -> "TextProcess":
         """Raises OSError: the machine has no room for another process."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *own_program("router.text.worker"),
-                str(theirs.fileno()),
-                str(niceness),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-            )
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return cls(process, reader, writer)
+        return cls(await start_own_program("router.text.worker", str(niceness)))
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._own.process.pid
 
     async def ask(self, call: TextCall) -> TextAnswer:
         if self._lost:
@@ -72,16 +58,14 @@ class TextProcess:
         answer: asyncio.Future[TextAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(frame(msgspec.structs.replace(call, call=number)))
+            self._own.writer.write(frame(msgspec.structs.replace(call, call=number)))
             return await answer
         finally:
             self._waiting.pop(number, None)
 
     def kill(self) -> None:
         self._lose()
-        self._writer.close()
-        if self._process.returncode is None:
-            self._process.kill()
+        self._own.kill()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -93,7 +77,7 @@ class TextProcess:
                     waiting.set_result(answer)
         except (asyncio.IncompleteReadError, OSError):
             self._lose()
-            self._writer.close()
+            self._own.kill()
 
     def _lose(self) -> None:
         self._lost = True

@@ -19,9 +19,9 @@ from threading import Lock
 
 import msgspec
 
+from pdmux_actor.serving.frames import LENGTH
 from pdmux_actor.serving.parent_death import die_with_parent
 from router.text.calls import (
-    LENGTH,
     Decoded,
     DecodeTokens,
     EncodeChat,

@@ -13,7 +13,8 @@ from test_plan_requests import SlowPlanner
 
 from deploy.control.planner import PlanAnswer, PlanTask, work_out
 from deploy.planning import planner_process as module
-from deploy.planning.planner_process import PlannerConnection, PlannerPatience, PlannerProcess, start_planner
+from deploy.planning.planner_process import PlannerPatience, PlannerProcess
+from pdmux_actor.serving.own_program import OwnProcess, start_own_program
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 
@@ -121,8 +122,8 @@ async def test_planner_process__dies_or_hangs__is_replaced_and_asked_again(
 async def test_planner_process__program_that_never_works__is_tried_ever_more_seldom_and_the_loop_stays_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def start_nothing() -> PlannerConnection:
-        return await start_planner("deploy.no_such_program")
+    async def start_nothing() -> OwnProcess:
+        return await start_own_program("deploy.no_such_program")
 
     planner = PlannerProcess(PlannerPatience(backoff_s=0.01), start_nothing).using("search")
     await until(lambda: caplog.text.count("planner process is replaced") >= 3)

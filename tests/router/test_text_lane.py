@@ -181,7 +181,7 @@ async def test_process__its_gateway_is_gone__ends() -> None:
     process = await TextProcess.start()
     watched = psutil.Process(process.pid)
 
-    process._writer.close()
+    process._own.writer.close()
 
     await eventually(lambda: not watched.is_running() or watched.status() == psutil.STATUS_ZOMBIE)
     process.kill()

@@ -3,16 +3,14 @@ socket.
 """
 
 import socket
-import struct
 from collections.abc import Iterator
 
 import msgspec
 
 from pdmux_actor.backends.sglang.snapshot import DecisionRecord
 from pdmux_actor.scheduling.decision_log import Decision
-from pdmux_actor.serving.frames import FrameSplitter
+from pdmux_actor.serving.frames import FrameSplitter, framed
 
-_LENGTH = struct.Struct(">I")
 _RECEIVE_BYTES = 64 * 1024
 
 
@@ -93,8 +91,7 @@ ToPlugin = TellDecisions | TellRecords | KeepGuard | UsePolicy
 
 
 def encode(message: FromPlugin | ToPlugin) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return framed(message)
 
 
 class PluginReader:
