@@ -288,9 +288,12 @@ class ModelQueue:
         elif sequence in self.partial:
             self.partial.remove(sequence)
 
+    def note_longer(self) -> None:
+        """Forgets the lengths of contexts: a running sequence has tokens more, whoever knows of them yet."""
+        self._context_tokens = None
+
     def note_tokens(self, sequence: TokenSequence, num_tokens: int, now_s: float) -> None:
         """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others."""
-        self._context_tokens = None
         self.output_tokens_total += num_tokens
         previous_s, sequence.last_token_s = sequence.last_token_s, now_s
         slo = sequence.request.slo
@@ -366,5 +369,6 @@ class ModelQueue:
         assert all(s.status is SequenceStatus.PREFILLING for s in self.partial)
         assert all(s.status is SequenceStatus.RUNNING for s in self.running)
         assert all(s.num_uncomputed_tokens == 1 for s in self.running)
+        assert self._context_tokens in (None, [len(s.token_ids) for s in self.running]), "lengths are of former tokens"
         for sequence in self.sequences():
             assert len(sequence.rows) >= self.rows_for(sequence.num_computed_tokens)

@@ -137,6 +137,7 @@ class LaunchResults:
         if place in done.sequence_errors:
             return self._answers.end(sequence, FinishReason.ERROR, done.sequence_errors[place])
         tokens, finish = append_tokens(sequence, sampled, queue.info.eos_token_ids, queue.max_len)
+        queue.note_longer()
         sequence.num_computed_tokens = len(sequence.token_ids) - 1
         if sequence.first_token_s is None:
             if finish is None and self._first_tokens.hold(sequence, tokens, done.finished_s):

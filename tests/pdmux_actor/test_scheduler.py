@@ -282,6 +282,15 @@ def test_mux__single_sm__alternates_without_starving():
     assert len(engine.tokens_of("long")) == 2
 
 
+def test_scheduler__two_first_tokens_of_one_launch_are_held_back__lengths_of_contexts_hold_both():
+    """`VirtualEngine` asserts after every turn that the queues' kept lengths are those of its sequences."""
+    events = [(0.0, Arrival(make_request("decoding", max_tokens=100, tbt_s=0.006)))]
+    events += [(0.05, Arrival(make_request(f"r{i}", max_tokens=5, first=2 + i, tbt_s=0.006))) for i in range(3)]
+    engine = VirtualEngine(events, quota_blocks=500, num_sms=4, latency=LinearLatency(prefill_fixed_s=0.05)).run()
+
+    assert all(len(engine.tokens_of(f"r{i}")) == 5 for i in range(3))
+
+
 _events = st.lists(
     st.one_of(
         st.tuples(

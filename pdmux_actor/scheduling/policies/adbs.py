@@ -1,16 +1,17 @@
 """ADBS as published (MuxServe, Algorithm 3): prefills of the models in turn, decodes fill what is left.
 
 It knows no latency targets: decode has a fixed share while a prefill runs (`static_decode_share`). As long as resources
-are left, the inner loop takes the next model's decode, which runs beside the others on a part of that share: up to
-`decode_lanes` at once, in equal parts, since there is no profile that says how many SMs each model needs. Unlike the
-released code, a prefill that waits for token blocks does not hold decodes up: they are what frees the blocks.
+are left, the inner loop takes the next model's decode, which runs beside the others on a part of that share. How many
+parts there are stands for the paper's profile of the SMs that a model needs (Algorithm 2): as many as make the decode
+cycle shortest, up to `decode_lanes` (decode_lanes.py). Unlike the released code, a prefill that waits for token blocks
+does not hold decodes up: they are what frees the blocks.
 """
 
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.partition import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
-from pdmux_actor.scheduling.policies.decode_lanes import fill_lanes, part_of
+from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.round_robin import RoundRobin
@@ -33,15 +34,8 @@ class Adbs:
         return [*actions, *self._decodes(state, min(decode_sms, state.total_sms - lane_taken))]
 
     def _decodes(self, state: UnitState, decode_sms: int) -> Sequence[Decode]:
-        if decode_sms <= 0:
-            return ()
-        lanes = min(state.settings.decode_lanes, len(state.decoding()))
-        part_sms = None
-        while lanes > 1 and (part_sms := part_of(state.device, decode_sms, lanes)) is None:
-            lanes -= 1
-        if part_sms is None:
-            lanes, part_sms = 1, decode_sms
-        return fill_lanes(state, self._decode_turn, lanes=lanes, part_sms=part_sms, share_sms=decode_sms)
+        decoding = state.decoding()
+        return decodes_at_once(state, decoding, decode_sms, self._decode_turn) if decoding and decode_sms > 0 else ()
 
     def _shares(self, state: UnitState, wants_prefill: bool) -> tuple[int, int]:
         """SMs for (prefill, decode)."""
