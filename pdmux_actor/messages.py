@@ -111,7 +111,8 @@ class Slo:
 class GenerateRequest:
     """`output_token_ids` are tokens that another unit already produced for this request (it died): the engine
     recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again. Without
-    `skip_special_tokens` special tokens are part of the text, but for the one that ends it.
+    `skip_special_tokens` special tokens are part of the text, but for the one that ends it. Cached prefixes are shared
+    by requests of the same `cache_salt` only.
     """
 
     request_id: str
@@ -122,6 +123,7 @@ class GenerateRequest:
     output_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    cache_salt: str = ""
 
 
 class SampledToken(NamedTuple):

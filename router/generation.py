@@ -31,6 +31,7 @@ class Generation:
     stop: tuple[str, ...]
     slo: Slo
     skip_special_tokens: bool = True
+    cache_salt: str = ""
     reply: ReplyShape | None = None
     client_request_id: str = ""
 
@@ -48,7 +49,7 @@ class Generation:
             deadline_s=deadline_s,
             tenant=caller.tenant,
             priority=caller.priority,
-            prefix=prefix_names(self.model, self.prompt_token_ids),
+            prefix=prefix_names(self.model, self.prompt_token_ids, self.cache_salt),
             conversation=caller.conversation,
             constrained=self.sampling.structured_output is not None,
         )
@@ -76,4 +77,5 @@ class Output:
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
     finish: FinishReason | None = None

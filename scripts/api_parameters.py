@@ -7,6 +7,7 @@ from types import MappingProxyType
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.parameters import UNIMPLEMENTED
+from router.openai.peer_parameters import INERT_PEER_PARAMETERS
 
 API_PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 _BEGIN, _END = "<!-- parameters: python -m scripts.api_parameters -->\n", "<!-- end of parameters -->\n"
@@ -18,9 +19,9 @@ _INERT = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
-        "service_tier",
         "store",
         "user",
+        *INERT_PEER_PARAMETERS,
     }
 )
 _FORMS = ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs")

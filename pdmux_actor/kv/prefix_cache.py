@@ -12,8 +12,22 @@ PrefixHash = bytes
 _ROWS_PER_PIECE = 64
 
 
-def extend_hashes(hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per_row: int) -> None:
-    """Appends the hashes of rows that `token_ids` fill and `hashes` lacks; hash i names tokens [0, (i+1) * row).
+def prefix_root(cache_salt: str) -> PrefixHash:
+    """Names the empty prefix of a salt: no name of any prefix is that of another salt's.
+
+    >>> prefix_root(""), len(prefix_root("a")), prefix_root("a") == prefix_root("b")
+    (b'', 16, False)
+    """
+    if not cache_salt:
+        return b""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache salt").digest()
+
+
+def extend_hashes(
+    hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per_row: int, root: PrefixHash = b""
+) -> None:
+    """Appends the hashes of rows that `token_ids` fill and `hashes` lacks; hash i names tokens [0, (i+1) * row) behind
+    the `root`.
 
     BLAKE2b, since a collision would show one user another user's cached context: a fast hash that a client can steer
     will not do. The names are the same in every process.
@@ -25,12 +39,12 @@ def extend_hashes(hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per
     (2, True)
     """
     first, end = len(hashes) * tokens_per_row, len(token_ids) // tokens_per_row * tokens_per_row
-    _extend(hashes, array("q", token_ids[first:end]).tobytes(), tokens_per_row)
+    _extend(hashes, array("q", token_ids[first:end]).tobytes(), tokens_per_row, root)
 
 
-def _extend(hashes: list[PrefixHash], rows: bytes, tokens_per_row: int) -> None:
+def _extend(hashes: list[PrefixHash], rows: bytes, tokens_per_row: int, root: PrefixHash) -> None:
     row_bytes = tokens_per_row * array("q").itemsize
-    name = hashes[-1] if hashes else b""
+    name = hashes[-1] if hashes else root
     for start in range(0, len(rows), row_bytes):
         digest = hashlib.blake2b(name, digest_size=16)
         digest.update(rows[start : start + row_bytes])
@@ -46,24 +60,26 @@ class HashedPieces:
         self._num_pieces = num_pieces
         self._hashes: OrderedDict[tuple[PrefixHash, bytes], list[PrefixHash]] = OrderedDict()  # oldest use first
 
-    def extend(self, hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per_row: int) -> None:
+    def extend(
+        self, hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per_row: int, root: PrefixHash = b""
+    ) -> None:
         """Continues the hashes as `extend_hashes` does."""
         if len(hashes) % _ROWS_PER_PIECE == 0:
             piece_tokens = _ROWS_PER_PIECE * tokens_per_row
             first = len(hashes) * tokens_per_row
             for start in range(first, len(token_ids) - piece_tokens + 1, piece_tokens):
                 piece = array("q", token_ids[start : start + piece_tokens]).tobytes()
-                self._extend_by_piece(hashes, piece, tokens_per_row)
-        extend_hashes(hashes, token_ids, tokens_per_row)
+                self._extend_by_piece(hashes, piece, tokens_per_row, root)
+        extend_hashes(hashes, token_ids, tokens_per_row, root)
 
-    def _extend_by_piece(self, hashes: list[PrefixHash], piece: bytes, tokens_per_row: int) -> None:
-        key = (hashes[-1] if hashes else b"", piece)
+    def _extend_by_piece(self, hashes: list[PrefixHash], piece: bytes, tokens_per_row: int, root: PrefixHash) -> None:
+        key = (hashes[-1] if hashes else root, piece)
         known = self._hashes.get(key)
         if known is not None:
             self._hashes.move_to_end(key)
             hashes += known
             return
-        _extend(hashes, piece, tokens_per_row)
+        _extend(hashes, piece, tokens_per_row, root)
         self._hashes[key] = hashes[-_ROWS_PER_PIECE:]
         if len(self._hashes) > self._num_pieces:
             self._hashes.popitem(last=False)

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from pdmux_actor.kv.prefix_cache import HashedPieces, PrefixHash, PrefixMatch
+from pdmux_actor.kv.prefix_cache import HashedPieces, PrefixHash, PrefixMatch, prefix_root
 from pdmux_actor.messages import FinishReason, GenerateRequest
 from pdmux_actor.scheduling.output_constraint import OutputConstraint
 
@@ -93,7 +93,8 @@ class TokenSequence:
         """Names of the full rows among the first `num_tokens` tokens, to be read only."""
         num_rows = num_tokens // tokens_per_row
         if len(self.prefix_hashes) < num_rows:
-            pieces.extend(self.prefix_hashes, self.token_ids, tokens_per_row)
+            root = prefix_root(self.request.cache_salt)
+            pieces.extend(self.prefix_hashes, self.token_ids, tokens_per_row, root)
         return self.prefix_hashes if len(self.prefix_hashes) == num_rows else self.prefix_hashes[:num_rows]
 
     def token_outside(self, vocab_size: int) -> int | None:

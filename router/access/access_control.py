@@ -56,6 +56,7 @@ class AccessControl:
             tenant=entry.name,
             key_id=entry.key_id,
             priority=min(caller.priority, entry.priority),
+            max_priority=entry.priority,
             may_tighten_slo=entry.may_tighten_slo,
         )
         return AccessGrant(caller=allowed, entry=entry)

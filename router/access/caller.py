@@ -1,9 +1,15 @@
 """Identifies who asks, and what they ask for beside the body."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pdmux_actor.messages import Slo
 from router.admission_request import Priority
+
+_TIER_NAMES: Mapping[Priority, str] = MappingProxyType(
+    {Priority.LOW: "flex", Priority.NORMAL: "default", Priority.HIGH: "priority"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,16 +17,34 @@ class Caller:
     """`tenant` names the API key, or whom a trusted proxy says it asks for; `key_id` is empty without keys,
     `request_id` the one that its client knows.
     Targets that are None are the model's; tighter ones than the model's are granted to whom `may_tighten_slo` says.
+    `priority` is at most `max_priority`; `names_priority`: a header asked for it, which counts before the body.
     """
 
     tenant: str = ""
     priority: Priority = Priority.NORMAL
+    max_priority: Priority = Priority.HIGH
+    names_priority: bool = False
     ttft_s: float | None = None
     tbt_s: float | None = None
     conversation: str = ""
     key_id: str = ""
     request_id: str = ""
     may_tighten_slo: bool = False
+
+    def asking(self, priority: Priority | None, conversation: str | None) -> "Caller":
+        """Returns the caller with what the body asks for, as far as headers leave it open and the key admits it."""
+        if priority is None or self.names_priority:
+            priority = self.priority
+        return replace(
+            self,
+            priority=min(priority, self.max_priority),
+            conversation=self.conversation or conversation or "",
+        )
+
+    @property
+    def service_tier(self) -> str:
+        """Returns what OpenAI calls the priority."""
+        return _TIER_NAMES[self.priority]
 
     def slo(self, of_model: Slo) -> "GrantedSlo":
         """A target binds everything that shares the unit, so one client's wish may be looser than the model's own, not

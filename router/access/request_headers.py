@@ -29,6 +29,7 @@ def caller_of(headers: Headers) -> Caller:
     return Caller(
         tenant=_name(headers, _TENANT),
         priority=_priority(headers),
+        names_priority=_PRIORITY in headers,
         ttft_s=_seconds(headers, _TTFT),
         tbt_s=_seconds(headers, _TPOT),
         conversation=_name(headers, (_CONVERSATION,)),

@@ -42,6 +42,7 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
 
     async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
         chat = asked.chat(store, caller)
+        caller = caller.asking(chat.asked_priority, None)
         return await gateway.chat(chat, caller, lambda model: asked.reply(model, store, caller))
 
 

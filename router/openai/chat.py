@@ -7,8 +7,9 @@ from pydantic import Field
 from pdmux_actor.messages import StructuredOutput
 from router.errors import UnsupportedParameter
 from router.openai.messages import MAX_MESSAGES, ChatMessage
-from router.openai.parameters import MAX_LOGPROBS, EmptyObject, GenerationParameters, Tokens
-from router.openai.request_part import Integer
+from router.openai.parameters import MAX_LOGPROBS, GenerationParameters, Tokens
+from router.openai.peer_parameters import InertChatParameters, RefusedChatParameters
+from router.openai.request_part import EmptyObject, Integer
 from router.openai.tools import (
     FunctionName,
     Functions,
@@ -23,7 +24,7 @@ from router.openai.tools import (
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ChatCompletionRequest(GenerationParameters):
+class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedChatParameters):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None

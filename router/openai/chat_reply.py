@@ -5,6 +5,7 @@ from typing import Any
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import TokenLogprob
+from router.access.caller import Caller
 from router.generation import Output, ToolCall
 from router.openai.chat import ChatCompletionRequest
 from router.openai.reply import (
@@ -20,7 +21,7 @@ from router.openai.reply import (
 
 
 class ChatReply:
-    """`is_legacy`: calls are answered as `function_call`."""
+    """`is_legacy`: calls are answered as `function_call`. `prompt_token_ids` where the reply is to carry token ids."""
 
     def __init__(
         self,
@@ -30,11 +31,13 @@ class ChatReply:
         usage_is_asked: bool,
         with_reasoning: bool = True,
         is_legacy: bool = False,
+        prompt_token_ids: Sequence[int] | None = None,
     ) -> None:
         self._head = head
         self._with_logprobs = with_logprobs
         self._with_reasoning = with_reasoning
         self._is_legacy = is_legacy
+        self._prompt_token_ids = prompt_token_ids
         self._encoder = EventEncoder(head, "chat.completion.chunk", usage_is_asked=usage_is_asked)
         self._num_calls: dict[int, int] = {}  # of each choice that was opened
 
@@ -42,13 +45,18 @@ class ChatReply:
         events = b""
         if index not in self._num_calls:
             self._num_calls[index] = 0
-            events += self._encoder.choice(self._chunk(index, {"role": "assistant", "content": ""}, None), usage)
+            opening = self._chunk(index, {"role": "assistant", "content": ""}, None)
+            if self._prompt_token_ids is not None:
+                opening["prompt_token_ids"] = self._prompt_token_ids
+            events += self._encoder.choice(opening, usage, prompt_token_ids=self._prompt_token_ids)
         if output.reasoning and self._with_reasoning:
             events += self._encoder.choice(self._chunk(index, _reasoning(output.reasoning), None), usage)
-        if output.text or output.logprobs:
+        if output.text or output.logprobs or (output.token_ids and self._prompt_token_ids is not None):
             chunk = self._chunk(index, {"content": output.text}, None)
             if self._with_logprobs:
                 chunk["logprobs"] = chat_logprobs(output.logprobs)
+            if self._prompt_token_ids is not None:
+                chunk["token_ids"] = output.token_ids
             events += self._encoder.choice(chunk, usage)
         for call in output.tool_calls:
             place = self._num_calls[index]
@@ -73,9 +81,15 @@ class ChatReply:
                     "message": self._message(choice),
                     "logprobs": chat_logprobs(choice.logprobs) if self._with_logprobs else None,
                     "finish_reason": self._finish(choice.finish, len(choice.tool_calls)),
+                    **self._token_ids(choice),
                 }
             )
-        return document(self._head, "chat.completion", bodies, usage)
+        return document(self._head, "chat.completion", bodies, usage, prompt_token_ids=self._prompt_token_ids)
+
+    def _token_ids(self, choice: Choice) -> dict[str, Any]:
+        if self._prompt_token_ids is None:
+            return {}
+        return {"prompt_token_ids": self._prompt_token_ids, "token_ids": choice.token_ids}
 
     def _message(self, choice: Choice) -> dict[str, Any]:
         content = choice.text if choice.text or not choice.tool_calls else None
@@ -97,13 +111,14 @@ class ChatReply:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
-def chat_reply(request: ChatCompletionRequest) -> ChatReply:
+def chat_reply(request: ChatCompletionRequest, caller: Caller, prompt_token_ids: Sequence[int]) -> ChatReply:
     return ChatReply(
-        new_head("chatcmpl", request.model),
+        new_head("chatcmpl", request.model, service_tier=caller.service_tier if request.service_tier else None),
         with_logprobs=request.asked_logprobs is not None,
         usage_is_asked=request.include_usage,
         with_reasoning=request.include_reasoning is not False,
         is_legacy=request.tool_use().is_legacy,
+        prompt_token_ids=prompt_token_ids if request.return_token_ids else None,
     )
 
 

@@ -9,33 +9,48 @@ from router.openai.reply import LOWEST_LOGPROB, Choice, EventEncoder, ReplyHead,
 
 
 class CompletionReply:
-    """`echoes` is the text to put before each choice, empty unless `echo` was asked for."""
+    """`echoes` is the text to put before each choice, empty unless `echo` was asked for. `prompt_token_ids` are
+    those of each choice, where the reply is to carry token ids.
+    """
 
-    def __init__(self, head: ReplyHead, *, with_logprobs: bool, usage_is_asked: bool, echoes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        head: ReplyHead,
+        *,
+        with_logprobs: bool,
+        usage_is_asked: bool,
+        echoes: Sequence[str],
+        prompt_token_ids: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self._head = head
         self._with_logprobs = with_logprobs
         self._encoder = EventEncoder(head, "text_completion", usage_is_asked=usage_is_asked)
         self._echoes = echoes
+        self._prompt_token_ids = prompt_token_ids
         self._offsets: dict[int, int] = {}
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
         text = output.text
-        if index not in self._offsets:
+        is_first = index not in self._offsets
+        if is_first:
             self._offsets[index] = len(self._echoes[index])
             text = self._echoes[index] + text
         logprobs = None
         if self._with_logprobs:
             logprobs, self._offsets[index] = completion_logprobs(output.logprobs, self._offsets[index])
         finish = None if output.finish is None else finish_name(output.finish)
-        return self._encoder.choice(
-            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}, usage
-        )
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        if self._prompt_token_ids is not None:
+            choice["token_ids"] = output.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = self._prompt_token_ids[index]
+        return self._encoder.choice(choice, usage)
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._encoder.usage(usage)
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        bodies = []
+        bodies: list[dict[str, Any]] = []
         for index, choice in enumerate(choices):
             assert choice.finish is not None, "a document is made of finished choices"
             echo = self._echoes[index]
@@ -47,6 +62,8 @@ class CompletionReply:
                     "finish_reason": finish_name(choice.finish),
                 }
             )
+            if self._prompt_token_ids is not None:
+                bodies[-1] |= {"prompt_token_ids": self._prompt_token_ids[index], "token_ids": choice.token_ids}
         return document(self._head, "text_completion", bodies, usage)
 
 

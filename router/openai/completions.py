@@ -5,12 +5,13 @@ from typing import Annotated
 from pydantic import Field
 
 from router.openai.parameters import MAX_LOGPROBS, GenerationParameters, TokenId
+from router.openai.peer_parameters import RefusedCompletionParameters
 from router.openai.request_part import Integer
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
-class CompletionRequest(GenerationParameters):
+class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
     prompt: (
         str
         | TokenIds

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field
 
-from router.openai.parameters import Empty, EmptyObject
-from router.openai.request_part import RequestPart
+from router.openai.request_part import Empty, EmptyObject, RequestPart
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 16_384

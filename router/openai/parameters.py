@@ -1,12 +1,19 @@
 """Request fields that both generation endpoints share. docs/api.md lists them for users."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from pdmux_actor.messages import LogitsProcessing, SamplingParams, StructuredOutput
+from router.admission_request import Priority
 from router.openai.output_form import Choices, FormText, ResponseFormat, StructuredOutputs, form_of
+from router.openai.peer_parameters import (
+    REFUSED_PEER_PARAMETERS,
+    InertPeerParameters,
+    RefusedPeerParameters,
+)
 from router.openai.request_part import Integer, RequestPart
 
 MAX_STOP_STRINGS = 16
@@ -16,15 +23,15 @@ MAX_STOP_CHARACTERS = 1024
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 128
+MAX_SESSION_CHARACTERS = 128  # as of the header x-muxfleet-conversation
 _SEED_MASK = 2**63 - 1
 
 
 Tokens = Annotated[Integer, Field(ge=1, le=2**31)]
 
-Empty = Annotated[list[Any], Field(max_length=0)]
-EmptyObject = Annotated[dict[str, Any], Field(max_length=0)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIdText = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=1024)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 # Parameters that change the output and are not implemented: only the value that changes nothing is accepted.
@@ -37,6 +44,19 @@ UNIMPLEMENTED = frozenset(
         "suffix",
         "verbosity",
         "web_search_options",
+        *REFUSED_PEER_PARAMETERS,
+    }
+)
+
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+_TIERS: Mapping[str, Priority] = MappingProxyType(
+    {
+        "default": Priority.NORMAL,
+        "scale": Priority.NORMAL,
+        "flex": Priority.LOW,
+        "priority": Priority.HIGH,
+        "fast": Priority.HIGH,  # OpenAI answers it as "priority", too
     }
 )
 
@@ -47,7 +67,7 @@ class StreamOptions(RequestPart):
     include_obfuscation: bool | None = None  # accepted; never applied
 
 
-class GenerationParameters(RequestPart):
+class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     model: str = Field(min_length=1)
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -72,6 +92,12 @@ class GenerationParameters(RequestPart):
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
     response_format: ResponseFormat | None = None
     skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: CacheSalt | None = None
+    extra_key: CacheSalt | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS)] | None = None
+    priority: Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    service_tier: ServiceTier | None = None
     structured_outputs: StructuredOutputs | None = None
 
     # vLLM's older names of what structured_outputs holds.
@@ -84,7 +110,6 @@ class GenerationParameters(RequestPart):
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -109,6 +134,20 @@ class GenerationParameters(RequestPart):
     @property
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
+    def asked_priority(self) -> Priority | None:
+        """Returns the class that vLLM's `priority` (lower is earlier) or else `service_tier` asks for."""
+        if self.priority is not None:
+            return Priority.NORMAL if not self.priority else Priority.LOW if self.priority > 0 else Priority.HIGH
+        return None if self.service_tier is None else _TIERS.get(self.service_tier)
+
+    @property
+    def prefix_salt(self) -> str:
+        """Returns what sets the request's cached prefixes apart from those of other salts."""
+        if self.cache_salt is None and self.extra_key is None:
+            return ""
+        return f"{len(self.cache_salt or '')}:{self.cache_salt or ''}{self.extra_key or ''}"
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ class Choice:
     reasonings: list[str] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     finish: FinishReason | None = None
 
@@ -54,6 +55,7 @@ class Choice:
         self.reasonings.append(output.reasoning)
         self.tool_calls.extend(output.tool_calls)
         self.logprobs.extend(output.logprobs)
+        self.token_ids.extend(output.token_ids)
         self.num_tokens += output.num_tokens
         self.finish = output.finish
 
@@ -68,15 +70,21 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyHead:
-    """Fields that every object of one reply repeats."""
+    """Fields that every object of one reply repeats. `service_tier` where the request asked for one."""
 
     reply_id: str
     model: str
     created_s: int
+    service_tier: str | None = None
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        said = {"id": self.reply_id, "object": kind, "created": self.created_s, "model": self.model}
+        return said if self.service_tier is None else {**said, "service_tier": self.service_tier}
 
 
-def new_head(prefix: str, model: str) -> ReplyHead:
-    return ReplyHead(reply_id=f"{prefix}-{uuid.uuid4().hex}", model=model, created_s=int(time.time()))
+def new_head(prefix: str, model: str, *, service_tier: str | None = None) -> ReplyHead:
+    reply_id = f"{prefix}-{uuid.uuid4().hex}"
+    return ReplyHead(reply_id=reply_id, model=model, created_s=int(time.time()), service_tier=service_tier)
 
 
 class ReplyFormat(Protocol):
@@ -95,11 +103,16 @@ class EventEncoder:
     """Encodes the events of one stream; the part that they share is encoded once."""
 
     def __init__(self, head: ReplyHead, kind: str, *, usage_is_asked: bool) -> None:
-        shared = {"id": head.reply_id, "object": kind, "created": head.created_s, "model": head.model}
-        self._before = b"data: " + _encode(shared)[:-1] + b',"choices":['
+        self._before = b"data: " + _encode(head.fields(kind))[:-1] + b',"choices":['
         self._after = b'],"usage":null}\n\n' if usage_is_asked else b"]}\n\n"
 
-    def choice(self, choice: dict[str, Any], usage: Usage | None) -> bytes:
+    def choice(
+        self, choice: dict[str, Any], usage: Usage | None, *, prompt_token_ids: Sequence[int] | None = None
+    ) -> bytes:
+        """Encodes an event. It carries `prompt_token_ids` beside its choice, as vLLM's first event of a chat does."""
+        if prompt_token_ids is not None:
+            told = {"prompt_token_ids": prompt_token_ids, "usage": None if usage is None else usage.to_json()}
+            return self._before + _encode(choice) + b"]," + _encode(told)[1:] + b"\n\n"
         if usage is not None:
             return self._before + _encode(choice) + b'],"usage":' + _encode(usage.to_json()) + b"}\n\n"
         return self._before + _encode(choice) + self._after
@@ -113,14 +126,13 @@ def finish_name(finish: FinishReason) -> str:
     return finish.value
 
 
-def document(head: ReplyHead, kind: str, choices: Sequence[dict[str, Any]], usage: Usage) -> bytes:
-    return _encode(
-        {
-            "id": head.reply_id,
-            "object": kind,
-            "created": head.created_s,
-            "model": head.model,
-            "choices": choices,
-            "usage": usage.to_json(),
-        }
-    )
+def document(
+    head: ReplyHead,
+    kind: str,
+    choices: Sequence[dict[str, Any]],
+    usage: Usage,
+    *,
+    prompt_token_ids: Sequence[int] | None = None,
+) -> bytes:
+    said = {**head.fields(kind), "choices": choices, "usage": usage.to_json()}
+    return _encode(said if prompt_token_ids is None else {**said, "prompt_token_ids": prompt_token_ids})

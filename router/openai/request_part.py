@@ -1,8 +1,8 @@
 """Defines what all parts of a request's body have in common: nothing unknown, nothing converted."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _whole(value: object) -> object:
@@ -11,6 +11,8 @@ def _whole(value: object) -> object:
 
 
 Integer = Annotated[int, BeforeValidator(_whole)]
+Empty = Annotated[list[Any], Field(max_length=0)]
+EmptyObject = Annotated[dict[str, Any], Field(max_length=0)]
 
 
 class RequestPart(BaseModel):

@@ -75,6 +75,8 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -84,6 +86,8 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageSchema
+    service_tier: Literal["flex", "default", "priority"] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -98,6 +102,8 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -107,6 +113,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: UsageSchema
+    service_tier: Literal["flex", "default", "priority"] | None = None
 
 
 class SloTargets(BaseModel):

@@ -34,7 +34,7 @@ class AskedResponse:
         return chat_of_responses(self.body, store.messages(self.body.previous_response_id, caller.key_id))
 
     def reply(self, model: str, store: ResponseStore, caller: Caller) -> ResponsesReply:
-        head = new_head("resp", model)
+        head = new_head("resp", model, service_tier=caller.service_tier if self.body.service_tier else None)
 
         def keep(choice: Choice) -> None:
             if self.body.store is False:

@@ -32,6 +32,7 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         "response_format": _format(body),
         "metadata": body.metadata,
+        "service_tier": body.service_tier,
     }
     before = [message("system", body.instructions)] if body.instructions else []
     return chat_request(parameters, [*before, *history, *messages_of(body)])

@@ -45,6 +45,7 @@ def response_object(
     named = body.tool_choice if isinstance(body.tool_choice, str) or body.tool_choice is None else None
     choice = named or ("auto" if body.tool_choice is None else {"type": "function", "name": _name(body)})
     return {
+        **({} if head.service_tier is None else {"service_tier": head.service_tier}),
         "id": head.reply_id,
         "object": "response",
         "created_at": head.created_s,

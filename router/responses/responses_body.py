@@ -73,6 +73,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
+    service_tier: str | None = None
 
     # Accepted and without effect here.
     background: bool | None = None
@@ -82,7 +83,6 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    service_tier: str | None = None
     stream_options: dict[str, Any] | None = None
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None

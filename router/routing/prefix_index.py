@@ -5,13 +5,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
+from pdmux_actor.kv.prefix_cache import prefix_root
+
 BLOCK_TOKENS = 64
 _MAX_BLOCKS = 128  # longer prefixes count as this long
 _UNITS_PER_PREFIX = 4
 
 
-def prefix_names(model: str, token_ids: Sequence[int]) -> tuple[bytes, ...]:
-    """Names of the prompt's first 1, 2, 3 ... blocks of BLOCK_TOKENS tokens.
+def prefix_names(model: str, token_ids: Sequence[int], salt: str = "") -> tuple[bytes, ...]:
+    """Names of the prompt's first 1, 2, 3 ... blocks of BLOCK_TOKENS tokens, others for every `salt`.
 
     BLAKE2b as in the engines' prefix caches: with a hash that a client can steer, it could pull others' requests to a
     unit of its choice.
@@ -21,7 +23,7 @@ def prefix_names(model: str, token_ids: Sequence[int]) -> tuple[bytes, ...]:
     (2, 3, True, False)
     """
     names: list[bytes] = []
-    name = model.encode()
+    name = prefix_root(salt) + model.encode()
     data = array("q", token_ids[: _MAX_BLOCKS * BLOCK_TOKENS]).tobytes()
     step = BLOCK_TOKENS * 8
     for start in range(0, len(data) - step + 1, step):

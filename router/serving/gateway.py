@@ -181,10 +181,11 @@ class Gateway:
 
         Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs.
         """
+        caller = caller.asking(request.asked_priority, request.session_id)
         card = self._enter(request.model)
         receipt = self._receipt(card, caller)
         prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
-        reply = chat_reply(request) if make_reply is None else make_reply(card.model)
+        reply = chat_reply(request, caller, prompt.token_ids) if make_reply is None else make_reply(card.model)
         return await self._answer(card, request, [prompt], reply, caller, receipt, param="messages")
 
     async def prompt_of(self, request: ChatCompletionRequest) -> Prompt:
@@ -194,6 +195,7 @@ class Gateway:
 
     async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
         """Answers a completion as `chat` does a chat."""
+        caller = caller.asking(request.asked_priority, request.session_id)
         card = self._enter(request.model)
         if len(request.prompts) * request.num_choices > self.limits.max_choices:
             message = f"Prompts times n exceed {self.limits.max_choices} choices; send fewer per request."
@@ -201,10 +203,13 @@ class Gateway:
         receipt = self._receipt(card, caller)
         prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
         reply = CompletionReply(
-            new_head("cmpl", card.model),
+            new_head("cmpl", card.model, service_tier=caller.service_tier if request.service_tier else None),
             with_logprobs=request.logprobs is not None,
             usage_is_asked=request.include_usage,
             echoes=[prompt.echo for prompt in prompts for _ in range(request.num_choices)],
+            prompt_token_ids=[p.token_ids for p in prompts for _ in range(request.num_choices)]
+            if request.return_token_ids
+            else None,
         )
         return await self._answer(card, request, prompts, reply, caller, receipt, param="prompt")
 
@@ -316,6 +321,7 @@ class Gateway:
                         stop=request.stop_strings,
                         reply=prompt.reply,
                         skip_special_tokens=prompt.skip_special_tokens,
+                        cache_salt=request.prefix_salt,
                         slo=receipt.slo,
                         client_request_id=receipt.request_id,
                     )

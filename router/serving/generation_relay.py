@@ -65,6 +65,7 @@ class _Progress:
             num_tokens=len(settled),
             cached_tokens=delta.cached_tokens if is_first_unit else 0,
             logprobs=tuple(logprob for _, logprob in settled if logprob is not None),
+            token_ids=tuple(token_id for token_id, _ in settled),
             finish=delta.finish,
         )
 
@@ -216,6 +217,7 @@ def _continuation(generation: Generation, progress: _Progress, attempt: int, slo
         output_token_ids=tuple(progress.final),
         stop=generation.stop,
         skip_special_tokens=generation.skip_special_tokens,
+        cache_salt=generation.cache_salt,
     )
 
 

@@ -52,6 +52,19 @@ def test_prefix_cache__whole_prompt_is_cached__last_row_is_computed_again():
     assert hit_tokens(VirtualEngine(arrivals, settings=CACHING).run()) == 40 - ROW_TOKENS
 
 
+def test_prefix_cache__salts__share_blocks_with_the_same_salt_only():
+    salts = ["", "x", "y", "x", "", "y", "z"]
+    arrivals = [
+        (0.5 * i, Arrival(replace(make_request(f"r{i}", prompt_tokens=40, max_tokens=2), cache_salt=salt)))
+        for i, salt in enumerate(salts)
+    ]
+    engine = VirtualEngine(arrivals, settings=CACHING).run()
+
+    hits = {e.request_id for e in engine.token_events if e.cached_tokens}
+    assert hits == {"r3", "r4", "r5"}, "each is the second of its salt"
+    assert hit_tokens(engine) == 3 * (40 - ROW_TOKENS)
+
+
 def test_prefix_cache__other_model__shares_nothing():
     requests = [make_request("x", "a", 40, 2), make_request("y", "b", 40, 2)]
     arrivals = [(0.5 * i, Arrival(r)) for i, r in enumerate(requests)]

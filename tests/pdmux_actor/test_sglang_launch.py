@@ -138,6 +138,11 @@ def test_generate_arguments__request_that_was_moved__goes_on_behind_its_tokens()
     assert (arguments["return_logprob"], arguments["top_logprobs_num"]) == (True, 2)
 
 
+def test_generate_arguments__cache_salt__is_sglangs():
+    assert generate_arguments(replace(REQUEST, cache_salt="s"), "id", 100)["cache_salt"] == "s"
+    assert "cache_salt" not in generate_arguments(REQUEST, "id", 100)
+
+
 def test_generate_arguments__little_room__ends_there():
     assert generate_arguments(REQUEST, "id", 7)["sampling_params"]["max_new_tokens"] == 2
 

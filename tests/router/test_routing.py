@@ -274,6 +274,17 @@ def test_prefix_index__second_turn__finds_the_unit_of_the_first() -> None:
     assert index.matched_tokens(prefix_names("n", second), model="n", conversation="", tokens=500) == {}
 
 
+def test_prefix_index__salts__match_their_own_only():
+    index = PrefixIndex()
+    tokens = range(2 * BLOCK_TOKENS)
+    index.record(prefix_names("m", tokens, "x"), "a", model="m", conversation="", tokens=128)
+    matched = {
+        salt: index.matched_tokens(prefix_names("m", tokens, salt), model="m", conversation="", tokens=200)
+        for salt in ("", "x", "y")
+    }
+    assert matched == {"": {}, "x": {"a": 128}, "y": {}}
+
+
 def test_prefix_index__named_conversation__counts_to_its_last_token() -> None:
     index = PrefixIndex()
     index.record((), "a", model="m", conversation="c", tokens=50)

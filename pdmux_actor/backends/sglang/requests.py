@@ -57,6 +57,8 @@ def generate_arguments(request: GenerateRequest, request_id: str, max_len: int) 
         "rid": request_id,
         "stream": True,
     }
+    if request.cache_salt:
+        arguments["cache_salt"] = request.cache_salt
     if sampling.logprobs is not None:
         arguments |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": sampling.logprobs}
     return arguments
