@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from pdmux_actor.messages import LoadReport, Slo
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
+from profiler.specs import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class UnitReport:
     `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
     `max_models` None: its engine serves as many as fit. `constrains`: it can make outputs follow a JSON schema.
     `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are its engine's.
+    `measured_device` is what the engine measured of its device at its start; None where it knows the device.
     """
 
     unit_id: str
@@ -89,6 +91,7 @@ class UnitReport:
     is_leaving: bool = False
     failure: str | None = None
     device: str = ""
+    measured_device: DeviceSpec | None = None
     max_models: int | None = None
     constrains: bool = False
     host_memory_bytes: int = 0

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
+from placement.step_correction import UNCORRECTED, StepCorrection
 from profiler.specs import DeviceSpec
 
 
@@ -12,8 +13,9 @@ class UnitCapacity:
     """Holds what a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool,
     `block_bytes` their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not
     known, and only memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its engine's: each
-    model needs room for such launches. `asleep` are models whose weights its host memory holds, with the seconds that
-    waking each takes; they change what a move costs, not what the unit offers.
+    model needs room for such launches. `correction` is what its measured steps say of the estimate. `asleep` are models
+    whose weights its host memory holds, with the seconds that waking each takes; they change what a move costs, not
+    what the unit offers.
     """
 
     unit_id: str
@@ -26,6 +28,7 @@ class UnitCapacity:
     device: DeviceSpec | None = None
     max_models: int | None = None
     launch_limits: LaunchLimits = DEFAULT_LIMITS
+    correction: StepCorrection = UNCORRECTED
     asleep: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 

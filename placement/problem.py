@@ -7,13 +7,16 @@ from typing import Protocol
 from placement.demand import ModelDemand
 from placement.nodes import FleetPlan, NodePool
 from placement.plan import Plan, UnitCapacity
+from placement.step_correction import UNCORRECTED, StepCorrection
 from profiler.specs import ModelSpec
 from traces.timeliness import SloTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementModel:
-    """A model to be placed; `demand` is the fleet's demand for it. Without an `slo` any latency will do."""
+    """A model to be placed; `demand` is the fleet's demand for it. Without an `slo` any latency will do. `correction`
+    is what its measured steps say of the estimate beyond what they say of the units that ran them.
+    """
 
     model: str
     spec: ModelSpec
@@ -22,6 +25,7 @@ class PlacementModel:
     max_replicas: int
     max_model_len: int
     slo: SloTarget | None = None
+    correction: StepCorrection = UNCORRECTED
 
 
 class Solver(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.decision_history import DecisionHistory
+from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
@@ -18,11 +19,10 @@ from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.transition import Transition, in_words, without_replica, without_unit
-from deploy.control.unit_registry import KnownUnit, Lost, without_blocks
+from deploy.control.unit_registry import Lost, without_blocks
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from pdmux_actor.lease import Lease, ModelPhase, UnitReport
-from placement.estimation.problem_arrays import Estimator
 from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.plan_explanation import Explanation, explain
 from placement.plan_steps import SetQuotasStep
@@ -62,6 +62,7 @@ class ControlLoop:
         self._scale_to_zero = ScaleToZero(self._popularity)
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()
+        self._costs = FleetCosts()
         self._transition = Transition(self._rules)
         self._fleet = Fleet(self._timing, self._rules, self._leases)
         self._plan = Plan(units=())  # what leases say
@@ -81,11 +82,13 @@ class ControlLoop:
         expected_units: Mapping[str, int],
         planner: Planner,
         rules: ControlRules | None = None,
+        costs: FleetCosts | None = None,
     ) -> None:
         """`expected_units` counts the units of each pool once the fleet is up."""
         self._catalog = catalog
         self._requests = PlanRequests(planner) if self._requests is None else self._requests.led_by(planner)
-        self._fleet.registry.expect(expected_units)
+        self._costs = costs or self._costs
+        self._fleet.registry.expect(expected_units, self._costs)
         self._popularity.expect(m.prior() for m in catalog.models)
         if rules is not None:
             self._rules = self._transition.rules = rules
@@ -100,7 +103,7 @@ class ControlLoop:
             self._plan = without_unit(self._plan, report.unit_id)
             self._goal = without_unit(self._goal, report.unit_id)
             self._need_plan(f"unit {report.unit_id} leaves: {report.failure or 'it was asked to'}")
-        elif before.capacity != KnownUnit(report, now_s, now_s).capacity:
+        elif before.capacity != registry.capacity_of(report.unit_id):
             self._need_plan(f"unit {report.unit_id} offers something else now")
         self._tick(now_s, is_news=before is None or before.report.models != report.models)
         lease = self._leases.current(report.unit_id)
@@ -156,8 +159,8 @@ class ControlLoop:
         sleeper = self._catalog.get(model) if model in self._asleep else None
         asleep = None if sleeper is None else self._placement(sleeper, now_s)
         if asleep is None:
-            return explain(model, needs.units, needs.models, self._goal, Estimator())
-        told = explain(model, needs.units, (*needs.models, asleep), self._goal, Estimator())
+            return explain(model, needs.units, needs.models, self._goal, self._costs.estimator)
+        told = explain(model, needs.units, (*needs.models, asleep), self._goal, self._costs.estimator)
         return replace(told, unplaced="nobody asks for it; the next request wakes it")
 
     def _need_plan(self, why: str) -> None:

@@ -34,13 +34,13 @@ class Appraisal:
         return sum(rate * (1.0 - self.served_share[m]) for m, rate in self.asked_per_s.items())
 
 
-def appraise(needs: Needs, plan: Plan) -> Appraisal:
+def appraise(needs: Needs, plan: Plan, estimator: Estimator) -> Appraisal:
     """Appraises a plan by the throughput estimate; on units of unknown speed a model with a replica counts as served.
 
     Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
     t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
     """
-    found = estimate(needs.units, needs.models, plan, Estimator()).models
+    found = estimate(needs.units, needs.models, plan, estimator).models
     targets_s = {m.model: math.inf if m.slo is None else m.slo.ttft_s for m in needs.models}
     asked_per_s = sum(m.rate_per_s for m in found)
     in_time_per_s = sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from deploy.control.plan_choice import Needs, Solution, solve
 from deploy.control.plan_worth import Appraisal, appraise
+from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan
 from placement.problem import Solver
 
@@ -41,20 +42,24 @@ class Planner(Protocol):
         ...
 
 
-def work_out(task: PlanTask, solver: Solver) -> PlanAnswer:
+def work_out(task: PlanTask, solver: Solver, estimator: Estimator) -> PlanAnswer:
     solution = solve(solver, task.needs, task.current)
-    return PlanAnswer(solution=solution, now=appraise(task.needs, task.goal), then=appraise(task.needs, solution.plan))
+    return PlanAnswer(
+        solution=solution,
+        now=appraise(task.needs, task.goal, estimator),
+        then=appraise(task.needs, solution.plan, estimator),
+    )
 
 
 class PlannerInPlace:
     """Answers at once: in virtual time planning takes none."""
 
-    def __init__(self, solver: Solver) -> None:
-        self._solver = solver
+    def __init__(self, solver: Solver, estimator: Estimator) -> None:
+        self._solver, self._estimator = solver, estimator
         self._answer: PlanAnswer | None = None
 
     def ask(self, task: PlanTask) -> None:
-        self._answer = work_out(task, self._solver)
+        self._answer = work_out(task, self._solver, self._estimator)
 
     def answer(self) -> PlanAnswer | None:
         answer, self._answer = self._answer, None

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from deploy.control.control_rules import ControlTiming
+from deploy.control.fleet_costs import FleetCosts
 from pdmux_actor.lease import UnitReport
 from placement.plan import UnitCapacity
-from profiler.devices import DEVICES, laptop_cpu
 from profiler.specs import DeviceSpec
 
 _BLIND_FROM = 3  # units; of fewer, losing most is what it looks like
@@ -15,9 +15,12 @@ _BLIND_FROM = 3  # units; of fewer, losing most is what it looks like
 
 @dataclass(slots=True, eq=False)
 class KnownUnit:
+    """`device` is what its pool's profile, a table or the unit itself says of its GPU."""
+
     report: UnitReport
     heard_s: float
     joined_s: float
+    device: DeviceSpec | None
 
     @property
     def unit_id(self) -> str:
@@ -36,7 +39,7 @@ class KnownUnit:
             node=report.node,
             max_models=report.max_models,
             launch_limits=report.launch_limits,
-            device=_device_of(report),
+            device=self.device,
             asleep={s.model: s.asleep.wake_s for s in report.models if s.asleep is not None},
         )
 
@@ -54,11 +57,14 @@ class UnitRegistry:
         self._timing = timing
         self._units: dict[str, KnownUnit] = {}
         self._expected: Mapping[str, int] = {}
+        self._costs = FleetCosts()
         self._is_blind = False
 
-    def expect(self, expected: Mapping[str, int]) -> None:
+    def expect(self, expected: Mapping[str, int], costs: FleetCosts) -> None:
         """Units of each pool once the fleet is up."""
-        self._expected = dict(expected)
+        self._expected, self._costs = dict(expected), costs
+        for unit in self._units.values():
+            unit.device = costs.device_of(unit.report)
 
     def __iter__(self) -> Iterator[KnownUnit]:
         return iter(self._units.values())
@@ -69,6 +75,9 @@ class UnitRegistry:
     def get(self, unit_id: str) -> KnownUnit | None:
         return self._units.get(unit_id)
 
+    def capacity_of(self, unit_id: str) -> UnitCapacity:
+        return self._units[unit_id].capacity
+
     def staying(self) -> list[KnownUnit]:
         return [u for u in self._units.values() if not u.report.is_leaving]
 
@@ -76,7 +85,7 @@ class UnitRegistry:
         """Takes in a heartbeat and returns what was known of the unit before; None for one that is new."""
         before = self._units.get(report.unit_id)
         joined_s = now_s if before is None else before.joined_s
-        self._units[report.unit_id] = KnownUnit(report, now_s, joined_s)
+        self._units[report.unit_id] = KnownUnit(report, now_s, joined_s, self._costs.device_of(report))
         return before
 
     def drop_silent(self, now_s: float) -> list[Lost]:
@@ -114,14 +123,6 @@ class UnitRegistry:
     def _drop(self, unit_id: str) -> Lost:
         report = self._units.pop(unit_id).report
         return Lost(report=report, died=not report.is_leaving or report.failure is not None)
-
-
-def _device_of(report: UnitReport) -> DeviceSpec | None:
-    """None for a device of unknown speed."""
-    name, _, cores = report.device.partition("-")
-    if name == "cpu" and cores.isdigit():
-        return laptop_cpu(num_cores=int(cores), memory_bytes=report.memory_bytes)
-    return DEVICES.get(report.device)
 
 
 def without_blocks(capacity: UnitCapacity, blocks: int) -> UnitCapacity:

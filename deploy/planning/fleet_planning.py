@@ -11,12 +11,11 @@ from deploy.errors import OptionNotUsable
 from deploy.fleet_file.model_catalog import CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import FleetFile, PoolSection
-from deploy.planning.pool_hardware import CPU_HOST_S, hardware_of
-from pdmux_actor.executor.simulated import GPU_HOST_S
+from deploy.planning.pool_hardware import hardware_of
+from deploy.planning.profiled_costs import profiled_costs, profiles_of
 from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served, most_served_of_nodes
-from placement.estimation.step_costs import roofline_of
 from placement.launch_limits import LaunchLimits
 from placement.nodes import NodePool
 from placement.plan import Plan, UnitCapacity
@@ -24,8 +23,6 @@ from placement.problem import FleetSolver, PlacementModel
 from placement.solvers.entry import IsTimeUp, SolverEntry
 from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
-from profiler.latency import LatencyModel
-from profiler.specs import DeviceSpec
 
 _ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
 
@@ -114,14 +111,8 @@ def fewest_units(
 
 
 def estimator_of(fleet: FleetFile) -> Estimator:
-    host_s = CPU_HOST_S if all(p.gpu_type is None for p in fleet.pools) else GPU_HOST_S
-    profiled = {(of.device, of.num_gpus): of.latency for of in map(hardware_of, fleet.pools)}
-
-    def latency_of(device: DeviceSpec, num_gpus: int) -> LatencyModel:
-        """Reads what a pool's profile says of its units; for meshes of other sizes the device's figures."""
-        return profiled.get((device, num_gpus)) or roofline_of(device, num_gpus)
-
-    return Estimator(latency_of=latency_of, host_s=host_s)
+    """The control loop of the running fleet plans by the same."""
+    return profiled_costs(profiles_of(fleet)).estimator
 
 
 def placement_models(fleet: FleetFile) -> tuple[PlacementModel, ...]:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
 _MOST_BACKOFF_S = 30.0
+
+_Way = tuple[str, Mapping[str, str]]  # the solver, and the profiles by pool
 
 
 class PlannerLost(Exception):
@@ -50,22 +53,24 @@ class PlannerProcess:
         self._patience = patience or PlannerPatience()
         self._start = start
         self._solver = "search"
+        self._profiles: Mapping[str, str] = {}
         self._number = 0
         self._waiting_since_s: float | None = None
         self._task: PlanTask | None = None
         self._asked = b""
         self._answer: PlanAnswer | None = None
-        self._found: tuple[str, PlanTask, PlanAnswer] | None = None  # what costs nothing to be asked again
+        self._found: tuple[_Way, PlanTask, PlanAnswer] | None = None  # what costs nothing to be asked again
         self._decoder = msgspec.msgpack.Decoder(PlannerReply)
         self._connection: OwnProcess | None = None
         self._failures = 0
         self._leading: asyncio.Task[None] | None = None
 
-    def using(self, solver: str) -> "PlannerProcess":
-        """Plans with `solver` from now on, and starts the process, so that it is there when it is asked."""
-        self._solver = solver
-        if self._leading is None:
-            self._leading = asyncio.create_task(self._lead())
+    def using(self, solver: str, profiles: Mapping[str, str] = MappingProxyType({})) -> "PlannerProcess":
+        """Plans with `solver` and by the profiles of these pools from now on, and starts the process, so that it is
+        there when it is asked.
+        """
+        self._solver, self._profiles = solver, dict(profiles)
+        self._start_leading()
         return self
 
     def ask(self, task: PlanTask) -> None:
@@ -75,13 +80,19 @@ class PlannerProcess:
         if self._answer is not None:
             self._waiting_since_s = None
             return
-        call = PlannerCall(number=self._number, solver=self._solver, budget_s=self._patience.budget_s, task=task)
+        call = PlannerCall(
+            number=self._number,
+            solver=self._solver,
+            budget_s=self._patience.budget_s,
+            task=task,
+            profiles=self._profiles,
+        )
         self._asked = frame(call)
         if self._waiting_since_s is None:
             self._waiting_since_s = asyncio.get_running_loop().time()
         if self._connection is not None:
             self._connection.writer.write(self._asked)
-        self.using(self._solver)
+        self._start_leading()
 
     def answer(self) -> PlanAnswer | None:
         answer, self._answer = self._answer, None
@@ -90,8 +101,16 @@ class PlannerProcess:
     def _known(self, task: PlanTask) -> PlanAnswer | None:
         if self._found is None:
             return None
-        solver, before, answer = self._found
-        return answer if solver == self._solver and task.resembles(before) else None
+        way, before, answer = self._found
+        return answer if way == self._way and task.resembles(before) else None
+
+    @property
+    def _way(self) -> "_Way":
+        return self._solver, self._profiles
+
+    def _start_leading(self) -> None:
+        if self._leading is None:
+            self._leading = asyncio.create_task(self._lead())
 
     @property
     def pid(self) -> int | None:
@@ -141,7 +160,7 @@ class PlannerProcess:
                 self._waiting_since_s = asyncio.get_running_loop().time()
             return
         self._answer, self._waiting_since_s = reply.answer, None
-        self._found = self._solver, self._task, reply.answer
+        self._found = self._way, self._task, reply.answer
 
     def _is_overdue(self) -> bool:
         since_s = self._waiting_since_s

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from deploy.control.fleet_costs import FleetCosts
 from deploy.control.planner import work_out
 from deploy.planning.planner_frames import PlannerCall, PlannerReply, frame
+from deploy.planning.profiled_costs import readable_costs
 from pdmux_actor.serving.frames import LENGTH
 from pdmux_actor.serving.parent_death import die_with_parent
 from placement.estimation.problem_arrays import Estimator
@@ -31,19 +33,22 @@ def main(arguments: Sequence[str]) -> None:
     os.nice(_NICENESS)
     connection = socket.socket(fileno=int(arguments[0]))
     decoder = msgspec.msgpack.Decoder(PlannerCall)
+    costs, profiles = FleetCosts(), None
     while (body := _newest(connection)) is not None:
         call = decoder.decode(body)
-        connection.sendall(frame(_reply(call, connection)))
+        if call.profiles != profiles:
+            costs, profiles = readable_costs(call.profiles), call.profiles
+        connection.sendall(frame(_reply(call, connection, costs.estimator)))
 
 
-def _reply(call: PlannerCall, connection: socket.socket) -> PlannerReply:
+def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator) -> PlannerReply:
     """The best so far, when time is up. A call that a newer one has replaced is answered too: a sign of life."""
     until_s = time.monotonic() + call.budget_s
 
     def is_time_up() -> bool:
         return time.monotonic() >= until_s or _has_news(connection)
 
-    answer = work_out(call.task, SOLVERS[call.solver].make(Estimator(), is_time_up))
+    answer = work_out(call.task, SOLVERS[call.solver].make(estimator, is_time_up), estimator)
     return PlannerReply(number=call.number, answer=answer)
 
 

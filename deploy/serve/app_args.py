@@ -68,6 +68,8 @@ class ControllerConfig(Args):
     placement: PlacementSection = PlacementSection()
     expected_units: dict[str, int]
     unit_deployments: dict[str, str] = {}
+    profiles: dict[str, str] | None = None
+    """Of the pools that have one: what their units are planned by."""
 
     def as_user_config(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ray.experimental import internal_kv
 
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import rules_of
+from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
 from deploy.control.planner import Planner
 from deploy.errors import SourceNotFound
@@ -20,6 +21,7 @@ from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import ModelSection
 from deploy.planning.planner_process import PlannerProcess
+from deploy.planning.profiled_costs import readable_costs
 from deploy.serve.app_args import ControllerConfig
 from deploy.serve.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
@@ -40,8 +42,8 @@ _VIEW_POLL_S = 0.1
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
 """Deployment, unit id, how many."""
 
-PlannerFor = Callable[[str], Planner]
-"""By the solver's name."""
+PlannerFor = Callable[[str, Mapping[str, str]], Planner]
+"""By the solver's name and the files of profiles, by pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +77,19 @@ class Controller:
         )
         self._heard = asyncio.Event()
         self._config: ControllerConfig | None = None
+        self._profiles: Mapping[str, str] = {}
+        self._costs = FleetCosts()
         self._created_s: dict[str, int] = {}
         self._specs: dict[_SpecKey, ModelSpec] = {}
         self._problems: dict[_SpecKey, str] = {}
         self._reading: dict[_SpecKey, asyncio.Task[None]] = {}
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        self._config = ControllerConfig.model_validate(user_config)
+        config = ControllerConfig.model_validate(user_config)
+        profiles = config.profiles or {}
+        if profiles != self._profiles:
+            self._profiles, self._costs = profiles, await asyncio.to_thread(readable_costs, profiles)
+        self._config = config
         wanted = {self._spec_key(m) for m in self._config.models}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
@@ -168,7 +176,8 @@ class Controller:
         self._loop.set_catalog(
             Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
             expected_units=self._config.expected_units,
-            planner=self._planner_for(self._config.placement.solver),
+            planner=self._planner_for(self._config.placement.solver, self._profiles),
+            costs=self._costs,
             rules=rules_of(self._config.placement),
         )
 

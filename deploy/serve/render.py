@@ -7,6 +7,7 @@ import yaml
 
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.local.ray_environment import HAPROXY
+from deploy.planning.profiled_costs import profiles_of
 from deploy.serve.app_args import (
     CONTROLLER_DEPLOYMENT,
     GATEWAY_APP,
@@ -73,6 +74,7 @@ def controller_config(fleet: FleetFile) -> ControllerConfig:
         placement=fleet.placement,
         expected_units={p.name: p.num_units for p in fleet.pools},
         unit_deployments={p.name: _unit_shape(fleet, p).deployment for p in fleet.pools},
+        profiles=dict(profiles_of(fleet)) or None,
     )
 
 

@@ -11,11 +11,11 @@ from deploy.control.planner import PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.settings import FleetFile
 from deploy.planning.fleet_planning import PlannedFleet
+from deploy.planning.profiled_costs import profiled_costs, profiles_of
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit
 from deploy.simulation.units import SimulatedUnit
 from deploy.simulation.view_updates import FleetModel, MakeViewUpdates, ViewUpdates, longest_placed
-from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 from profiler.specs import DeviceSpec, ModelSpec
 from router.view import FleetView
@@ -81,12 +81,15 @@ def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str)
     def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> ViewUpdates:
         leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
         assert len(leased) == len(units), "only leased units follow a control loop"
+        costs = profiled_costs(profiles_of(fleet))
+        solver = SOLVERS[fleet.placement.solver].make(costs.estimator, lambda: False)
         loop = ControlLoop(stream_token="", first_version=1, started_s=0.0)
         loop.set_catalog(
             Catalog(models=_catalog_models(fleet, planned), policy=policy),
             expected_units=Counter(u.identity.pool for u in units),
             # No search is cut short: the same plans on any machine.
-            planner=PlannerInPlace(SOLVERS[fleet.placement.solver].make(Estimator(), lambda: False)),
+            planner=PlannerInPlace(solver, costs.estimator),
+            costs=costs,
             rules=rules_of(fleet.placement),
         )
         return ControlledFleet(loop, leased)

@@ -119,6 +119,7 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $deployments := list -}}
 {{- $expected := dict -}}
 {{- $named := dict -}}
+{{- $profiles := dict -}}
 {{- range $pool := $fleet.pools -}}
 {{- $name := include "muxfleet.unitDeployment" (dict "fleet" $fleet "pool" $pool) -}}
 {{- $units := include "muxfleet.unitsOf" $pool | int64 -}}
@@ -140,9 +141,11 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $deployments = append $deployments (mergeOverwrite (deepCopy $data.deployments.unit) (dict "name" $name "num_replicas" $units "ray_actor_options" $actor)) -}}
 {{- $_ := set $expected $pool.name $units -}}
 {{- $_ := set $named $pool.name $name -}}
+{{- if $pool.profile -}}{{- $_ := set $profiles $pool.name $pool.profile -}}{{- end -}}
 {{- end -}}
 {{- $controller := include "muxfleet.arguments" (dict "arguments" $data.controllerArguments "sections" (dict "engine" $fleet.engine "placement" $fleet.placement "gateway" $fleet.gateway "fleet" $fleet) "nulls" false) | fromJson -}}
 {{- $controller = merge (dict "models" $fleet.models "expected_units" $expected "unit_deployments" $named) $controller -}}
+{{- if $profiles -}}{{- $_ := set $controller "profiles" $profiles -}}{{- end -}}
 {{- $gateway := include "muxfleet.arguments" (dict "arguments" $data.gatewayArguments "sections" (dict "gateway" $fleet.gateway "fleet" $fleet) "nulls" true) | fromJson -}}
 {{- $gateways := list
   (mergeOverwrite (deepCopy $data.deployments.Gateway) (dict "name" "Gateway" "num_replicas" $fleet.gateway.replicas))

@@ -8,12 +8,14 @@ from pdmux_actor.lease import ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
+from profiler.specs import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapacity:
     """`max_models` None: as many as fit. `constrains`: outputs can be made to follow a JSON schema.
     `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are those of its scheduler.
+    `measured_device` is told of a device that no table has.
     """
 
     device: str
@@ -23,6 +25,7 @@ class EngineCapacity:
     max_models: int | None = None
     constrains: bool = False
     host_memory_bytes: int = 0
+    measured_device: DeviceSpec | None = None
     launch_limits: LaunchLimits = DEFAULT_LIMITS
 
 

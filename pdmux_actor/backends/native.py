@@ -128,6 +128,7 @@ class NativeEngine:
             max_models=started.max_models,
             constrains=started.constrains,
             host_memory_bytes=started.host_memory_bytes,
+            measured_device=started.measured_device,
             launch_limits=self._settings.scheduler.launch_limits(),
         )
 

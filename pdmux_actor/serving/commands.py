@@ -12,6 +12,7 @@ from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.frames import FrameSplitter, framed
 from profiler.probe import LaunchShape
+from profiler.specs import DeviceSpec
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +118,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     max_models: int | None = None
     constrains: bool = False
     host_memory_bytes: int = 0
+    measured_device: DeviceSpec | None = None
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):

@@ -16,7 +16,8 @@ import msgspec
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.messages import LoadReport, TokenEvent
+from pdmux_actor.executor.base import HostingExecutor
+from pdmux_actor.messages import TokenEvent
 from pdmux_actor.serving.command_intake import CommandIntake
 from pdmux_actor.serving.commands import EngineSettings, LoadReported, Started, Tokens
 from pdmux_actor.serving.contention_store import ContentionStore
@@ -28,9 +29,16 @@ from pdmux_actor.serving.model_forms import ModelForms
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
 from pdmux_actor.serving.structured_requests import StructuredRequests
+from profiler.devices import DEVICES
 from profiler.roofline import RooflineLatency
+from profiler.specs import DeviceSpec
 
 _FLUSH_TIMEOUT_S = 5.0
+
+
+def _measured(executor: HostingExecutor) -> DeviceSpec | None:
+    """What a GPU that no table has was found to do. Of cores nothing: they may do other work later."""
+    return None if executor.memory_is_host or executor.device.name in DEVICES else executor.device
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -52,9 +60,6 @@ def main(arguments: Sequence[str]) -> None:
     def send_tokens(events: Sequence[TokenEvent]) -> None:
         sender.send(Tokens(tuple(events)))
 
-    def send_load(report: LoadReport) -> None:
-        sender.send(LoadReported(report))
-
     loop, inbox = build_engine(
         executor,
         policy=settings.policy,
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
         latency=RooflineLatency(executor.device, num_gpus=settings.num_gpus) if known is None else known.latency,
         guard=keeper.guard,
         outbox=send_tokens,
-        on_load_report=send_load,
+        on_load_report=lambda report: sender.send(LoadReported(report)),
         on_detached=lambda model: loaded_models.on_detached(model),
     )
     host_bytes = host_memory_budget(settings, executor.device)
@@ -83,6 +88,7 @@ def main(arguments: Sequence[str]) -> None:
             total_blocks=executor.total_blocks,
             constrains=structured is not None,
             host_memory_bytes=host_bytes,
+            measured_device=_measured(executor),
         )
     )
     CommandIntake(connection, inbox, loaded_models, sender, structured).start()

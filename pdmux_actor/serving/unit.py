@@ -109,6 +109,7 @@ class Unit:
             is_leaving=self._refusal is not None,
             failure=self._failure,
             device=self._capacity.device,
+            measured_device=self._capacity.measured_device,
         )
 
     def _model_statuses(self) -> tuple[ModelStatus, ...]:

@@ -8,11 +8,12 @@ import numpy.typing as npt
 
 from placement.estimation.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
 from placement.estimation.quotas import QuotaClaim
-from placement.estimation.step_costs import LatencyOf, Sharing, StepCosts, roofline_of, sharings, step_costs
+from placement.estimation.step_costs import LatencyOf, Sharing, StepCosts, corrected, roofline_of, sharings, step_costs
 from placement.estimation.throughput import Floats, KindCosts
 from placement.launch_limits import LaunchLimits
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
+from placement.step_correction import StepCorrection
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -28,22 +29,25 @@ _UNSHARED = (Sharing(decode_dilation=1.0, prefill_dilation=1.0, decode_loss=1.0,
 class Estimator:
     """Holds what the estimate of a fleet rests on. `contention`: how much longer decode takes beside prefill than its
     SMs alone explain. `max_running_sequences`: of one model on one unit; None: what its engine's launch limits
-    say. `host_s`: what the host adds to every launch.
+    say. `host_s`: what the host adds to every launch on a GPU, `cpu_host_s` on cores.
     """
 
     latency_of: LatencyOf = roofline_of
     contention: float = 1.1
     max_running_sequences: int | None = None
     host_s: float = 0.5e-3  # plan a step, launch its graph, read what was sampled (MuxWise §3.2.2, DuetServe §4.3)
+    cpu_host_s: float = 0.2e-3
+
+    def host_s_of(self, device: DeviceSpec) -> float:
+        return self.cpu_host_s if device.name.partition("-")[0] == "cpu" else self.host_s
 
     def costs(self, kinds: Sequence["UnitKind"], models: Sequence[PlacementModel]) -> tuple[KindCosts, ...]:
         """One per kind. Another cost model overrides this."""
-        by_speed: dict[tuple[DeviceSpec | None, int], _Speed] = {}
+        by_speed: dict[_SpeedKey, _Speed] = {}
         for kind in kinds:
-            key = (kind.device, kind.num_gpus)
-            if key not in by_speed:
-                by_speed[key] = _speed(kind, models, self)
-        return tuple(_kind_costs(k, models, by_speed[k.device, k.num_gpus], self) for k in kinds)
+            if _speed_key(kind) not in by_speed:
+                by_speed[_speed_key(kind)] = _speed(kind, models, self)
+        return tuple(_kind_costs(k, models, by_speed[_speed_key(k)], self) for k in kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class UnitKind:
     total_blocks: int
     max_models: int | None
     launch_limits: LaunchLimits
+    correction: StepCorrection
 
     @classmethod
     def of(cls, unit: UnitCapacity) -> "UnitKind":
@@ -68,6 +73,7 @@ class UnitKind:
             unit.total_blocks,
             unit.max_models,
             unit.launch_limits,
+            unit.correction,
         )
 
 
@@ -145,8 +151,17 @@ def _hopeless(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.int
     return np.flatnonzero(np.all([f <= 0 for f in factors], axis=0)) if factors else models
 
 
+_SpeedKey = tuple[DeviceSpec | None, int, int, float]
+
+
+def _speed_key(kind: UnitKind) -> _SpeedKey:
+    return kind.device, kind.num_gpus, kind.launch_limits.batch_tokens, kind.correction.contention
+
+
 @dataclass(frozen=True, slots=True)
 class _Speed:
+    """Without the corrections of steps: units that differ in those alone share it."""
+
     costs: Sequence[StepCosts]
     ways: Sequence[Sharing]
 
@@ -157,12 +172,20 @@ def _speed(kind: UnitKind, models: Sequence[PlacementModel], estimator: Estimato
     latency = estimator.latency_of(kind.device, kind.num_gpus)
     runnable = [m for m in models if runs_on(m.spec, kind.num_gpus)]
     costs = [
-        step_costs(m.spec, m.demand, latency, kind.device.num_sms, host_s=estimator.host_s)
+        step_costs(
+            m.spec,
+            m.demand,
+            latency,
+            kind.device.num_sms,
+            host_s=estimator.host_s_of(kind.device),
+            batch_tokens=kind.launch_limits.batch_tokens,
+        )
         if runs_on(m.spec, kind.num_gpus)
         else _UNKNOWN_SPEED
         for m in models
     ]
-    return _Speed(costs, _ways(kind.device, runnable, latency, estimator.contention))
+    contention = max(1.0, estimator.contention * kind.correction.contention)
+    return _Speed(costs, _ways(kind.device, runnable, latency, contention))
 
 
 def _ways(
@@ -189,8 +212,9 @@ def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed,
         return np.array(values, dtype=np.float64)
 
     memory = [_Memory.of(m, kind) for m in models]
+    steps = [corrected(c, kind.correction, m.correction) for c, m in zip(speed.costs, models, strict=True)]
     prefill_dilation = column([w.prefill_dilation for w in speed.ways])
-    single_prefill_s = column([c.prefill_s for c in speed.costs])
+    single_prefill_s = column([c.prefill_s for c in steps])
     ttft_s = column([_TTFT_PART * m.slo.ttft_s if m.slo else _ANY_LATENCY_S for m in models])
     return KindCosts(
         num_gpus=kind.num_gpus,
@@ -201,9 +225,9 @@ def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed,
         runs=np.array([m is not None for m in memory], dtype=np.bool_),
         resident_bytes=column([m.resident_bytes if m else 0 for m in memory]),
         floor_blocks=column([m.floor_blocks if m else 0 for m in memory]),
-        prefill_s=column([c.batched_prefill_s for c in speed.costs]),
-        decode_s=column([c.decode_s for c in speed.costs]),
-        decode_s_per_sequence=column([c.decode_s_per_sequence for c in speed.costs]),
+        prefill_s=column([c.batched_prefill_s for c in steps]),
+        decode_s=column([c.decode_s for c in steps]),
+        decode_s_per_sequence=column([c.decode_s_per_sequence for c in steps]),
         blocks_per_sequence=column([m.blocks_per_sequence if m else 0 for m in memory]),
         output_tokens=column([m.demand.output_tokens for m in models]),
         rates_per_s=column([m.demand.rate_per_s for m in models]),

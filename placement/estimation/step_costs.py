@@ -2,10 +2,12 @@
 needs.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from placement.demand import ModelDemand
+from placement.step_correction import StepCorrection
 from profiler.latency import ChunkShape, LatencyModel
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
@@ -13,7 +15,7 @@ from profiler.specs import DeviceSpec, ModelSpec
 LatencyOf = Callable[[DeviceSpec, int], LatencyModel]
 """The latency model of so many GPUs as one tensor-parallel group."""
 
-_BATCH_TOKENS = 2048  # of a prefill batch under load
+_BATCH_TOKENS = 2048  # of the prefill that ways to share are compared by
 _LARGE_BATCH = 64
 _SHARES = (0.25, 0.5, 0.75)  # of the SMs to decode, while a prefill runs beside it
 
@@ -50,10 +52,13 @@ def roofline_of(device: DeviceSpec, num_gpus: int) -> LatencyModel:
     return RooflineLatency(device, num_gpus=num_gpus)
 
 
-def step_costs(spec: ModelSpec, demand: ModelDemand, latency: LatencyModel, sms: int, *, host_s: float) -> StepCosts:
+def step_costs(
+    spec: ModelSpec, demand: ModelDemand, latency: LatencyModel, sms: int, *, host_s: float, batch_tokens: int
+) -> StepCosts:
+    """`batch_tokens` are those of a prefill batch under load."""
     prompt = max(1, round(demand.prompt_tokens))
     context = prompt + round(demand.output_tokens / 2)
-    prompts = max(1, _BATCH_TOKENS // prompt)
+    prompts = max(1, batch_tokens // prompt)
     single_s = latency.decode_s(spec, (context,), sms)
     large_s = latency.decode_s(spec, (context,) * _LARGE_BATCH, sms)
     per_sequence_s = max(0.0, (large_s - single_s) / (_LARGE_BATCH - 1))
@@ -62,6 +67,17 @@ def step_costs(spec: ModelSpec, demand: ModelDemand, latency: LatencyModel, sms:
         batched_prefill_s=(host_s + latency.prefill_s(spec, (ChunkShape(prompt),) * prompts, sms)) / prompts,
         decode_s=host_s + max(0.0, single_s - per_sequence_s),
         decode_s_per_sequence=per_sequence_s,
+    )
+
+
+def corrected(costs: StepCosts, *corrections: StepCorrection) -> StepCosts:
+    """Returns what steps cost by what was measured of the unit and of the model."""
+    prefill, decode = math.prod(c.prefill for c in corrections), math.prod(c.decode for c in corrections)
+    return StepCosts(
+        prefill_s=costs.prefill_s * prefill,
+        batched_prefill_s=costs.batched_prefill_s * prefill,
+        decode_s=costs.decode_s * decode,
+        decode_s_per_sequence=costs.decode_s_per_sequence * decode,
     )
 
 

@@ -32,7 +32,7 @@ from scripts.chart.values import OLDEST_RAY
 # Arguments that the templates work out, or that bear another name in the fleet file.
 _COMPUTED: Mapping[type[Args], frozenset[str]] = {
     UnitShape: frozenset({"deployment", "sglang"}),
-    ControllerConfig: frozenset({"models", "expected_units", "unit_deployments"}),
+    ControllerConfig: frozenset({"models", "expected_units", "unit_deployments", "profiles"}),
     GatewayArgs: frozenset(),
 }
 _RENAMED: Mapping[str, str] = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import ControlRules
 from deploy.control.decision_history import PlacementDecision
+from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.control.planner import Planner, PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
@@ -16,7 +17,7 @@ from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
-from profiler.specs import ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 from router.admission.demand_report import DemandReport, ModelAsked
 
 HEARTBEAT_S = 0.5
@@ -75,6 +76,7 @@ class FakeUnit:
     memory_bytes: int = 2**30
     broken: frozenset[str] = frozenset()
     device: str = ""
+    measured_device: DeviceSpec | None = None
     host_memory_bytes: int = 0
     launch_limits: LaunchLimits = DEFAULT_LIMITS
     asleep: set[str] = field(default_factory=set)
@@ -120,6 +122,7 @@ class FakeUnit:
             is_leaving=self.is_leaving,
             failure=self.failure,
             device=self.device,
+            measured_device=self.measured_device,
             launch_limits=self.launch_limits,
         )
 
@@ -166,12 +169,14 @@ class World:
         solver: Solver | None = None,
         rules: ControlRules | None = None,
         planner: Planner | None = None,
+        costs: FleetCosts | None = None,
     ) -> None:
         self.now_s = 100.0
         self.units: dict[str, FakeUnit] = {}
         self.leases: dict[tuple[str, int], Lease] = {}
         self.solver = solver or MemoryGreedySolver()
         self.planner = planner
+        self._costs = costs or FleetCosts()
         self._rules = rules
         self._catalog = wanted
         self._expected = expected_units
@@ -188,8 +193,10 @@ class World:
     def want(self, wanted: Catalog, *, expected_units: int | None = None) -> None:
         self._catalog = wanted
         self._expected = self._expected if expected_units is None else expected_units
-        planner = self.planner or PlannerInPlace(self.solver)
-        self.loop.set_catalog(wanted, expected_units={"p": self._expected}, planner=planner, rules=self._rules)
+        planner = self.planner or PlannerInPlace(self.solver, self._costs.estimator)
+        self.loop.set_catalog(
+            wanted, expected_units={"p": self._expected}, planner=planner, rules=self._rules, costs=self._costs
+        )
 
     def start_unit(
         self, *, total_blocks: int = TOTAL_BLOCKS, memory_bytes: int = 2**30, node: str = "n", broken: str = ""

@@ -9,6 +9,7 @@ from test_following_demand import GIB, LLAMA_7B
 from deploy.control.plan_choice import Needs
 from deploy.control.plan_worth import appraise
 from placement.demand import ModelDemand
+from placement.estimation.problem_arrays import Estimator
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from profiler.devices import DEVICES
 
@@ -45,17 +46,17 @@ def needs(rate_per_s: float) -> Needs:
 
 
 def test_share_in_time__units_can_do_what_they_are_asked__is_all() -> None:
-    assert appraise(needs(1.0), PLAN).share_in_time == 1.0
+    assert appraise(needs(1.0), PLAN, Estimator()).share_in_time == 1.0
 
 
 def test_share_in_time__one_model_asked_for_a_quarter_too_much__counts_it_as_late_not_as_mostly_served() -> None:
-    most = next(r / 20 for r in range(20, 400) if appraise(needs(r / 20), PLAN).share_in_time < 1.0)
+    most = next(r / 20 for r in range(20, 400) if appraise(needs(r / 20), PLAN, Estimator()).share_in_time < 1.0)
 
-    assert appraise(needs(1.25 * most), PLAN).share_in_time < 0.7
+    assert appraise(needs(1.25 * most), PLAN, Estimator()).share_in_time < 0.7
 
 
 def test_share_in_time__overload_grows__falls() -> None:
-    values = [appraise(needs(rate), PLAN).share_in_time for rate in (5.0, 8.0, 16.0, 32.0)]
+    values = [appraise(needs(rate), PLAN, Estimator()).share_in_time for rate in (5.0, 8.0, 16.0, 32.0)]
 
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(1.0 / 33.0, abs=0.1), "what remains is b"
@@ -65,4 +66,4 @@ def test_share_in_time__nobody_asks__is_all() -> None:
     idle = needs(0.0)
     asleep = replace(idle, models=tuple(replace(m, demand=replace(m.demand, rate_per_s=0.0)) for m in idle.models))
 
-    assert appraise(asleep, PLAN).share_in_time == 1.0
+    assert appraise(asleep, PLAN, Estimator()).share_in_time == 1.0

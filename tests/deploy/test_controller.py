@@ -1,6 +1,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def user_config(*sources: str, **changes: object) -> dict[str, Any]:
     return json.loads(json.dumps({**base, **changes}))
 
 
-def in_place(solver: str) -> PlannerInPlace:
-    return PlannerInPlace(SOLVERS[solver].make(Estimator(), lambda: False))
+def in_place(solver: str, _profiles: Mapping[str, str]) -> PlannerInPlace:
+    return PlannerInPlace(SOLVERS[solver].make(Estimator(), lambda: False), Estimator())
 
 
 async def test_reconfigure__local_checkpoints__are_leased_with_the_first_heartbeat(tmp_path: Path) -> None:

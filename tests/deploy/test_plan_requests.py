@@ -3,6 +3,7 @@
 from fleet_model import World, catalog
 
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
+from placement.estimation.problem_arrays import Estimator
 from placement.solvers.memory_greedy import MemoryGreedySolver
 
 
@@ -22,7 +23,7 @@ class SlowPlanner:
         return answer
 
     def finish(self) -> None:
-        self._answer = work_out(self.tasks[-1], MemoryGreedySolver())
+        self._answer = work_out(self.tasks[-1], MemoryGreedySolver(), Estimator())
 
 
 def world(planner: SlowPlanner, *models: str, units: int = 1) -> World:
@@ -77,7 +78,7 @@ def test_plan__world_changes_all_the_time__is_finished_all_the_same() -> None:
 def test_planner__in_place__answers_once() -> None:
     slow = SlowPlanner()
     world(slow, "a").beat()
-    planner = PlannerInPlace(MemoryGreedySolver())
+    planner = PlannerInPlace(MemoryGreedySolver(), Estimator())
 
     planner.ask(slow.tasks[-1])
 

@@ -67,7 +67,7 @@ async def test_planner_process__task__answers_what_the_solver_answers_here(plann
 
     planner.using("search").ask(task)
 
-    assert await answered(planner) == work_out(task, SOLVERS["search"].make(Estimator(), lambda: False))
+    assert await answered(planner) == work_out(task, SOLVERS["search"].make(Estimator(), lambda: False), Estimator())
     assert planner.answer() is None
 
 

@@ -13,6 +13,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.unit import Unit
+from placement.estimation.problem_arrays import Estimator
 from placement.solvers.search import SearchSolver
 from router.admission.demand_report import DemandReport, ModelAsked
 
@@ -63,7 +64,7 @@ async def test_control_loop__real_unit__model_sleeps_in_host_memory_and_a_reques
     settings = EngineSettings(kind="torch_cpu", kv_pool_bytes=64 << 20, num_cores=1, host_memory_bytes=1 << 30)
     unit = Unit(NativeEngine(settings), unit_id="u1", node="n", pool="p", num_gpus=1)
     loop = ControlLoop(stream_token="t", first_version=1, started_s=0.0)
-    planner = PlannerInPlace(SearchSolver())
+    planner = PlannerInPlace(SearchSolver(), Estimator())
     loop.set_catalog(catalog_of({name: demo_checkpoints[name]}), expected_units={"p": 1}, planner=planner)
     await unit.start()
     fleet = Fleet(unit, loop)

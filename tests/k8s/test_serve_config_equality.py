@@ -59,6 +59,7 @@ FLEETS |= {
                 "device": "cpu",
                 "cores": 2,
                 "host_memory": 0,
+                "profile": "/measured/small.parquet",
                 "node_labels": {"muxfleet.io/pool": "small"},
             },
         ],
