@@ -13,6 +13,12 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "muxfleet"
 
 
+def state_folder() -> Path:
+    """Returns where a control loop keeps its state by default: XDG's folder for state."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "muxfleet"
+
+
 def running_fleets_folder() -> Path:
     """Returns where `muxfleet up` notes what it runs on this machine."""
     return cache_folder() / "fleets"

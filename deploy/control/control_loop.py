@@ -2,22 +2,24 @@
 views.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules, ControlTiming
+from deploy.control.control_state import ControlState
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_costs import FleetCosts
-from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
+from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
-from deploy.control.plan_choice import Needs, Solution, quotas_shifted, same_places
+from deploy.control.model_states import model_state
+from deploy.control.plan_choice import Needs, Solution, same_places
 from deploy.control.plan_requests import Asked, PlanRequests
-from deploy.control.plan_worth import gain_in_words, is_worth_moving, loaded_bytes
+from deploy.control.plan_verdict import verdict_on
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
+from deploy.control.succession import Succession, wanted_digest
 from deploy.control.transition import Transition, in_words, without_replica, without_unit
 from deploy.control.unit_registry import Lost, without_blocks
 from deploy.control.usable_units import Fleet
@@ -29,8 +31,6 @@ from placement.plan_steps import SetQuotasStep
 from placement.problem import PlacementModel
 from router.admission.demand_report import DemandReport
 from router.view import FleetView, UnitView
-
-logger = logging.getLogger(__name__)
 
 _HELD = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING})
 _TICK_S = 0.2  # heartbeats of a large fleet come thick and fast
@@ -65,6 +65,10 @@ class ControlLoop:
         self._costs = FleetCosts()
         self._transition = Transition(self._rules)
         self._fleet = Fleet(self._timing, self._rules, self._leases)
+        self._succession = Succession(
+            self._popularity, self._history, self._scale_to_zero, self._transition, self._fleet
+        )
+        self._wanted = ""
         self._plan = Plan(units=())  # what leases say
         self._goal = Plan(units=())  # what they shall say
         self._asleep: frozenset[str] = frozenset()
@@ -74,6 +78,21 @@ class ControlLoop:
         self._is_busy = False  # and not just waiting until replicas have stayed long enough
         self._looked_s = started_s
         self._ticked_s = float("-inf")
+
+    def take_over(self, state: ControlState) -> None:
+        """Goes on where the control loop before ended, before anything is heard; its times are on this one's clock."""
+        self._succession.take_over(state)
+        self._goal = replace(state.goal, units=())
+        self._asleep = frozenset(state.asleep)
+        self._why = self._why if state.is_plan_due else None
+        self._is_moving = self._is_busy = True
+
+    def state(self, now_s: float) -> ControlState | None:
+        """Returns what a successor needs; None before this control loop has settled itself."""
+        if not self._is_settled:
+            return None
+        due = self._why is not None or (self._requests is not None and self._requests.is_awaited)
+        return self._succession.state(self._wanted, self._plan, self._goal, self._asleep, is_plan_due=due, now_s=now_s)
 
     def set_catalog(
         self,
@@ -92,7 +111,9 @@ class ControlLoop:
         self._popularity.expect(m.prior() for m in catalog.models)
         if rules is not None:
             self._rules = self._transition.rules = rules
-        self._need_plan("the fleet file changed")
+        self._wanted = wanted_digest(catalog, expected_units, self._rules)
+        if not self._succession.wanted_the_same(self._wanted):
+            self._need_plan("the fleet file changed")
 
     def heartbeat(self, report: UnitReport, now_s: float) -> Lease:
         registry = self._fleet.registry
@@ -135,7 +156,17 @@ class ControlLoop:
     def status(self, now_s: float) -> FleetStatus:
         self._tick(now_s)
         return FleetStatus(
-            models=tuple(self._model_state(m, now_s) for m in self._catalog.models),
+            models=tuple(
+                model_state(
+                    m,
+                    self._fleet,
+                    self._goal,
+                    is_asleep=m.id in self._asleep,
+                    rate_per_s=self._popularity.demand(m.id).rate_per_s,
+                    now_s=now_s,
+                )
+                for m in self._catalog.models
+            ),
             units=tuple(
                 UnitStatus(
                     report=u.report,
@@ -173,13 +204,14 @@ class ControlLoop:
         if replaced is not None:
             self._lose(replaced, now_s)
         self._fleet.join(report)
-        if not report.is_leaving:
-            self._adopt(report, now_s)
-        self._need_plan(f"unit {report.unit_id} joined")
-        logger.info("unit joined", extra={"unit": report.unit_id, "pool": report.pool, "node": report.node})
+        if report.is_leaving or not self._adopt(report, now_s):
+            self._need_plan(f"unit {report.unit_id} joined")
+        self._history.unit_joined(report)
 
-    def _adopt(self, report: UnitReport, now_s: float) -> None:
-        """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not."""
+    def _adopt(self, report: UnitReport, now_s: float) -> bool:
+        """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not. True
+        if what it shall serve is known from before.
+        """
         quotas = {m.model: m.quota_blocks for m in report.load.models} if report.load is not None else {}
         held = [s.model for s in report.models if s.phase in _HELD and self._catalog.get(s.model) is not None]
         share = report.total_blocks // max(1, len(held))
@@ -187,11 +219,14 @@ class ControlLoop:
             unit_id=report.unit_id,
             models=tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held),
         )
-        self._plan = replace(self._plan, units=(*self._plan.units, adopted))
-        self._goal = replace(self._goal, units=(*self._goal.units, adopted))
+        led = self._succession.plans_of(adopted)
+        in_force, goal = led or (adopted, adopted)
+        self._plan = replace(self._plan, units=(*self._plan.units, in_force))
+        self._goal = replace(self._goal, units=(*self._goal.units, goal))
         self._transition.adopt(adopted, now_s)
-        for model in held:
+        for model in held if led is None else ():
             self._scale_to_zero.keep(model, now_s)
+        return led is not None
 
     def _lose(self, lost: Lost, now_s: float) -> None:
         unit_id = lost.report.unit_id
@@ -201,9 +236,7 @@ class ControlLoop:
         for spent in self._fleet.leave(lost, now_s):
             self._history.note(now_s, "out", spent)
         self._need_plan(f"unit {unit_id} is gone" + ("" if lost.died else ", as it was asked to"))
-        level = logging.WARNING if lost.died else logging.INFO
-        told = {"unit": unit_id, "died": lost.died, "failure": lost.report.failure}
-        logger.log(level, "unit is gone", extra=told | {"models": [s.model for s in lost.report.models]})
+        self._history.unit_gone(lost.report, died=lost.died)
 
     # ---- what is due ----
 
@@ -230,15 +263,15 @@ class ControlLoop:
 
     def _may_plan(self, now_s: float) -> bool:
         """Only the first plan waits: later, a unit that is missing is a unit that was lost."""
-        self._is_settled |= self._fleet.registry.is_complete() or now_s - self._started_s >= self._timing.settle_s
+        if not self._is_settled:
+            self._is_settled = self._fleet.registry.is_complete() or now_s - self._started_s >= self._timing.settle_s
+            if self._is_settled and (gone := self._succession.given_up()):
+                self._need_plan(f"{', '.join(gone)} did not come back")
         return self._is_settled
 
     def _note_sleep(self, now_s: float) -> None:
-        for unit in self._fleet.registry:
-            for load in unit.report.load.models if unit.report.load is not None else ():
-                if load.running or load.waiting:
-                    self._scale_to_zero.keep(load.model, now_s)
-        asleep = frozenset(m.id for m in self._catalog.models if not self._scale_to_zero.is_awake(m, now_s))
+        self._scale_to_zero.keep_busy((u.report for u in self._fleet.registry), now_s)
+        asleep = self._scale_to_zero.asleep(self._catalog, now_s)
         if woken := self._asleep - asleep:
             self._need_plan(f"somebody asks for {', '.join(sorted(woken))}")
         if fallen := asleep - self._asleep:
@@ -279,23 +312,11 @@ class ControlLoop:
         return True
 
     def _judge(self, asked: Asked, answer: PlanAnswer, now_s: float) -> None:
-        needs, solution, why = asked.task.needs, answer.solution, asked.why
-        if same_places(self._goal, solution.plan):
-            if quotas_shifted(self._goal, solution.plan) and self._rules.replan != "shadow":
-                self._adopt_plan(solution, f"{why}: quotas", now_s)
-            return
-        gone = solution.put_to_sleep
-        if needs.homeless(solution.plan, but=gone) < needs.homeless(self._goal, but=gone):
-            self._adopt_plan(solution, "there is room for a model that had none", now_s)
-            return
-        verdict = f"{why}: {gain_in_words(answer.now, answer.then)}"
-        read_bytes = loaded_bytes(needs, self._goal, solution.plan)
-        if self._rules.replan == "shadow":
-            self._history.note(now_s, "shadow", verdict)
-        elif self._rules.replan == "auto" and not is_worth_moving(answer.now, answer.then, read_bytes, self._rules):
-            self._history.note(now_s, "kept", f"{verdict}, which is not worth a move")
-        else:
-            self._adopt_plan(solution, verdict, now_s)
+        verdict = verdict_on(asked, answer, self._goal, self._rules)
+        if verdict is not None and verdict.kind == "plan":
+            self._adopt_plan(answer.solution, verdict.reason, now_s)
+        elif verdict is not None:
+            self._history.note(now_s, verdict.kind, verdict.reason)
 
     def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
         if not same_places(self._goal, solution.plan):
@@ -376,20 +397,4 @@ class ControlLoop:
         return tuple(
             UnitPlan(unit_id=u.unit_id, models=tuple(p for p in u.models if p.model in unknown))
             for u in self._goal.units
-        )
-
-    def _model_state(self, model: CatalogModel, now_s: float) -> ModelState:
-        reports = [u.report for u in self._fleet.registry]
-        statuses = [s for r in reports for s in r.models if s.model == model.id and s.asleep is None]
-        error = model.problem or next((s.error for s in statuses if s.error is not None), None)
-        error = error or self._fleet.held_back(model.id, now_s)
-        demand = self._popularity.demand(model.id)
-        return ModelState(
-            model=model.id,
-            phases=tuple(s.phase for s in statuses),
-            planned_units=self._goal.units_of(model.id),
-            problem=error or self._goal.unplaced.get(model.id),
-            is_asleep=model.id in self._asleep,
-            asleep_on=tuple(r.unit_id for r in reports if any(s.model == model.id and s.asleep for s in r.models)),
-            rate_per_s=demand.rate_per_s,
         )

@@ -33,6 +33,11 @@ class PlanRequests:
             return True
         return not _MOST_REPLACED_S <= now_s - self._asked.since_s < _GIVEN_UP_S
 
+    @property
+    def is_awaited(self) -> bool:
+        """A plan is: not just a look at demand."""
+        return self._asked is not None and not self._asked.is_look
+
     def ask(self, task: PlanTask, why: str, now_s: float) -> None:
         waited = self._asked
         is_same_wait = waited is not None and not waited.is_look and now_s - waited.since_s < _GIVEN_UP_S

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from deploy.control.control_state import KeptDemand
 from deploy.control.rate_estimate import RateEstimate, RateTuning
 from placement.demand import ModelDemand
 from router.admission.demand_report import DemandReport, ModelAsked
@@ -42,6 +43,7 @@ class Popularity:
         self._models: dict[str, _Asked] = {}
         self._gateways: dict[str, _Gateway] = {}
         self._bin_start_s: float | None = None
+        self._before: dict[str, KeptDemand] = {}
         self.heard_s: float | None = None
 
     def expect(self, priors: Iterable[ModelDemand]) -> None:
@@ -52,6 +54,33 @@ class Popularity:
             if model not in self._models:
                 rate = RateEstimate(prior.rate_per_s, self._tuning)
                 self._models[model] = _Asked(rate, prior.prompt_tokens, prior.output_tokens, prior.arrival_cv)
+                self._restore_model(model, rate)
+
+    def kept(self) -> tuple[KeptDemand, ...]:
+        return tuple(
+            KeptDemand(
+                model=name,
+                rate_per_s=asked.rate.per_s,
+                known_for_s=asked.rate.known_for_s,
+                prompt_tokens=asked.prompt_tokens,
+                output_tokens=asked.output_tokens,
+                last_asked_s=asked.last_asked_s,
+            )
+            for name, asked in sorted(self._models.items())
+        )
+
+    def restore(self, demand: Iterable[KeptDemand]) -> None:
+        """Takes what was learned before in place of the prior, for models that are told of later."""
+        self._before = {d.model: d for d in demand}
+
+    def _restore_model(self, model: str, rate: RateEstimate) -> None:
+        before = self._before.pop(model, None)
+        if before is None:
+            return
+        rate.per_s, rate.known_for_s = before.rate_per_s, before.known_for_s
+        asked = self._models[model]
+        asked.prompt_tokens, asked.output_tokens = before.prompt_tokens, before.output_tokens
+        asked.last_asked_s = before.last_asked_s
 
     def hear(self, report: DemandReport, now_s: float) -> None:
         """Takes in a gateway's counts. When a gateway reports for the first time, only later requests count: it may be

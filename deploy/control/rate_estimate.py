@@ -30,7 +30,7 @@ class RateEstimate:
     def __init__(self, prior_per_s: float, tuning: RateTuning) -> None:
         self.per_s = prior_per_s
         self._tuning = tuning
-        self._known_for_s = tuning.memory_s
+        self.known_for_s = tuning.memory_s
         self._up = _Excursion()
         self._down = _Excursion()
 
@@ -43,11 +43,11 @@ class RateEstimate:
         for excursion in (self._up, self._down):
             if excursion.evidence >= self._tuning.evidence:
                 changed = excursion.since_change(max(self.per_s, _LEAST_RATE_PER_S))
-                self.per_s, self._known_for_s = changed.count / changed.span_s, changed.span_s
+                self.per_s, self.known_for_s = changed.count / changed.span_s, changed.span_s
                 self._up, self._down = _Excursion(), _Excursion()
                 return True
-        self._known_for_s = min(self._tuning.memory_s, self._known_for_s + span_s)
-        self.per_s += min(1.0, span_s / self._known_for_s) * (count / span_s - self.per_s)
+        self.known_for_s = min(self._tuning.memory_s, self.known_for_s + span_s)
+        self.per_s += min(1.0, span_s / self.known_for_s) * (count / span_s - self.per_s)
         return False
 
 

@@ -1,21 +1,19 @@
 """A restart budget: what keeps dying is taken out for a while, be it the place of a unit or a model."""
 
 from collections import deque
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Iterable
 
 from deploy.control.control_rules import ControlRules
+from deploy.control.control_state import KeptBudget
 
-KeyT = TypeVar("KeyT", bound=Hashable)
 
-
-class RestartBudget(Generic[KeyT]):
+class RestartBudget:
     def __init__(self, rules: ControlRules) -> None:
         self._rules = rules
-        self._deaths: dict[KeyT, deque[float]] = {}
-        self._out_until_s: dict[KeyT, float] = {}
+        self._deaths: dict[str, deque[float]] = {}
+        self._out_until_s: dict[str, float] = {}
 
-    def note(self, key: KeyT, now_s: float) -> bool:
+    def note(self, key: str, now_s: float) -> bool:
         """A death; True if it used the budget up."""
         deaths = self._deaths.setdefault(key, deque())
         deaths.append(now_s)
@@ -26,16 +24,30 @@ class RestartBudget(Generic[KeyT]):
         self.take_out(key, now_s)
         return True
 
-    def take_out(self, key: KeyT, now_s: float) -> None:
+    def take_out(self, key: str, now_s: float) -> None:
         self._deaths.pop(key, None)
         self._out_until_s[key] = now_s + self._rules.out_s
 
-    def out_for_s(self, key: KeyT, now_s: float) -> float:
+    def out_for_s(self, key: str, now_s: float) -> float:
         """0 when it may be used."""
         left_s = self._out_until_s.get(key, now_s) - now_s
         if left_s <= 0:
             self._out_until_s.pop(key, None)
         return max(0.0, left_s)
+
+    def kept(self) -> tuple[KeptBudget, ...]:
+        keys = sorted({*self._deaths, *self._out_until_s})
+        return tuple(
+            KeptBudget(key=k, deaths_s=tuple(self._deaths.get(k, ())), out_until_s=self._out_until_s.get(k, 0.0))
+            for k in keys
+        )
+
+    def restore(self, budgets: Iterable[KeptBudget]) -> None:
+        for budget in budgets:
+            if budget.deaths_s:
+                self._deaths[budget.key] = deque(budget.deaths_s)
+            if budget.out_until_s:
+                self._out_until_s[budget.key] = budget.out_until_s
 
     def any_back(self, now_s: float) -> bool:
         """Returns whether somebody's time is over since this was asked last."""

@@ -1,7 +1,10 @@
 """Decides which models deserve a place now: those that may be scaled to zero sleep while nobody asks for them."""
 
+from collections.abc import Iterable, Mapping
+
 from deploy.control.popularity import Popularity
-from deploy.fleet_file.model_catalog import CatalogModel
+from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from pdmux_actor.lease import UnitReport
 
 
 class ScaleToZero:
@@ -12,6 +15,20 @@ class ScaleToZero:
     def keep(self, model: str, now_s: float) -> None:
         """It is in use, whoever asked: a fresh control loop finds it on a unit, or a unit runs a request of it."""
         self._kept_since_s[model] = now_s
+
+    def keep_busy(self, reports: Iterable[UnitReport], now_s: float) -> None:
+        """Keeps what units run or have waiting."""
+        for report in reports:
+            for load in report.load.models if report.load is not None else ():
+                if load.running or load.waiting:
+                    self.keep(load.model, now_s)
+
+    def asleep(self, catalog: Catalog, now_s: float) -> frozenset[str]:
+        return frozenset(m.id for m in catalog.models if not self.is_awake(m, now_s))
+
+    def kept(self) -> Mapping[str, float]:
+        """Returns by model when it was in use last, whoever asked."""
+        return dict(sorted(self._kept_since_s.items()))
 
     def is_awake(self, model: CatalogModel, now_s: float) -> bool:
         replicas = model.settings.replicas

@@ -1,11 +1,12 @@
 """Moves from the plan in force to the one wanted, a step at a time, as far as what units report allows."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from deploy.control.control_rules import ControlRules
+from deploy.control.control_state import KeptReplica
 from pdmux_actor.lease import ModelPhase
 from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.plan_steps import Asleep, DrainModelStep, Fits, LoadModelStep, SetQuotasStep, Step, steps_between
@@ -54,8 +55,20 @@ class Transition:
         self._quota_of_lingering: dict[tuple[str, str], int] = {}
 
     def adopt(self, unit: UnitPlan, now_s: float) -> None:
-        """Replicas that were there before: their time counts from now."""
-        self._placed_s |= {(unit.unit_id, p.model): now_s for p in unit.models}
+        """Replicas that were there before: their time counts from now, where nobody noted it."""
+        self._placed_s = {(unit.unit_id, p.model): now_s for p in unit.models} | self._placed_s
+
+    def kept(self) -> tuple[tuple[KeptReplica, ...], tuple[float, ...]]:
+        """Replicas with the times of their placing, and when models that were served already were loaded."""
+        placed = (
+            KeptReplica(unit_id=unit_id, model=model, placed_s=placed_s)
+            for (unit_id, model), placed_s in sorted(self._placed_s.items())
+        )
+        return tuple(placed), tuple(self._moves_s)
+
+    def restore(self, replicas: Iterable[KeptReplica], moves_s: Iterable[float]) -> None:
+        self._placed_s |= {(r.unit_id, r.model): r.placed_s for r in replicas}
+        self._moves_s.extendleft(reversed(tuple(moves_s)))
 
     def forget(self, unit_id: str) -> None:
         self._placed_s = {k: s for k, s in self._placed_s.items() if k[0] != unit_id}

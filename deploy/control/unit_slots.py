@@ -2,6 +2,8 @@
 died.
 """
 
+from collections.abc import Mapping
+
 from pdmux_actor.lease import UnitReport
 
 
@@ -12,11 +14,14 @@ class UnitSlots:
         self._place_of: dict[str, str] = {}
         self._empty: dict[tuple[str, str], list[str]] = {}
         self._counts: dict[tuple[str, str], int] = {}
+        self._before: dict[str, str] = {}
 
     def join(self, report: UnitReport) -> None:
         where = (report.pool, report.node)
         empty = self._empty.get(where)
-        if empty:
+        if report.unit_id in self._before:
+            place = self._before.pop(report.unit_id)
+        elif empty:
             place = empty.pop()
         else:
             number = self._counts.get(where, 0)
@@ -28,6 +33,17 @@ class UnitSlots:
         place = self._place_of.pop(report.unit_id)
         self._empty.setdefault((report.pool, report.node), []).append(place)
         return place
+
+    def kept(self) -> Mapping[str, str]:
+        """Returns by unit its place."""
+        return dict(sorted(self._place_of.items()))
+
+    def restore(self, place_of: Mapping[str, str]) -> None:
+        """Units that join later and had a place before have it again."""
+        self._before = dict(place_of)
+        for place in place_of.values():
+            pool, node, number = place.rsplit("/", 2)
+            self._counts[pool, node] = max(self._counts.get((pool, node), 0), int(number) + 1)
 
     def of(self, unit_id: str) -> str:
         return self._place_of[unit_id]

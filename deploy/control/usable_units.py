@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from deploy.control.control_rules import ControlRules, ControlTiming
+from deploy.control.control_state import KeptDeaths
 from deploy.control.leases import LeaseBook
 from deploy.control.restart_budget import RestartBudget
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
@@ -20,8 +21,8 @@ class Fleet:
         self._leases = leases
         self.registry = UnitRegistry(timing)
         self._places = UnitSlots()
-        self._place_deaths: RestartBudget[str] = RestartBudget(rules)
-        self._load_deaths: RestartBudget[str] = RestartBudget(rules)
+        self._place_deaths = RestartBudget(rules)
+        self._load_deaths = RestartBudget(rules)
         self._reasons: dict[str, str] = {}
         self._now_s = 0.0
 
@@ -69,6 +70,20 @@ class Fleet:
     def any_back(self, now_s: float) -> bool:
         places, models = self._place_deaths.any_back(now_s), self._load_deaths.any_back(now_s)
         return places or models
+
+    def kept(self) -> KeptDeaths:
+        return KeptDeaths(
+            slots=self._places.kept(),
+            places=self._place_deaths.kept(),
+            loads=self._load_deaths.kept(),
+            reasons=dict(self._reasons),
+        )
+
+    def restore(self, deaths: KeptDeaths) -> None:
+        self._places.restore(deaths.slots)
+        self._place_deaths.restore(deaths.places)
+        self._load_deaths.restore(deaths.loads)
+        self._reasons |= deaths.reasons
 
     # ---- transition.FleetState ----
 

@@ -29,6 +29,7 @@ from deploy.fleet_file.setting_types import (
 )
 from deploy.fleet_file.sglang_problems import sglang_problems
 from deploy.fleet_file.source_paths import absolute, resolve_source
+from deploy.fleet_file.state_section import StateSection
 from deploy.fleet_file.watch_section import WatchSection
 from deploy.fleet_file.yaml_source import parse_yaml
 from pdmux_actor.backends.sglang.options import SglangOptions
@@ -214,6 +215,7 @@ class FleetFile(Section):
     engine: EngineSection = EngineSection()
     placement: PlacementSection = PlacementSection()
     gateway: GatewaySection = GatewaySection()
+    state: StateSection = StateSection()
 
     def backend(self, pool: PoolSection) -> Backend:
         return pool.backend or self.engine.backend
@@ -281,7 +283,8 @@ def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
     )
     keys = _resolved(fleet.gateway.api_keys, base)
     gateway = fleet.gateway.model_copy(update={"api_keys": keys})
-    return fleet.model_copy(update={"models": models, "pools": pools, "gateway": gateway})
+    state = fleet.state.model_copy(update={"folder": _resolved(fleet.state.folder, base)})
+    return fleet.model_copy(update={"models": models, "pools": pools, "gateway": gateway, "state": state})
 
 
 def _resolved(file: str | None, base: Path) -> str | None:
@@ -324,6 +327,9 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
         if model.replicas.max < model.replicas.min:
             remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"
             problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
+    if fleet.state.folder is not None and fleet.state.store != "file":
+        remedy = f"store: {fleet.state.store} keeps no file; remove it, or set store: file"
+        problems.append(Problem(path=("state", "folder"), value=fleet.state.folder, remedy=remedy))
     for i, pool in enumerate(fleet.pools):
         backend, sleeps = fleet.backend(pool), pool.sglang.sleep
         problems += _pool_problems(pool, ("pools", i), backend)

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deploy.fleet_file.setting_types import Dtype
 from deploy.fleet_file.settings import ModelSection, PlacementSection
+from deploy.fleet_file.state_section import StateSection
 from deploy.fleet_file.watch_section import WatchSection
 
 UNITS_APP = "units"
@@ -66,6 +67,8 @@ class ControllerConfig(Args):
     dtype: Dtype | None = None
     policy: str
     placement: PlacementSection = PlacementSection()
+    name: str = "fleet"
+    state: StateSection = StateSection()
     expected_units: dict[str, int]
     unit_deployments: dict[str, str] = {}
     profiles: dict[str, str] | None = None

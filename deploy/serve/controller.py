@@ -20,9 +20,11 @@ from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import ModelSection
+from deploy.fleet_file.state_section import StateSection
 from deploy.planning.planner_process import PlannerProcess
 from deploy.planning.profiled_costs import readable_costs
 from deploy.serve.app_args import ControllerConfig
+from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
@@ -37,6 +39,7 @@ _TOKEN_KEY = b"muxfleet/stream_token"
 _RETRY_S = 30.0
 _SPEC_PATIENCE_S = 2.0
 _VIEW_POLL_S = 0.1
+_KEEP_EVERY_S = 2.0
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
@@ -44,6 +47,9 @@ ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
 
 PlannerFor = Callable[[str, Mapping[str, str]], Planner]
 """By the solver's name and the files of profiles, by pool."""
+
+StateFor = Callable[[str, StateSection], KeptState]
+"""By the fleet's name and what its file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +61,8 @@ class _SpecKey:
 
 
 class Controller:
-    """Holds no state that a restart loses: units report what they serve, the catalog comes as `user_config`, the stream
-    token lies in the cluster's key-value store.
+    """Holds nothing that a restart loses: units report what they serve, the catalog comes as `user_config`, the stream
+    token lies in the cluster's key-value store, and what was decided and learned in a store of its own.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class Controller:
         read_decisions: ReadDecisions = read_decisions,
         start_log: Callable[[], None] = lambda: None,
         planner_for: PlannerFor | None = None,
+        state_for: StateFor = kept_state,
     ) -> None:
         start_log()
         self._read_decisions = read_decisions
@@ -75,6 +82,9 @@ class Controller:
             first_version=int(time.time() * 1000),
             started_s=time.monotonic(),
         )
+        self._state_for = state_for
+        self._state: KeptState | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._config: ControllerConfig | None = None
         self._profiles: Mapping[str, str] = {}
@@ -90,6 +100,7 @@ class Controller:
         if profiles != self._profiles:
             self._profiles, self._costs = profiles, await asyncio.to_thread(readable_costs, profiles)
         self._config = config
+        await self._follow_state(config)
         wanted = {self._spec_key(m) for m in self._config.models}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
@@ -139,6 +150,26 @@ class Controller:
         if self._config is None or not pools or pools[0] not in self._config.unit_deployments:
             return None
         return await self._read_decisions(self._config.unit_deployments[pools[0]], unit_id, last)
+
+    async def _follow_state(self, config: ControllerConfig) -> None:
+        """A store that was changed gets the state of now."""
+        if self._state is not None and self._state.is_of(config.name, config.state):
+            return
+        before, self._state = self._state, self._state_for(config.name, config.state)
+        if before is None:
+            restored = await asyncio.to_thread(self._state.load)
+            if restored is not None:
+                self._loop.take_over(restored)
+        else:
+            await asyncio.to_thread(before.close)
+        self._keeping = self._keeping or asyncio.create_task(self._keep_state())
+
+    async def _keep_state(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_EVERY_S)
+            state = self._loop.state(time.monotonic())
+            if state is not None and self._state is not None:
+                self._state.keep(state)
 
     async def _wait_for_heartbeat(self) -> None:
         try:

@@ -72,6 +72,8 @@ def controller_config(fleet: FleetFile) -> ControllerConfig:
         dtype=fleet.engine.dtype,
         policy=fleet.engine.policy,
         placement=fleet.placement,
+        name=fleet.name,
+        state=fleet.state,
         expected_units={p.name: p.num_units for p in fleet.pools},
         unit_deployments={p.name: _unit_shape(fleet, p).deployment for p in fleet.pools},
         profiles=dict(profiles_of(fleet)) or None,

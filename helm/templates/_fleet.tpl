@@ -75,6 +75,9 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- if .profile -}}{{- $_ := set . "profile" (include "muxfleet.file" (dict "root" $ "path" .profile)) -}}{{- end -}}
 {{- if .guard -}}{{- $_ := set . "guard" (include "muxfleet.file" (dict "root" $ "path" .guard)) -}}{{- end -}}
 {{- end -}}
+{{- with $fleet.state.folder -}}
+{{- $_ := set $fleet.state "folder" (include "muxfleet.file" (dict "root" $ "path" .)) -}}
+{{- end -}}
 {{- with $fleet.gateway.api_keys -}}
 {{- $_ := set $fleet.gateway "api_keys" (include "muxfleet.file" (dict "root" $ "path" .)) -}}
 {{- end -}}

@@ -14,7 +14,7 @@ from scripts.chart.values import ChartValues
 _HEADER = """\
 # Values of the muxfleet chart, with their defaults. Written by `make chart` from scripts/chart/values.py.
 """
-FLEET_DEFAULTS = {"gateway": {"host": "0.0.0.0", "proxy": "haproxy"}}
+FLEET_DEFAULTS = {"gateway": {"host": "0.0.0.0", "proxy": "haproxy"}, "state": {"store": "cluster"}}
 """What a fleet in Kubernetes needs or runs best with, where the fleet file's own defaults are made for one machine."""
 
 

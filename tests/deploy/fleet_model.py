@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import ControlRules
+from deploy.control.control_state import ControlState
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
@@ -186,9 +189,20 @@ class World:
         self.prompt_tokens, self.output_tokens = 100, 10
         self.restart_control_loop()
 
-    def restart_control_loop(self) -> None:
+    def restart_control_loop(self, state: ControlState | None = None) -> None:
+        """`state`: what the one before left."""
         self.loop = ControlLoop(stream_token="t", first_version=int(self.now_s * 1000), started_s=self.now_s)
+        if state is not None:
+            self.loop.take_over(state)
         self.want(self._catalog)
+
+    def hand_over(self, *, after_s: float = 3.0) -> None:
+        """The control loop dies, and another, on a machine with another clock, goes on where it ended."""
+        kept = self.loop.state(self.now_s)
+        assert kept is not None
+        written = msgspec.json.encode(kept.shifted(1e9))
+        self.now_s += after_s
+        self.restart_control_loop(msgspec.json.decode(written, type=ControlState).shifted(-1e9))
 
     def want(self, wanted: Catalog, *, expected_units: int | None = None) -> None:
         self._catalog = wanted

@@ -146,3 +146,45 @@ def test_read_model_spec__in_the_cache__asks_no_network(tmp_path: Path, monkeypa
 def test_read_model_spec__not_an_id__says_so() -> None:
     with pytest.raises(SourceNotFound, match="neither a folder"):
         read_model_spec("m", "a/b/c", None, None)
+
+
+async def test_controller__killed_and_started_again__goes_on_with_plan_and_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_KEEP_EVERY_S", 0.01)
+    config = user_config(checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b"), state={"folder": str(tmp_path)})
+    first, unit = Controller(token="t", planner_for=in_place), FakeUnit(unit_id="u")
+    await first.reconfigure(config)
+    for _ in range(4):
+        unit.obey(await first.heartbeat(unit.report()))
+        unit.progress()
+    rates = {"m0": 7.0, "m1": 1.0}
+    first._loop._popularity._models["m0"].rate.per_s = 7.0
+    kept = tmp_path / "fleet.sqlite3"
+    until_s = time.monotonic() + 30
+    while not (kept.exists() and b'"rate_per_s":7.0' in kept.read_bytes()):
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.01)
+    before = unit.ready()
+    first._keeping.cancel()  # as a process that is killed: it says no good-bye
+
+    second = Controller(token="t", planner_for=in_place)
+    await second.reconfigure(config)
+    for _ in range(4):
+        unit.obey(await second.heartbeat(unit.report()))
+        assert unit.ready() == before
+    status = await second.status()
+
+    assert {m.model: m.rate_per_s for m in status.models} == rates
+    assert [d.reason for d in status.decisions] == [d.reason for d in (await first.status()).decisions]
+
+
+async def test_controller__store_that_cannot_be_used__serves_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "no folder").write_text("")
+    config = user_config(checkpoint(tmp_path / "a"), state={"folder": str(tmp_path / "no folder")})
+    controller = Controller(token="t", planner_for=in_place)
+    await controller.reconfigure(config)
+
+    lease = await controller.heartbeat(FakeUnit(unit_id="u").report())
+
+    assert [a.model for a in lease.models] == ["m0"]

@@ -1,0 +1,36 @@
+"""Judges a plan that was found for the demand of now: whether the fleet shall move for it."""
+
+from dataclasses import dataclass
+
+from deploy.control.control_rules import ControlRules
+from deploy.control.plan_choice import quotas_shifted, same_places
+from deploy.control.plan_requests import Asked
+from deploy.control.plan_worth import gain_in_words, is_worth_moving, loaded_bytes
+from deploy.control.planner import PlanAnswer
+from placement.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanVerdict:
+    """`kind` is that of the decision to note: a plan is adopted, kept or a shadow."""
+
+    kind: str
+    reason: str
+
+
+def verdict_on(asked: Asked, answer: PlanAnswer, goal: Plan, rules: ControlRules) -> PlanVerdict | None:
+    """None: it is the plan that the fleet has."""
+    needs, solution, why = asked.task.needs, answer.solution, asked.why
+    if same_places(goal, solution.plan):
+        is_shifted = quotas_shifted(goal, solution.plan) and rules.replan != "shadow"
+        return PlanVerdict(kind="plan", reason=f"{why}: quotas") if is_shifted else None
+    gone = solution.put_to_sleep
+    if needs.homeless(solution.plan, but=gone) < needs.homeless(goal, but=gone):
+        return PlanVerdict(kind="plan", reason="there is room for a model that had none")
+    told = f"{why}: {gain_in_words(answer.now, answer.then)}"
+    if rules.replan == "shadow":
+        return PlanVerdict(kind="shadow", reason=told)
+    read_bytes = loaded_bytes(needs, goal, solution.plan)
+    if rules.replan == "auto" and not is_worth_moving(answer.now, answer.then, read_bytes, rules):
+        return PlanVerdict(kind="kept", reason=f"{told}, which is not worth a move")
+    return PlanVerdict(kind="plan", reason=told)

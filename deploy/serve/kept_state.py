@@ -1,0 +1,61 @@
+"""Keeps the state of a control loop in the store that the fleet file names, by the time of day: a successor has another
+clock.
+"""
+
+import time
+from pathlib import Path
+
+from deploy.control.control_state import FORMAT, ControlState
+from deploy.environment import state_folder
+from deploy.fleet_file.state_section import StateSection
+from deploy.state.cluster_store import ClusterStore
+from deploy.state.file_store import FileStore
+from deploy.state.state_store import StateStore
+from deploy.state.write_behind import WriteBehind
+
+_NAME = "control loop"
+_STALE_S = 3600.0
+
+
+class KeptState:
+    """The state of one fleet's control loop. Other documents of the same store go through `documents`."""
+
+    def __init__(self, name: str, section: StateSection, documents: WriteBehind) -> None:
+        self._of = (name, section)
+        self.documents = documents
+        self._epoch_s = time.time() - time.monotonic()  # once: the same state shall make the same document
+
+    def is_of(self, name: str, section: StateSection) -> bool:
+        return self._of == (name, section)
+
+    def load(self) -> ControlState | None:
+        """Returns what the control loop before left, with its times on this process's clock; None when there is none or
+        it is an hour old: demand and plan of a fleet that has stood still for so long say little of what comes.
+        """
+        found = self.documents.load(_NAME, ControlState, format=FORMAT)
+        if found is None:
+            return None
+        state = found.shifted(-self._epoch_s)
+        ahead_s = state.noted_s - time.monotonic()
+        if -ahead_s > _STALE_S:
+            return None
+        return state.shifted(-max(0.0, ahead_s))  # a clock that was set back
+
+    def keep(self, state: ControlState) -> None:
+        """Returns at once."""
+        self.documents.keep(_NAME, state.shifted(self._epoch_s), format=FORMAT)
+
+    def close(self) -> None:
+        self.documents.close()
+
+
+def kept_state(name: str, section: StateSection) -> KeptState:
+    return KeptState(name, section, WriteBehind(lambda: _store(name, section)))
+
+
+def _store(name: str, section: StateSection) -> StateStore:
+    """Raises StateNotKept."""
+    if section.store == "cluster":
+        return ClusterStore(name)
+    folder = state_folder() if section.folder is None else Path(section.folder)
+    return FileStore(folder / f"{name}.sqlite3")
