@@ -112,7 +112,8 @@ class GenerateRequest:
     """`output_token_ids` are tokens that another unit already produced for this request (it died): the engine
     recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again. Without
     `skip_special_tokens` special tokens are part of the text, but for the one that ends it. Cached prefixes are shared
-    by requests of the same `cache_salt` only.
+    by requests of the same `cache_salt` only. One that `gives_way` has what others leave, and its KV is taken when they
+    need it.
     """
 
     request_id: str
@@ -124,6 +125,7 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     cache_salt: str = ""
+    gives_way: bool = False
 
 
 class SampledToken(NamedTuple):

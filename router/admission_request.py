@@ -36,5 +36,10 @@ class AdmissionRequest:
     constrained: bool = False
 
     @property
+    def gives_way(self) -> bool:
+        """Says whether units serve it with what others leave."""
+        return self.priority is Priority.LOW
+
+    @property
     def needed_tokens(self) -> int:
         return self.prompt_tokens + self.max_tokens

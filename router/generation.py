@@ -32,6 +32,7 @@ class Generation:
     slo: Slo
     skip_special_tokens: bool = True
     cache_salt: str = ""
+    gives_way: bool = False
     reply: ReplyShape | None = None
     client_request_id: str = ""
 

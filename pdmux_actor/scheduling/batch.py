@@ -33,6 +33,10 @@ class PrefillBatch:
         """Returns the due time of the sequence that is due first."""
         return min([chunk.sequence.first_token_due_s for chunk in self.chunks])
 
+    @property
+    def gives_way(self) -> bool:
+        return self.chunks[0].sequence.gives_way
+
     def holds(self, sequence: TokenSequence) -> bool:
         return any(chunk.sequence is sequence for chunk in self.chunks)
 

@@ -26,7 +26,7 @@ def take_chunks(
     chunks: list[Chunk] = []
     while budget_tokens > 0 and (max_prompts is None or len(chunks) < max_prompts):
         sequence = next_for_prefill(queue, settings, num_taken=len(chunks))
-        if sequence is None:
+        if sequence is None or (chunks and sequence.gives_way and not chunks[0].sequence.gives_way):
             break
         length = queue.chunk_shape(sequence).new_tokens
         if length > budget_tokens:
@@ -40,11 +40,14 @@ def take_chunks(
 
 
 def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_taken: int = 0) -> TokenSequence | None:
-    """The sequence whose prefill is next, if the model may take KV for it now."""
+    """The sequence whose prefill is next, if the model may take KV for it now. One that is begun goes on, unless it
+    gives way to one that waits.
+    """
     if queue.removing:
         return None
-    if queue.partial and not queue.partial[0].in_flight:
-        return queue.partial[0]
+    begun = queue.partial[0] if queue.partial and not queue.partial[0].in_flight else None
+    if begun is not None and not (begun.gives_way and queue.waiting and not queue.waiting[0].gives_way):
+        return begun
     if queue.waiting and queue.admits(
         queue.waiting[0],
         max_resident=settings.max_running_sequences,
@@ -52,7 +55,7 @@ def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_take
         num_taken=num_taken,
     ):
         return queue.waiting[0]
-    return None
+    return begun
 
 
 def preview_chunks(
@@ -63,11 +66,13 @@ def preview_chunks(
     It does not foresee that KV runs out behind the first sequence: a prediction may then be of a longer launch.
     """
     shapes: list[ChunkShape] = []
-    if next_for_prefill(queue, settings) is None:
+    head = next_for_prefill(queue, settings)
+    if head is None:
         return shapes
     free_places = max(0, settings.max_running_sequences - queue.num_resident)
-    for sequence in chain(queue.partial, islice(queue.waiting, free_places)):
-        if budget_tokens <= 0:
+    begun = () if head.status is SequenceStatus.WAITING else queue.partial
+    for sequence in chain(begun, islice(queue.waiting, free_places)):
+        if budget_tokens <= 0 or (sequence.gives_way and not head.gives_way):
             break
         whole = queue.chunk_shape(sequence)
         if whole_prompts and shapes and whole.new_tokens > budget_tokens:
@@ -100,15 +105,15 @@ def grow_running(queue: ModelQueue, steps: int, sharing: BlockSharing) -> tuple[
     """Running sequences, oldest first, with rows for `steps` more tokens.
 
     Where rows run out, what others borrowed is taken back; what of it is in flight is waited for. Beyond the model's
-    own rights the youngest is preempted: the oldest always gets on, nothing deadlocks.
+    own rights the youngest is preempted, of those that give way first: the oldest always gets on, nothing deadlocks.
     """
     if _grow_together(queue, steps):
         return tuple(queue.running)
     ready: list[TokenSequence] = []
-    num_stalled = 0
+    stalled: list[TokenSequence] = []
     running, tokens_per_row = queue.running, queue.info.geometry.tokens_per_row
-    while len(ready) + num_stalled < len(running):
-        sequence = running[len(ready) + num_stalled]
+    while len(ready) + len(stalled) < len(running):
+        sequence = running[len(ready) + len(stalled)]
         missing = -(-(len(sequence.token_ids) - 1 + steps) // tokens_per_row) - len(sequence.rows)
         if missing <= 0:
             ready.append(sequence)
@@ -121,9 +126,13 @@ def grow_running(queue: ModelQueue, steps: int, sharing: BlockSharing) -> tuple[
             sequence.rows += rows
             ready.append(sequence)
         elif queue.pool.missing_blocks(queue.model, missing) > 0:
-            num_stalled += 1
+            stalled.append(sequence)
         else:
-            queue.preempt(running[-1])
+            victim = queue.background_victim or running[-1]
+            for passed in (ready, stalled):
+                if victim in passed:
+                    passed.remove(victim)
+            queue.preempt(victim)
     return tuple(ready)
 
 

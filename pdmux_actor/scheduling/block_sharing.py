@@ -100,6 +100,7 @@ class BlockSharing:
     def __init__(self, pool: BlockPool, queues: Mapping[str, ModelQueue], settings: SchedulerSettings) -> None:
         self._pool = pool
         self._queues = queues
+        self._settings = settings
         self._transfer = QuotaTransfer(settings.quota_period_s) if settings.adapt_quotas else None
 
     def settle(self, now_s: float) -> None:
@@ -114,7 +115,20 @@ class BlockSharing:
         self._pool.set_claims({queue.model: queue.claimed_blocks() for queue in waiting})
         for queue in waiting:
             if queue.waiting and not queue.removing:
-                self.reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
+                self._make_way(queue)
+                if queue.waiting:
+                    self.reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
+
+    def _make_way(self, queue: ModelQueue) -> None:
+        """Preempts sequences that give way until the next prompt that does not may have KV."""
+        settings = self._settings
+        while (victim := queue.background_victim) is not None:
+            head = queue.waiting[0]
+            if head.gives_way or queue.admits(
+                head, max_resident=settings.max_running_sequences, watermark=settings.kv_watermark
+            ):
+                return
+            queue.preempt(victim)
 
     def reclaim(self, lender: ModelQueue, num_rows: int) -> None:
         """Preempts borrowers until the lender can have rows within its quota; what is in flight is left to its end."""
@@ -124,4 +138,4 @@ class BlockSharing:
             if not victims:
                 return
             borrower = max(victims, key=lambda q: q.borrowed_blocks)
-            borrower.preempt(borrower.running[-1])
+            borrower.preempt(borrower.background_victim or borrower.running[-1])

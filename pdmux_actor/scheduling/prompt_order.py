@@ -78,11 +78,7 @@ class PromptOrder:
 
         Not while a batch is under way: it would only preempt it, and cannot be preempted itself then.
         """
-        late = [
-            (queue, queue.oldest_late())
-            for queue in state.queues.values()
-            if queue.waiting and queue.waiting[-1].precedence is Precedence.LATE
-        ]
+        late = [(queue, oldest) for queue in state.queues.values() if (oldest := queue.oldest_late()) is not None]
         if not late:
             self._late_credit_s, self._late_seen_s = 0.0, None
             return
@@ -125,7 +121,7 @@ def _next_due(state: UnitState, now_s: float) -> list[tuple[ModelQueue, TokenSeq
         (queue, sequence)
         for queue in state.queues.values()
         for sequence in queue.waiting
-        if sequence.precedence is not Precedence.FIRST and not sequence.is_late
+        if sequence.precedence is not Precedence.FIRST and not sequence.is_late and not sequence.gives_way
     ]
     waiting.sort(key=lambda pair: pair[1].first_token_due_s)
     return waiting[:_MOST_CANDIDATES]

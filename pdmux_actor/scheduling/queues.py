@@ -13,13 +13,17 @@ from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from profiler.latency import ChunkShape
 
+_BACKGROUND_WEIGHT = 0.01  # of a sequence that gives way, beside those that do not
+
 
 class TbtTarget(NamedTuple):
-    """A target that running sequences share: so many that have met all of theirs so far, and so many that have not."""
+    """A target that running sequences share: so many that have met all of theirs so far, and so many that have not.
+    Those in the background count as a hundredth each.
+    """
 
     tbt_s: float
-    on_time: int
-    missed: int
+    on_time: float
+    missed: float
 
 
 @dataclass(slots=True, eq=False)
@@ -70,11 +74,12 @@ class ModelQueue:
     def tbt_targets(self) -> Sequence[TbtTarget]:
         """The distinct targets of running sequences, the tightest first."""
         if self._tbt_targets is None:
-            on_time: dict[float, int] = {}
-            missed: dict[float, int] = {}
+            on_time: dict[float, float] = {}
+            missed: dict[float, float] = {}
             for sequence in self.running:
                 counts = missed if sequence.is_late else on_time
-                counts[sequence.request.slo.tbt_s] = counts.get(sequence.request.slo.tbt_s, 0) + 1
+                weight = _BACKGROUND_WEIGHT if sequence.gives_way else 1
+                counts[sequence.request.slo.tbt_s] = counts.get(sequence.request.slo.tbt_s, 0) + weight
             self._tbt_targets = [
                 TbtTarget(tbt_s, on_time.get(tbt_s, 0), missed.get(tbt_s, 0)) for tbt_s in sorted({*on_time, *missed})
             ]
@@ -232,9 +237,11 @@ class ModelQueue:
             sequence.precedence = precedence
             self.insert_waiting(sequence, target_aware=True)
 
-    def oldest_late(self) -> TokenSequence:
-        """There is one if the last of those that wait is late."""
-        return next(sequence for sequence in self.waiting if sequence.precedence is Precedence.LATE)
+    def oldest_late(self) -> TokenSequence | None:
+        """Returns the late prompt that came first, None where no prompt is late."""
+        if not self.waiting or self.waiting[-1].precedence < Precedence.LATE:
+            return None
+        return next((sequence for sequence in self.waiting if sequence.precedence is Precedence.LATE), None)
 
     def insert_running(self, sequence: TokenSequence) -> None:
         """Keeps `running` ordered by arrival; a newcomer is nearly always the youngest."""
@@ -255,19 +262,28 @@ class ModelQueue:
         """Returns whether the unit has promised to take sequences as long as this one."""
         return 0 < len(sequence.token_ids) < self.max_len
 
+    @property
+    def background_victim(self) -> TokenSequence | None:
+        """Returns the youngest running sequence that gives way and is not in flight."""
+        return next((s for s in reversed(self.running) if s.gives_way and not s.in_flight), None)
+
     def preempt(self, victim: TokenSequence) -> None:
-        """Gives a running sequence's KV back; it is recomputed ahead of everything that waits."""
+        """Gives a running sequence's KV back; it is recomputed ahead of everything that waits, or, if it gives way,
+        behind it.
+        """
         assert not victim.in_flight
         assert victim.status is SequenceStatus.RUNNING
         self.withdraw(victim)
         victim.num_computed_tokens = 0
         victim.status = SequenceStatus.WAITING
-        victim.precedence = Precedence.FIRST
         self.preemptions_total += 1
-        if self.takes(victim):
-            self.waiting.appendleft(victim)
-        else:  # the quota was lowered below what it needs
+        if not self.takes(victim):  # the quota was lowered below what it needs
             self.outgrown.append(victim)
+        elif victim.gives_way:
+            self.insert_waiting(victim, target_aware=False)
+        else:
+            victim.precedence = Precedence.FIRST
+            self.waiting.appendleft(victim)
 
     def withdraw(self, sequence: TokenSequence) -> None:
         """Out of its list (a batch's sequences are in none), and its KV rows back to the pool."""
@@ -293,9 +309,14 @@ class ModelQueue:
         self._context_tokens = None
 
     def note_tokens(self, sequence: TokenSequence, num_tokens: int, now_s: float) -> None:
-        """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others."""
+        """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others. A
+        sequence that gives way has no targets to meet.
+        """
         self.output_tokens_total += num_tokens
         previous_s, sequence.last_token_s = sequence.last_token_s, now_s
+        if sequence.gives_way:
+            sequence.first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+            return
         slo = sequence.request.slo
         if previous_s is not None:
             late = now_s - previous_s > slo.tbt_s
@@ -321,8 +342,9 @@ class ModelQueue:
         self.gaps_total += num_tokens
         self.gaps_met += num_tokens
         for sequence in late:
-            self.gaps_met -= 1
-            self._note_late(sequence)
+            if not sequence.gives_way:
+                self.gaps_met -= 1
+                self._note_late(sequence)
 
     def _note_late(self, sequence: TokenSequence) -> None:
         if not sequence.is_late:
@@ -334,6 +356,8 @@ class ModelQueue:
         away counts only if it was late already. Of a request that came from another unit the tokens of this one are
         judged.
         """
+        if sequence.gives_way:
+            return
         if sequence.is_late or finish in (FinishReason.STOP, FinishReason.LENGTH):
             self.requests_total += 1
             self.requests_met += not sequence.is_late

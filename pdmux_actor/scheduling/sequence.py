@@ -24,6 +24,7 @@ class Precedence(IntEnum):
     FIRST = 0  # it was preempted, or has been passed over for long
     IN_TIME = 1
     LATE = 2  # its first token cannot be in time, or only at the cost of more others (serving_order.py)
+    BACKGROUND = 3  # it gives way to all others, in time or not
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +62,14 @@ class TokenSequence:
     # Read once per token: what the request says.
     most_tokens: int = field(init=False)  # prompt and output
     tbt_s: float = field(init=False)
+    gives_way: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.most_tokens = self.num_prompt_tokens + self.request.sampling.max_tokens
         self.tbt_s = self.request.slo.tbt_s
+        self.gives_way = self.request.gives_way
+        if self.gives_way:
+            self.precedence = Precedence.BACKGROUND
 
     @classmethod
     def from_request(

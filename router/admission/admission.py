@@ -10,7 +10,7 @@ from router.admission.flow import Waiting
 from router.admission.learned_estimates import OutputLengths, WakeTimes
 from router.admission.queue_forecast import QueueForecast, QueueForecaster
 from router.admission.service_counters import virtual_tokens
-from router.admission_request import AdmissionRequest
+from router.admission_request import AdmissionRequest, Priority
 from router.routing.routing import UnitChoice
 from router.routing.unit_router import UnitRouter
 
@@ -96,6 +96,7 @@ class Admission:
         self._evicted: list[AdmissionRequest] = []
         self._look_s = -math.inf  # when to look for late asks without a hope
         self._blocked_until_s: dict[str, float] = {}  # models whose head was tried in vain
+        self._blocked_class: dict[str, Priority] = {}  # of that head
 
     # ---- the door ----
 
@@ -125,6 +126,8 @@ class Admission:
             work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
             if self._comes_too_late(request, work, now_s):
                 return self._shed(request.model)
+        if request.priority > self._blocked_class.get(request.model, Priority.HIGH):
+            self._blocked_until_s.pop(request.model, None)  # another head, which may find room
         self._came_s[request.request_id] = now_s
         self.queue.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request))
         return Queue()
@@ -236,6 +239,7 @@ class Admission:
             if isinstance(tried, Admit):
                 return waiting, tried
             self._blocked_until_s[request.model] = tried
+            self._blocked_class[request.model] = request.priority
         return None
 
     def _choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
@@ -243,7 +247,8 @@ class Admission:
         return self._router.choose(request, now_s, due_s=due_s)
 
     def _has_room(self, request: AdmissionRequest) -> bool:
-        return self._ledger.has_room(request.model, request.prompt_tokens + self._output_tokens(request))
+        tokens = request.prompt_tokens + self._output_tokens(request)
+        return self._ledger.has_room(request.model, tokens, gives_way=request.gives_way)
 
     def _try(self, request: AdmissionRequest, choice: UnitChoice | None, now_s: float) -> Admit | float:
         """Otherwise when another try makes sense; inf: when something has changed."""
@@ -254,7 +259,8 @@ class Admission:
         if too_far_ahead_s > _ROUNDING_S:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
         output_tokens = self._output_tokens(request)
-        reserved = self._ledger.reserve(request.request_id, request.model, request.prompt_tokens + output_tokens)
+        tokens = request.prompt_tokens + output_tokens
+        reserved = self._ledger.reserve(request.request_id, request.model, tokens, gives_way=request.gives_way)
         assert reserved, "the ledger had room"
         self.queue.charge(
             request.model, request.tenant, prompt_tokens=request.prompt_tokens, output_tokens=output_tokens

@@ -63,18 +63,21 @@ class _Reservation:
     reserved_tokens: int
     actual_tokens: int
     blocks: int
+    gives_way: bool
 
 
 class QuotaLedger:
     """Reserves at admission, never beyond what there is: a model's first request alone may exceed it, since only a unit
     can tell that it never fits. What a request really takes is a fact: `true_up` may exceed, and then nothing more is
-    reserved until it is paid back. Released exactly once.
+    reserved until it is paid back. Released exactly once. What requests that give way hold is room for the others, to
+    whom units give it.
     """
 
     def __init__(self) -> None:
         self._budgets: Mapping[str, BlockBudget] = {}
         self._reservations: dict[str, _Reservation] = {}
         self._held: dict[str, int] = {}
+        self._yielding: dict[str, int] = {}  # of what is held, by requests that give way
         self._actual_tokens: dict[str, int] = {}
         self._others: dict[str, int] = {}
         self._actual_before: dict[str, int] = {}
@@ -99,19 +102,19 @@ class QuotaLedger:
         if layouts_changed:
             self._recount()
 
-    def reserve(self, request_id: str, model: str, tokens: int) -> bool:
+    def reserve(self, request_id: str, model: str, tokens: int, *, gives_way: bool = False) -> bool:
         """False: no room. `tokens` are the prompt and the predicted output."""
         assert request_id not in self._reservations, f"{request_id} has a reservation"
         blocks = self._cost(model, tokens)
-        if blocks > self.free_blocks(model) and self.held_blocks(model) > 0:
+        if not self._fits(model, blocks, gives_way=gives_way):
             return False
-        self._reservations[request_id] = _Reservation(model, tokens, 0, blocks)
-        self._held[model] = self.held_blocks(model) + blocks
+        self._reservations[request_id] = _Reservation(model, tokens, 0, blocks, gives_way)
+        self._hold(self._reservations[request_id], blocks)
         self._actual_tokens.setdefault(model, 0)
         return True
 
-    def has_room(self, model: str, tokens: int) -> bool:
-        return self.held_blocks(model) == 0 or self._cost(model, tokens) <= self.free_blocks(model)
+    def has_room(self, model: str, tokens: int, *, gives_way: bool = False) -> bool:
+        return self._fits(model, self._cost(model, tokens), gives_way=gives_way)
 
     def true_up(self, request_id: str, actual_tokens: int) -> None:
         """The request has so many tokens by now, prompt and output."""
@@ -120,13 +123,13 @@ class QuotaLedger:
         entry.actual_tokens = actual_tokens
         if actual_tokens > entry.reserved_tokens:
             blocks = self._cost(entry.model, actual_tokens)
-            self._held[entry.model] += blocks - entry.blocks
+            self._hold(entry, blocks - entry.blocks)
             entry.reserved_tokens, entry.blocks = actual_tokens, blocks
 
     def release(self, request_id: str) -> None:
         entry = self._reservations.pop(request_id, None)
         assert entry is not None, f"{request_id} has no reservation, or gave it back before"
-        self._held[entry.model] -= entry.blocks
+        self._hold(entry, -entry.blocks)
         self._actual_tokens[entry.model] -= entry.actual_tokens
 
     def holds(self, request_id: str) -> bool:
@@ -147,12 +150,22 @@ class QuotaLedger:
     def models(self) -> Iterable[str]:
         return self._budgets.keys()
 
+    def _fits(self, model: str, blocks: int, *, gives_way: bool) -> bool:
+        yielding = 0 if gives_way else self._yielding.get(model, 0)
+        held = self.held_blocks(model) - yielding
+        return held <= 0 or blocks + held <= (self.capacity_blocks(model) or 0)
+
+    def _hold(self, entry: _Reservation, blocks: int) -> None:
+        self._held[entry.model] = self.held_blocks(entry.model) + blocks
+        if entry.gives_way:
+            self._yielding[entry.model] = self._yielding.get(entry.model, 0) + blocks
+
     def _cost(self, model: str, tokens: int) -> int:
         budget = self._budgets.get(model)
         return 0 if budget is None else budget.cost_blocks(tokens)
 
     def _recount(self) -> None:
-        self._held = {}
+        self._held, self._yielding = {}, {}
         for entry in self._reservations.values():
             entry.blocks = self._cost(entry.model, entry.reserved_tokens)
-            self._held[entry.model] = self.held_blocks(entry.model) + entry.blocks
+            self._hold(entry, entry.blocks)

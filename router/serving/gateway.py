@@ -14,6 +14,7 @@ from router.access.access_control import AccessControl
 from router.access.caller import ANYBODY, Caller
 from router.admission.admission import AdmissionSettings
 from router.admission.demand_report import DemandReport
+from router.admission_request import Priority
 from router.errors import (
     GatewayNotReady,
     InvalidRequest,
@@ -254,7 +255,8 @@ class Gateway:
         await check_named_tokens(request, card, self._tokenizers)
         bad_words = await bad_word_tokens(request, card, self._tokenizers)
         sampling = partial(request.sampling, form=form, bad_words=bad_words)
-        generations = self._generations(card, request, prompts, param, context, receipt, sampling)
+        gives_way = caller.priority is Priority.LOW
+        generations = self._generations(card, request, prompts, param, context, receipt, sampling, gives_way=gives_way)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return GenerationResponse(
             interleave([self._outputs(generation, request, caller, receipt) for generation in generations]),
@@ -298,6 +300,8 @@ class Gateway:
         context: ContextLengths,
         receipt: ServiceReport,
         sampling: Callable[..., SamplingParams],
+        *,
+        gives_way: bool,
     ) -> list[Generation]:
         generations: list[Generation] = []
         fallback_seed = secrets.randbits(63)
@@ -322,6 +326,7 @@ class Gateway:
                         reply=prompt.reply,
                         skip_special_tokens=prompt.skip_special_tokens,
                         cache_salt=request.prefix_salt,
+                        gives_way=gives_way,
                         slo=receipt.slo,
                         client_request_id=receipt.request_id,
                     )

@@ -218,6 +218,7 @@ def _continuation(generation: Generation, progress: _Progress, attempt: int, slo
         stop=generation.stop,
         skip_special_tokens=generation.skip_special_tokens,
         cache_salt=generation.cache_salt,
+        gives_way=generation.gives_way,
     )
 
 

@@ -299,6 +299,7 @@ _events = st.lists(
             st.integers(1, 120),
             st.integers(1, 30),
             st.sampled_from([0.003, 0.5]),
+            st.sampled_from([False, False, True]),
         ),
         st.tuples(st.just("abort"), st.integers(0, 30)),
         st.tuples(st.just("quota"), st.sampled_from("abc"), st.integers(0, 200)),
@@ -326,8 +327,9 @@ def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
     events, requests = [], []
     for i, step in enumerate(plan):
         match step:
-            case ("arrive", model, prompt, output, tbt_s):
+            case ("arrive", model, prompt, output, tbt_s, gives_way):
                 request = make_request(f"r{len(requests)}", model, prompt, output, first=len(requests), tbt_s=tbt_s)
+                request = replace(request, gives_way=gives_way)
                 requests.append(request)
                 events.append((gap_s * i, Arrival(request)))
             case ("abort", number):

@@ -267,3 +267,18 @@ def test_wake_times__any_past__what_is_left_is_positive(took_s: float, waited_s:
 
     assert wakes.left_s("m", 2e4 + waited_s) >= 0
     assert math.isfinite(wakes.left_s("m", 2e4 + waited_s))
+
+
+def test_offer__blocks_are_held_by_what_gives_way__are_room_for_others_and_for_nothing_that_does() -> None:
+    made = scheduler(unit("u", FULL, total_blocks=20))
+    fill(made, priority=Priority.LOW)
+    assert made.offer(small("low", priority=Priority.LOW), 0.0) == Queue()
+    assert outcomes(made, 0.1) == {}
+    assert made.offer(small("normal"), 0.2) == Queue(), "something waits: turns are for pump to tell"
+    assert isinstance(outcomes(made, 0.2)["normal"], Admit)
+    assert outcomes(made, 0.3) == {}
+    for name in ("full-0", "full-1", "normal"):
+        finish(made, name)
+    assert isinstance(outcomes(made, 0.4)["low"], Admit)
+    finish(made, "low")
+    assert made.ledger.held_blocks("m") == 0

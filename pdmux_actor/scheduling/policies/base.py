@@ -13,8 +13,11 @@ from pdmux_actor.scheduling.batching import next_for_prefill
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaneState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.specs import DeviceSpec
+
+_BACKGROUND_SHARE_OF_TBT = 0.5  # decode that takes longer gets no more sequences that give way
 
 
 class StartPrefill(msgspec.Struct, frozen=True, gc=False):
@@ -122,8 +125,22 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
         """Returns whether a prefill batch of the model could be formed now."""
         prefillable = self._prefillable.get(queue.model)
         if prefillable is None:
-            prefillable = self._prefillable[queue.model] = next_for_prefill(queue, self.settings) is not None
+            head = next_for_prefill(queue, self.settings)
+            prefillable = head is not None and not (head.gives_way and self._keeps_waiting(head))
+            self._prefillable[queue.model] = prefillable
         return prefillable
+
+    def _keeps_waiting(self, head: TokenSequence) -> bool:
+        """A prompt that gives way starts when no other waits, while decode is fast enough for those that may come."""
+        if head.status is not SequenceStatus.WAITING:
+            return False
+        if any(queue.waiting and not queue.waiting[0].gives_way for queue in self.queues.values()):
+            return True
+        step_s, target_s = 0.0, head.tbt_s
+        for queue in self.decoding():
+            step_s += self.predictor.decode_s(queue.model, queue.info.spec, queue.context_tokens, self.total_sms)
+            target_s = min(target_s, queue.tightest_tbt_s)
+        return step_s > _BACKGROUND_SHARE_OF_TBT * target_s
 
 
 class DispatchPolicy(Protocol):

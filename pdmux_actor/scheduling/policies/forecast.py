@@ -14,7 +14,9 @@ _NEXT_PROMPTS = 16
 
 def head_sequence(queue: ModelQueue) -> TokenSequence:
     """The sequence whose prefill is next."""
-    return queue.partial[0] if queue.partial else queue.waiting[0]
+    if queue.partial and not (queue.partial[0].gives_way and queue.waiting and not queue.waiting[0].gives_way):
+        return queue.partial[0]
+    return queue.waiting[0]
 
 
 def prefill_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
