@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
+from deploy.control.cordons import Cordon, Cordons, homeless_without, left_on, part_of
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_costs import FleetCosts
-from deploy.control.fleet_status import FleetStatus, UnitStatus
+from deploy.control.fleet_status import FleetStatus
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
-from deploy.control.model_states import model_state
+from deploy.control.model_needs import ModelNeeds, kept_plan
 from deploy.control.plan_choice import Needs, Solution, same_places
 from deploy.control.plan_requests import Asked, PlanRequests
 from deploy.control.plan_verdict import verdict_on
@@ -20,15 +21,15 @@ from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.succession import Succession, wanted_digest
+from deploy.control.told_states import model_states, unit_states
 from deploy.control.transition import Transition, in_words, without_replica, without_unit
-from deploy.control.unit_registry import Lost, without_blocks
+from deploy.control.unit_registry import Lost
 from deploy.control.usable_units import Fleet
-from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.model_catalog import Catalog
 from pdmux_actor.lease import Lease, ModelPhase, UnitReport
 from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.plan_explanation import Explanation, explain
 from placement.plan_steps import SetQuotasStep
-from placement.problem import PlacementModel
 from router.admission.demand_report import DemandReport
 from router.view import FleetView, UnitView
 
@@ -156,30 +157,44 @@ class ControlLoop:
     def status(self, now_s: float) -> FleetStatus:
         self._tick(now_s)
         return FleetStatus(
-            models=tuple(
-                model_state(
-                    m,
-                    self._fleet,
-                    self._goal,
-                    is_asleep=m.id in self._asleep,
-                    rate_per_s=self._popularity.demand(m.id).rate_per_s,
-                    now_s=now_s,
-                )
-                for m in self._catalog.models
-            ),
-            units=tuple(
-                UnitStatus(
-                    report=u.report,
-                    silent_s=max(0.0, now_s - u.heard_s),
-                    out_for_s=self._fleet.out_for_s(u.unit_id, now_s),
-                )
-                for u in self._fleet.registry
-            ),
+            models=model_states(self._model_needs(), self._asleep, now_s),
+            units=unit_states(self._fleet, now_s),
             policy=self._catalog.policy,
             plan=self._plan,
             goal=self._goal,
             decisions=self._history.told(now_s),
+            cordons=self._fleet.cordons.entries,
         )
+
+    # ---- what a person or Ray takes out of use ----
+
+    @property
+    def cordons(self) -> Cordons:
+        return self._fleet.cordons
+
+    def set_cordons(self, cordons: Cordons, why: str) -> None:
+        self._fleet.cordons = cordons
+        self._need_plan(why)
+
+    def set_going_nodes(self, nodes: frozenset[str]) -> None:
+        """Nodes that Ray is about to take away: their units are drained."""
+        if nodes != self._fleet.going_nodes:
+            self._fleet.going_nodes = nodes
+            self._need_plan(f"Ray drains {len(nodes)} nodes" if nodes else "Ray drains no node any more")
+
+    def drain_task(self, cordon: Cordon, now_s: float) -> PlanTask:
+        """Returns what the rest of the fleet would have to be planned for with the cordon in force."""
+        before = self._fleet.cordons
+        self._fleet.cordons = before.having(cordon)
+        try:
+            return self._task(now_s)
+        finally:
+            self._fleet.cordons = before
+
+    def homeless_after(self, cordon: Cordon, found: Plan) -> Mapping[str, str]:
+        """Returns which models would have no replica after a drain if `found` were adopted for its task, and why."""
+        going = {u.unit_id for u in self._fleet.registry.staying() if cordon.holds_for(u.report)}
+        return homeless_without(self._goal, found, going, self._fleet.pinned() - going)
 
     def explain(self, model: str, now_s: float) -> Explanation:
         """Explains the plan that the control loop goes for, with the demand of now; for a model that is asleep, what
@@ -188,10 +203,11 @@ class ControlLoop:
         self._tick(now_s)
         needs = self._needs(now_s)
         sleeper = self._catalog.get(model) if model in self._asleep else None
-        asleep = None if sleeper is None else self._placement(sleeper, now_s)
+        asleep = None if sleeper is None else self._model_needs().placement(sleeper, now_s)
+        goal = self._planned_goal(needs)
         if asleep is None:
-            return explain(model, needs.units, needs.models, self._goal, self._costs.estimator)
-        told = explain(model, needs.units, (*needs.models, asleep), self._goal, self._costs.estimator)
+            return explain(model, needs.units, needs.models, goal, self._costs.estimator)
+        told = explain(model, needs.units, (*needs.models, asleep), goal, self._costs.estimator)
         return replace(told, unplaced="nobody asks for it; the next request wakes it")
 
     def _need_plan(self, why: str) -> None:
@@ -286,8 +302,12 @@ class ControlLoop:
             requests.ask(self._task(now_s), why, now_s)
 
     def _task(self, now_s: float) -> PlanTask:
-        current = None if self._rules.replan == "scratch" else self._goal
-        return PlanTask(needs=self._needs(now_s), current=current, goal=self._goal)
+        needs = self._needs(now_s)
+        goal = self._planned_goal(needs)
+        return PlanTask(needs=needs, current=None if self._rules.replan == "scratch" else goal, goal=goal)
+
+    def _planned_goal(self, needs: Needs) -> Plan:
+        return part_of(self._goal, {u.unit_id for u in needs.units})
 
     def _look_at_demand(self, requests: PlanRequests, jumped: frozenset[str], now_s: float) -> None:
         self._looked_s = now_s
@@ -312,25 +332,27 @@ class ControlLoop:
         return True
 
     def _judge(self, asked: Asked, answer: PlanAnswer, now_s: float) -> None:
-        verdict = verdict_on(asked, answer, self._goal, self._rules)
+        verdict = verdict_on(asked, answer, self._planned_goal(asked.task.needs), self._rules)
         if verdict is not None and verdict.kind == "plan":
             self._adopt_plan(answer.solution, verdict.reason, now_s)
         elif verdict is not None:
             self._history.note(now_s, verdict.kind, verdict.reason)
 
     def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
-        if not same_places(self._goal, solution.plan):
-            gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
-            self._history.note(now_s, "plan", why + gone)
-        kept = {u.unit_id: u.models for u in self._kept_plan()}
+        kept = {u.unit_id: u.models for u in kept_plan(self._goal, self._catalog)}
+        kept |= left_on(self._goal, solution.plan, self._fleet.cordoned())
         placed = {u.unit_id: u.models for u in solution.plan.units}
-        self._goal = replace(
+        goal = replace(
             solution.plan,
             units=tuple(
                 UnitPlan(unit_id=u.unit_id, models=(*placed.get(u.unit_id, ()), *kept.get(u.unit_id, ())))
                 for u in self._fleet.registry.staying()
             ),
         )
+        if not same_places(self._goal, goal):
+            gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
+            self._history.note(now_s, "plan", why + gone)
+        self._goal = goal
         self._is_moving = self._is_busy = True
 
     def _advance(self, now_s: float) -> None:
@@ -340,7 +362,7 @@ class ControlLoop:
         self._abandon_failed_moves(now_s)
         needs = self._needs(now_s)
         fits = needs.memory_test()
-        if not needs.holds(self._goal, fits):
+        if not needs.holds(self._planned_goal(needs), fits):
             self._need_plan("the plan no longer fits")
             return
         progress = self._transition.advance(
@@ -349,6 +371,7 @@ class ControlLoop:
             self._fleet.at(now_s),
             fits=fits,
             now_s=now_s,
+            drained=self._fleet.drained(),
         )
         self._plan, self._is_moving = progress.plan, not progress.is_done
         self._is_busy = self._is_moving and not progress.only_stays
@@ -367,34 +390,15 @@ class ControlLoop:
                     self._plan = self._goal = without_replica(self._plan, unit.unit_id, model)
                     self._need_plan(f"model {model} does not load on {unit.unit_id} and stays where it is")
 
+    def _model_needs(self) -> ModelNeeds:
+        return ModelNeeds(
+            fleet=self._fleet,
+            catalog=self._catalog,
+            popularity=self._popularity,
+            scale_to_zero=self._scale_to_zero,
+            plan=self._plan,
+            goal=self._goal,
+        )
+
     def _needs(self, now_s: float) -> Needs:
-        """Models whose shape is unknown (their config.json cannot be read now) stay where they are, untouched."""
-        kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in self._kept_plan()}
-        awake = [m for m in self._catalog.models if m.id not in self._asleep]
-        rested_s = now_s - self._rules.min_residency_s
-        last_used_s = self._scale_to_zero.last_used_s
-        sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
-        return Needs(
-            units=tuple(without_blocks(u.capacity, kept.get(u.unit_id, 0)) for u in self._fleet.usable(now_s)),
-            models=tuple(p for p in (self._placement(m, now_s) for m in awake) if p is not None),
-            sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
-        )
-
-    def _placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
-        placement = model.placement(self._popularity.demand(model.id))
-        if placement is None:
-            return None
-        placement = replace(placement, min_replicas=max(1, placement.min_replicas))
-        if self._fleet.held_back(model.id, now_s) is None:
-            return placement
-        homes = sum(
-            self._fleet.phase(unit_id, model.id) is ModelPhase.READY for unit_id in self._plan.units_of(model.id)
-        )
-        return replace(placement, min_replicas=homes, max_replicas=homes) if homes else None
-
-    def _kept_plan(self) -> tuple[UnitPlan, ...]:
-        unknown = {m.id for m in self._catalog.models if m.spec is None}
-        return tuple(
-            UnitPlan(unit_id=u.unit_id, models=tuple(p for p in u.models if p.model in unknown))
-            for u in self._goal.units
-        )
+        return self._model_needs().needs(self._asleep, self._rules, now_s)

@@ -5,6 +5,7 @@ them another clock's.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from deploy.control.cordons import Cordons
 from deploy.control.decision_history import NotedDecision
 from placement.plan import Plan
 
@@ -68,6 +69,7 @@ class ControlState:
     moves_s: tuple[float, ...]
     deaths: KeptDeaths
     decisions: tuple[NotedDecision, ...]
+    cordons: Cordons = Cordons()
 
     def shifted(self, by_s: float) -> "ControlState":
         """The same, with `by_s` added to every time."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from deploy.control.cordons import Cordon
 from deploy.control.decision_history import PlacementDecision
 from pdmux_actor.lease import ModelPhase, UnitReport
 from placement.plan import Plan
@@ -29,16 +30,35 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStatus:
-    """`out_for_s`: it keeps dying and holds nothing for so long; 0 for a unit in use."""
+    """`out_for_s`: it keeps dying and holds nothing for so long; 0 for a unit in use. `cordon`: what keeps it from
+    taking new models.
+    """
 
     report: UnitReport
     silent_s: float
     out_for_s: float = 0.0
+    cordon: Cordon | None = None
+
+    @property
+    def on_device(self) -> tuple[str, ...]:
+        """Models that its device holds, or is about to or still does."""
+        return tuple(s.model for s in self.report.models if s.phase not in (ModelPhase.ASLEEP, ModelPhase.FAILED))
+
+    @property
+    def cordon_state(self) -> str | None:
+        """`cordoned`, `draining` while models are on it, `drained` afterwards."""
+        if self.cordon is None:
+            return None
+        if not self.cordon.drains:
+            return "cordoned"
+        return "draining" if self.on_device else "drained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
-    """`plan` is in force, `goal` where the control loop is going. `decisions`: newest first."""
+    """`plan` is in force, `goal` where the control loop is going. `decisions`: newest first. `cordons`: what was asked
+    for, also of units and nodes that are not there now.
+    """
 
     models: tuple[ModelState, ...]
     units: tuple[UnitStatus, ...]
@@ -46,3 +66,4 @@ class FleetStatus:
     plan: Plan
     goal: Plan
     decisions: tuple[PlacementDecision, ...]
+    cordons: tuple[Cordon, ...] = ()

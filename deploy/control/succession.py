@@ -53,6 +53,7 @@ class Succession:
             moves_s=moves_s,
             deaths=self._fleet.kept(),
             decisions=self._history.kept(),
+            cordons=self._fleet.cordons,
         )
 
     def take_over(self, state: ControlState) -> None:
@@ -63,6 +64,7 @@ class Succession:
             self._scale_to_zero.keep(model, used_s)
         self._transition.restore(state.replicas, state.moves_s)
         self._fleet.restore(state.deaths)
+        self._fleet.cordons = state.cordons
         self._before = state
         self._awaited = {u.unit_id for u in state.goal.units}
 

@@ -1,7 +1,7 @@
 """Moves from the plan in force to the one wanted, a step at a time, as far as what units report allows."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -46,6 +46,7 @@ class Transition:
     """Takes every step whose time has come. A load waits for room and, if its model is served already, for the move
     budget; a drain waits until another replica is ready and its own has stayed long enough; a unit's last quotas wait
     until nothing on it comes or goes. Steps are worked out anew each time: what fails meanwhile is simply not there.
+    What leaves a unit that is drained waits neither for its residency nor for the move budget.
     """
 
     def __init__(self, rules: ControlRules) -> None:
@@ -74,8 +75,17 @@ class Transition:
         self._placed_s = {k: s for k, s in self._placed_s.items() if k[0] != unit_id}
         self._quota_of_lingering = {k: q for k, q in self._quota_of_lingering.items() if k[0] != unit_id}
 
-    def advance(self, current: Plan, goal: Plan, fleet: FleetState, *, fits: Fits, now_s: float) -> TransitionProgress:
-        attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering)
+    def advance(
+        self,
+        current: Plan,
+        goal: Plan,
+        fleet: FleetState,
+        *,
+        fits: Fits,
+        now_s: float,
+        drained: Set[str] = frozenset(),
+    ) -> TransitionProgress:
+        attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering, drained)
         skipped: list[Step] = []
         taken: list[Step] = []
         for step in steps_between(current, goal, fits=fits, asleep=fleet.asleep()):
@@ -97,7 +107,8 @@ class Transition:
         """A drain that waits for nothing but its replica's time, or quotas that wait for such a drain."""
         match step:
             case DrainModelStep(interrupts=False):
-                return not self._has_stayed(step, now_s) and attempt.is_ready_elsewhere(step.unit_id, step.model)
+                has_stayed = self._has_stayed(step, attempt, now_s)
+                return not has_stayed and attempt.is_ready_elsewhere(step.unit_id, step.model)
             case SetQuotasStep():
                 return True
             case _:
@@ -108,16 +119,19 @@ class Transition:
             case SetQuotasStep():
                 return attempt.quotas_fit(step) and (attempt.only_lowers(step) or not attempt.is_moving(step.unit_id))
             case LoadModelStep():
-                is_move = attempt.is_ready_elsewhere(step.unit_id, step.model)
+                is_move = attempt.is_ready_elsewhere(step.unit_id, step.model) and not attempt.flees(step.model)
                 return attempt.has_room(step) and (not is_move or self._has_budget(now_s))
             case DrainModelStep(interrupts=True):
                 return not skipped and not attempt.anything_moving()
             case DrainModelStep():
                 if not attempt.is_wanted(step.model):
                     return True
-                return self._has_stayed(step, now_s) and attempt.is_ready_elsewhere(step.unit_id, step.model)
+                has_stayed = self._has_stayed(step, attempt, now_s)
+                return has_stayed and attempt.is_ready_elsewhere(step.unit_id, step.model)
 
-    def _has_stayed(self, step: DrainModelStep, now_s: float) -> bool:
+    def _has_stayed(self, step: DrainModelStep, attempt: "_Attempt", now_s: float) -> bool:
+        if attempt.is_drained(step.unit_id):
+            return True
         placed_s = self._placed_s.get((step.unit_id, step.model), float("-inf"))
         return now_s - placed_s >= self.rules.min_residency_s
 
@@ -129,7 +143,7 @@ class Transition:
     def _note(self, step: Step, attempt: "_Attempt", now_s: float) -> None:
         match step:
             case LoadModelStep():
-                if attempt.is_ready_elsewhere(step.unit_id, step.model):
+                if attempt.is_ready_elsewhere(step.unit_id, step.model) and not attempt.flees(step.model):
                     self._moves_s.append(now_s)
                 self._placed_s[step.unit_id, step.model] = now_s
                 self._quota_of_lingering.pop((step.unit_id, step.model), None)
@@ -144,9 +158,16 @@ class _Attempt:
     """The plan in force while steps are applied to it."""
 
     def __init__(
-        self, current: Plan, goal: Plan, fleet: FleetState, fits: Fits, lingering: Mapping[tuple[str, str], int]
+        self,
+        current: Plan,
+        goal: Plan,
+        fleet: FleetState,
+        fits: Fits,
+        lingering: Mapping[tuple[str, str], int],
+        drained: Set[str],
     ) -> None:
         self._fleet = fleet
+        self._drained = drained
         self._fits = fits
         self._lingering = lingering
         self._unplaced = goal.unplaced
@@ -181,6 +202,13 @@ class _Attempt:
 
     def quota(self, unit_id: str, model: str) -> int:
         return self._held[unit_id][model]
+
+    def is_drained(self, unit_id: str) -> bool:
+        return unit_id in self._drained
+
+    def flees(self, model: str) -> bool:
+        """It has a replica on a unit that is drained."""
+        return not self._drained.isdisjoint(self._homes.get(model, ()))
 
     def is_wanted(self, model: str) -> bool:
         return model in self._wanted

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import KeptDeaths
+from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.leases import LeaseBook
 from deploy.control.restart_budget import RestartBudget
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
@@ -25,6 +26,9 @@ class Fleet:
         self._load_deaths = RestartBudget(rules)
         self._reasons: dict[str, str] = {}
         self._now_s = 0.0
+        self.cordons = Cordons()
+        self.going_nodes: frozenset[str] = frozenset()
+        """Nodes that Ray is about to take away."""
 
     def at(self, now_s: float) -> "Fleet":
         """Phases are told as of then."""
@@ -50,9 +54,28 @@ class Fleet:
         return tuple(spent)
 
     def usable(self, now_s: float) -> Sequence[KnownUnit]:
-        """All that stay, without those whose place is out; if that leaves none, all that stay."""
-        staying = self.registry.staying()
+        """All that stay and may take models, without those whose place is out; if that leaves none, with them."""
+        staying = [u for u in self.registry.staying() if self.cordon_on(u.report) is None]
         return [u for u in staying if not self.out_for_s(u.unit_id, now_s)] or staying
+
+    def cordon_on(self, report: UnitReport) -> Cordon | None:
+        asked = self.cordons.on(report)
+        if report.node in self.going_nodes and (asked is None or not asked.drains):
+            return Cordon(scope=CordonScope.NODE, name=report.node, drains=True)
+        return asked
+
+    def cordoned(self) -> Mapping[str, Cordon]:
+        """By unit."""
+        told = ((u.unit_id, self.cordon_on(u.report)) for u in self.registry)
+        return {unit_id: cordon for unit_id, cordon in told if cordon is not None}
+
+    def pinned(self) -> frozenset[str]:
+        """Units that keep what they have."""
+        return frozenset(unit_id for unit_id, cordon in self.cordoned().items() if not cordon.drains)
+
+    def drained(self) -> frozenset[str]:
+        """Units that models move away from."""
+        return frozenset(unit_id for unit_id, cordon in self.cordoned().items() if cordon.drains)
 
     def out_for_s(self, unit_id: str, now_s: float) -> float:
         return self._place_deaths.out_for_s(self._places.of(unit_id), now_s)

@@ -1,0 +1,63 @@
+"""Works out what is planned for: the units that may be used, and the models that need a place."""
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+from deploy.control.control_rules import ControlRules
+from deploy.control.cordons import beside_pinned
+from deploy.control.plan_choice import Needs
+from deploy.control.popularity import Popularity
+from deploy.control.scale_to_zero import ScaleToZero
+from deploy.control.unit_registry import without_blocks
+from deploy.control.usable_units import Fleet
+from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from pdmux_actor.lease import ModelPhase
+from placement.plan import Plan, UnitPlan
+from placement.problem import PlacementModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNeeds:
+    """`plan` is in force, `goal` what shall be."""
+
+    fleet: Fleet
+    catalog: Catalog
+    popularity: Popularity
+    scale_to_zero: ScaleToZero
+    plan: Plan
+    goal: Plan
+
+    def needs(self, asleep: Set[str], rules: ControlRules, now_s: float) -> Needs:
+        """Models whose shape is unknown (their config.json cannot be read now) stay where they are, untouched."""
+        kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in kept_plan(self.goal, self.catalog)}
+        awake = [m for m in self.catalog.models if m.id not in asleep]
+        rested_s = now_s - rules.min_residency_s
+        last_used_s = self.scale_to_zero.last_used_s
+        sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
+        return Needs(
+            units=tuple(without_blocks(u.capacity, kept.get(u.unit_id, 0)) for u in self.fleet.usable(now_s)),
+            models=tuple(p for p in (self.placement(m, now_s) for m in awake) if p is not None),
+            sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
+        )
+
+    def placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
+        placement = model.placement(self.popularity.demand(model.id))
+        if placement is None:
+            return None
+        placement = replace(placement, min_replicas=max(1, placement.min_replicas))
+        if self.fleet.held_back(model.id, now_s) is None:
+            return beside_pinned(placement, self.goal, self.fleet.pinned())
+        cordoned = self.fleet.cordoned()
+        homes = sum(
+            unit_id not in cordoned and self.fleet.phase(unit_id, model.id) is ModelPhase.READY
+            for unit_id in self.plan.units_of(model.id)
+        )
+        return replace(placement, min_replicas=homes, max_replicas=homes) if homes else None
+
+
+def kept_plan(goal: Plan, catalog: Catalog) -> tuple[UnitPlan, ...]:
+    """Models of unknown shape, where they are."""
+    unknown = {m.id for m in catalog.models if m.spec is None}
+    return tuple(
+        UnitPlan(unit_id=u.unit_id, models=tuple(p for p in u.models if p.model in unknown)) for u in goal.units
+    )

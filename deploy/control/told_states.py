@@ -1,0 +1,40 @@
+"""Says how far models and units are, for a person who asks."""
+
+from collections.abc import Set
+
+from deploy.control.fleet_status import ModelState, UnitStatus
+from deploy.control.model_needs import ModelNeeds
+from deploy.control.usable_units import Fleet
+from deploy.fleet_file.model_catalog import CatalogModel
+
+
+def model_states(needs: ModelNeeds, asleep: Set[str], now_s: float) -> tuple[ModelState, ...]:
+    return tuple(_model_state(m, needs, m.id in asleep, now_s) for m in needs.catalog.models)
+
+
+def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
+    return tuple(
+        UnitStatus(
+            report=u.report,
+            silent_s=max(0.0, now_s - u.heard_s),
+            out_for_s=fleet.out_for_s(u.unit_id, now_s),
+            cordon=fleet.cordon_on(u.report),
+        )
+        for u in fleet.registry
+    )
+
+
+def _model_state(model: CatalogModel, needs: ModelNeeds, is_asleep: bool, now_s: float) -> ModelState:
+    reports = [u.report for u in needs.fleet.registry]
+    statuses = [s for r in reports for s in r.models if s.model == model.id and s.asleep is None]
+    error = model.problem or next((s.error for s in statuses if s.error is not None), None)
+    error = error or needs.fleet.held_back(model.id, now_s)
+    return ModelState(
+        model=model.id,
+        phases=tuple(s.phase for s in statuses),
+        planned_units=needs.goal.units_of(model.id),
+        problem=error or needs.goal.unplaced.get(model.id),
+        is_asleep=is_asleep,
+        asleep_on=tuple(r.unit_id for r in reports if any(s.model == model.id and s.asleep for s in r.models)),
+        rate_per_s=needs.popularity.demand(model.id).rate_per_s,
+    )
