@@ -11,12 +11,15 @@ DeployError
 ├── FleetUnreachable   no fleet answers where one was expected
 ├── RestartNeeded      a change would restart what serves, and nobody allowed it
 ├── UnitUnknown        the fleet has no such unit
+├── PlaceNotFound      the fleet has no such unit or node, or several
+├── DrainRefused       the rest of the fleet cannot hold what is to be drained
+├── DrainTimedOut      models are still on what is drained
 ├── DemoWeightsUnavailable  the demo's trained weights cannot be had here
 ├── OutputNotWritable  a file that a command shall write cannot be written
 └── OptionNotUsable    a command's option has a value that cannot be used
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class DeployError(Exception):
@@ -123,6 +126,39 @@ class UnitUnknown(DeployError):
         super().__init__(f"the fleet has no unit {unit!r}; it has {', '.join(known) or 'none now'}")
         self.unit = unit
         self.known = tuple(known)
+
+
+class PlaceNotFound(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, asked: str, reason: str) -> None:
+        super().__init__(f"no unit or node {asked!r}: {reason}")
+        self.asked = asked
+        self.reason = reason
+
+
+class DrainRefused(DeployError):
+    """`homeless` maps models to the reason why no other unit holds them."""
+
+    def __init__(self, *, place: str, homeless: Mapping[str, str]) -> None:
+        told = "; ".join(f"{model}: {reason}" for model, reason in homeless.items())
+        super().__init__(
+            f"{place} is not drained: the rest of the fleet cannot hold {told}; add units, remove models or, "
+            "if they may go unserved, use --force"
+        )
+        self.place = place
+        self.homeless = homeless
+
+
+class DrainTimedOut(DeployError):
+    def __init__(self, *, place: str, timeout_s: float, left: Sequence[str]) -> None:
+        super().__init__(
+            f"{place} is not empty after {timeout_s:g} s: {', '.join(left)}; its drain goes on: wait for it with the "
+            f"same command, see `muxfleet status`, or end it with `muxfleet uncordon`"
+        )
+        self.place = place
+        self.timeout_s = timeout_s
+        self.left = tuple(left)
 
 
 class DemoWeightsUnavailable(DeployError):

@@ -97,6 +97,9 @@ def problems(status: FleetStatus) -> Iterator[str]:
     for unit in status.units:
         if unit.out_for_s:
             yield f"unit {unit.report.unit_id} is out for {unit.out_for_s:.0f} s: what ran in its place kept dying"
+        if unit.cordon is not None:
+            why = "" if unit.cordon.scope == "unit" else f", by its node {unit.cordon.name}"
+            yield f"unit {unit.report.unit_id} is {unit.cordon_state}{why}"
         load = unit.report.load
         if load is not None and load.unpartitioned_reason is not None:
             yield f"unit {unit.report.unit_id}: prefill and decode compete for all SMs: {load.unpartitioned_reason}"
@@ -118,6 +121,10 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
             for m in status.models
         ],
         "units": [_unit_dict(u) for u in status.units],
+        "cordons": [
+            {"scope": str(c.scope), "name": c.name, "drains": c.drains, "is_forced": c.is_forced}
+            for c in status.cordons
+        ],
         "decisions": [
             {"kind": d.kind, "reason": d.reason, "moves": list(d.moves), "seconds_ago": d.seconds_ago}
             for d in status.decisions
@@ -130,6 +137,7 @@ def _unit_rows(unit: UnitStatus, short_name: str) -> Iterator[tuple[str, ...]]:
     load = report.load
     shares = _NONE if load is None else f"{load.prefill_sms}/{load.decode_sms}"
     silent = "out" if unit.out_for_s else f"{unit.silent_s:.1f} s"
+    silent = f"{silent}, {unit.cordon_state}" if unit.cordon_state else silent
     loads = _loads(load)
     silent = f"{silent}, leaving" if report.is_leaving else silent
     if not report.models:
@@ -169,6 +177,7 @@ def _unit_dict(unit: UnitStatus) -> dict[str, object]:
         "pool": report.pool,
         "report_age_s": unit.silent_s,
         "out_for_s": unit.out_for_s,
+        "cordon": unit.cordon_state,
         "is_leaving": report.is_leaving,
         "host_memory_bytes": report.host_memory_bytes,
         "prefill_sms": None if report.load is None else report.load.prefill_sms,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
-from deploy.control.cordons import Cordon, Cordons, homeless_without, left_on, part_of
+from deploy.control.cordons import Cordon, Cordons, CordonScope, homeless_without, left_on, part_of
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
@@ -249,6 +249,7 @@ class ControlLoop:
         self._plan, self._goal = without_unit(self._plan, unit_id), without_unit(self._goal, unit_id)
         self._leases.forget(unit_id)
         self._transition.forget(unit_id)
+        self._fleet.cordons = self._fleet.cordons.without(CordonScope.UNIT, unit_id)
         for spent in self._fleet.leave(lost, now_s):
             self._history.note(now_s, "out", spent)
         self._need_plan(f"unit {unit_id} is gone" + ("" if lost.died else ", as it was asked to"))
@@ -392,12 +393,7 @@ class ControlLoop:
 
     def _model_needs(self) -> ModelNeeds:
         return ModelNeeds(
-            fleet=self._fleet,
-            catalog=self._catalog,
-            popularity=self._popularity,
-            scale_to_zero=self._scale_to_zero,
-            plan=self._plan,
-            goal=self._goal,
+            self._fleet, self._catalog, self._popularity, self._scale_to_zero, plan=self._plan, goal=self._goal
         )
 
     def _needs(self, now_s: float) -> Needs:

@@ -3,7 +3,7 @@ them another clock's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from deploy.control.cordons import Cordons
 from deploy.control.decision_history import NotedDecision
@@ -69,7 +69,7 @@ class ControlState:
     moves_s: tuple[float, ...]
     deaths: KeptDeaths
     decisions: tuple[NotedDecision, ...]
-    cordons: Cordons = Cordons()
+    cordons: Cordons = field(default_factory=Cordons)
 
     def shifted(self, by_s: float) -> "ControlState":
         """The same, with `by_s` added to every time."""

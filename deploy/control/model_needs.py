@@ -16,7 +16,7 @@ from placement.plan import Plan, UnitPlan
 from placement.problem import PlacementModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ModelNeeds:
     """`plan` is in force, `goal` what shall be."""
 

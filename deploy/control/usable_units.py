@@ -65,7 +65,7 @@ class Fleet:
         return asked
 
     def cordoned(self) -> Mapping[str, Cordon]:
-        """By unit."""
+        """Returns by unit what keeps it from taking models."""
         told = ((u.unit_id, self.cordon_on(u.report)) for u in self.registry)
         return {unit_id: cordon for unit_id, cordon in told if cordon is not None}
 

@@ -98,6 +98,17 @@ def find_fleet(folder: Path, name: str) -> RunningFleet:
     )
 
 
+def only_fleet(folder: Path) -> RunningFleet:
+    """Raises FleetUnreachable: none runs here, or several do."""
+    fleets = running_fleets(folder)
+    if len(fleets) == 1:
+        return fleets[0]
+    names = ", ".join(sorted(f.name for f in fleets))
+    reason = f"several fleets run here; name one with --fleet: {names}" if fleets else "no fleet runs here"
+    remedy = "" if fleets else "; start one with `muxfleet up`, or set RAY_ADDRESS to the cluster it runs in"
+    raise FleetUnreachable(address="this machine", reason=reason + remedy)
+
+
 def is_alive(fleet: RunningFleet) -> bool:
     try:
         return abs(psutil.Process(fleet.pid).create_time() - fleet.started_s) < 1.0

@@ -13,9 +13,10 @@ from ray.experimental import internal_kv
 
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import rules_of
+from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
-from deploy.control.planner import Planner
+from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
@@ -23,7 +24,9 @@ from deploy.fleet_file.settings import ModelSection
 from deploy.fleet_file.state_section import StateSection
 from deploy.planning.planner_process import PlannerProcess
 from deploy.planning.profiled_costs import readable_costs
+from deploy.planning.single_plan import plan_once
 from deploy.serve.app_args import ControllerConfig
+from deploy.serve.going_nodes import going_nodes
 from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.unit_calls import read_decisions
 from pdmux_actor.lease import Lease, UnitReport
@@ -40,6 +43,7 @@ _RETRY_S = 30.0
 _SPEC_PATIENCE_S = 2.0
 _VIEW_POLL_S = 0.1
 _KEEP_EVERY_S = 2.0
+_NODES_POLL_S = 1.0
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
@@ -50,6 +54,9 @@ PlannerFor = Callable[[str, Mapping[str, str]], Planner]
 
 StateFor = Callable[[str, StateSection], KeptState]
 """By the fleet's name and what its file says."""
+
+PlanOnce = Callable[[PlanTask, str, Mapping[str, str]], Awaitable[PlanAnswer]]
+"""By a solver of that name and the files of profiles, by pool; raises TimeoutError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +79,13 @@ class Controller:
         start_log: Callable[[], None] = lambda: None,
         planner_for: PlannerFor | None = None,
         state_for: StateFor = kept_state,
+        going_nodes: Callable[[], frozenset[str]] = going_nodes,
+        plan_once: PlanOnce = plan_once,
     ) -> None:
         start_log()
+        self._going_nodes = going_nodes
+        self._plan_once = plan_once
+        self._following_nodes: asyncio.Task[None] | None = None
         self._read_decisions = read_decisions
         self._planner_for = planner_for or PlannerProcess().using
         self._loop = ControlLoop(
@@ -101,6 +113,8 @@ class Controller:
             self._profiles, self._costs = profiles, await asyncio.to_thread(readable_costs, profiles)
         self._config = config
         await self._follow_state(config)
+        if self._following_nodes is None:
+            self._following_nodes = asyncio.create_task(self._follow_nodes())
         wanted = {self._spec_key(m) for m in self._config.models}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
@@ -144,6 +158,45 @@ class Controller:
         except ModelUnknown:
             return msgspec.json.encode(None)
 
+    async def cordon(self, cordon: Cordon) -> Mapping[str, str]:
+        """Puts a cordon in force, unless it drains models that no other unit can hold and is not forced: then nothing
+        changes, and the answer says which and why. Raises TimeoutError: no plan for the rest was found in time.
+        """
+        if cordon.drains and not cordon.is_forced:
+            assert self._config is not None, "Serve configures a replica before it serves"
+            task = self._loop.drain_task(cordon, time.monotonic())
+            answer = await self._plan_once(task, self._config.placement.solver, self._profiles)
+            if homeless := self._loop.homeless_after(cordon, answer.solution.plan):
+                return homeless
+        does = "drained" if cordon.drains else "cordoned"
+        self._set_cordons(self._loop.cordons.having(cordon), f"{cordon.scope} {cordon.name} is {does}")
+        return {}
+
+    async def uncordon(self, scope: CordonScope, name: str) -> bool:
+        """False: there was no cordon."""
+        cordons = self._loop.cordons.without(scope, name)
+        if cordons == self._loop.cordons:
+            return False
+        self._set_cordons(cordons, f"{scope} {name} is uncordoned")
+        return True
+
+    def _set_cordons(self, cordons: Cordons, why: str) -> None:
+        self._loop.set_cordons(cordons, why)
+        self._keep_now()
+
+    async def _follow_nodes(self) -> None:
+        """Ray's notices of nodes that go: of a spot node, of a pod that is deleted."""
+        answering = True
+        while True:
+            try:
+                self._loop.set_going_nodes(await asyncio.to_thread(self._going_nodes))
+                answering = True
+            except Exception as error:  # Ray's client raises what it likes; the fleet goes on without its notices
+                if answering:
+                    logger.warning("Ray does not tell which nodes it drains", extra={"reason": repr(error)})
+                answering = False
+            await asyncio.sleep(_NODES_POLL_S)
+
     async def decisions(self, unit_id: str, last: int) -> bytes | None:
         """A LogExcerpt as JSON: what the unit decided lately. None when there is no such unit or it does not answer."""
         pools = [u.report.pool for u in (await self.status()).units if u.report.unit_id == unit_id]
@@ -167,9 +220,12 @@ class Controller:
     async def _keep_state(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_EVERY_S)
-            state = self._loop.state(time.monotonic())
-            if state is not None and self._state is not None:
-                self._state.keep(state)
+            self._keep_now()
+
+    def _keep_now(self) -> None:
+        state = self._loop.state(time.monotonic())
+        if state is not None and self._state is not None:
+            self._state.keep(state)
 
     async def _wait_for_heartbeat(self) -> None:
         try:

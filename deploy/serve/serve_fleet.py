@@ -37,7 +37,7 @@ class ServeFleet:
 
     def status(self) -> FleetStatus:
         if self._controller is None:
-            self._controller = _handle(CONTROLLER_DEPLOYMENT)
+            self._controller = deployment_handle(CONTROLLER_DEPLOYMENT)
         return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
 
     def change(self) -> FleetChange:
@@ -129,7 +129,7 @@ class ServeFleet:
 
     def _wait_for_gateways(self, models: set[str], until_s: float) -> None:
         """One that answers is not all of them: each follows the fleet by itself."""
-        gateways = _handle(GATEWAY_DEPLOYMENT)
+        gateways = deployment_handle(GATEWAY_DEPLOYMENT)
         while True:
             routable = gateways.broadcast("routable_models").results(timeout_s=_CALL_TIMEOUT_S)
             if all(models <= set(of_one) for of_one in routable):
@@ -186,7 +186,8 @@ def _refuse_foreign_applications() -> bool:
     return True
 
 
-def _handle(deployment: str) -> DeploymentHandle[Any]:
+def deployment_handle(deployment: str) -> DeploymentHandle[Any]:
+    """Makes a handle of a deployment of the gateways' application."""
     handle = serve.get_deployment_handle(deployment, app_name=GATEWAY_APP)
     # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
     handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there

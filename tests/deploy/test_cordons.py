@@ -7,6 +7,7 @@ from test_moves import AT_ONCE, Told, room_for, world_of
 from deploy.control.control_rules import ControlRules
 from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.planner import work_out
+from placement.estimation.problem_arrays import Estimator
 
 SLOW = ControlRules(replan_every_s=1.0, min_residency_s=600.0, min_gain=0.0, max_moves_per_min=1)
 
@@ -196,8 +197,18 @@ def test_drain_task__solved__says_which_models_the_rest_cannot_hold_and_changes_
     wanted = cordon(unit_id, drains=True)
 
     task = world.loop.drain_task(wanted, world.now_s)
-    found = work_out(task, world.solver).solution.plan
+    found = work_out(task, world.solver, Estimator()).solution.plan
 
     assert set(world.loop.homeless_after(wanted, found)) == homeless
     assert all(world.loop.homeless_after(wanted, found).values())
     assert states(world) == {"u1": None, "u2": None}
+
+
+def test_cordon__of_a_unit_that_is_gone__is_forgotten() -> None:
+    world = world_of(Told(a="u1"), "a")
+    cordon_in(world, cordon("u2"), cordon("n"))
+    world.kill_unit("u2")
+
+    world.beat(40)
+
+    assert world.loop.cordons.entries == (cordon("n"),)
