@@ -63,7 +63,8 @@ class LogitsProcessing:
 class SamplingParams:
     """`temperature == 0` is greedy. `top_k == 0` means all tokens.
 
-    `logprobs` is how many alternatives to report per token; 0 reports the chosen token only, None nothing.
+    `logprobs` is how many alternatives to report per token; 0 reports the chosen token only, None nothing;
+    `prompt_logprobs` is the same for the tokens of the prompt, each as the model expected it after those before it.
     `stop_token_ids` end the output beside the model's own end tokens, whatever `ignore_eos` says; their text is not
     shown. `processing` None, as nearly always, costs nothing. `structured_output` goes without `min_tokens` and
     `ignore_eos`: what is longer than its form breaks it.
@@ -78,6 +79,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     processing: LogitsProcessing | None = None
     structured_output: StructuredOutput | None = None
@@ -136,9 +138,19 @@ class SampledToken(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(NamedTuple):
+    """Says how the model expected a token of the prompt. `rank` 1 is the most probable; `top` as of SampledToken."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Holds what one engine step produced for one request. `finish` is set exactly once per request, on its last event.
-    `cached_tokens` of the prompt had their KV already: told with the first token.
+    `cached_tokens` of the prompt had their KV already: told with the first token, and so are `prompt_logprobs`, of all
+    tokens of the prompt but the first.
 
     A Struct, since one is made per sequence and step (a frozen dataclass takes five times as long).
     """
@@ -149,6 +161,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     error: str | None = None  # with FinishReason.ERROR: what happened and the remedy
     param: str | None = None  # with `error`: the parameter of OpenAI's API that the engine cannot take
     cached_tokens: int = 0
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdmux_actor.messages import FinishReason, SamplingParams, Slo
-from pdmux_actor.serving.frames import TokenLogprob
+from pdmux_actor.serving.frames import PromptToken, TokenLogprob
 from router.access.caller import Caller
 from router.admission_request import AdmissionRequest
 from router.routing.prefix_index import prefix_names
@@ -41,6 +41,7 @@ class Generation:
         return len(self.prompt_token_ids) + self.sampling.max_tokens
 
     def admission_request(self, caller: Caller, *, deadline_s: float) -> AdmissionRequest:
+        computes_all = self.sampling.prompt_logprobs is not None  # no cached prefix is of use to it
         return AdmissionRequest(
             request_id=self.request_id,
             model=self.model,
@@ -50,7 +51,7 @@ class Generation:
             deadline_s=deadline_s,
             tenant=caller.tenant,
             priority=caller.priority,
-            prefix=prefix_names(self.model, self.prompt_token_ids, self.cache_salt),
+            prefix=() if computes_all else prefix_names(self.model, self.prompt_token_ids, self.cache_salt),
             conversation=caller.conversation,
             constrained=self.sampling.structured_output is not None,
         )
@@ -68,7 +69,8 @@ class ToolCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """Holds what became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
-    `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once.
+    `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once, as the `prompt`
+    is where its log-probabilities were asked for.
     """
 
     text: str
@@ -79,4 +81,5 @@ class Output:
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
+    prompt: tuple[PromptToken, ...] = ()
     finish: FinishReason | None = None

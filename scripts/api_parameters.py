@@ -40,7 +40,9 @@ _DRAWN = (
     "top_p",
 )
 # By parameter: what differs from "yes" on SGLang and on simulated devices.
-_SGLANG: Mapping[str, str] = MappingProxyType({"bad_words": "400"})
+_SGLANG: Mapping[str, str] = MappingProxyType(
+    {"bad_words": "400", "echo": "400 with `logprobs`", "prompt_logprobs": "400"}
+)
 _SIMULATED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(_FORMS, "400") | dict.fromkeys(_DRAWN, "no effect") | {"stop_token_ids": "yes"}
 )

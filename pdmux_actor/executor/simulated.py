@@ -22,7 +22,7 @@ import numpy.typing as npt
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.host_memory import check_host_room
 from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.messages import SampledToken
+from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
     PREFILL_LANE,
@@ -294,7 +294,13 @@ class SimulatedExecutor:
         tokens = _made_up_tokens(sequences, steps, spec.vocab_size)
         if any(s.request.sampling.logprobs is not None for s in sequences):
             tokens = tuple([_with_logprobs(t, s, spec.vocab_size) for t, s in zip(tokens, sequences, strict=True)])
-        return LaunchCompletion(launch=launch, started_s=work.started_s, finished_s=now_s, tokens=tokens)
+        return LaunchCompletion(
+            launch=launch,
+            started_s=work.started_s,
+            finished_s=now_s,
+            tokens=tokens,
+            prompt_logprobs=_made_up_prompts(launch, spec),
+        )
 
     def _solo_s(self, launch: ComputeLaunch) -> float:
         """Without the host."""
@@ -330,6 +336,32 @@ def _made_up_tokens(
     )
 
 
+def _made_up_prompts(launch: ComputeLaunch, spec: ModelSpec) -> dict[int, tuple[PromptLogprob, ...]]:
+    """Of chunks that ask, when they are through all layers: each token was the most probable, as `_with_logprobs` has
+    it.
+    """
+    if isinstance(launch, DecodeStep) or (isinstance(launch, PrefillSlice) and launch.last_layer < spec.num_layers):
+        return {}
+    asking = [(place, chunk) for place, chunk in enumerate(launch.chunks) if chunk.sequence.lacks_prompt_logprobs]
+    made: dict[int, tuple[PromptLogprob, ...]] = {}
+    for place, chunk in asking:
+        sequence, behind = chunk.sequence, chunk.start + 1
+        token_ids = sequence.token_ids[behind : min(behind + chunk.length, sequence.num_prompt_tokens)]
+        likely = _likely(sequence.request.sampling.prompt_logprobs or 0, spec.vocab_size)
+        made[place] = tuple(
+            [PromptLogprob(t, -math.log(2), 1, _alternatives(t, likely, spec.vocab_size)) for t in token_ids]
+        )
+    return made
+
+
+def _likely(wanted: int, vocab_size: int) -> list[float]:
+    return [-(rank + 1) * math.log(2) for rank in range(min(wanted, vocab_size))]
+
+
+def _alternatives(token_id: int, likely: Sequence[float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    return tuple([((token_id + rank) % vocab_size, logprob) for rank, logprob in enumerate(likely)])
+
+
 def _with_logprobs(
     tokens: tuple[SampledToken, ...], sequence: TokenSequence, vocab_size: int
 ) -> tuple[SampledToken, ...]:
@@ -339,14 +371,7 @@ def _with_logprobs(
     wanted = sequence.request.sampling.logprobs
     if wanted is None:
         return tokens
-    likely = [-(rank + 1) * math.log(2) for rank in range(max(1, min(wanted, vocab_size)))]
+    likely = _likely(wanted, vocab_size)
     return tuple(
-        [
-            SampledToken(
-                t.token_id,
-                likely[0],
-                tuple([((t.token_id + rank) % vocab_size, likely[rank]) for rank in range(min(wanted, vocab_size))]),
-            )
-            for t in tokens
-        ]
+        [SampledToken(t.token_id, -math.log(2), _alternatives(t.token_id, likely, vocab_size)) for t in tokens]
     )

@@ -164,7 +164,12 @@ class TorchCpuExecutor:
         completion = LaunchCompletion(launch=launch, started_s=started_s, finished_s=started_s)
         try:
             produced = runner.run(launch)
-            completion = replace(completion, tokens=produced.tokens, sequence_errors=produced.errors)
+            completion = replace(
+                completion,
+                tokens=produced.tokens,
+                sequence_errors=produced.errors,
+                prompt_logprobs=produced.prompt_logprobs,
+            )
         except Exception as error:
             # The lane serves other models and sequences: a failed launch fails its own sequences only.
             _LOG.exception("a launch of model %s failed", launch.model)

@@ -318,6 +318,7 @@ class TorchCudaExecutor:
             finished_s=self.now(),
             tokens=produced.tokens,
             sequence_errors=produced.errors,
+            prompt_logprobs=produced.prompt_logprobs,
         )
 
     def _pause(self, deadline_s: float | None) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from pdmux_actor.messages import FinishReason, SampledToken, TokenEvent
 from pdmux_actor.scheduling.batch import PrefillBatch, PrefillBatches
 from pdmux_actor.scheduling.first_tokens import FirstTokens, HeldToken
@@ -41,9 +43,11 @@ class Answers:
         """The only place that reports an end: a request leaves `unanswered` with its one finish."""
         request_id = sequence.request.request_id
         cached, sequence.untold_cached_tokens = sequence.untold_cached_tokens, 0
-        self._events.append(
-            TokenEvent(request_id=request_id, tokens=tokens, finish=finish, error=error, cached_tokens=cached)
-        )
+        event = TokenEvent(request_id=request_id, tokens=tokens, finish=finish, error=error, cached_tokens=cached)
+        if tokens and sequence.prompt_logprobs is not None:
+            event = msgspec.structs.replace(event, prompt_logprobs=tuple(sequence.prompt_logprobs))
+            sequence.prompt_logprobs = None
+        self._events.append(event)
         if finish is not None:
             self._first_tokens.take(request_id)
             sequence.pending_finish = finish

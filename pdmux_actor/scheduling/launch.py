@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from pdmux_actor.messages import SampledToken
+from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.latency import ChunkShape
 
@@ -25,6 +25,7 @@ class Lane(Enum):
 NUM_LANES = len(Lane)
 PREFILL_LANE, FIRST_DECODE_LANE = 0, 1  # numbers of the places for launches in flight; see `lane_number`
 _NO_ERRORS: Mapping[int, str] = MappingProxyType({})
+_NO_PROMPTS: Mapping[int, tuple[PromptLogprob, ...]] = MappingProxyType({})
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -121,6 +122,8 @@ class LaunchCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `error` means that the launch produced nothing; its sequences fail with that reason. `sequence_errors` are reasons
     why single ones failed, by their i; they have no tokens, and what they computed must not be used again.
+    `prompt_logprobs` are, by the place of a chunk, those of the tokens behind each of the chunk's, where its sequence
+    lacks them.
     """
 
     launch: ComputeLaunch
@@ -129,6 +132,7 @@ class LaunchCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: tuple[tuple[SampledToken, ...], ...] = ()
     error: str | None = None
     sequence_errors: Mapping[int, str] = _NO_ERRORS
+    prompt_logprobs: Mapping[int, tuple[PromptLogprob, ...]] = _NO_PROMPTS
 
 
 def set_in_flight(sequences: Iterable[TokenSequence], value: bool) -> None:

@@ -167,12 +167,13 @@ class ModelQueue:
         return self.pool.allocatable_rows(self.model) // max(1, self.rows_for(num_tokens))
 
     def cached_prefix(self, sequence: TokenSequence) -> list[int]:
-        """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from.
+        """Rows that hold the start of a waiting sequence. Its last token is always computed, to sample from; all are,
+        where the prompt's own log-probabilities are wanted.
 
         Policies ask several times per decision: it is looked up again only when the cache has changed, and then only
         what has changed in it.
         """
-        if not self._shares_kv(sequence):
+        if not self._shares_kv(sequence) or sequence.lacks_prompt_logprobs:
             return []
         known, num_tokens, per_row = (
             sequence.prefix_match,

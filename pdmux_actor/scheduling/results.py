@@ -56,6 +56,7 @@ class LaunchResults:
             self._answers.fail([chunk.sequence for chunk in batch.chunks], done.error)
         elif batch.layers_left == 0:
             self._batches.end(queue, batch)
+            _note_prompts(launch.chunks, done)
             self._advance(queue, launch.chunks)
             self._apply_tokens(queue, sampling_sequences(launch, batch.num_layers), done)
         self._answers.drop_if_deserted(batch)
@@ -73,6 +74,7 @@ class LaunchResults:
             chunk.sequence.in_flight = False
             queue.partial.remove(chunk.sequence)
         if chunks:
+            _note_prompts(chunks, done)
             self._advance(queue, chunks)
         self._apply_tokens(queue, sampling_sequences(launch, queue.info.spec.num_layers), done)
 
@@ -147,6 +149,14 @@ class LaunchResults:
         self._answers.say(sequence, tokens, finish)
         if finish is not None:
             self._answers.release(sequence)
+
+
+def _note_prompts(chunks: Sequence[Chunk], done: LaunchCompletion) -> None:
+    """What is computed again after a preemption replaces what was known."""
+    for place, logprobs in done.prompt_logprobs.items():
+        known = chunks[place].sequence.prompt_logprobs
+        assert known is not None, "nobody asked for them"
+        known[chunks[place].start :] = logprobs
 
 
 def append_tokens(

@@ -186,7 +186,7 @@ class Scheduler:
     def on_completion(self, done: LaunchCompletion) -> None:
         launch = done.launch
         flight = self._lanes.land(launch, done.finished_s)
-        if done.error is None:
+        if done.error is None and not done.prompt_logprobs:  # else it took longer than its like
             contexts: Sequence[int] = ()
             if flight.company_s and isinstance(launch, DecodeStep):
                 contexts = [len(s.token_ids) for s in launch.sequences]

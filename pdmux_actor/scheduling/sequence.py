@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.kv.prefix_cache import HashedPieces, PrefixHash, PrefixMatch, prefix_root
-from pdmux_actor.messages import FinishReason, GenerateRequest
+from pdmux_actor.messages import FinishReason, GenerateRequest, PromptLogprob
 from pdmux_actor.scheduling.output_constraint import OutputConstraint
 
 
@@ -47,6 +47,7 @@ class TokenSequence:
     prefix_match: PrefixMatch = field(default_factory=PrefixMatch)
     num_reused_rows: int = 0  # the first of `rows`: they were cached when they were taken
     untold_cached_tokens: int = 0  # of the prompt, found when its prefill began; told with the first token
+    prompt_logprobs: list[PromptLogprob] | None = None  # so far, of the second token on; None: not asked for, or told
     status: SequenceStatus = SequenceStatus.WAITING
     in_flight: bool = False
     pending_finish: FinishReason | None = None
@@ -81,6 +82,7 @@ class TokenSequence:
             arrival_s=arrival_s,
             token_ids=[*request.prompt_token_ids, *request.output_token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
+            prompt_logprobs=None if request.sampling.prompt_logprobs is None else [],
             constraint=constraint,
             is_stepwise=constraint is not None or (processing is not None and processing.has_phrases),
         )
@@ -106,6 +108,11 @@ class TokenSequence:
         """A token that a vocabulary of this size does not have, among those that the request names, too."""
         extremes = [min(self.token_ids, default=0), max(self.token_ids, default=0), *self.request.sampling.named_tokens]
         return next((token_id for token_id in extremes if not 0 <= token_id < vocab_size), None)
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Says whether hidden states of its prompt are still wanted: until then no cached KV may stand for them."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def model(self) -> str:

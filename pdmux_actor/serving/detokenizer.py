@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from pdmux_actor.messages import SampledToken
-from pdmux_actor.serving.frames import TokenLogprob, TopLogprob
+from pdmux_actor.messages import PromptLogprob, SampledToken
+from pdmux_actor.serving.frames import PromptToken, TokenLogprob, TopLogprob
 from pdmux_actor.serving.stop_strings import StopStrings
 from pdmux_actor.serving.token_text import TokenBytes, token_text
 
@@ -31,6 +31,15 @@ class Vocabulary:
         assert sampled.logprob is not None
         token, token_bytes = self._shown(sampled.token_id)
         return TokenLogprob(token, sampled.logprob, token_bytes, [self._alternative(*top) for top in sampled.top])
+
+    def prompt(self, first: int, rest: Sequence[PromptLogprob]) -> tuple[PromptToken, ...]:
+        """A prompt that begins with the token `first`, and how probable the others were."""
+        of = self.token_bytes.of
+        tokens = [
+            PromptToken(token_id, of(token_id), logprob, rank, tuple([(one, of(one), p) for one, p in top]))
+            for token_id, logprob, rank, top in rest
+        ]
+        return (PromptToken(first, of(first)), *tokens)
 
     def _alternative(self, token_id: int, logprob: float) -> TopLogprob:
         token, token_bytes = self._shown(token_id)

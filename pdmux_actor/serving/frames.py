@@ -40,6 +40,18 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[TopLogprob]
 
 
+class PromptToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token of the prompt and the bytes that it stands for. The first has no log-probability; `rank` 1 is the most
+    probable. `top` holds (token id, bytes, log-probability), most probable first.
+    """
+
+    token_id: int
+    token: bytes
+    logprob: float | None = None
+    rank: int = 0
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
     token: str
@@ -79,7 +91,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     unit that starts from `output_token_ids` shows only what comes after them. `param` names the parameter that the
     engine cannot take as it is: the client's fault. `engine_died` marks a retryable failure that the request itself may
     have caused: the engine ended while it held the request. `cached_tokens` of the prompt had their KV already: told
-    once, with the first token.
+    once, with the first token; so is the `prompt`, token by token, where its log-probabilities were asked for.
     """
 
     stream: int
@@ -94,6 +106,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     param: str | None = None
     engine_died: bool = False
     cached_tokens: int = 0
+    prompt: tuple[PromptToken, ...] = ()
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

@@ -27,6 +27,7 @@ class TokenStream:
         self.finished = False
         self._vocabulary = vocabulary
         self._wants_logprobs = request.sampling.logprobs is not None
+        self._owes_prompt = request.sampling.prompt_logprobs is not None
         self._detokenizer = Detokenizer(
             vocabulary,
             stop=request.stop,
@@ -52,6 +53,10 @@ class TokenStream:
             return
         if event.cached_tokens:
             self._pending = msgspec.structs.replace(self._pending, cached_tokens=event.cached_tokens)
+        if self._owes_prompt and event.tokens:
+            self._owes_prompt = False
+            prompt = self._vocabulary.prompt(self.request.prompt_token_ids[0], event.prompt_logprobs)
+            self._pending = msgspec.structs.replace(self._pending, prompt=prompt)
         ends = event.finish is FinishReason.STOP
         piece = self._detokenizer.push([token.token_id for token in event.tokens], ends=ends)
         text, stopped = piece.text, piece.stopped

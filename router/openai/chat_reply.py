@@ -8,8 +8,8 @@ from pdmux_actor.serving.frames import TokenLogprob
 from router.access.caller import Caller
 from router.generation import Output, ToolCall
 from router.openai.chat import ChatCompletionRequest
+from router.openai.prompt_logprobs import LOWEST_LOGPROB, prompt_logprobs
 from router.openai.reply import (
-    LOWEST_LOGPROB,
     Choice,
     EventEncoder,
     ReplyHead,
@@ -21,7 +21,9 @@ from router.openai.reply import (
 
 
 class ChatReply:
-    """`is_legacy`: calls are answered as `function_call`. `prompt_token_ids` where the reply is to carry token ids."""
+    """`is_legacy`: calls are answered as `function_call`. `prompt_token_ids` where the reply is to carry token ids.
+    `prompt_logprobs`: so many alternatives per token of the prompt are shown; None: nothing of it.
+    """
 
     def __init__(
         self,
@@ -32,12 +34,14 @@ class ChatReply:
         with_reasoning: bool = True,
         is_legacy: bool = False,
         prompt_token_ids: Sequence[int] | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self._head = head
         self._with_logprobs = with_logprobs
         self._with_reasoning = with_reasoning
         self._is_legacy = is_legacy
         self._prompt_token_ids = prompt_token_ids
+        self._prompt_logprobs = prompt_logprobs
         self._encoder = EventEncoder(head, "chat.completion.chunk", usage_is_asked=usage_is_asked)
         self._num_calls: dict[int, int] = {}  # of each choice that was opened
 
@@ -84,7 +88,12 @@ class ChatReply:
                     **self._token_ids(choice),
                 }
             )
-        return document(self._head, "chat.completion", bodies, usage, prompt_token_ids=self._prompt_token_ids)
+        extra: dict[str, Any] = {}
+        if self._prompt_token_ids is not None:
+            extra["prompt_token_ids"] = self._prompt_token_ids
+        if self._prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(choices[0].prompt, self._prompt_logprobs)
+        return document(self._head, "chat.completion", bodies, usage, extra)
 
     def _token_ids(self, choice: Choice) -> dict[str, Any]:
         if self._prompt_token_ids is None:
@@ -119,6 +128,7 @@ def chat_reply(request: ChatCompletionRequest, caller: Caller, prompt_token_ids:
         with_reasoning=request.include_reasoning is not False,
         is_legacy=request.tool_use().is_legacy,
         prompt_token_ids=prompt_token_ids if request.return_token_ids else None,
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 

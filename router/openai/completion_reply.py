@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pdmux_actor.serving.frames import TokenLogprob
+from pdmux_actor.serving.frames import PromptToken, TokenLogprob
 from router.generation import Output
-from router.openai.reply import LOWEST_LOGPROB, Choice, EventEncoder, ReplyHead, Usage, document, finish_name
+from router.openai.completions import CompletionRequest
+from router.openai.prompt_logprobs import LOWEST_LOGPROB, by_text, echoed_logprobs, prompt_logprobs
+from router.openai.reply import Choice, EventEncoder, ReplyHead, Usage, document, finish_name
 
 
 class CompletionReply:
@@ -16,30 +18,30 @@ class CompletionReply:
     def __init__(
         self,
         head: ReplyHead,
+        request: CompletionRequest,
         *,
-        with_logprobs: bool,
-        usage_is_asked: bool,
         echoes: Sequence[str],
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._head = head
-        self._with_logprobs = with_logprobs
-        self._encoder = EventEncoder(head, "text_completion", usage_is_asked=usage_is_asked)
+        self._request = request
+        self._encoder = EventEncoder(head, "text_completion", usage_is_asked=request.include_usage)
         self._echoes = echoes
         self._prompt_token_ids = prompt_token_ids
         self._offsets: dict[int, int] = {}
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
-        text = output.text
+        text, echo = output.text, ""
         is_first = index not in self._offsets
         if is_first:
-            self._offsets[index] = len(self._echoes[index])
-            text = self._echoes[index] + text
+            echo = self._echoes[index]
+            self._offsets[index] = len(echo)
         logprobs = None
-        if self._with_logprobs:
+        if self._request.logprobs is not None:
             logprobs, self._offsets[index] = completion_logprobs(output.logprobs, self._offsets[index])
+            logprobs = self._with_prompt(output.prompt, echo, logprobs)
         finish = None if output.finish is None else finish_name(output.finish)
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": index, "text": echo + text, "logprobs": logprobs, "finish_reason": finish}
         if self._prompt_token_ids is not None:
             choice["token_ids"] = output.token_ids
             if is_first:
@@ -50,21 +52,31 @@ class CompletionReply:
         return self._encoder.usage(usage)
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        bodies: list[dict[str, Any]] = []
-        for index, choice in enumerate(choices):
-            assert choice.finish is not None, "a document is made of finished choices"
-            echo = self._echoes[index]
-            bodies.append(
-                {
-                    "index": index,
-                    "text": echo + choice.text,
-                    "logprobs": completion_logprobs(choice.logprobs, len(echo))[0] if self._with_logprobs else None,
-                    "finish_reason": finish_name(choice.finish),
-                }
-            )
-            if self._prompt_token_ids is not None:
-                bodies[-1] |= {"prompt_token_ids": self._prompt_token_ids[index], "token_ids": choice.token_ids}
+        bodies = [self._body(index, choice) for index, choice in enumerate(choices)]
         return document(self._head, "text_completion", bodies, usage)
+
+    def _body(self, index: int, choice: Choice) -> dict[str, Any]:
+        assert choice.finish is not None, "a document is made of finished choices"
+        echo, logprobs = self._echoes[index], None
+        if self._request.logprobs is not None:
+            logprobs = self._with_prompt(choice.prompt, echo, completion_logprobs(choice.logprobs, len(echo))[0])
+        body: dict[str, Any] = {
+            "index": index,
+            "text": echo + choice.text,
+            "logprobs": logprobs,
+            "finish_reason": finish_name(choice.finish),
+        }
+        if self._prompt_token_ids is not None:
+            body |= {"prompt_token_ids": self._prompt_token_ids[index], "token_ids": choice.token_ids}
+        if self._request.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(choice.prompt, self._request.prompt_logprobs)
+        return body
+
+    def _with_prompt(self, prompt: Sequence[PromptToken], echo: str, logprobs: dict[str, Any]) -> dict[str, Any]:
+        if not (prompt and self._request.echo):
+            return logprobs
+        before = echoed_logprobs(prompt, echo, self._request.logprobs or 0)
+        return {name: before[name] + values for name, values in logprobs.items()}
 
 
 def completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> tuple[dict[str, Any], int]:
@@ -76,9 +88,7 @@ def completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> tuple[
     body = {
         "tokens": [entry.token for entry in logprobs],
         "token_logprobs": [max(entry.logprob, LOWEST_LOGPROB) for entry in logprobs],
-        "top_logprobs": [
-            {top.token: max(top.logprob, LOWEST_LOGPROB) for top in entry.top} or None for entry in logprobs
-        ],
+        "top_logprobs": [by_text((top.token, top.logprob) for top in entry.top) for entry in logprobs],
         "text_offset": offsets,
     }
     return body, offset

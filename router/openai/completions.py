@@ -18,6 +18,7 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
         | Annotated[list[str], Field(min_length=1, fail_fast=True)]
         | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     )
+    max_tokens: Annotated[Integer, Field(ge=0, le=2**31)] | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
@@ -39,3 +40,13 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
     @property
     def asked_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        """As many as the reply shows, be it as a part of the echo."""
+        asked = [n for n in (self.prompt_logprobs, self.logprobs if self.echo else None) if n is not None]
+        return max(asked, default=None)
+
+    @property
+    def is_prompt_only(self) -> bool:
+        return self.max_tokens == 0

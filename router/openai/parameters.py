@@ -19,6 +19,7 @@ from router.openai.request_part import Integer, RequestPart
 MAX_STOP_STRINGS = 16
 MAX_N = 16
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 16  # of all prompts and choices of a request: some 0.1 s to write, in one go
 MAX_STOP_CHARACTERS = 1024
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKENS = 128
@@ -98,6 +99,7 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS)] | None = None
     priority: Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     service_tier: ServiceTier | None = None
+    prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     structured_outputs: StructuredOutputs | None = None
 
     # vLLM's older names of what structured_outputs holds.
@@ -197,6 +199,11 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
         return None
 
     @property
+    def is_prompt_only(self) -> bool:
+        """Nothing is to be generated."""
+        return False
+
+    @property
     def asked_max_tokens(self) -> int | None:
         return self.max_tokens
 
@@ -204,6 +211,11 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     def asked_logprobs(self) -> int | None:
         """Alternatives per token; 0: the chosen token only; None: nothing."""
         raise NotImplementedError
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
 
     def sampling(
         self,
@@ -228,6 +240,7 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
             min_tokens=min(self.min_tokens or 0, max_tokens) if form is None else 0,
             ignore_eos=bool(self.ignore_eos) and form is None,
             logprobs=self.asked_logprobs,
+            prompt_logprobs=self.asked_prompt_logprobs,
             stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids or ())),
             processing=self._processing(bad_words),
             structured_output=form,

@@ -2,17 +2,16 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.serving.frames import TokenLogprob
+from pdmux_actor.serving.frames import PromptToken, TokenLogprob
 from router.generation import Output, ToolCall
-
-LOWEST_LOGPROB = -9999.0  # JSON has no -inf; this is what peers send
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,6 +46,7 @@ class Choice:
     tool_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    prompt: tuple[PromptToken, ...] = ()
     num_tokens: int = 0
     finish: FinishReason | None = None
 
@@ -56,6 +56,7 @@ class Choice:
         self.tool_calls.extend(output.tool_calls)
         self.logprobs.extend(output.logprobs)
         self.token_ids.extend(output.token_ids)
+        self.prompt = self.prompt or output.prompt
         self.num_tokens += output.num_tokens
         self.finish = output.finish
 
@@ -126,13 +127,10 @@ def finish_name(finish: FinishReason) -> str:
     return finish.value
 
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
 def document(
-    head: ReplyHead,
-    kind: str,
-    choices: Sequence[dict[str, Any]],
-    usage: Usage,
-    *,
-    prompt_token_ids: Sequence[int] | None = None,
+    head: ReplyHead, kind: str, choices: Sequence[dict[str, Any]], usage: Usage, extra: Mapping[str, Any] = _NOTHING
 ) -> bytes:
-    said = {**head.fields(kind), "choices": choices, "usage": usage.to_json()}
-    return _encode(said if prompt_token_ids is None else {**said, "prompt_token_ids": prompt_token_ids})
+    return _encode({**head.fields(kind), "choices": choices, "usage": usage.to_json(), **extra})

@@ -42,6 +42,12 @@ class TokenLogprobSchema(TopLogprobSchema):
     top_logprobs: list[TopLogprobSchema]
 
 
+class PromptLogprobSchema(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class ChatLogprobs(BaseModel):
     content: list[TokenLogprobSchema]
     refusal: None
@@ -88,11 +94,12 @@ class ChatCompletion(BaseModel):
     usage: UsageSchema
     service_tier: Literal["flex", "default", "priority"] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprobSchema] | None] | None = None
 
 
 class CompletionLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
@@ -104,6 +111,7 @@ class CompletionChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprobSchema] | None] | None = None
 
 
 class Completion(BaseModel):

@@ -37,7 +37,8 @@ from router.routing.routing import RoutingSettings
 from router.serving.fanout import interleave
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner
-from router.serving.prompts import Prompt, chat_prompt, completion_prompts, completion_tokens
+from router.serving.prompt_only import without_completion
+from router.serving.prompts import Prompt, chat_prompt, check_prompt_logprobs, completion_prompts, completion_tokens
 from router.serving.reply_reading import read_parts
 from router.serving.request_tokens import bad_word_tokens, check_named_tokens
 from router.serving.response import GenerationResponse
@@ -203,14 +204,12 @@ class Gateway:
             raise InvalidRequest(message, param="prompt")
         receipt = self._receipt(card, caller)
         prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
+        choices = [prompt for prompt in prompts for _ in range(request.num_choices)]
         reply = CompletionReply(
             new_head("cmpl", card.model, service_tier=caller.service_tier if request.service_tier else None),
-            with_logprobs=request.logprobs is not None,
-            usage_is_asked=request.include_usage,
-            echoes=[prompt.echo for prompt in prompts for _ in range(request.num_choices)],
-            prompt_token_ids=[p.token_ids for p in prompts for _ in range(request.num_choices)]
-            if request.return_token_ids
-            else None,
+            request,
+            echoes=[prompt.echo for prompt in choices],
+            prompt_token_ids=[prompt.token_ids for prompt in choices] if request.return_token_ids else None,
         )
         return await self._answer(card, request, prompts, reply, caller, receipt, param="prompt")
 
@@ -246,6 +245,7 @@ class Gateway:
     ) -> GenerationResponse:
         prompt_tokens = receipt.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._check_length(prompts, param)
+        check_prompt_logprobs(request, prompts)
         longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
         context = self.view.context(card.model)
         if context is None or context.is_short_for_now(longest):
@@ -272,6 +272,8 @@ class Gateway:
         self, generation: Generation, request: GenerationParameters, caller: Caller, receipt: ServiceReport
     ) -> AsyncGenerator[Output, None]:
         outputs = self._runner.run(generation, caller, receipt)
+        if request.is_prompt_only:
+            return without_completion(outputs)
         if generation.reply is None:
             return outputs
         reply = self._replies.opened(generation.model, generation.reply)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pdmux_actor.errors import StreamRefused, UnitLost, UnitStalled
@@ -48,10 +48,12 @@ class Transports(Protocol):
 class _Progress:
     """Tokens of a generation. `final` ones are reflected in text that was handed out and survive the unit; `open`
     ones (held back by the detokenizer) do not: another unit generates them again, and only then are they reported.
+    The prompt's log-probabilities come whole, from one unit (`has_prompt`).
     """
 
     final: list[int] = field(default_factory=list)
     open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
+    has_prompt: bool = False
 
     def take(self, delta: Delta) -> Output:
         logprobs: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.token_ids)
@@ -60,12 +62,14 @@ class _Progress:
         is_first_unit = not self.final  # another one finds the tokens of the first beside the prompt
         settled, self.open = self.open[: len(self.open) - held_back], self.open[len(self.open) - held_back :]
         self.final.extend(token_id for token_id, _ in settled)
+        self.has_prompt = self.has_prompt or bool(delta.prompt)
         return Output(
             text=delta.text,
             num_tokens=len(settled),
             cached_tokens=delta.cached_tokens if is_first_unit else 0,
             logprobs=tuple(logprob for _, logprob in settled if logprob is not None),
             token_ids=tuple(token_id for token_id, _ in settled),
+            prompt=delta.prompt,
             finish=delta.finish,
         )
 
@@ -146,7 +150,7 @@ class GenerationRelay:
                 if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
                     raise _failure(generation.model, unit, delta)
                 output = progress.take(delta)
-                if output.text or output.num_tokens or output.finish is not None:
+                if output.text or output.num_tokens or output.prompt or output.finish is not None:
                     yield output
 
     def _raise_if_others_can(self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str]) -> None:
@@ -208,11 +212,14 @@ class GenerationRelay:
 
 
 def _continuation(generation: Generation, progress: _Progress, attempt: int, slo: Slo) -> GenerateRequest:
+    sampling = generation.sampling
+    if progress.has_prompt:
+        sampling = replace(sampling, prompt_logprobs=None)
     return GenerateRequest(
         request_id=f"{generation.request_id}.{attempt}",
         model=generation.model,
         prompt_token_ids=generation.prompt_token_ids,
-        sampling=generation.sampling,
+        sampling=sampling,
         slo=slo,
         output_token_ids=tuple(progress.final),
         stop=generation.stop,

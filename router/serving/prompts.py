@@ -1,6 +1,6 @@
 """Turns a validated request into token ids, and says how many tokens may follow them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from router.generation import ReplyShape
 from router.live_view import ContextLengths
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
+from router.openai.parameters import MAX_PROMPT_LOGPROBS, GenerationParameters
 from router.openai.tools import ToolUse
 from router.text.reply_templates import TOOL_FIELD, forced_call, separates, without
 from router.text.tokenization import Tokenizers
@@ -70,8 +71,11 @@ async def completion_prompts(
 
     InvalidRequest: a prompt is empty, or holds token ids that the model does not have.
     """
-    if request.echo and request.logprobs is not None:
-        raise InvalidRequest("'echo' with 'logprobs' is not implemented: leave one out.", param="echo")
+    if request.is_prompt_only and not request.echo and request.prompt_logprobs is None:
+        message = (
+            "With 'max_tokens' 0 nothing is generated: ask for 'echo' or 'prompt_logprobs', or for a token or more."
+        )
+        raise InvalidRequest(message, param="max_tokens")
     vocab_size = (await tokenizers.of(card)).vocab_size
     prompts = []
     for prompt in request.prompts:
@@ -93,6 +97,25 @@ async def completion_prompts(
     return prompts
 
 
+def check_prompt_logprobs(request: GenerationParameters, prompts: Sequence[Prompt]) -> None:
+    """Raises InvalidRequest: more log-probabilities of prompts are asked for than a reply may have, or by a stream."""
+    alternatives = request.asked_prompt_logprobs
+    if alternatives is None:
+        return
+    if request.prompt_logprobs is not None and request.streams:
+        message = "'prompt_logprobs' cannot be streamed; leave 'stream' out, or use 'echo' with 'logprobs'."
+        raise InvalidRequest(message, param="prompt_logprobs")
+    entries = sum(len(prompt.token_ids) for prompt in prompts) * request.num_choices * (1 + alternatives)
+    if entries > MAX_PROMPT_LOGPROBS:
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        message = (
+            f"The tokens of prompts and choices, each with {alternatives} alternatives, would have {entries} "
+            f"log-probabilities; a request may have {MAX_PROMPT_LOGPROBS}. Send fewer prompts or choices per request, "
+            f"or lower {param!r}."
+        )
+        raise InvalidRequest(message, param=param)
+
+
 def completion_tokens(*, prompt_tokens: int, asked: int | None, context: ContextLengths, param: str) -> int:
     """Returns what `max_tokens` means for this prompt; without it, all that units take now.
 
@@ -105,5 +128,5 @@ def completion_tokens(*, prompt_tokens: int, asked: int | None, context: Context
             max_model_len=context.lately, prompt_tokens=prompt_tokens, max_tokens=asked, param=param
         )
     if asked is not None:
-        return asked
+        return max(1, asked)  # an engine gives every prompt a token
     return context.now - prompt_tokens if context.now > prompt_tokens else room

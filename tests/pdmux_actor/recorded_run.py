@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.inbox import EventSource
-from pdmux_actor.messages import SampledToken
+from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Event
 from pdmux_actor.scheduling.launch import ComputeLaunch, DropPrefill, Launch, LaunchCompletion, Repartition
@@ -28,6 +28,7 @@ class RecordedCompletion:
     tokens: tuple[tuple[SampledToken, ...], ...]
     error: str | None
     sequence_errors: Mapping[int, str]
+    prompt_logprobs: Mapping[int, tuple[PromptLogprob, ...]]
 
 
 @dataclass(slots=True)
@@ -83,7 +84,15 @@ class RecordingExecutor:
 
     def _record(self, done: LaunchCompletion) -> RecordedCompletion:
         index = next(i for i, launch in enumerate(self._launches) if launch is done.launch)
-        return RecordedCompletion(index, done.started_s, done.finished_s, done.tokens, done.error, done.sequence_errors)
+        return RecordedCompletion(
+            index,
+            done.started_s,
+            done.finished_s,
+            done.tokens,
+            done.error,
+            done.sequence_errors,
+            done.prompt_logprobs,
+        )
 
 
 class RecordingEvents:
@@ -148,6 +157,7 @@ class ReplayExecutor:
                 tokens=done.tokens,
                 error=done.error,
                 sequence_errors=done.sequence_errors,
+                prompt_logprobs=done.prompt_logprobs,
             )
             for done in next(self._completions)
         ]

@@ -46,14 +46,18 @@ def make_requests(models, *, tbt_s):
             )
 
 
-def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, settings=None):
-    """Answers all requests on a real engine; returns tokens by request and the last load report."""
+def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, settings=None, told=None):
+    """Answers all requests on a real engine; returns tokens by request and the last load report. Events go to the list
+    `told`, too.
+    """
     executor = TorchCpuExecutor(kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32")
     tokens = {r.request_id: [] for r in requests}
     ends = dict.fromkeys(tokens, 0)
     all_done = threading.Event()
 
     def outbox(events):
+        if told is not None:
+            told.extend(events)
         for event in events:
             assert event.error is None, event.error
             tokens[event.request_id] += [t.token_id for t in event.tokens]

@@ -20,6 +20,7 @@ from pdmux_actor.serving.frames import (
     Generate,
     Hello,
     Ping,
+    PromptToken,
     Refused,
     TokenLogprob,
     TopLogprob,
@@ -229,6 +230,7 @@ class FakeUnit:
                         finish=finish,
                         held_back=held_back,
                         cached_tokens=self.cached_tokens if sequence == 0 else 0,
+                        prompt=_prompt(request) if sequence == 0 else (),
                     )
                 )
             )
@@ -249,6 +251,33 @@ def _showable(tokens: list[int], stops: tuple[str, ...]) -> tuple[int, str]:
         if not any(text.endswith(stop[:n]) for stop in stops for n in range(1, len(stop))):
             return held_back, text
     raise AssertionError("no text at all is always showable")
+
+
+def prompt_logprob(token_id: int) -> float:
+    return -token_id / 128
+
+
+def _prompt(request: GenerateRequest) -> tuple[PromptToken, ...]:
+    """Each token's neighbours in the vocabulary are its alternatives, the first of them more probable."""
+    wanted = request.sampling.prompt_logprobs
+    if wanted is None:
+        return ()
+    first, *rest = request.prompt_token_ids
+    return (
+        PromptToken(first, bytes([first])),
+        *(
+            PromptToken(
+                t,
+                bytes([t]),
+                prompt_logprob(t),
+                2,
+                tuple(
+                    ((t + i + 1) % 256, bytes([(t + i + 1) % 256]), prompt_logprob(t) / 2 - i) for i in range(wanted)
+                ),
+            )
+            for t in rest
+        ),
+    )
 
 
 def _logprob(token_id: int, request: GenerateRequest) -> TokenLogprob:

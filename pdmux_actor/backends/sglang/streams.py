@@ -8,7 +8,7 @@ from typing import Any
 
 from pdmux_actor.backends.sglang.launch import Launch
 from pdmux_actor.backends.sglang.requests import generate_arguments, token_event
-from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
+from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, TokenEvent
 from pdmux_actor.serving.commands import Tokens
 from pdmux_actor.serving.notice_sender import NoticeSender
 
@@ -59,11 +59,9 @@ class RequestStreams:
             self._end(stream.request, FinishReason.ERROR, reason)
 
     def submit(self, request: GenerateRequest) -> None:
-        processing = request.sampling.processing
-        if processing is not None and processing.bad_words:
-            error = "SGLang knows no bad words; ban single tokens by logit_bias, or use a pool of our own engine"
-            event = TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=error, param="bad_words")
-            self._put(event)
+        if (unsupported := _unsupported(request.sampling)) is not None:
+            param, error = unsupported
+            self._put(TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=error, param=param))
             return
         refusal = self._refusal(request)
         if refusal is not None:
@@ -127,3 +125,16 @@ class RequestStreams:
     def _flush(self) -> None:
         events, self._outgoing = self._outgoing, []
         self._sender.send(Tokens(tuple(events)))
+
+
+def _unsupported(sampling: SamplingParams) -> tuple[str, str] | None:
+    """The parameter that SGLang does not take, and why."""
+    if sampling.processing is not None and sampling.processing.bad_words:
+        return (
+            "bad_words",
+            "SGLang knows no bad words; ban single tokens by logit_bias, or use a pool of our own engine",
+        )
+    if sampling.prompt_logprobs is not None:
+        reason = "log-probabilities of prompts (also 'echo' with 'logprobs') come from pools of our own engine only"
+        return "prompt_logprobs", reason
+    return None

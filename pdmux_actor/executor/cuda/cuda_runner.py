@@ -1,7 +1,7 @@
 """Enqueues launches of one lane on the lane's stream. Nothing here waits for the device."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,10 +26,11 @@ from pdmux_actor.executor.cuda.device_sampler import (
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
 from pdmux_actor.executor.packed_batch import prompt_pieces
+from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
-from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
+from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 
 Read = Callable[[], Produced]
 """Called when the launch is over: reads what was copied to the host."""
@@ -122,7 +123,7 @@ class CudaRunner:
         if launch.last_layer < model.info.spec.num_layers:
             self._prefills[launch.batch_id] = state
             return Produced
-        return _sample_batch(model, state.batch, state.hidden)
+        return _sample_batch(model, state.batch, state.hidden, launch.chunks)
 
     def _mixed(self, launch: MixedStep, sms: int) -> Read:
         model = self._models[launch.model]
@@ -136,7 +137,7 @@ class CudaRunner:
             0,
             model.info.spec.num_layers,
         )
-        return _sample_batch(model, batch, hidden)
+        return _sample_batch(model, batch, hidden, launch.chunks)
 
     def capture(self, model: str, num_sequences: int, sms: int, stream: Any) -> None:
         """A greedy decode step ahead of its first use; `sms` and `stream` as in `prepare`."""
@@ -201,7 +202,15 @@ def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:
     model.kv.upload(batch.begun_rows, batch.tensors["begun_rows"], batch.tensors["begun_blocks"])
 
 
-def _sample_batch(model: CudaModel, batch: DeviceBatch, hidden: Tensor) -> Read:
+def _sample_batch(model: CudaModel, batch: DeviceBatch, hidden: Tensor, chunks: Sequence[Chunk]) -> Read:
+    read = _sampled(model, batch, hidden)
+    prompts = [rows.computed(model.decoder, hidden, _to_host) for rows in PromptRows.of(chunks)]
+    if not prompts:
+        return read
+    return lambda: replace(read(), prompt_logprobs={rows.place: rows.read() for rows in prompts})
+
+
+def _sampled(model: CudaModel, batch: DeviceBatch, hidden: Tensor) -> Read:
     places = batch.tensors["sampled"]
     if not len(places):
         return Produced

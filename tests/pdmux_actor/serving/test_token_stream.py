@@ -3,8 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, SamplingParams, Slo, TokenEvent
+from pdmux_actor.messages import (
+    FinishReason,
+    GenerateRequest,
+    PromptLogprob,
+    SampledToken,
+    SamplingParams,
+    Slo,
+    TokenEvent,
+)
 from pdmux_actor.serving.detokenizer import Vocabulary
+from pdmux_actor.serving.frames import PromptToken
 from pdmux_actor.serving.token_stream import TokenStream
 
 
@@ -153,6 +162,20 @@ def test_token_stream__logprobs_asked_for__one_per_token_also_when_merged(open_s
 
     assert [logprob.token for logprob in sent[0].logprobs] == ["a", "b", "c"]
     assert sent[0].logprobs[0].top[0].token == "a"
+
+
+def test_token_stream__prompt_asked_for__is_told_once_with_the_first_token(open_stream, event):
+    stream, sent = open_stream(credit=0, prompt_token_ids=(5, 6), sampling={"prompt_logprobs": 1})
+    stream.absorb(event("h", prompt_logprobs=(PromptLogprob(6, -0.5, 2, ((7, -0.1),)),)))
+    stream.absorb(event("e"))
+    stream.grant(1)
+    stream.absorb(event("y", FinishReason.LENGTH))
+
+    of = stream._vocabulary.token_bytes.of
+    assert [d.prompt for d in sent] == [
+        (PromptToken(5, of(5)), PromptToken(6, of(6), -0.5, 2, ((7, of(7), -0.1),))),
+        (),
+    ]
 
 
 def test_token_stream__logprobs_not_asked_for__none(open_stream, event):
