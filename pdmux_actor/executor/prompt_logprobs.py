@@ -26,7 +26,7 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedLogprobs:
-    """Those of one chunk, on the host once the launch is over."""
+    """Holds those of one chunk, which are on the host once the launch is over."""
 
     place: int
     token_ids: Sequence[int]
@@ -57,7 +57,7 @@ class PromptRows:
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> "Iterator[PromptRows]":
-        """Those of chunks whose sequences lack them; chunks are at the beginning of the launch's tokens."""
+        """Finds those of chunks whose sequences lack them; chunks are at the beginning of the launch's tokens."""
         first = 0
         for place, chunk in enumerate(chunks):
             sequence = chunk.sequence

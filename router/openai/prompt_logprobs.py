@@ -1,4 +1,4 @@
-"""How probable a prompt's tokens were, in the shapes that clients know: OpenAI's for an echo, and vLLM's."""
+"""Says how probable a prompt's tokens were, in the shapes that clients know: OpenAI's for an echo, and vLLM's."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
