@@ -43,7 +43,7 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
 
     @property
     def asked_prompt_logprobs(self) -> int | None:
-        """As many as the reply shows, be it as a part of the echo."""
+        """Counts as many as the reply shows, be it as a part of the echo."""
         asked = [n for n in (self.prompt_logprobs, self.logprobs if self.echo else None) if n is not None]
         return max(asked, default=None)
 
