@@ -9,7 +9,8 @@ RouterError
 ├── PathNotFound
 ├── MethodNotAllowed
 ├── ModelNotFound            the fleet does not offer this model
-├── ResponseNotFound         this gateway keeps no such response to go on with
+├── ResponseNotFound         no gateway keeps such a response to go on with
+├── GatewaysSilent           other gateways, which may keep the response, do not answer
 ├── UnitNotFound             the fleet has no such unit
 ├── UnitSilent               the unit does not answer the control loop
 ├── ControlLoopSilent        the control loop does not answer the gateway
@@ -164,9 +165,20 @@ class ModelUnavailable(RouterError):
 class ResponseNotFound(RouterError):
     def __init__(self, *, response_id: str) -> None:
         super().__init__(
-            f"No response {response_id[:100]!r} is kept here: each gateway replica keeps its latest ones, in memory. "
+            f"No response {response_id[:100]!r} is kept: each gateway replica keeps its latest ones, in memory. "
             "Send the whole conversation as 'input' instead.",
             param="previous_response_id",
+        )
+        self.response_id = response_id
+
+
+class GatewaysSilent(RouterError):
+    def __init__(self, *, response_id: str, retry_after_s: int) -> None:
+        super().__init__(
+            f"Response {response_id[:100]!r} is not kept here, and other gateways do not answer now; "
+            f"retry in {retry_after_s} s, or send the whole conversation as 'input'.",
+            param="previous_response_id",
+            retry_after_s=retry_after_s,
         )
         self.response_id = response_id
 

@@ -12,8 +12,10 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from router.access.api_keys import KeyRing
+from router.errors import GatewaysSilent
 from router.http.app import create_app
 from router.limits import GatewayLimits
+from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.fleet_metrics import merged_exposition
 from router.telemetry.request_log import write_requests_to_stdout
@@ -27,6 +29,8 @@ KEYS_POLL_S = 2.0
 _ANSWER_TIMEOUT_S = 5.0
 _DECISIONS_TIMEOUT_S = 10.0
 _METRICS_TIMEOUT_S = 3.0
+_RESPONSE_TIMEOUT_S = 3.0
+_RETRY_AFTER_S = 5
 
 
 @serve.ingress()  # the app is built on the replica, by `__serve_build_asgi_app__`: nothing of it is pickled
@@ -61,6 +65,7 @@ class GatewayIngress:
         self._controller_app = controller_app
         self._gateways: DeploymentHandle[Any] | None = None
         self._gateway = Gateway(limits)
+        self._responses = ResponseStore(self._ask_siblings)
         self._cors_origins = cors_origins
         self._read_keys = read_keys
         if read_keys is not None:
@@ -78,6 +83,7 @@ class GatewayIngress:
             read_decisions=self._read_decisions,
             read_fleet=self._read_fleet,
             read_metrics=self._read_metrics,
+            responses=self._responses,
             spans=self._spans,
             echo_request_id=False,
             cors_origins=self._cors_origins,
@@ -112,6 +118,22 @@ class GatewayIngress:
             self._gateways = None
             logger.warning("the gateways do not tell their metrics", extra={"reason": repr(error)})
             return self._gateway.metrics.exposition()
+
+    async def kept_response(self, response_id: str, owner: str) -> bytes | None:
+        """The conversation up to that answer, if this replica gave it, for the sibling that got the next turn."""
+        return self._responses.encoded(response_id, owner)
+
+    async def _ask_siblings(self, response_id: str, owner: str) -> bytes | None:
+        """Raises GatewaysSilent."""
+        try:
+            async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
+                asked = (await self._siblings()).broadcast("kept_response", response_id, owner)
+                answers: list[bytes | None] = await asked.results_async()
+        except (RayError, RayServeException, TimeoutError) as error:
+            self._gateways = None
+            logger.warning("the gateways do not tell their responses", extra={"reason": repr(error)})
+            raise GatewaysSilent(response_id=response_id, retry_after_s=_RETRY_AFTER_S) from error
+        return next((answer for answer in answers if answer is not None), None)
 
     async def _siblings(self) -> DeploymentHandle[Any]:
         if self._gateways is None:

@@ -30,9 +30,9 @@ _RESPONSES = EventStyle(done=b"", names_errors=True)
 AGENT_BODIES: Sequence[type[msgspec.Struct]] = (MessagesBody, ResponsesBody)
 
 
-def add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
+def add_agent_routes(app: FastAPI, gateway: Gateway, responses: ResponseStore) -> None:
     _add_messages(app, gateway)
-    _add_responses(app, gateway, ResponseStore())
+    _add_responses(app, gateway, responses)
 
 
 def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None:
@@ -41,9 +41,10 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
         return await answer(request, gateway, AskedResponse.parse, _respond, _RESPONSES)
 
     async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
-        chat = asked.chat(store, caller)
+        history = await store.messages(asked.body.previous_response_id, caller.key_id)
+        chat = asked.chat(history)
         caller = caller.asking(chat.asked_priority, None)
-        return await gateway.chat(chat, caller, lambda model: asked.reply(model, store, caller))
+        return await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
 
 
 def _add_messages(app: FastAPI, gateway: Gateway) -> None:

@@ -33,6 +33,7 @@ from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.document import Document, body_of, responses_of
 from router.openai.schemas import ChatCompletion, Completion, Health, Model, ModelList, Readiness, Version
+from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.tracing import RequestSpans
 
@@ -69,13 +70,14 @@ def create_app(
     read_decisions: ReadDecisions | None = None,
     read_fleet: ReadFleet | None = None,
     read_metrics: ReadMetrics | None = None,
+    responses: ResponseStore | None = None,
     spans: RequestSpans | None = None,
     echo_request_id: bool = True,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
     add the `x-request-id` header to responses by themselves. Browsers' pages from `cors_origins` ("*": from anywhere)
-    may call the API.
+    may call the API. `responses` keeps conversations where other gateways keep some, too.
     """
     app = FastAPI(
         title="muxfleet",
@@ -103,7 +105,7 @@ def create_app(
     app.add_exception_handler(RouterError, _on_router_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, gateway)
-    add_agent_routes(app, gateway)
+    add_agent_routes(app, gateway, responses or ResponseStore())
     _add_model_routes(app, gateway)
     _add_operation_routes(app, gateway, read_metrics)
     if read_decisions is not None:

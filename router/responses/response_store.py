@@ -1,13 +1,21 @@
 """Conversations that a client goes on with by the id of the last answer: in memory, the oldest are forgotten."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+
+from pydantic import TypeAdapter
 
 from router.errors import ResponseNotFound
 from router.openai.messages import ChatMessage
 
 _MESSAGE_BYTES = 512  # of one beside its text
+_MESSAGES = TypeAdapter(list[ChatMessage])
+
+AskOthers = Callable[[str, str], Awaitable[bytes | None]]
+"""Asks the fleet's other gateways for what `ResponseStore.encoded` says there: response id, owner. None: none keeps
+it. Raises GatewaysSilent.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +25,23 @@ class _Kept:
     size_bytes: int
 
 
+async def _nobody(response_id: str, owner: str) -> bytes | None:
+    return None
+
+
 class ResponseStore:
-    def __init__(self, *, max_responses: int = 4096, max_bytes: int = 64 * 1024 * 1024) -> None:
+    """Keeps what this gateway has answered. What it has not, it asks the others for: any of them may get the next turn
+    of a conversation.
+    """
+
+    def __init__(
+        self,
+        ask_others: AskOthers = _nobody,
+        *,
+        max_responses: int = 4096,
+        max_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self._ask_others = ask_others
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -35,13 +58,27 @@ class ResponseStore:
             _, oldest = self._kept.popitem(last=False)
             self._size_bytes -= oldest.size_bytes
 
-    def messages(self, response_id: str | None, owner: str) -> tuple[ChatMessage, ...]:
-        """None before the first answer. Raises ResponseNotFound."""
+    async def messages(self, response_id: str | None, owner: str) -> tuple[ChatMessage, ...]:
+        """None before the first answer. Raises ResponseNotFound, GatewaysSilent."""
         if response_id is None:
             return ()
+        found = self._found(response_id, owner)
+        if found is None:
+            encoded = await self._ask_others(response_id, owner)
+            found = None if encoded is None else tuple(_MESSAGES.validate_json(encoded))
+        if found is None:
+            raise ResponseNotFound(response_id=response_id)
+        return found
+
+    def encoded(self, response_id: str, owner: str) -> bytes | None:
+        """Tells another gateway the messages, as JSON; None: they are not here, or not for this owner."""
+        found = self._found(response_id, owner)
+        return None if found is None else _MESSAGES.dump_json(list(found), exclude_none=True)
+
+    def _found(self, response_id: str, owner: str) -> tuple[ChatMessage, ...] | None:
         kept = self._kept.get(response_id)
         if kept is None or kept.owner != owner:
-            raise ResponseNotFound(response_id=response_id)
+            return None
         self._kept.move_to_end(response_id)
         return kept.messages
 

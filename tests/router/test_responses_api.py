@@ -9,6 +9,7 @@ import pytest
 from fake_unit import FakeUnit, write_byte_tokenizer
 from test_tools import CALL, HERMES, SCHEMA
 
+from router.errors import ResponseNotFound
 from router.openai.foreign_body import message
 from router.responses.response_store import ResponseStore
 from router.responses.schemas import ResponseSchema
@@ -182,13 +183,33 @@ async def test_response__refused__names_the_field(talk, body, param, says) -> No
     assert says in error["message"]
 
 
-def test_store__full_or_of_another_owner__forgets_the_oldest_and_tells_nobody_else() -> None:
+async def test_store__full_or_of_another_owner__forgets_the_oldest_and_tells_nobody_else() -> None:
     store = ResponseStore(max_responses=2, max_bytes=10_000)
     for name in ("a", "b", "c"):
         store.keep(name, "me", [message("user", name)])
     store.keep("large", "me", [message("user", "x" * 10_000)])
 
-    assert [m.text for m in store.messages("c", "me")] == ["c"]
+    assert [m.text for m in await store.messages("c", "me")] == ["c"]
     for response_id, owner in (("a", "me"), ("c", "you"), ("large", "me")):
         with pytest.raises(Exception, match="No response"):
-            store.messages(response_id, owner)
+            await store.messages(response_id, owner)
+
+
+async def test_store__other_gateway_gave_the_answer__whole_conversation_comes_from_there() -> None:
+    there = ResponseStore()
+
+    async def ask(response_id: str, owner: str) -> bytes | None:
+        return there.encoded(response_id, owner)
+
+    said = [
+        message("system", ""),
+        message("user", "süß?"),
+        message("assistant", "", calls=[("id", "weather", '{"city": "Rome"}')], reasoning="look"),
+        message("tool", "sunny", call_id="id"),
+    ]
+    there.keep("resp_1", "me", said)
+    here = ResponseStore(ask)
+
+    assert [m.for_template() for m in await here.messages("resp_1", "me")] == [m.for_template() for m in said]
+    with pytest.raises(ResponseNotFound):
+        await here.messages("resp_1", "you")
