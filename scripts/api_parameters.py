@@ -24,7 +24,6 @@ _INERT = frozenset(
         *INERT_PEER_PARAMETERS,
     }
 )
-_FORMS = ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs")
 _DRAWN = (
     "bad_words",
     "frequency_penalty",
@@ -43,9 +42,7 @@ _DRAWN = (
 _SGLANG: Mapping[str, str] = MappingProxyType(
     {"bad_words": "400", "echo": "400 with `logprobs`", "prompt_logprobs": "400"}
 )
-_SIMULATED: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(_FORMS, "400") | dict.fromkeys(_DRAWN, "no effect") | {"stop_token_ids": "yes"}
-)
+_SIMULATED: Mapping[str, str] = MappingProxyType(dict.fromkeys(_DRAWN, "no effect") | {"stop_token_ids": "yes"})
 
 
 def parameter_table() -> str:

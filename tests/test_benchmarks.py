@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 # Where a benchmark's imports are looked for, in this order.
-SEARCHED = (BENCHMARKS, ROOT, ROOT / "tests" / "e2e", ROOT / "tests" / "chaos")
+SEARCHED = (BENCHMARKS, ROOT, ROOT / "tests" / "e2e", ROOT / "tests" / "chaos", ROOT / "tests")
 NEED_A_GPU = frozenset({"cuda", "sglang", "triton"})  # packages that are not installed everywhere
 # A room imports from those before it alone; scripts, and gpu/, from all.
 ROOMS = ("report", "load", "engines", "fleets", "search", "planning", "accuracy")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,10 +25,18 @@ class ConstrainedRows:
 
     def mask(self, logits: Tensor) -> None:
         """Logits, float32 [rows, vocab_size], of tokens that may not follow become minus infinity."""
-        words = np.full((self._num_rows, -(-logits.shape[1] // _WORD_BITS)), -1, dtype=np.int32)
+        self.apply(self.fill(logits.shape[1]), logits)
+
+    def fill(self, vocab_size: int) -> npt.NDArray[np.int32]:
+        """Says what may follow: int32 [rows, words], bits as OutputConstraint has them, all set where no form is."""
+        words = np.full((self._num_rows, -(-vocab_size // _WORD_BITS)), -1, dtype=np.int32)
         for row, sequence in self._sequences:
             assert sequence.constraint is not None
             sequence.constraint.fill_mask(sequence.token_ids, words[row])
+        return words
+
+    def apply(self, words: npt.NDArray[np.int32], logits: Tensor) -> None:
+        """Keeps `logits` to what `fill` said."""
         rows = [row for row, _ in self._sequences]
         if logits.is_cuda:
             import xgrammar  # loaded by what made the constraints; it takes seconds

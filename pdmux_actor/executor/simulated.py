@@ -4,7 +4,8 @@ Lanes that overlap slow each other down: every launch has remaining solo work, a
 by 1 / slowdown per second. Decodes of several models share the memory bandwidth (profiler/bandwidth_sharing.py) and the
 one thread that launches them: what the host does for one, it does not do for another meanwhile. A prefill is slowed
 more by several decodes than by one, in proportion to the bandwidth that they draw. Tokens are made up: deterministic
-per sequence position, never an end-of-sequence token, so that a sequence ends at `max_tokens`, as a trace says.
+per sequence position, never an end-of-sequence token, so that a sequence ends at `max_tokens`, as a trace says. One
+whose output has a form says the next best that follows it, and ends as soon as it may.
 """
 
 import json
@@ -173,7 +174,7 @@ class SimulatedExecutor:
             model=model,
             spec=spec,
             geometry=KvGeometry.of(spec, self.block_bytes),
-            eos_token_ids=frozenset(),
+            eos_token_ids=frozenset({end} if (end := spec.vocab_size - 1) >= len(_MADE_UP_TOKENS) else ()),
             max_model_len=spec.context_tokens(max_model_len),
         )
         return info
@@ -292,6 +293,8 @@ class SimulatedExecutor:
         steps = launch.steps if isinstance(launch, DecodeStep) else 1
         sequences = sampling_sequences(launch, spec.num_layers)
         tokens = _made_up_tokens(sequences, steps, spec.vocab_size)
+        if any(s.constraint is not None for s in sequences):
+            tokens = tuple([_following(t, s) for t, s in zip(tokens, sequences, strict=True)])
         if any(s.request.sampling.logprobs is not None for s in sequences):
             tokens = tuple([_with_logprobs(t, s, spec.vocab_size) for t, s in zip(tokens, sequences, strict=True)])
         return LaunchCompletion(
@@ -360,6 +363,14 @@ def _likely(wanted: int, vocab_size: int) -> list[float]:
 
 def _alternatives(token_id: int, likely: Sequence[float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     return tuple([((token_id + rank) % vocab_size, logprob) for rank, logprob in enumerate(likely)])
+
+
+def _following(tokens: tuple[SampledToken, ...], sequence: TokenSequence) -> tuple[SampledToken, ...]:
+    """What the sequence's form makes of its one made-up token."""
+    if sequence.constraint is None:
+        return tokens
+    (made_up,) = tokens
+    return (SampledToken(sequence.constraint.simulated_token(sequence.token_ids, made_up.token_id)),)
 
 
 def _with_logprobs(

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import torch
 import xgrammar
 
 from pdmux_actor.errors import InvalidStructuredOutput
+from pdmux_actor.executor.soon_ending import SoonEnding
 from pdmux_actor.messages import StructuredKind, StructuredOutput
 from pdmux_actor.scheduling.output_constraint import OutputConstraint
 
@@ -32,9 +34,13 @@ _LOCATION = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 class GrammarConstraint:
     """Implements OutputConstraint: one sequence's place in a compiled form."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, num_prompt_tokens: int, kind: StructuredKind, compiler: "FormCompiler"
+    ) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._read = num_prompt_tokens
+        self._kind = kind
+        self._compiler = compiler
 
     def follows(self, token_ids: Sequence[int]) -> bool:
         """Reads what came since the last call. False: it breaks the form, and the constraint is of no use any more."""
@@ -48,6 +54,21 @@ class GrammarConstraint:
             words[:] = _FULL_WORD
         else:
             self._matcher.fill_next_token_bitmask(torch.from_numpy(words)[None])
+
+    def simulated_token(self, token_ids: Sequence[int], made_up: int) -> int:
+        words = np.zeros(self._compiler.num_words, dtype=np.int32)
+        self.fill_mask(token_ids, words)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        ends = [i for i in self._compiler.end_token_ids if i in allowed]
+        if ends:
+            has_free_text = self._kind is StructuredKind.STRUCTURAL_TAG
+            return made_up if has_free_text and made_up in allowed else ends[0]
+        try:
+            forced = self._matcher.find_jump_forward_string().encode()
+        except UnicodeDecodeError:  # it goes on in the middle of a character
+            forced = b""
+        in_json = self._kind in (StructuredKind.JSON_SCHEMA, StructuredKind.STRUCTURAL_TAG)
+        return self._compiler.soon_ending.choose(allowed, forced, made_up + len(token_ids), in_json=in_json)
 
 
 class FormCompiler:
@@ -66,9 +87,14 @@ class FormCompiler:
             )
             for texts in (padded, in_json)
         )
-        self._end_token_ids = sorted(end_token_ids)
-        self._num_words = -(-vocab_size // _WORD_BITS)
+        self._texts = padded
+        self.end_token_ids = sorted(end_token_ids)
+        self.num_words = -(-vocab_size // _WORD_BITS)
         self._walked: set[StructuredOutput] = set()
+
+    @cached_property
+    def soon_ending(self) -> SoonEnding:
+        return SoonEnding(self._texts)
 
     def constraint(self, form: StructuredOutput, prompt_tokens: int, token_ids: Sequence[int]) -> OutputConstraint:
         """Makes a matcher for a sequence of so many prompt tokens.
@@ -84,7 +110,7 @@ class FormCompiler:
             if len(self._walked) >= _REMEMBERED_WALKS:
                 self._walked.clear()
             self._walked.add(form)
-        constraint = GrammarConstraint(compiled, prompt_tokens)
+        constraint = GrammarConstraint(compiled, prompt_tokens, form.kind, self)
         if not constraint.follows(token_ids):
             raise InvalidStructuredOutput(reason="the output so far does not follow it")
         return constraint
@@ -101,14 +127,15 @@ class FormCompiler:
                 case StructuredKind.GRAMMAR:
                     return self._compiler.compile_grammar(form.text)
                 case StructuredKind.STRUCTURAL_TAG:
-                    return self._compiler.compile_structural_tag(form.text)
+                    bounds = '"maxLength"' in form.text or '"minLength"' in form.text
+                    return (self._json_compiler if bounds else self._compiler).compile_structural_tag(form.text)
         except (RuntimeError, ValueError, TypeError) as error:  # xgrammar's own, and pydantic's of structural tags
             raise InvalidStructuredOutput(reason=_LOCATION.sub("", str(error).strip())) from error
 
     def _walk(self, compiled: xgrammar.CompiledGrammar) -> None:
         """Follows the form for some tokens, always the same, and ends only where nothing else may follow."""
         matcher = xgrammar.GrammarMatcher(compiled)
-        words = np.zeros(self._num_words, dtype=np.int32)
+        words = np.zeros(self.num_words, dtype=np.int32)
         choice = np.random.default_rng(0)
         slow = 0
         for _ in range(_WALK_TOKENS):
@@ -117,7 +144,7 @@ class FormCompiler:
             allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
             if not allowed.any():
                 raise InvalidStructuredOutput(reason="no output can follow it")
-            allowed[self._end_token_ids] = 0
+            allowed[self.end_token_ids] = 0
             going_on = np.flatnonzero(allowed)
             if not len(going_on):
                 return

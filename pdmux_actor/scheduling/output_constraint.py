@@ -16,3 +16,9 @@ class OutputConstraint(Protocol):
         `token_ids` only grow from call to call.
         """
         ...
+
+    def simulated_token(self, token_ids: Sequence[int], made_up: int) -> int:
+        """Returns what a simulated model says after `token_ids`: what may follow and soon ends the output, or `made_up`
+        where the form leaves text free. They only grow here, too.
+        """
+        ...

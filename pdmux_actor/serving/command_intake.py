@@ -11,7 +11,6 @@ from functools import partial
 import msgspec
 
 from pdmux_actor.inbox import Inbox
-from pdmux_actor.messages import FinishReason, GenerateRequest, StructuredOutput, TokenEvent
 from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
 from pdmux_actor.scheduling.events import Abort, Arrival, ReadDecisions, SetPolicy, SetQuotas, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -30,7 +29,6 @@ from pdmux_actor.serving.commands import (
     Shutdown,
     Submit,
     TimeLaunch,
-    Tokens,
 )
 from pdmux_actor.serving.loaded_models import LoadedModels
 from pdmux_actor.serving.notice_sender import NoticeSender
@@ -53,9 +51,8 @@ class CommandIntake:
         inbox: Inbox,
         loaded_models: LoadedModels,
         sender: NoticeSender,
-        structured: StructuredRequests | None = None,
+        structured: StructuredRequests,
     ) -> None:
-        """`structured` None: the engine computes no logits, whose outputs could be given a form."""
         self._connection = connection
         self._sender = sender
         self._inbox = inbox
@@ -80,12 +77,14 @@ class CommandIntake:
 
     def _take(self, command: Command) -> None:
         match command:
-            case Submit(request=request) if request.sampling.structured_output is not None:
-                self._take_structured(request, request.sampling.structured_output)
             case Submit(request=request):
-                self._inbox.put(Arrival(request))
+                form = request.sampling.structured_output
+                if form is None:
+                    self._inbox.put(Arrival(request))
+                else:
+                    self._structured.submit(request, form)
             case AbortRequest(request_id=request_id):
-                if self._structured is None or not self._structured.abort(request_id):
+                if not self._structured.abort(request_id):
                     self._inbox.put(Abort(request_id))
             case LoadModelCommand() | RemoveModelCommand():
                 self._loaded_models.order(command)
@@ -103,15 +102,6 @@ class CommandIntake:
                 self._sender.send(LaunchNotTimed(call, "this engine does not run SGLang"))
             case Shutdown():
                 self._inbox.put(Stop())
-
-    def _take_structured(self, request: GenerateRequest, form: StructuredOutput) -> None:
-        if self._structured is not None:
-            self._structured.submit(request, form)
-            return
-        # Nobody routes it here; not to be ignored in silence.
-        error = "this engine only simulates a model and draws no tokens that could follow a form"
-        event = TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=error, param=form.param)
-        self._sender.send(Tokens((event,)))
 
     def _tell_decisions(self, call: int, now_s: float, decisions: Sequence[Decision]) -> None:
         told = tuple([_with_few_ids(decision) for decision in decisions])

@@ -71,22 +71,22 @@ def main(arguments: Sequence[str]) -> None:
         on_detached=lambda model: loaded_models.on_detached(model),
     )
     host_bytes = host_memory_budget(settings, executor.device)
-    forms = ModelForms() if settings.kind != "simulated" else None
+    forms = ModelForms()
     loaded_models = LoadedModels(
         executor,
         inbox,
         sender,
         host_memory_bytes=host_bytes,
-        on_loaded=forms.offer if forms is not None else lambda command, info: None,
+        on_loaded=forms.offer,
     )
-    structured = None if forms is None else StructuredRequests(forms.compile, inbox, lambda e: send_tokens([e]))
+    structured = StructuredRequests(forms.compile, inbox, lambda e: send_tokens([e]))
     sender.send(
         Started(
             device=executor.device.name,
             memory_bytes=settings.device_memory_bytes or executor.device.memory_bytes * settings.num_gpus,
             block_bytes=executor.block_bytes,
             total_blocks=executor.total_blocks,
-            constrains=structured is not None,
+            constrains=True,
             host_memory_bytes=host_bytes,
             measured_device=_measured(executor),
         )

@@ -10,8 +10,12 @@ from pydantic import Field
 from pdmux_actor.messages import StructuredKind, StructuredOutput
 from router.errors import InvalidRequest
 from router.openai.request_part import RequestPart
+from router.openai.schema_support import check_schema
+from router.text.call_marks import CallMarks
 
 MAX_TOOLS = 1024
+_MAX_WHITESPACE = 32  # between two parts of a call's arguments
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
 
@@ -45,7 +49,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedFunction
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """`offered` are OpenAI's tool objects. A reply that `must_call` is nothing but calls: of `only`, where it is named.
-    `is_legacy`: said as `functions`, and answered in that form.
+    `is_legacy`: said as `functions`, and answered in that form. `strict` are the places, among `offered`, of tools
+    whose calls follow their schemas also where none must be made.
     """
 
     offered: tuple[dict[str, Any], ...] = ()
@@ -53,6 +58,44 @@ class ToolUse:
     only: str | None = None
     max_calls: int | None = None
     is_legacy: bool = False
+    strict: frozenset[int] = frozenset()
+
+    def check_strict(self) -> None:
+        """Raises InvalidRequest: the schema of a strict tool has what outputs cannot be held to."""
+        for place in sorted(self.strict):
+            where = f"functions[{place}].parameters" if self.is_legacy else f"tools[{place}].function.parameters"
+            check_schema(self.offered[place]["function"]["parameters"], where, strict=True)
+
+    def strict_calls(self, marks: CallMarks | None) -> StructuredOutput | None:
+        """A structural tag of xgrammar: text in which calls of strict tools follow their schemas, and those of others
+        are of tools that there are. None: no tool is strict, calls must be made anyhow, or cannot be told from text.
+        """
+        if not self.strict or self.must_call or marks is None:
+            return None
+        tags = [
+            {
+                "type": "tag",
+                "begin": f"{marks.before_name}{tool['function']['name']}{marks.after_name}",
+                "content": {
+                    "type": "json_schema",
+                    "json_schema": tool["function"]["parameters"] if place in self.strict else _ANY_ARGUMENTS,
+                    "style": marks.style,
+                    "max_whitespace_cnt": _MAX_WHITESPACE,
+                },
+                "end": marks.end,
+            }
+            for place, tool in enumerate(self.offered)
+        ]
+        text = {
+            "type": "triggered_tags",
+            "triggers": [marks.trigger],
+            "tags": tags,
+            "stop_after_first": marks.is_last or self.max_calls == 1,
+        }
+        document = msgspec.json.encode({"type": "structural_tag", "format": text}).decode()
+        return StructuredOutput(
+            kind=StructuredKind.STRUCTURAL_TAG, text=document, param="functions" if self.is_legacy else "tools"
+        )
 
     def forced_output(self) -> StructuredOutput | None:
         """JSON: the arguments of the one tool, or a list of calls."""
@@ -101,6 +144,7 @@ def tool_use(
         only=only,
         max_calls=1 if is_legacy or parallel is False or only is not None else None,
         is_legacy=is_legacy,
+        strict=frozenset(place for place, tool in enumerate(tools) if tool.function.strict),
     )
 
 

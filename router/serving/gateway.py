@@ -252,6 +252,8 @@ class Gateway:
             context = await self._until_taken(card, caller, prompt_tokens, longest)
         form = request.structured_output
         self._check_form(card, form)
+        if form is None and self.view.constrains(card.model):
+            form = prompts[0].calls_form
         await check_named_tokens(request, card, self._tokenizers)
         bad_words = await bad_word_tokens(request, card, self._tokenizers)
         sampling = partial(request.sampling, form=form, bad_words=bad_words)
@@ -289,7 +291,7 @@ class Gateway:
         if form is not None and not self.view.constrains(card.model):
             message = (
                 f"No unit that serves {card.model!r} can make its output follow a format; "
-                f"leave {form.param} out, or serve the model on a pool whose device is not simulated."
+                f"leave {form.param} out, or serve the model on a pool that can (SGLang's with a grammar_backend)."
             )
             raise UnsupportedParameter(message, param=form.param)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdmux_actor.messages import StructuredOutput
 from router.errors import ContextLengthExceeded, InvalidRequest
 from router.generation import ReplyShape
 from router.live_view import ContextLengths
@@ -18,11 +19,14 @@ from router.view import ModelCard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`echo` is what the reply repeats before the completion, `reply` how it is read, None where it is all answer."""
+    """`echo` is what the reply repeats before the completion, `reply` how it is read, None where it is all answer.
+    `calls_form` keeps calls in it to the schemas of strict tools, where the model's way to call is known.
+    """
 
     token_ids: tuple[int, ...]
     echo: str = ""
     reply: ReplyShape | None = None
+    calls_form: StructuredOutput | None = None
     skip_special_tokens: bool = True
 
 
@@ -33,6 +37,7 @@ async def chat_prompt(
     for tools that do not fit together.
     """
     use = request.tool_use()
+    use.check_strict()
     chat = await tokenizers.encode_chat(
         card,
         [message.for_template() for message in request.messages],
@@ -49,6 +54,7 @@ async def chat_prompt(
     return Prompt(
         token_ids=tuple(chat.token_ids),
         reply=shape,
+        calls_form=use.strict_calls(loaded.call_marks) if request.structured_output is None else None,
         skip_special_tokens=request.skips_special_tokens and not marks_are_special,
     )
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from pdmux_actor.serving.frames import framed
+from router.text.call_marks import CallMarks
 
 
 class TokenizerKey(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """`template_variables` are what a request may set of what the template reads; None: there is no template.
     `characters_per_token` bounds how many characters one token can stand for; None: nothing bounds it.
     `response_template` names the parts of a reply; `marks_are_special`: units must show special tokens for that.
+    `call_marks` say how the model writes calls of tools; None: it is not known.
     """
 
     call: int
@@ -76,6 +78,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     characters_per_token: int | None
     response_template: dict[str, Any]
     marks_are_special: bool
+    call_marks: CallMarks | None = None
 
 
 class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdmux_actor.models.checkpoint import is_shape_only
 from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
+from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
 from router.text.reply_templates import needs_special_tokens, template_for
 from router.text.tool_prompt import with_tools_told
@@ -55,6 +56,7 @@ class PromptEncoder:
         own = getattr(tokenizer, "response_template", None)
         self.response_template: dict[str, Any] = own or template_for(_chat_template(tokenizer))
         self.marks_are_special = needs_special_tokens(self.response_template, tokenizer.all_special_tokens)
+        self.call_marks = call_marks(self.response_template, tokenizer.all_special_tokens)
 
     def render_chat(
         self,

@@ -21,14 +21,14 @@ _END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>)"
 _CALL: Mapping[str, Any] = {"type": "function", "function": "{content}"}
 _NAMED_CALL: Mapping[str, Any] = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
-_HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
+HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
     "open_pattern": r"\s*<tool_call>",
     "close": "</tool_call>",
     "repeats": True,
     "content": "json",
     "transform": _CALL,
 }
-_QWEN_XML: Mapping[str, Any] = {
+QWEN_XML: Mapping[str, Any] = {
     "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
     "close_pattern": r"</function>\s*</tool_call>",
     "repeats": True,
@@ -36,7 +36,7 @@ _QWEN_XML: Mapping[str, Any] = {
     "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
     "transform": _NAMED_CALL,
 }
-_LLAMA_3: Mapping[str, Any] = {
+LLAMA_3: Mapping[str, Any] = {
     "open_pattern": r"(?:<\|python_tag\|>)?\s*(?=\{\s*\"name\"\s*:)",
     "close": ["<|eot_id|>", "<|eom_id|>"],
     "content": "json",
@@ -52,11 +52,11 @@ _MISTRAL_ARGS: Mapping[str, Any] = {
 }
 
 _TOOLS_BY_MARK: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("<function=", _QWEN_XML),
-    ("<tool_call>", _HERMES),
+    ("<function=", QWEN_XML),
+    ("<tool_call>", HERMES),
     ("[ARGS]", _MISTRAL_ARGS),
     ("[TOOL_CALLS]", _MISTRAL),
-    ("<|start_header_id|>", _LLAMA_3),
+    ("<|start_header_id|>", LLAMA_3),
 )
 
 
@@ -67,7 +67,7 @@ def template_for(chat_template: str) -> dict[str, Any]:
     fields: dict[str, Any] = {"content": {"close_pattern": _END, "content": "text"}}
     if "<think>" in chat_template or "</think>" in chat_template:
         fields["reasoning_content"] = {"open": "<think>", "close": "</think>", "content": "text"}
-    calls = next((calls for mark, calls in _TOOLS_BY_MARK if mark in chat_template), _HERMES)
+    calls = next((calls for mark, calls in _TOOLS_BY_MARK if mark in chat_template), HERMES)
     fields[TOOL_FIELD] = dict(calls)
     return {"defaults": {"role": "assistant"}, "start_anchor": list(_ANCHORS), "fields": fields}
 

@@ -86,6 +86,7 @@ class TextWorker:
             encoder.characters_per_token,
             encoder.response_template,
             encoder.marks_are_special,
+            encoder.call_marks,
         )
 
     def answer(self, call: TokenizerCall | ReplyCall) -> TextAnswer:

@@ -46,7 +46,7 @@ async def test_response_format__no_unit_can__400_with_the_remedy(serve) -> None:
 
     assert refused.value.param == "response_format"
     assert refused.value.code == "unsupported_parameter"
-    assert "a pool whose device is not simulated" in refused.value.body["message"]
+    assert "a pool that can" in refused.value.body["message"]
     assert unit.requests == []
 
 

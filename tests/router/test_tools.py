@@ -310,3 +310,51 @@ async def test_tools__unit_dies_in_a_call__it_goes_on_elsewhere(serve, hermes_fo
 
     assert reply.choices[0].message.tool_calls[0].function.arguments == '{"city": "Paris"}'
     assert sum(len(unit.requests) for unit in units) == 2
+
+
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+
+
+@pytest.mark.parametrize("parallel", [None, False])
+async def test_strict_tool__auto__calls_are_held_to_the_schema_and_text_is_free(talk, parallel) -> None:
+    sdk = await talk("One moment.\n" + CALL % "Rome", constrains=True)
+    more = {} if parallel is None else {"parallel_tool_calls": parallel}
+    reply = await ask(sdk, tools=[STRICT, TIME], **more)
+
+    form = sdk.unit.requests[0].sampling.structured_output
+    tag = json.loads(form.text)["format"]
+    assert (form.kind, form.param, tag["type"]) == (StructuredKind.STRUCTURAL_TAG, "tools", "triggered_tags")
+    assert [one["begin"] for one in tag["tags"]] == [
+        '<tool_call>\n{"name": "weather", "arguments": ',
+        '<tool_call>\n{"name": "time", "arguments": ',
+    ]
+    assert [one["content"]["json_schema"] for one in tag["tags"]] == [SCHEMA, {"type": "object"}]
+    assert tag["stop_after_first"] is (parallel is False)
+    (choice,) = reply.choices
+    assert (choice.message.content, choice.finish_reason) == ("One moment.", "tool_calls")
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Rome"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "body"),
+    [
+        ({"constrains": True}, {"tools": [WEATHER]}),  # no tool is strict
+        ({"constrains": False}, {"tools": [STRICT]}),  # no unit could
+        ({"constrains": True}, {"tools": [STRICT], "tool_choice": "none"}),
+    ],
+)
+async def test_strict_tool__not_asked_for_or_not_possible__nothing_is_masked(talk, unit, body) -> None:
+    sdk = await talk("Sunny.", **unit)
+    await ask(sdk, **body)
+
+    assert sdk.unit.requests[0].sampling.structured_output is None
+
+
+async def test_strict_tool__schema_that_cannot_be_kept_to__names_the_place(talk) -> None:
+    sdk = await talk("never said", constrains=True)
+    odd = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
+    tool = {"type": "function", "function": {"name": "odd", "parameters": odd, "strict": True}}
+    with pytest.raises(openai.BadRequestError, match="cannot be held to") as refused:
+        await ask(sdk, tools=[WEATHER, tool])
+
+    assert refused.value.param == "tools[1].function.parameters.properties.n.multipleOf"

@@ -23,7 +23,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("device_attention.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
     ("device_sampler.py", "_sent", "to"): "from pinned memory, without a wait",
-    ("constrained_rows.py", "mask", "to"): "from pinned memory, without a wait",
+    ("constrained_rows.py", "apply", "to"): "from pinned memory, without a wait",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
     ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",

@@ -1,0 +1,38 @@
+"""Tells how a model writes a call of a tool, where its way is known: what a mask can hold its calls to."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.text.reply_templates import HERMES, LLAMA_3, QWEN_XML, TOOL_FIELD
+
+
+class CallMarks(msgspec.Struct, frozen=True):
+    """A call is `before_name`, the name, `after_name`, the arguments in `style` (xgrammar's name of it), `end`.
+    `trigger` is where the model has begun one. `is_last`: nothing comes after the first.
+    """
+
+    trigger: str
+    before_name: str
+    after_name: str
+    end: str
+    style: str = "json"
+    is_last: bool = False
+
+
+# Mistral's marks are special tokens, which no mask lets through.
+_MARKS: Sequence[tuple[Mapping[str, Any], CallMarks]] = (
+    (HERMES, CallMarks("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")),
+    (QWEN_XML, CallMarks("<tool_call>", "<tool_call>\n<function=", ">\n", "\n</function>\n</tool_call>", "qwen_xml")),
+    (LLAMA_3, CallMarks('{"name":', '{"name": "', '", "parameters": ', "}", is_last=True)),
+)
+
+
+def call_marks(template: Mapping[str, Any], special_tokens: Collection[str]) -> CallMarks | None:
+    """Finds how the model calls by its response template. None: it is not known, or written with special tokens."""
+    calls = template["fields"].get(TOOL_FIELD)
+    found = next((marks for known, marks in _MARKS if calls == known), None)
+    if found is None or any(token in found.before_name + found.after_name + found.end for token in special_tokens):
+        return None
+    return found

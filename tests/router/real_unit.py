@@ -1,0 +1,39 @@
+"""A gateway and a unit with a real engine process behind it, in one process and without Ray."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from fake_unit import EASY, TOKEN, eventually
+from served_gateway import InlineText, running
+
+from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.lease import Lease, ModelAssignment
+from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.unit import Unit
+from router.serving.gateway import Gateway
+from router.view import FleetView, ModelCard, UnitView
+
+MODEL = "real"
+_START_TIMEOUT_S = 150.0
+
+
+@contextlib.asynccontextmanager
+async def real_fleet(folder: Path, settings: EngineSettings) -> AsyncIterator[str]:
+    """Yields the URL of a gateway that serves the checkpoint as MODEL."""
+    unit = Unit(NativeEngine(settings), unit_id="u", node="n", pool="p", num_gpus=1)
+    gateway = Gateway(start_text=InlineText.start)
+    await unit.start()
+    try:
+        model = ModelAssignment(model=MODEL, source=str(folder), quota_blocks=100_000, slo=EASY)
+        unit.apply_lease(Lease(version=1, models=(model,), policy="mux", stream_token=TOKEN))
+        await eventually(
+            lambda: [s.phase.value for s in unit.report().models] == ["ready"], deadline_s=_START_TIMEOUT_S
+        )
+        async with running(gateway) as url:
+            card = ModelCard(model=MODEL, source=str(folder), revision=None, slo=EASY, created_s=1)
+            shown = UnitView(report=unit.report(), age_s=0.1)
+            gateway.update_view(FleetView(models=(card,), units=(shown,), stream_token=TOKEN))
+            yield url
+    finally:
+        await unit.stop()
