@@ -28,11 +28,13 @@ from router.http.agent_routes import AGENT_BODIES, add_agent_routes
 from router.http.generation_endpoint import answer
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
+from router.http.tokenize_routes import add_tokenize_routes
 from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.document import Document, body_of, responses_of
 from router.openai.schemas import ChatCompletion, Completion, Health, Model, ModelList, Readiness, Version
+from router.openai.tokenize_requests import DetokenizeBody
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.tracing import RequestSpans
@@ -106,13 +108,14 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, gateway)
     add_agent_routes(app, gateway, responses or ResponseStore())
+    add_tokenize_routes(app, gateway)
     _add_model_routes(app, gateway)
     _add_operation_routes(app, gateway, read_metrics)
     if read_decisions is not None:
         _add_decisions_route(app, gateway, read_decisions)
     if read_fleet is not None:
         _add_fleet_route(app, gateway, read_fleet)
-    document = Document(app, AGENT_BODIES)
+    document = Document(app, [*AGENT_BODIES, DetokenizeBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 

@@ -11,9 +11,10 @@ from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.chat import unsupported_part
 from router.openai.large_body import parameters_and_prompt
 from router.openai.nearest_name import did_you_mean
-from router.openai.parameters import UNIMPLEMENTED, GenerationParameters
+from router.openai.parameters import UNIMPLEMENTED
+from router.openai.request_part import RequestPart
 
-RequestT = TypeVar("RequestT", bound=GenerationParameters)
+RequestT = TypeVar("RequestT", bound=RequestPart)
 
 SMALL_BODY_BYTES = 64 * 1024  # pydantic reads so much in some ms, whatever it is, and says best what is wrong
 

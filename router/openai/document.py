@@ -12,8 +12,9 @@ from pydantic.json_schema import models_json_schema
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.schemas import ErrorResponse
+from router.openai.tokenize_requests import TokenizeRequest
 
-_REQUESTS: Sequence[type[BaseModel]] = (ChatCompletionRequest, CompletionRequest)
+_REQUESTS: Sequence[type[BaseModel]] = (ChatCompletionRequest, CompletionRequest, TokenizeRequest)
 _GENERATION_ERRORS = (400, 404, 413, 415, 429, 500, 502, 503)
 _REF = "#/components/schemas/{model}"
 _MEANINGS: Mapping[int, str] = {

@@ -33,6 +33,7 @@ from router.openai.completion_reply import CompletionReply
 from router.openai.completions import CompletionRequest
 from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
+from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.routing.routing import RoutingSettings
 from router.serving.fanout import interleave
 from router.serving.generation_relay import GenerationRelay
@@ -42,6 +43,7 @@ from router.serving.prompts import Prompt, chat_prompt, check_prompt_logprobs, c
 from router.serving.reply_reading import read_parts
 from router.serving.request_tokens import bad_word_tokens, check_named_tokens
 from router.serving.response import GenerationResponse
+from router.serving.tokenizing import detokenize, tokenize
 from router.serving.waiting_requests import WaitingRequests
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.service_report import ServiceReport
@@ -194,6 +196,21 @@ class Gateway:
         """Makes the prompt that the request would have. Raises a RouterError."""
         card = self._enter(request.model)
         return await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenized:
+        """Raises a RouterError."""
+        card = self._enter(request.model)
+        longest = self.limits.max_prompt_tokens
+        token_ids, names = await tokenize(request, card, self._tokenizers, max_tokens=longest)
+        context = self.view.context(card.model)
+        told = Tokenized(count=len(token_ids), max_model_len=context and context.lately, tokens=token_ids)
+        return told if names is None else told.model_copy(update={"token_strs": names})
+
+    async def detokenize(self, request: DetokenizeBody) -> Detokenized:
+        """Raises a RouterError."""
+        card = self._enter(request.model)
+        longest = self.limits.max_prompt_tokens
+        return Detokenized(prompt=await detokenize(request, card, self._tokenizers, max_tokens=longest))
 
     async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
         """Answers a completion as `chat` does a chat."""

@@ -30,6 +30,8 @@ class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     template_arguments: dict[str, Any]
     template_timeout_s: float
     max_tokens: int
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False  # beside those that the template writes
 
 
 class EncodeText(msgspec.Struct, frozen=True, tag="text"):
@@ -41,6 +43,15 @@ class EncodeText(msgspec.Struct, frozen=True, tag="text"):
 
 
 class DecodeTokens(msgspec.Struct, frozen=True, tag="decode"):
+    call: int
+    tokenizer: TokenizerKey
+    token_ids: list[int]
+    skip_special_tokens: bool = True
+
+
+class NameTokens(msgspec.Struct, frozen=True, tag="name_tokens"):
+    """Asks what the vocabulary calls these tokens."""
+
     call: int
     tokenizer: TokenizerKey
     token_ids: list[int]
@@ -100,6 +111,11 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     text: str
 
 
+class TokensNamed(msgspec.Struct, frozen=True, tag="tokens_named"):
+    call: int
+    names: list[str]
+
+
 class TextRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The template refuses the messages or, `too_slow`, did not come to an end in time."""
 
@@ -137,10 +153,12 @@ class ReplyUnknown(msgspec.Struct, frozen=True, tag="unknown_reply"):
     call: int
 
 
-TokenizerCall = EncodeChat | EncodeText | DecodeTokens
+TokenizerCall = EncodeChat | EncodeText | DecodeTokens | NameTokens
 ReplyCall = OpenReply | ReadReply
-TextCall = LoadTokenizer | EncodeChat | EncodeText | DecodeTokens | OpenReply | ReadReply
-TextAnswer = TokenizerLoaded | TokenizerFailed | Encoded | Decoded | TextRefused | ReplyRead | ReplyUnknown
+TextCall = LoadTokenizer | TokenizerCall | OpenReply | ReadReply
+TextAnswer = (
+    TokenizerLoaded | TokenizerFailed | Encoded | Decoded | TokensNamed | TextRefused | ReplyRead | ReplyUnknown
+)
 
 
 def frame(message: TextCall | TextAnswer) -> bytes:

@@ -63,13 +63,15 @@ class PromptEncoder:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         """Raises:
         TemplateRefusal: the template says no, or these arguments make it fail.
         """
         import jinja2  # not at the top: the template engine is transformers' and comes with it
 
-        arguments = {**template_arguments, "tokenize": False, "add_generation_prompt": True}
+        arguments = {**template_arguments, "tokenize": False, "add_generation_prompt": add_generation_prompt}
         told = [dict(message) for message in messages]
         if not self._knows_tools and (tools or any("tool_calls" in message for message in messages)):
             told = with_tools_told(messages, tools)
@@ -88,9 +90,13 @@ class PromptEncoder:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns what the vocabulary calls these tokens; "" of an id that it does not have."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
 
 def load_encoder(source: str, revision: str | None) -> PromptEncoder:

@@ -20,12 +20,14 @@ from router.text.calls import (
     EncodeChat,
     Encoded,
     EncodeText,
+    NameTokens,
     TextAnswer,
     TextRefused,
     TokenizerCall,
     TokenizerFailed,
     TokenizerKey,
     TokenizerLoaded,
+    TokensNamed,
 )
 from router.text.lane import TextLane, TextLaneFull, TextTooSlow
 from router.text.process import StartText, TextProcess, TextProcessLost, TextService
@@ -123,8 +125,11 @@ class Tokenizers:
         tools: Sequence[Mapping[str, Any]] = (),
         effort: str | None = None,
         max_tokens: int,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
     ) -> EncodedChat:
-        """`effort` is how much reasoning is asked for, for templates that can be told.
+        """`effort` is how much reasoning is asked for, for templates that can be told. Templates write special tokens
+        themselves; `add_special_tokens` adds the tokenizer's.
 
         Raises:
             InvalidRequest: the model has no chat template, or it does not render these messages with these arguments;
@@ -145,6 +150,8 @@ class Tokenizers:
             template_arguments={**_effort_arguments(loaded.template_variables or (), effort), **template_arguments},
             template_timeout_s=self._limits.template_timeout_s,
             max_tokens=self._limits.max_prompt_tokens,
+            add_generation_prompt=add_generation_prompt,
+            add_special_tokens=add_special_tokens,
         )
         answer = await self._ask(card, call, characters, "messages", is_slow=key in self._slow_templates)
         if isinstance(answer, TextRefused):
@@ -170,15 +177,25 @@ class Tokenizers:
         )
         return self._token_ids(await self._ask(card, call, len(text), "prompt"), "prompt")
 
-    async def decode(self, card: ModelCard, token_ids: Sequence[int]) -> str:
+    async def decode(self, card: ModelCard, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Raises as `encode_chat`."""
         await self.of(card)
-        call = DecodeTokens(call=0, tokenizer=_key(card), token_ids=list(token_ids))
+        call = DecodeTokens(
+            call=0, tokenizer=_key(card), token_ids=list(token_ids), skip_special_tokens=skip_special_tokens
+        )
         answer = await self._ask(card, call, len(token_ids), "prompt")
         if isinstance(answer, TextRefused):
             raise InvalidRequest(f"These tokens are no text: {answer.reason}", param="prompt")
         assert isinstance(answer, Decoded), answer
         return answer.text
+
+    async def names(self, card: ModelCard, token_ids: Sequence[int]) -> list[str]:
+        """Returns what the vocabulary calls these tokens. Raises as `encode_chat`."""
+        await self.of(card)
+        call = NameTokens(call=0, tokenizer=_key(card), token_ids=list(token_ids))
+        answer = await self._ask(card, call, len(token_ids), "prompt")
+        assert isinstance(answer, TokensNamed), answer
+        return answer.names
 
     def close(self) -> None:
         for load in self._loads.values():

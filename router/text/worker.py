@@ -28,6 +28,7 @@ from router.text.calls import (
     Encoded,
     EncodeText,
     LoadTokenizer,
+    NameTokens,
     OpenReply,
     ReadReply,
     ReplyCall,
@@ -40,6 +41,7 @@ from router.text.calls import (
     TokenizerFailed,
     TokenizerKey,
     TokenizerLoaded,
+    TokensNamed,
     frame,
 )
 from router.text.encoder import PromptEncoder, TemplateRefusal, load_encoder
@@ -130,12 +132,20 @@ class TextWorker:
             match call:
                 case EncodeChat():
                     with self._limited(call.template_timeout_s):
-                        text = encoder.render_chat(call.messages, call.tools, call.template_arguments)
-                    return self._encoded(encoder, call, text, add_special_tokens=False)  # the template writes its own
+                        text = encoder.render_chat(
+                            call.messages,
+                            call.tools,
+                            call.template_arguments,
+                            add_generation_prompt=call.add_generation_prompt,
+                        )
+                    return self._encoded(encoder, call, text, add_special_tokens=call.add_special_tokens)
                 case EncodeText():
                     return self._encoded(encoder, call, call.text, add_special_tokens=call.add_special_tokens)
                 case DecodeTokens():
-                    return Decoded(call.call, encoder.decode(call.token_ids))
+                    text = encoder.decode(call.token_ids, skip_special_tokens=call.skip_special_tokens)
+                    return Decoded(call.call, text)
+                case NameTokens():
+                    return TokensNamed(call.call, encoder.names(call.token_ids))
         except TemplateRefusal as refusal:
             return TextRefused(call.call, str(refusal)[:500])
         except _TooSlow:
