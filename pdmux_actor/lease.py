@@ -25,7 +25,8 @@ class ModelAssignment:
 class Lease:
     """`version` grows with every change; a unit applies the newest it has seen. `stream_token` authenticates gateways
     on the unit's frame stream. `asleep` models keep their weights in host memory when they have left the device, if
-    the unit has them and can; whatever else is there is forgotten.
+    the unit has them and can; whatever else is there is forgotten. `pool_blocks` is the size of a KV pool that has none
+    of its own; a unit that holds a model keeps the one it has.
     """
 
     version: int
@@ -33,6 +34,7 @@ class Lease:
     policy: str
     stream_token: str
     asleep: tuple[ModelAssignment, ...] = ()
+    pool_blocks: int | None = None
 
 
 class ModelPhase(StrEnum):
@@ -75,6 +77,7 @@ class UnitReport:
     `max_models` None: its engine serves as many as fit. `constrains`: it can make outputs follow a JSON schema.
     `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are its engine's.
     `measured_device` is what the engine measured of its device at its start; None where it knows the device.
+    `sizes_pool`: its lease says how large its KV pool is; `total_blocks` is 0 until then.
     """
 
     unit_id: str
@@ -96,3 +99,4 @@ class UnitReport:
     constrains: bool = False
     host_memory_bytes: int = 0
     launch_limits: LaunchLimits = DEFAULT_LIMITS
+    sizes_pool: bool = False

@@ -13,7 +13,7 @@ MESH_SIZES = (1, 2, 4, 8)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     """Nodes that are alike. `memory_bytes` and `total_blocks` are those of one GPU; `mesh_sizes` are the GPU counts
-    that a unit may have, `max_models` how many models its engine serves.
+    that a unit may have, `max_models` how many models its engine serves, `sizes_pool` as in UnitCapacity.
     """
 
     name: str
@@ -23,6 +23,7 @@ class NodePool:
     memory_bytes: int
     block_bytes: int
     total_blocks: int
+    sizes_pool: bool = False
     mesh_sizes: tuple[int, ...] = MESH_SIZES
     max_models: int | None = None
     launch_limits: LaunchLimits = DEFAULT_LIMITS
@@ -43,6 +44,7 @@ class NodePool:
             memory_bytes=self.memory_bytes * num_gpus,
             block_bytes=self.block_bytes,
             total_blocks=self.total_blocks * num_gpus,
+            sizes_pool=self.sizes_pool,
             pool=self.name,
             node=f"{self.name}/{node}",
             device=self.device,

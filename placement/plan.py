@@ -11,11 +11,12 @@ from profiler.specs import DeviceSpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCapacity:
     """Holds what a unit offers, all its GPUs together. `total_blocks` counts the token blocks of its KV pool,
-    `block_bytes` their size; the pool is part of `memory_bytes`. `device` is one of its GPUs; None: its speed is not
-    known, and only memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its engine's: each
-    model needs room for such launches. `correction` is what its measured steps say of the estimate. `asleep` are models
-    whose weights its host memory holds, with the seconds that waking each takes; they change what a move costs, not
-    what the unit offers.
+    `block_bytes` their size; the pool is part of `memory_bytes`. `sizes_pool`: the pool has no size yet: it gets what
+    the models leave of the memory, and `total_blocks` are all that this may be. `device` is one of its GPUs; None: its
+    speed is not known, and only memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its
+    engine's: each model needs room for such launches. `correction` is what its measured steps say of the estimate.
+    `asleep` are models whose weights its host memory holds, with the seconds that waking each takes; they change what a
+    move costs, not what the unit offers.
     """
 
     unit_id: str
@@ -23,6 +24,7 @@ class UnitCapacity:
     memory_bytes: int
     block_bytes: int
     total_blocks: int
+    sizes_pool: bool = False
     pool: str = ""
     node: str = ""
     device: DeviceSpec | None = None

@@ -11,8 +11,9 @@ from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
-from pdmux_actor.executor.torch_cuda import GRAPH_MEMORY_SHARE, TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.scheduling.launch import Lane
+from placement.estimation.memory import graph_bytes
 
 
 class HalfStreams:
@@ -60,7 +61,7 @@ class HalvableGpu:
             block_bytes=self._block_bytes,
             lanes=CudaLanes(device, streams, num_sms=whole.num_sms, tells_sms=self._gain_when_told(streams, device)),
             device=spec,
-            graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), int(GRAPH_MEMORY_SHARE * spec.memory_bytes / 2)),
+            graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), graph_bytes(spec.memory_bytes) // 2),
             captured_batches=BUCKETS,
         )
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from deploy.profiling.profiled_engines import EngineToProfile
 
 _MIB = 1024**2
-_GPU_KV_BYTES = 16 * 1024 * _MIB
 
 
 def profile(
@@ -95,7 +94,7 @@ def _engine(
     dtype: str | None,
 ) -> "EngineToProfile":
     from deploy.profiling.profile_runs import engine_of_fleet
-    from deploy.profiling.profiled_engines import EngineToProfile, ModelToProfile  # brings torch
+    from deploy.profiling.profiled_engines import GPU_KV_BYTES, EngineToProfile, ModelToProfile  # brings torch
 
     if (file is None) == (checkpoint is None):
         given = "nothing" if file is None else "both"
@@ -119,7 +118,7 @@ def _engine(
         block_bytes=16 * 1024,
         cores=cores,
         device=device or "cpu",
-        kv_pool_bytes=_GPU_KV_BYTES if device == "cuda" else 256 * _MIB,
+        kv_pool_bytes=GPU_KV_BYTES if device == "cuda" else 256 * _MIB,
         max_batch_tokens=8192 if device == "cuda" else 2048,
         max_sequences=256 if device == "cuda" else 64,
     )

@@ -134,7 +134,7 @@ class ControlLoop:
         placements = self._plan.models_of(report.unit_id)
         placed = {p.model for p in placements}
         asleep = sleepers_of(report, placed, self._catalog, self._scale_to_zero.last_used_s)
-        return self._leases.renew(report, placements, self._catalog, asleep)
+        return self._leases.renew(report, placements, self._catalog, asleep, registry.pool_blocks(report.unit_id))
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
         """Takes in what a gateway has been asked for; it comes with each of its questions for the view."""
@@ -230,7 +230,7 @@ class ControlLoop:
         """
         quotas = {m.model: m.quota_blocks for m in report.load.models} if report.load is not None else {}
         held = [s.model for s in report.models if s.phase in _HELD and self._catalog.get(s.model) is not None]
-        share = report.total_blocks // max(1, len(held))
+        share = report.total_blocks // max(1, len(held))  # a unit with models has its pool
         adopted = UnitPlan(
             unit_id=report.unit_id,
             models=tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held),
@@ -326,6 +326,7 @@ class ControlLoop:
         if answered is None:
             return False
         asked, answer = answered
+        self._fleet.registry.size_pools(answer.pool_blocks)
         if not asked.is_look:
             self._adopt_plan(answer.solution, asked.why, now_s)
         elif self._why is None:

@@ -29,6 +29,7 @@ class LeaseBook:
         placements: tuple[ModelPlacement, ...],
         catalog: Catalog,
         asleep: tuple[ModelAssignment, ...] = (),
+        pool_blocks: int | None = None,
     ) -> Lease:
         """The same lease again while nothing in it changes and the unit has seen nothing newer."""
         known = ((catalog.get(p.model), p.quota_blocks) for p in placements)
@@ -37,6 +38,7 @@ class LeaseBook:
         if (
             old is not None
             and (old.models, old.policy, old.asleep) == (models, catalog.policy, asleep)
+            and old.pool_blocks == pool_blocks
             and report.lease_version <= old.version
         ):
             return old
@@ -47,6 +49,7 @@ class LeaseBook:
             policy=catalog.policy,
             stream_token=self._stream_token,
             asleep=asleep,
+            pool_blocks=pool_blocks,
         )
         self._leases[report.unit_id] = lease
         return lease

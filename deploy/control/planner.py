@@ -1,12 +1,14 @@
 """Works out plans for the control loop, which asks and goes on: the answer is there at a later tick."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deploy.control.plan_choice import Needs, Solution, solve
 from deploy.control.plan_worth import Appraisal, appraise
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan
+from placement.pool_sizing import size_pools
 from placement.problem import Solver
 
 
@@ -25,11 +27,14 @@ class PlanTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """`now` is what the task's goal does for the demand, `then` what the solution would."""
+    """`now` is what the task's goal does for the demand, `then` what the solution would. `pool_blocks` are the
+    sizes of KV pools that had none, by unit.
+    """
 
     solution: Solution
     now: Appraisal
     then: Appraisal
+    pool_blocks: Mapping[str, int] = field(default_factory=dict)
 
 
 class Planner(Protocol):
@@ -42,12 +47,19 @@ class Planner(Protocol):
         ...
 
 
-def work_out(task: PlanTask, solver: Solver, estimator: Estimator) -> PlanAnswer:
-    solution = solve(solver, task.needs, task.current)
+def work_out(
+    task: PlanTask, solver: Solver, estimator: Estimator, is_time_up: Callable[[], bool] = lambda: False
+) -> PlanAnswer:
+    units = size_pools(task.needs.units, task.needs.models, estimator, is_time_up)
+    needs = replace(task.needs, units=units)
+    solution = solve(solver, needs, task.current)
     return PlanAnswer(
         solution=solution,
-        now=appraise(task.needs, task.goal, estimator),
-        then=appraise(task.needs, solution.plan, estimator),
+        now=appraise(needs, task.goal, estimator),
+        then=appraise(needs, solution.plan, estimator),
+        pool_blocks={
+            u.unit_id: u.total_blocks for u, given in zip(units, task.needs.units, strict=True) if given.sizes_pool
+        },
     )
 
 

@@ -21,6 +21,7 @@ class KnownUnit:
     heard_s: float
     joined_s: float
     device: DeviceSpec | None
+    pool_blocks: int | None = None  # of a pool without a size of its own, once planned
 
     @property
     def unit_id(self) -> str:
@@ -28,13 +29,14 @@ class KnownUnit:
 
     @property
     def capacity(self) -> UnitCapacity:
-        report = self.report
+        report, blocks = self.report, self.report.total_blocks or self.pool_blocks
         return UnitCapacity(
             unit_id=report.unit_id,
             num_gpus=report.num_gpus,
             memory_bytes=report.memory_bytes,
             block_bytes=report.block_bytes,
-            total_blocks=report.total_blocks,
+            total_blocks=report.memory_bytes // report.block_bytes if blocks is None else blocks,
+            sizes_pool=report.sizes_pool and blocks is None,
             pool=report.pool,
             node=report.node,
             max_models=report.max_models,
@@ -78,6 +80,13 @@ class UnitRegistry:
     def capacity_of(self, unit_id: str) -> UnitCapacity:
         return self._units[unit_id].capacity
 
+    def pool_blocks(self, unit_id: str) -> int | None:
+        """What its lease says: None where the pool has a size of its own, or is not planned yet."""
+        unit = self._units.get(unit_id)
+        if unit is None or not unit.report.sizes_pool:
+            return None
+        return unit.pool_blocks or unit.report.total_blocks or None
+
     def staying(self) -> list[KnownUnit]:
         return [u for u in self._units.values() if not u.report.is_leaving]
 
@@ -85,8 +94,16 @@ class UnitRegistry:
         """Takes in a heartbeat and returns what was known of the unit before; None for one that is new."""
         before = self._units.get(report.unit_id)
         joined_s = now_s if before is None else before.joined_s
-        self._units[report.unit_id] = KnownUnit(report, now_s, joined_s, self._costs.device_of(report))
+        device = self._costs.device_of(report)
+        pool_blocks = None if before is None else before.pool_blocks
+        self._units[report.unit_id] = KnownUnit(report, now_s, joined_s, device, pool_blocks)
         return before
+
+    def size_pools(self, blocks: Mapping[str, int]) -> None:
+        """Of units that have no pool yet; some may be gone."""
+        for unit_id, size in blocks.items():
+            if (unit := self._units.get(unit_id)) is not None and unit.capacity.sizes_pool:
+                unit.pool_blocks = size
 
     def drop_silent(self, now_s: float) -> list[Lost]:
         """Fail static: most of several units silent at once is taken for a broken network at first."""

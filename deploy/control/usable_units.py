@@ -118,7 +118,7 @@ class Fleet:
 
     def total_blocks(self, unit_id: str) -> int:
         unit = self.registry.get(unit_id)
-        return 0 if unit is None else unit.report.total_blocks
+        return 0 if unit is None else unit.capacity.total_blocks
 
     def lingering(self, unit_id: str) -> frozenset[str]:
         return frozenset(self._phases(unit_id))

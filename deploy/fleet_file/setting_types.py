@@ -70,3 +70,20 @@ def _more_than_nothing(size: ByteSize) -> ByteSize:
 
 Size = Annotated[ByteSize, AfterValidator(_more_than_nothing)]
 """A constraint would add a keyword to the JSON schema that is none."""
+
+KvMemory = Annotated[
+    Size | None,
+    BeforeValidator(lambda value: None if value == "auto" else value),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"pattern": r"^\s*(auto|(\d*\.?\d+)\s*(\w+)?)$", "type": "string"},
+                {"minimum": 0, "type": "integer"},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+"""None: the plan sizes it, or CPU_KV_BYTES."""
+
+CPU_KV_BYTES = ByteSize(256 * 1024 * 1024)

@@ -15,9 +15,11 @@ from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_me
 from deploy.fleet_file.known_devices import unknown_device
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import (
+    CPU_KV_BYTES,
     Backend,
     DeviceName,
     Dtype,
+    KvMemory,
     LabelKey,
     LabelValue,
     ModelId,
@@ -129,8 +131,9 @@ class PoolSection(Section):
     With several pools in one cluster, give each its own. One machine (`muxfleet up`) stands for all pools."""
     cores: PositiveInt | None = None
     """For cpu: cores of one unit. Default: all."""
-    kv_memory: Size = ByteSize(256 * 1024 * 1024)
-    """Token-block pool of one unit, for example 256MiB."""
+    kv_memory: KvMemory = None
+    """Token-block pool of one unit, for example 40GiB. Default: auto, what the models that are planned on such units
+    leave of their memory (docs/planner.md); 256MiB where a CPU serves."""
     device_memory: Size | None = None
     """Memory for weights and KV of one unit. Default: what the device has."""
     host_memory: HostMemory = None
@@ -141,6 +144,11 @@ class PoolSection(Section):
     guard: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """File (relative to this file, in a folder that is there) in which the units of a node keep what they learn about
     contention between prefill and decode: written when a unit stops, read when one starts. Default: learned anew."""
+
+    @property
+    def kv_bytes(self) -> ByteSize | None:
+        """None: the plan sizes the pool."""
+        return self.kv_memory or (CPU_KV_BYTES if self.device != "cuda" and self.gpu_type is None else None)
 
     @property
     def num_units(self) -> int:
@@ -372,6 +380,6 @@ def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: str)
         refuse("gpu_type", pool.gpu_type, unknown)
     if pool.device != "cpu" and pool.cores is not None:
         refuse("cores", pool.cores, "only for cpu pools; remove it")
-    if pool.device_memory is not None and pool.kv_memory >= pool.device_memory:
+    if pool.device_memory is not None and pool.kv_memory is not None and pool.kv_memory >= pool.device_memory:
         refuse("kv_memory", pool.kv_memory.human_readable(), "leaves no device_memory for weights; lower it")
     return problems

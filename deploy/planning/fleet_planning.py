@@ -13,12 +13,15 @@ from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.pool_hardware import hardware_of
 from deploy.planning.profiled_costs import profiled_costs, profiles_of
+from pdmux_actor.backends.sglang.options import SGLANG_MEMORY_SHARE
+from placement.estimation.memory import fillable_bytes
 from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served, most_served_of_nodes
 from placement.launch_limits import LaunchLimits
 from placement.nodes import NodePool
 from placement.plan import Plan, UnitCapacity
+from placement.pool_sizing import size_pools, with_pools_of
 from placement.problem import FleetSolver, PlacementModel
 from placement.solvers.entry import IsTimeUp, SolverEntry
 from placement.solvers.registry import SOLVERS
@@ -58,7 +61,8 @@ def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsT
         UnsupportedModel: a checkpoint cannot be served.
         FleetTooLarge: solver exhaustive only.
     """
-    models, units, estimator = placement_models(fleet), units_of_fleet(fleet), estimator_of(fleet)
+    models, estimator = placement_models(fleet), estimator_of(fleet)
+    units = size_pools(units_of_fleet(fleet), models, estimator, is_time_up)
     plan = _solver(fleet).make(estimator, is_time_up).solve(units, models, current)
     return PlannedFleet(plan=plan, models=models, units=units, estimator=estimator, num_gpus=_num_gpus(fleet))
 
@@ -67,9 +71,8 @@ def lay_out_fleet(fleet: FleetFile, *, is_time_up: IsTimeUp = lambda: False) -> 
     """Plans for the same nodes, with mesh sizes of the solver's choice. Raises as `plan_fleet`."""
     models, estimator = placement_models(fleet), estimator_of(fleet)
     layout = _fleet_solver(fleet, estimator, is_time_up).lay_out(node_pools(fleet), models)
-    return PlannedFleet(
-        plan=layout.plan, models=models, units=layout.units, estimator=estimator, num_gpus=_num_gpus(fleet)
-    )
+    units = with_pools_of(layout.plan, layout.units)
+    return PlannedFleet(plan=layout.plan, models=models, units=units, estimator=estimator, num_gpus=_num_gpus(fleet))
 
 
 def with_solver(fleet: FleetFile, solver: str | None) -> FleetFile:
@@ -130,9 +133,10 @@ def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
             num_nodes=pool.nodes.min,
             gpus_per_node=pool.gpus_per_node,
             device=hardware_of(pool).device,
-            memory_bytes=_memory_bytes(pool) // pool.mesh_gpus,
+            memory_bytes=_memory_bytes(fleet, pool) // pool.mesh_gpus,
             block_bytes=fleet.engine.block_bytes,
-            total_blocks=pool.kv_memory // pool.mesh_gpus // fleet.engine.block_bytes,
+            total_blocks=_pool_bytes(fleet, pool) // pool.mesh_gpus // fleet.engine.block_bytes,
+            sizes_pool=pool.kv_bytes is None,
             max_models=_max_models(fleet, pool),
             launch_limits=_launch_limits(fleet),
         )
@@ -170,14 +174,15 @@ def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
 
 
 def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
-    memory_bytes, device = _memory_bytes(pool), hardware_of(pool).device
+    memory_bytes, device = _memory_bytes(fleet, pool), hardware_of(pool).device
     for i in range(pool.num_units):
         yield UnitCapacity(
             unit_id=f"{pool.name}/{i}",
             num_gpus=pool.mesh_gpus,
             memory_bytes=memory_bytes,
             block_bytes=fleet.engine.block_bytes,
-            total_blocks=pool.kv_memory // fleet.engine.block_bytes,
+            total_blocks=_pool_bytes(fleet, pool) // fleet.engine.block_bytes,
+            sizes_pool=pool.kv_bytes is None,
             pool=pool.name,
             node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
             device=device,
@@ -195,10 +200,19 @@ def _launch_limits(fleet: FleetFile) -> LaunchLimits:
     return LaunchLimits(batch_tokens=engine.max_batch_tokens, sequences=engine.max_running_sequences)
 
 
-def _memory_bytes(pool: PoolSection) -> int:
-    """Of one unit."""
+def _pool_bytes(fleet: FleetFile, pool: PoolSection) -> int:
+    """Of one unit; of one whose pool has no size yet all of its memory."""
+    return _memory_bytes(fleet, pool) if pool.kv_bytes is None else int(pool.kv_bytes)
+
+
+def _memory_bytes(fleet: FleetFile, pool: PoolSection) -> int:
+    """Of one unit. Where the plan may fill it to the brim, without what the engine keeps for itself."""
     if pool.device_memory is not None:
         return int(pool.device_memory)
-    if pool.gpu_type is not None:
-        return hardware_of(pool).device.memory_bytes * pool.mesh_gpus
-    return psutil.virtual_memory().total
+    if pool.gpu_type is None:
+        return psutil.virtual_memory().total
+    device_bytes = hardware_of(pool).device.memory_bytes
+    if pool.kv_bytes is None:
+        is_sglang = fleet.backend(pool) == "sglang"
+        device_bytes = int(SGLANG_MEMORY_SHARE * device_bytes) if is_sglang else fillable_bytes(device_bytes)
+    return device_bytes * pool.mesh_gpus

@@ -48,7 +48,7 @@ def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator) -
     def is_time_up() -> bool:
         return time.monotonic() >= until_s or _has_news(connection)
 
-    answer = work_out(call.task, SOLVERS[call.solver].make(estimator, is_time_up), estimator)
+    answer = work_out(call.task, SOLVERS[call.solver].make(estimator, is_time_up), estimator, is_time_up)
     return PlannerReply(number=call.number, answer=answer)
 
 

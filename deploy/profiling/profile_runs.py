@@ -9,7 +9,7 @@ from pathlib import Path
 from deploy.errors import OptionNotUsable, OutputNotWritable
 from deploy.fleet_file.setting_types import Backend
 from deploy.fleet_file.settings import FleetFile, PoolSection
-from deploy.profiling.profiled_engines import EngineToProfile, ModelToProfile, ProfiledEngine, open_engine
+from deploy.profiling.profiled_engines import GPU_KV_BYTES, EngineToProfile, ModelToProfile, ProfiledEngine, open_engine
 from profiler.machine import gpu_facts, machine_facts, source_version
 from profiler.measuring import measure
 from profiler.partition_rates import with_rates
@@ -43,7 +43,7 @@ def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: Backend | 
             ModelToProfile(name=m.id, source=m.source, revision=m.revision, dtype=m.dtype or engine.dtype)
             for m in fleet.models
         ),
-        kv_pool_bytes=int(pool.kv_memory),
+        kv_pool_bytes=int(pool.kv_bytes or GPU_KV_BYTES),
         block_bytes=int(engine.block_bytes),
         cores=pool.cores,
         max_batch_tokens=engine.max_batch_tokens,

@@ -15,6 +15,8 @@ from profiler.probe import Probe
 from profiler.specs import DeviceSpec
 from profiler.sweep import partition_shares
 
+GPU_KV_BYTES = 16 << 30  # where nothing else says how large a pool is measured with
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelToProfile:

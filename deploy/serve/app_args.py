@@ -30,7 +30,7 @@ class UnitShape(Args):
     """SGLang's options; None: our own engine."""
     gpu_type: str | None = None
     cores: int | None = None
-    kv_pool_bytes: int
+    kv_pool_bytes: int | None = None
     device_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
     gpus_per_node: int = 1

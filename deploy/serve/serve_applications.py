@@ -16,6 +16,7 @@ from ray.serve import Application
 from deploy.environment import allows_open_ray, otlp_endpoint
 from deploy.errors import OpenCluster
 from deploy.fleet_file.key_file import read_key_file
+from deploy.fleet_file.setting_types import CPU_KV_BYTES
 from deploy.log_lines import log_from_replica
 from deploy.serve.app_args import (
     CONTROLLER_DEPLOYMENT,
@@ -97,7 +98,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             kind=_engine_kind(shape),
             num_gpus=shape.num_gpus,
             sglang=msgspec.convert(shape.sglang or {}, SglangOptions),
-            kv_pool_bytes=shape.kv_pool_bytes,
+            kv_pool_bytes=shape.kv_pool_bytes or _cpu_kv_bytes(shape),
             block_bytes=shape.block_bytes,
             dtype=shape.dtype,
             num_cores=shape.cores,
@@ -120,6 +121,11 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
         drain_timeout_s=DRAIN_TIMEOUT_S,
         watch=WatchSettings(**shape.watch.model_dump()),
     )
+
+
+def _cpu_kv_bytes(shape: UnitShape) -> int | None:
+    """None: the plan sizes the pool of a GPU."""
+    return CPU_KV_BYTES if shape.device != "cuda" and shape.gpu_type is None else None
 
 
 def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]:

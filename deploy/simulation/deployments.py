@@ -123,7 +123,7 @@ def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
         )
         half_bytes = units[0].memory_bytes // 2
         changes["device_memory"] = ByteSize(half_bytes)
-        changes["kv_memory"] = ByteSize(max(0, min(half_bytes - beside_kv, pool.kv_memory)))
+        changes["kv_memory"] = ByteSize(max(0, min(half_bytes - beside_kv, pool.kv_memory or half_bytes)))
     return pool.model_copy(update=changes)
 
 

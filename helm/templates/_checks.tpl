@@ -89,7 +89,7 @@
 {{- if and (ne $pool.device "cpu") $pool.cores -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.cores" $key) "value" $pool.cores "remedy" "only for cpu pools; remove it") -}}
 {{- end -}}
-{{- if $pool.device_memory -}}
+{{- if and $pool.device_memory $pool.kv_memory -}}
 {{- if ge ($pool.kv_memory | int64) ($pool.device_memory | int64) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.kv_memory" $key) "value" $pool.kv_memory "remedy" "leaves no device_memory for weights; lower it") -}}
 {{- end -}}

@@ -12,9 +12,10 @@
 {{- $ownPath := printf "pools.%s" $pool.name -}}
 {{- include "muxfleet.checkGroup" (dict "root" $root "group" $group "own" $own "path" "workers" "ownPath" $ownPath) -}}
 {{- if eq $pool.device "cpu" -}}
+{{- $kv := default (include "muxfleet.data" $root | fromJson).cpuKvBytes $pool.kv_memory -}}
 {{- with get (default dict $group.resources.limits) "memory" -}}
-{{- if ge ($pool.kv_memory | float64) (include "muxfleet.quantity" . | float64) -}}
-{{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].kv_memory" $i) "value" $pool.kv_memory "remedy" (printf "leaves nothing of its pods' memory for weights (%s.resources.limits.memory is %v); lower it or raise the limit" (ternary $ownPath "workers" (hasKey $own "resources")) .)) -}}
+{{- if ge ($kv | float64) (include "muxfleet.quantity" . | float64) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].kv_memory" $i) "value" ($kv | int64) "remedy" (printf "leaves nothing of its pods' memory for weights (%s.resources.limits.memory is %v); lower it or raise the limit" (ternary $ownPath "workers" (hasKey $own "resources")) .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -16,6 +16,7 @@ class EngineCapacity:
     """`max_models` None: as many as fit. `constrains`: outputs can be made to follow a JSON schema.
     `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are those of its scheduler.
     `measured_device` is told of a device that no table has.
+    `sizes_pool`: there is no pool until `resize_pool`.
     """
 
     device: str
@@ -27,6 +28,7 @@ class EngineCapacity:
     host_memory_bytes: int = 0
     measured_device: DeviceSpec | None = None
     launch_limits: LaunchLimits = DEFAULT_LIMITS
+    sizes_pool: bool = False
 
 
 class Engine(Protocol):
@@ -35,6 +37,10 @@ class Engine(Protocol):
     """
 
     async def start(self) -> EngineCapacity: ...
+
+    async def resize_pool(self, total_blocks: int) -> int:
+        """Returns how many blocks the pool has: what it had if it holds a model, fewer if memory does not hold all."""
+        ...
 
     async def add_model(self, assignment: ModelAssignment) -> int:
         """Returns the model's maximum length in tokens. One that is asleep wakes.

@@ -30,9 +30,11 @@ from pdmux_actor.serving.commands import (
     ModelRemoved,
     Notice,
     NoticeReader,
+    PoolResized,
     QuotasChanged,
     ReadDecisionsCommand,
     RemoveModelCommand,
+    ResizePoolCommand,
     SetQuotasCommand,
     Shutdown,
     Started,
@@ -55,8 +57,17 @@ _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 0.25
 
-_Call = LoadModelCommand | RemoveModelCommand | SetQuotasCommand | ReadDecisionsCommand | TimeLaunch
-_Answer = ModelLoaded | ModelFailed | ModelRemoved | QuotasChanged | DecisionsRead | LaunchTimed | LaunchNotTimed
+_Call = LoadModelCommand | RemoveModelCommand | ResizePoolCommand | SetQuotasCommand | ReadDecisionsCommand | TimeLaunch
+_Answer = (
+    PoolResized
+    | ModelLoaded
+    | ModelFailed
+    | ModelRemoved
+    | QuotasChanged
+    | DecisionsRead
+    | LaunchTimed
+    | LaunchNotTimed
+)
 
 
 class NativeEngine:
@@ -130,7 +141,14 @@ class NativeEngine:
             host_memory_bytes=started.host_memory_bytes,
             measured_device=started.measured_device,
             launch_limits=self._settings.scheduler.launch_limits(),
+            sizes_pool=started.sizes_pool,
         )
+
+    async def resize_pool(self, total_blocks: int) -> int:
+        command = ResizePoolCommand(call=next(self._call_ids), total_blocks=total_blocks)
+        answer = await self._call(command, within_s=self._watch.settings.load_s)
+        assert isinstance(answer, PoolResized)
+        return answer.total_blocks
 
     async def add_model(self, assignment: ModelAssignment) -> int:
         call = next(self._call_ids)
@@ -261,7 +279,8 @@ class NativeEngine:
                 assert self._started is not None
                 self._started.set_result(notice)
             case (
-                ModelLoaded()
+                PoolResized()
+                | ModelLoaded()
                 | ModelFailed()
                 | ModelRemoved()
                 | QuotasChanged()

@@ -72,6 +72,12 @@ class HostingExecutor(Executor, Protocol):
     memory_is_host: bool
     """Models that sleep lie in the same memory as those that serve."""
 
+    def resize_pool(self, total_blocks: int) -> int:
+        """Gives the KV pool another size, while no model is attached or loaded. Returns how many blocks it has: fewer,
+        where memory does not hold all.
+        """
+        ...
+
     def sleep_model(self, model: str, most_bytes: int) -> int:
         """Copies the weights of a loaded model, which may run meanwhile; `detach_model` then frees those on the
         device. Returns the bytes of host memory that they take.

@@ -155,6 +155,10 @@ class SimulatedExecutor:
     def now(self) -> float:
         return self._clock.now()
 
+    def resize_pool(self, total_blocks: int) -> int:
+        self.total_blocks = total_blocks
+        return total_blocks
+
     def load_model(
         self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
     ) -> ModelInfo:

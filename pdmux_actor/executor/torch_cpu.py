@@ -81,6 +81,11 @@ class TorchCpuExecutor:
     def now(self) -> float:
         return time.perf_counter()
 
+    def resize_pool(self, total_blocks: int) -> int:
+        self.total_blocks = min(total_blocks, psutil.virtual_memory().available // self.block_bytes)
+        self._storage = KvStorage(self.total_blocks, self.block_bytes)
+        return self.total_blocks
+
     def load_model(
         self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
     ) -> ModelInfo:

@@ -47,17 +47,12 @@ from pdmux_actor.scheduling.launch import (
     lane_number,
 )
 from pdmux_actor.scheduling.partition import decode_shares
-from placement.estimation.memory import resident_bytes
+from placement.estimation.memory import LIBRARY_BYTES, graph_bytes, resident_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
 
 _LOG = logging.getLogger(__name__)
-# Of the device's memory, for captured decode graphs (MuxWise §4.5: 6.2 %).
-GRAPH_MEMORY_SHARE = 0.06
-# cuBLAS keeps 32 MiB for every stream that multiplied, two for each of eight partitions; kernels' code is the rest.
-_LIBRARY_BYTES = 1 << 30
-
 _FASTEST_DTYPE = "bfloat16"  # on every GPU that is new enough for this executor
 
 
@@ -103,7 +98,7 @@ class TorchCudaExecutor:
         self._default_dtype = default_dtype
         self._launch_limits = launch_limits
         self._lanes = lanes
-        self._pool = torch.zeros(self.total_blocks, block_bytes, dtype=torch.uint8, device=lanes.device)
+        self._pool = self._new_pool()
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, CudaModel] = {}
         self._asleep: dict[str, HostCopy] = {}
@@ -117,6 +112,15 @@ class TorchCudaExecutor:
 
     def now(self) -> float:
         return time.perf_counter()
+
+    def resize_pool(self, total_blocks: int) -> int:
+        self._pool = self._pool[:0].clone()  # before the new one is made: there is room for one
+        self.total_blocks = min(total_blocks, self._free_bytes() // self.block_bytes)
+        self._pool = self._new_pool()
+        return self.total_blocks
+
+    def _new_pool(self) -> torch.Tensor:
+        return torch.zeros(self.total_blocks, self.block_bytes, dtype=torch.uint8, device=self._lanes.device)
 
     def load_model(
         self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
@@ -377,15 +381,15 @@ def open_cuda_executor(
     _LOG.info("%s: %d SMs, partitioned by %s; prefill by %s", spec.name, spec.num_sms, streams.kind, flash)
     products = "told the SMs of their partition" if gains else "as for the whole GPU, also on a partition"
     _LOG.info("matrix products run %s", products)
-    graph_bytes = int(GRAPH_MEMORY_SHARE * spec.memory_bytes)
-    fillable_bytes = min(spec.memory_bytes, lanes.free_memory_bytes()) - graph_bytes - _LIBRARY_BYTES
+    for_graphs = graph_bytes(spec.memory_bytes)
+    fillable_bytes = min(spec.memory_bytes, lanes.free_memory_bytes()) - for_graphs - LIBRARY_BYTES
     return TorchCudaExecutor(
         kv_pool_bytes=kv_pool_bytes,
         block_bytes=block_bytes,
         default_dtype=default_dtype,
         lanes=lanes,
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
-        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, graph_bytes),
+        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
         captured_batches=captured_batches if captures else (),
         launch_limits=launch_limits,
         chosen={"prefill_attention": flash, "products": products},

@@ -120,6 +120,12 @@ class BlockPool:
     def cached_blocks(self) -> int:
         return self._cached_blocks
 
+    def resize(self, total_blocks: int) -> None:
+        """Of a pool that no model is in."""
+        assert not self._models, "blocks of a model would be lost"
+        self.total_blocks = self._num_free = total_blocks
+        self._free = None if self._free is None else FreeBlocks(total_blocks)
+
     def add_model(self, model: str, geometry: KvGeometry, quota_blocks: int) -> Blocks:
         """Returns the row table `[max_rows, blocks_per_row]`, which allocation fills in place."""
         assert model not in self._models, f"{model} is in the pool already"

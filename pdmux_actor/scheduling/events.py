@@ -47,6 +47,13 @@ class SetQuotas:
 
 
 @dataclass(frozen=True, slots=True)
+class ResizePool:
+    """The pool has so many blocks from now on. No model is attached."""
+
+    total_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class SetPolicy:
     policy: str
 
@@ -64,4 +71,4 @@ class Stop:
     """The engine loop returns after this turn. What still runs is not answered: drain first."""
 
 
-Event = Arrival | Abort | AttachModel | RemoveModel | SetQuotas | SetPolicy | ReadDecisions | Stop
+Event = Arrival | Abort | AttachModel | RemoveModel | SetQuotas | ResizePool | SetPolicy | ReadDecisions | Stop

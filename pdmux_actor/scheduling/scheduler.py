@@ -25,6 +25,7 @@ from pdmux_actor.scheduling.events import (
     Event,
     ReadDecisions,
     RemoveModel,
+    ResizePool,
     SetPolicy,
     SetQuotas,
     Stop,
@@ -101,6 +102,8 @@ class Scheduler:
                 self._remove_model(model)
             case SetQuotas(quota_blocks=quotas):
                 self._set_quotas(quotas)
+            case ResizePool(total_blocks=total_blocks):
+                self._pool.resize(total_blocks)
             case SetPolicy(policy=policy):
                 self._policy = make_policy(policy)
                 self._first_tokens.may_hold = self._policy.target_aware

@@ -25,6 +25,7 @@ from pdmux_actor.serving.commands import (
     QuotasChanged,
     ReadDecisionsCommand,
     RemoveModelCommand,
+    ResizePoolCommand,
     SetQuotasCommand,
     Shutdown,
     Submit,
@@ -86,7 +87,7 @@ class CommandIntake:
             case AbortRequest(request_id=request_id):
                 if not self._structured.abort(request_id):
                     self._inbox.put(Abort(request_id))
-            case LoadModelCommand() | RemoveModelCommand():
+            case LoadModelCommand() | RemoveModelCommand() | ResizePoolCommand():
                 self._loaded_models.order(command)
             case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
                 self._inbox.put(SetQuotas(quota_blocks))

@@ -24,11 +24,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     what was measured, and a simulated engine takes the times of the machine it was measured on. `guard` is a file in
     which it keeps what its contention guard learned. `num_gpus` are one tensor-parallel group; `sglang` is for the
     kinds that run SGLang. `host_memory_bytes` are for the weights of models that sleep; None means this unit's share of
-    the node's memory, which it has with `units_per_node` others like it.
+    the node's memory, which it has with `units_per_node` others like it. `kv_pool_bytes` None: no pool until
+    ResizePoolCommand.
     """
 
     kind: Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]
-    kv_pool_bytes: int
+    kv_pool_bytes: int | None
     block_bytes: int = 16 * 1024
     dtype: str | None = None
     num_cores: int | None = None
@@ -42,6 +43,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sglang: SglangOptions = SglangOptions()
     host_memory_bytes: int | None = 0
     units_per_node: int = 1
+
+
+class ResizePoolCommand(msgspec.Struct, frozen=True, tag="resize_pool"):
+    """Answered by PoolResized, behind loads and removals that were asked for before. A pool that a model is in keeps
+    its size.
+    """
+
+    call: int
+    total_blocks: int
 
 
 class LoadModelCommand(msgspec.Struct, frozen=True, tag="load_model"):
@@ -119,6 +129,14 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     constrains: bool = False
     host_memory_bytes: int = 0
     measured_device: DeviceSpec | None = None
+    sizes_pool: bool = False
+
+
+class PoolResized(msgspec.Struct, frozen=True, tag="pool_resized"):
+    """`total_blocks`: how many there are."""
+
+    call: int
+    total_blocks: int
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):
@@ -173,7 +191,8 @@ class LoadReported(msgspec.Struct, frozen=True, tag="load"):
 
 
 Command = (
-    LoadModelCommand
+    ResizePoolCommand
+    | LoadModelCommand
     | RemoveModelCommand
     | Submit
     | AbortRequest
@@ -185,6 +204,7 @@ Command = (
 )
 Notice = (
     Started
+    | PoolResized
     | ModelLoaded
     | ModelFailed
     | ModelRemoved

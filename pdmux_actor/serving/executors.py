@@ -21,7 +21,7 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Host
         return SimulatedExecutor(
             device=device,
             latency=known.latency if known is not None else RooflineLatency(device, num_gpus=settings.num_gpus),
-            total_blocks=settings.kv_pool_bytes // settings.block_bytes,
+            total_blocks=(settings.kv_pool_bytes or 0) // settings.block_bytes,
             block_bytes=settings.block_bytes,
             clock=RealClock(),
             host_s=0.0 if settings.device_type is None else GPU_HOST_S,
@@ -32,7 +32,7 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Host
     from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 
     return TorchCpuExecutor(
-        kv_pool_bytes=settings.kv_pool_bytes,
+        kv_pool_bytes=settings.kv_pool_bytes or 0,
         block_bytes=settings.block_bytes,
         num_cores=settings.num_cores,
         default_dtype=settings.dtype,
@@ -47,7 +47,7 @@ def _cuda_executor(settings: EngineSettings) -> HostingExecutor:
             reason=f"the Python package {missing.name} is not installed", remedy="pip install 'muxfleet[cuda]'"
         ) from missing
     return open_cuda_executor(
-        kv_pool_bytes=settings.kv_pool_bytes,
+        kv_pool_bytes=settings.kv_pool_bytes or 0,
         block_bytes=settings.block_bytes,
         default_dtype=settings.dtype,
         divides_decode=settings.scheduler.decode_lanes > 1,

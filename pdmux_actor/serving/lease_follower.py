@@ -53,7 +53,7 @@ class LeaseFollower:
     """A model that the lease no longer names, or names with other weights, takes no new streams from then on; it leaves
     the engine when its streams have ended, at the latest after `drain_timeout_s`: into host memory where the lease says
     so. Loads wait for models that leave: they may need the memory. A load that fails is tried again, with growing
-    pauses.
+    pauses. The first load finds the KV pool sized as the lease says.
     """
 
     def __init__(
@@ -65,6 +65,11 @@ class LeaseFollower:
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.lease_version = 0
+        self.pool_blocks: int | None = None  # what the engine made of the size that a lease named
+        self._wanted_blocks: int | None = None
+        self._asked_blocks: int | None = None
+        self._resizing = asyncio.Lock()
+        self._loads = 0  # models in the engine, or on their way
         self.failure: BaseException | None = None  # a bug of ours: the unit is of no use any more
         self._engine = engine
         self._load_vocabulary = load_vocabulary
@@ -86,6 +91,7 @@ class LeaseFollower:
         self.lease_version = lease.version
         self._wanted = {assignment.model: assignment for assignment in lease.models}
         self._may_sleep = {assignment.model: assignment for assignment in lease.asleep}
+        self._wanted_blocks = lease.pool_blocks
         for held in self._held.values():
             if held.in_engine:
                 held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
@@ -153,7 +159,7 @@ class LeaseFollower:
         held.assignment, held.phase, held.error = wanted, ModelPhase.LOADING, None
         try:
             held.vocabulary, held.files = await asyncio.to_thread(self._vocabulary_of, wanted)
-            held.max_model_len = await self._engine.add_model(wanted)
+            held.max_model_len = await self._add_to_engine(wanted)
         except ModelLoadError as error:
             logger.warning("a model does not load: %s", error)
             held.phase, held.error = ModelPhase.FAILED, str(error)
@@ -166,6 +172,20 @@ class LeaseFollower:
         if newest is not None and newest.quota_blocks != wanted.quota_blocks:
             await self._set_quotas({held.model: newest.quota_blocks})
         return True
+
+    async def _add_to_engine(self, wanted: ModelAssignment) -> int:
+        """The first model finds the pool as large as the lease says. Raises ModelLoadError."""
+        async with self._resizing:
+            asked = self._wanted_blocks
+            if asked is not None and not self._loads and asked != self._asked_blocks:
+                self.pool_blocks = await self._engine.resize_pool(asked)
+                self._asked_blocks = asked
+            self._loads += 1
+        try:
+            return await self._engine.add_model(wanted)
+        except ModelLoadError:
+            self._loads -= 1
+            raise
 
     async def _until_changed_weights(self, held: HeldModel, timeout_s: float) -> None:
         """A lease that changes other models, or this one's quota, is no reason to try again earlier."""
@@ -196,6 +216,7 @@ class LeaseFollower:
             self._slept[held.model] = _Slept(held.assignment, held.vocabulary, held.files)
             await self._forget_sleepers()  # it may need their place
         await self._engine.remove_model(held.model, sleep=sleeps)
+        self._loads -= 1
         if held.model not in self._engine.asleep():
             self._slept.pop(held.model, None)
         held.phase = ModelPhase.LOADING

@@ -9,14 +9,16 @@ from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
-from pdmux_actor.scheduling.events import AttachModel, RemoveModel
+from pdmux_actor.scheduling.events import AttachModel, RemoveModel, ResizePool
 from pdmux_actor.serving.commands import (
     Asleep,
     LoadModelCommand,
     ModelFailed,
     ModelLoaded,
     ModelRemoved,
+    PoolResized,
     RemoveModelCommand,
+    ResizePoolCommand,
 )
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
@@ -41,17 +43,18 @@ class LoadedModels:
         """`on_loaded` is told of a model before requests for it can come."""
         self._on_loaded = on_loaded
         self._executor = executor
+        self._total_blocks = executor.total_blocks
         self._sleepers = SleepingModels(executor, host_memory_bytes)
         self._told = self._sleepers.told()
         self._origins: dict[str, Origin] = {}
         self._inbox = inbox
         self._sender = sender
         self._attached: dict[str, ModelInfo] = {}
-        self._orders: SimpleQueue[LoadModelCommand | RemoveModelCommand] = SimpleQueue()
+        self._orders: SimpleQueue[LoadModelCommand | RemoveModelCommand | ResizePoolCommand] = SimpleQueue()
         self._detached: SimpleQueue[str] = SimpleQueue()
         threading.Thread(target=self._work, name="loaded-models", daemon=True).start()
 
-    def order(self, command: LoadModelCommand | RemoveModelCommand) -> None:
+    def order(self, command: LoadModelCommand | RemoveModelCommand | ResizePoolCommand) -> None:
         self._orders.put(command)
 
     def max_model_lens(self, quota_blocks: Mapping[str, int]) -> dict[str, int]:
@@ -73,6 +76,14 @@ class LoadedModels:
                     self._load(command)
                 case RemoveModelCommand() as command:
                     self._remove(command)
+                case ResizePoolCommand() as command:
+                    self._resize(command)
+
+    def _resize(self, command: ResizePoolCommand) -> None:
+        if not self._attached:
+            self._total_blocks = self._executor.resize_pool(command.total_blocks)
+            self._inbox.put(ResizePool(self._total_blocks))
+        self._sender.send(PoolResized(command.call, self._total_blocks))
 
     def _load(self, command: LoadModelCommand) -> None:
         origin = Origin.of(command)

@@ -29,6 +29,7 @@ from pdmux_actor.serving.model_forms import ModelForms
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
 from pdmux_actor.serving.structured_requests import StructuredRequests
+from placement.estimation.memory import fillable_bytes
 from profiler.devices import DEVICES
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
@@ -83,12 +84,13 @@ def main(arguments: Sequence[str]) -> None:
     sender.send(
         Started(
             device=executor.device.name,
-            memory_bytes=settings.device_memory_bytes or executor.device.memory_bytes * settings.num_gpus,
+            memory_bytes=settings.device_memory_bytes or _device_bytes(settings, executor) * settings.num_gpus,
             block_bytes=executor.block_bytes,
             total_blocks=executor.total_blocks,
             constrains=True,
             host_memory_bytes=host_bytes,
             measured_device=_measured(executor),
+            sizes_pool=settings.kv_pool_bytes is None,
         )
     )
     CommandIntake(connection, inbox, loaded_models, sender, structured).start()
@@ -99,6 +101,15 @@ def main(arguments: Sequence[str]) -> None:
     loop.run()
     keeper.keep()
     sender.flush(_FLUSH_TIMEOUT_S)
+
+
+def _device_bytes(settings: EngineSettings, executor: HostingExecutor) -> int:
+    """Of one device. A GPU's executor has left out what it keeps for itself; where it is simulated, that is done here
+    if models and pool are to fill it.
+    """
+    device_bytes = executor.device.memory_bytes
+    fills = settings.kind == "simulated" and settings.kv_pool_bytes is None
+    return fillable_bytes(device_bytes) if fills else device_bytes
 
 
 if __name__ == "__main__":

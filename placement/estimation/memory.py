@@ -7,6 +7,10 @@ from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import UnitCapacity
 from profiler.specs import ModelSpec
 
+# cuBLAS keeps 32 MiB for every stream that multiplied, two for each of eight partitions; kernels' code is the rest.
+LIBRARY_BYTES = 1 << 30
+_GRAPH_SHARE = 0.06  # of a GPU's memory, for captured decode graphs (MuxWise §4.5: 6.2 %)
+_PARTITIONS = 6
 _LOGIT_BYTES = 4  # sampling works in float32
 
 
@@ -27,6 +31,11 @@ def workspace_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = D
     return activations + limits.sequences * spec.vocab_size * _LOGIT_BYTES
 
 
+def kept_prefill_bytes(specs: Iterable[ModelSpec], limits: LaunchLimits = DEFAULT_LIMITS) -> int:
+    """Returns what the partitions of a GPU keep of their largest prefills: each has an allocator of its own."""
+    return _PARTITIONS * max((workspace_bytes(spec, 1, limits) for spec in specs), default=0)
+
+
 def resident_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS) -> int:
     """Returns what a replica takes beside the KV pool, on all GPUs of its unit together."""
     return spec.weight_bytes + workspace_bytes(spec, num_gpus, limits)
@@ -37,13 +46,28 @@ def resident_bytes_on(unit: UnitCapacity, spec: ModelSpec) -> int:
     return resident_bytes(spec, unit.num_gpus, unit.launch_limits)
 
 
-def kv_pool_bytes(unit: UnitCapacity) -> int:
-    return unit.total_blocks * unit.block_bytes
+def fillable_bytes(device_bytes: int) -> int:
+    """Returns what models and their KV may fill of a GPU: decode graphs and libraries take their part first."""
+    return max(0, device_bytes - graph_bytes(device_bytes) - LIBRARY_BYTES)
+
+
+def graph_bytes(device_bytes: int) -> int:
+    """Returns what captured decode steps may take of a GPU."""
+    return int(_GRAPH_SHARE * device_bytes)
 
 
 def bytes_for_models(unit: UnitCapacity) -> int:
-    """Memory of a unit beside its KV pool; negative if the pool alone is too large."""
-    return unit.memory_bytes - kv_pool_bytes(unit)
+    """Memory of a unit beside its KV pool, all of it where the pool has no size yet; negative if the pool alone is too
+    large.
+    """
+    return unit.memory_bytes if unit.sizes_pool else unit.memory_bytes - unit.total_blocks * unit.block_bytes
+
+
+def pool_blocks_beside(unit: UnitCapacity, models_bytes: int) -> int:
+    """Token blocks that the unit has beside models of so many resident bytes."""
+    if not unit.sizes_pool:
+        return unit.total_blocks
+    return max(0, unit.memory_bytes - models_bytes) // unit.block_bytes
 
 
 def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int, num_gpus: int = 1) -> int | None:

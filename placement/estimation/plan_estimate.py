@@ -154,7 +154,9 @@ class _ReplicaTable:
                 limit=min(limits, key=lambda limit: limits[limit]),
                 decode_sms=int(costs.decode_sms[way]),
                 tbt_s=costs.round_s(sums[number], mine, way),
-                kv_share=_kv_share(sums[number], costs.round_s(sums[number], mine, way), costs.pool_blocks),
+                kv_share=_kv_share(
+                    sums[number], costs.round_s(sums[number], mine, way), float(costs.pool_beside(sums[number]))
+                ),
                 weights_share=float(sums[number, BYTES] / costs.memory_bytes) if costs.memory_bytes > 0 else 1.0,
                 prefill_share=float(sums[number, PREFILL] * costs.prefill_dilation[way]),
             )

@@ -59,6 +59,7 @@ class UnitKind:
     memory_bytes: int
     block_bytes: int
     total_blocks: int
+    sizes_pool: bool
     max_models: int | None
     launch_limits: LaunchLimits
     correction: StepCorrection
@@ -70,7 +71,8 @@ class UnitKind:
             unit.num_gpus,
             unit.memory_bytes,
             unit.block_bytes,
-            unit.total_blocks,
+            unit.memory_bytes // unit.block_bytes if unit.sizes_pool else unit.total_blocks,
+            unit.sizes_pool,
             unit.max_models,
             unit.launch_limits,
             unit.correction,
@@ -220,6 +222,7 @@ def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed,
         num_gpus=kind.num_gpus,
         memory_bytes=float(bytes_for_models(_as_unit(kind))),
         pool_blocks=float(kind.total_blocks),
+        blocks_per_byte=1.0 / kind.block_bytes if kind.sizes_pool else 0.0,
         max_running=float(estimator.max_running_sequences or kind.launch_limits.sequences),
         max_models=np.inf if kind.max_models is None else float(kind.max_models),
         runs=np.array([m is not None for m in memory], dtype=np.bool_),
@@ -269,4 +272,5 @@ def _as_unit(kind: UnitKind) -> UnitCapacity:
         memory_bytes=kind.memory_bytes,
         block_bytes=kind.block_bytes,
         total_blocks=kind.total_blocks,
+        sizes_pool=kind.sizes_pool,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placement.estimation.memory import bytes_for_models, resident_bytes_on, runs_on
+from placement.estimation.memory import bytes_for_models, pool_blocks_beside, resident_bytes_on, runs_on
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
@@ -83,12 +83,16 @@ def _remedy(shortfall: _Shortfall) -> str:
 
 def _shortfall(model: PlacementModel, unit: UnitCapacity, held: Sequence[PlacementModel]) -> _Shortfall:
     needed_bytes = resident_bytes_on(unit, model.spec)
-    free_bytes = bytes_for_models(unit) - sum(resident_bytes_on(unit, m.spec) for m in held)
+    held_bytes = sum(resident_bytes_on(unit, m.spec) for m in held)
+    free_bytes = bytes_for_models(unit) - held_bytes
     claims = [
         QuotaClaim(model=m.model, spec=m.spec, demand=m.demand, max_model_len=m.max_model_len) for m in (*held, model)
     ]
     quotas = initial_quotas(
-        claims, total_blocks=unit.total_blocks, block_bytes=unit.block_bytes, num_gpus=unit.num_gpus
+        claims,
+        total_blocks=pool_blocks_beside(unit, held_bytes + needed_bytes),
+        block_bytes=unit.block_bytes,
+        num_gpus=unit.num_gpus,
     )
     shortage = quotas if isinstance(quotas, QuotaShortage) else None
     # Where blocks are too small, more of them do not help: worse than any shortfall that memory can heal.

@@ -52,13 +52,15 @@ class Limit(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KindCosts:
     """Holds the costs of every model on one kind of unit; arrays over models, `slack_s` [models, ways]. `runs` is False
-    where a model cannot run. `pool_blocks`, `memory_bytes`: what the kind offers. `rates_per_s` is a model's whole
+    where a model cannot run. `pool_blocks`, `memory_bytes`: what the kind offers; of a pool that takes what the models
+    leave, a byte of theirs costs `blocks_per_byte` (else 0). `rates_per_s` is a model's whole
     demand, `arrival_scv` the squared coefficient of variation of the gaps between its requests.
     """
 
     num_gpus: int
     memory_bytes: float
     pool_blocks: float
+    blocks_per_byte: float
     max_running: float
     max_models: float
     runs: npt.NDArray[np.bool_]
@@ -124,8 +126,12 @@ class KindCosts:
 
     def holds(self, sums: Floats) -> npt.NDArray[np.bool_]:
         """Returns whether weights and one mean request of each model fit."""
-        fits = (sums[..., BYTES] <= self.memory_bytes) & (sums[..., FLOOR] <= self.pool_blocks)
+        fits = (sums[..., BYTES] <= self.memory_bytes) & (sums[..., FLOOR] <= self.pool_beside(sums))
         return np.asarray(fits & (sums[..., MODELS] <= self.max_models))
+
+    def pool_beside(self, sums: Floats) -> Floats:
+        """Token blocks of a unit with these models."""
+        return np.asarray(self.pool_blocks - self.blocks_per_byte * sums[..., BYTES])
 
     def factor(self, sums: Floats, minima: Floats) -> Floats:
         """The largest lambda by which the load of units may grow within SLOs; below 1 a unit is overloaded. 0 where a
@@ -172,7 +178,7 @@ class KindCosts:
         return _Needs(
             busy=self.decode_loss * prefill + decode[..., None],
             tbt=_part((round_s * decode + sums[..., DECODE_OWN])[..., None], room_s),
-            kv=_part(round_s * sums[..., KV] + sums[..., KV_OWN], self.pool_blocks),
+            kv=_part(round_s * sums[..., KV] + sums[..., KV_OWN], self.pool_beside(sums)),
             batch=-minima[..., BATCH] * round_s / self.max_running,
             ttft=_part(waits_s, slack_s) + prefill * self.prefill_dilation,
         )

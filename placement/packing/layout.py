@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from placement.estimation.memory import pool_blocks_beside, resident_bytes_on
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.estimation.refusal import refusal
 from placement.nodes import FleetPlan, NodePool
@@ -71,9 +72,9 @@ def _placements(packing: Packing, number: int, unit: UnitCapacity) -> Iterator[M
         )
         for m, rate in sorted(parts.items())
     ]
-    quotas = initial_quotas(
-        claims, total_blocks=unit.total_blocks, block_bytes=unit.block_bytes, num_gpus=unit.num_gpus
-    )
+    held_bytes = sum(resident_bytes_on(unit, claim.spec) for claim in claims)
+    total_blocks = pool_blocks_beside(unit, held_bytes)
+    quotas = initial_quotas(claims, total_blocks=total_blocks, block_bytes=unit.block_bytes, num_gpus=unit.num_gpus)
     assert not isinstance(quotas, QuotaShortage), "a packing holds no more than the floors admit"
     for claim in claims:
         yield ModelPlacement(model=claim.model, quota_blocks=quotas[claim.model])

@@ -49,7 +49,8 @@ def keep_spare(packing: Packing, running: Pairs, is_time_up: IsTimeUp) -> None:
         if is_time_up():
             return
         homes = sorted(packing.homes[model])
-        if model in packing.parts[unit] or not homes:
+        most = packing.instance.models[model].max_replicas  # a model that moved has others now
+        if model in packing.parts[unit] or not 0 < len(homes) < most:
             continue
         before = key_of(packing)
         part = sum(packing.parts[u][model] for u in homes) / (len(homes) + 1)

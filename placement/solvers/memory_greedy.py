@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from placement.estimation.memory import bytes_for_models, resident_bytes_on, runs_on
+from placement.estimation.memory import bytes_for_models, pool_blocks_beside, resident_bytes_on, runs_on
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.estimation.refusal import has_no_place, refusal
@@ -160,9 +160,10 @@ class _Packing:
 
     def _quotas(self, unit_id: str, models: Sequence[str]) -> dict[str, int] | QuotaShortage:
         unit = self._units[unit_id]
+        held_bytes = sum(self._bytes[m, _shape(unit)] for m in models)
         quotas = initial_quotas(
             [self._claim(m) for m in models],
-            total_blocks=unit.total_blocks,
+            total_blocks=pool_blocks_beside(unit, held_bytes),
             block_bytes=unit.block_bytes,
             num_gpus=unit.num_gpus,
         )

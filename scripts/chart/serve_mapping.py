@@ -13,6 +13,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from deploy.fleet_file.setting_types import CPU_KV_BYTES
 from deploy.fleet_file.settings import (
     EngineSection,
     FleetFile,
@@ -71,6 +72,7 @@ def chart_files_data() -> dict[str, Any]:
             **{d["name"]: _options(d) | {"ray_actor_options": d["ray_actor_options"]} for d in gateway["deployments"]},
         },
         "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
+        "cpuKvBytes": int(CPU_KV_BYTES),
         "gpuTypes": sorted(DEVICES),
         "refusals": {
             "nativeMesh": _refusal(PoolSection(device="cuda", gpus_per_node=2, mesh_gpus=2), "mesh_gpus"),

@@ -71,6 +71,7 @@ class FakeUnit:
     unit_id: str
     pool: str = "p"
     total_blocks: int = TOTAL_BLOCKS
+    sizes_pool: bool = False
     lease: Lease | None = None
     phases: dict[str, ModelPhase] = field(default_factory=dict)
     is_leaving: bool = False
@@ -127,12 +128,15 @@ class FakeUnit:
             device=self.device,
             measured_device=self.measured_device,
             launch_limits=self.launch_limits,
+            sizes_pool=self.sizes_pool,
         )
 
     def obey(self, lease: Lease) -> None:
         if self.lease is not None and lease.version <= self.lease.version:
             return
         self.lease = lease
+        if lease.pool_blocks is not None and not self.phases:
+            self.total_blocks = lease.pool_blocks
         wanted = [a.model for a in lease.models]
         kept = {m: ModelPhase.READY if p is ModelPhase.DRAINING else p for m, p in self.phases.items() if m in wanted}
         leaving = {m: ModelPhase.DRAINING for m, p in self.phases.items() if m not in wanted and p is ModelPhase.READY}
@@ -213,7 +217,13 @@ class World:
         )
 
     def start_unit(
-        self, *, total_blocks: int = TOTAL_BLOCKS, memory_bytes: int = 2**30, node: str = "n", broken: str = ""
+        self,
+        *,
+        total_blocks: int = TOTAL_BLOCKS,
+        memory_bytes: int = 2**30,
+        node: str = "n",
+        broken: str = "",
+        sizes_pool: bool = False,
     ) -> FakeUnit:
         """`broken` has one letter per model that does not load there."""
         self._started_units += 1
@@ -223,6 +233,7 @@ class World:
             memory_bytes=memory_bytes,
             node=node,
             broken=frozenset(broken),
+            sizes_pool=sizes_pool,
         )
         self.units[unit.unit_id] = unit
         return unit
@@ -272,7 +283,7 @@ class World:
                 lease = self.loop.heartbeat(unit.report(), self.now_s)
                 known = self.leases.setdefault((unit.unit_id, lease.version), lease)
                 assert known == lease, "one version, two contents"
-                assert sum(a.quota_blocks for a in lease.models) <= unit.total_blocks
+                assert sum(a.quota_blocks for a in lease.models) <= (unit.total_blocks or lease.pool_blocks or 0)
                 unit.progress()
                 unit.obey(lease)
 

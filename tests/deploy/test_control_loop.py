@@ -1,12 +1,13 @@
 import dataclasses
 
 import hypothesis.strategies as st
-from fleet_model import HEARTBEAT_S, World, catalog, catalog_model
+from fleet_model import BLOCK_BYTES, HEARTBEAT_S, SPEC, World, catalog, catalog_model
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from pdmux_actor.lease import ModelPhase, ModelStatus
+from placement.estimation.memory import resident_bytes
 
 TIMING = ControlTiming()
 EXPIRY_BEATS = int(TIMING.expiry_s / HEARTBEAT_S) + 2
@@ -24,6 +25,34 @@ def test_heartbeat__first_unit_of_one__is_leased_all_models_at_once() -> None:
     assert {a.model for a in unit.lease.models} == {"a", "b", "c"}
     assert unit.lease.stream_token == "t"
     assert all(a.quota_blocks > 0 and a.source == "/m" for a in unit.lease.models)
+
+
+def test_heartbeat__unit_without_a_pool__is_leased_one_of_what_its_models_leave() -> None:
+    world = World(catalog("a", "b"), expected_units=2)
+    units = [world.start_unit(sizes_pool=True, total_blocks=0) for _ in range(2)]
+
+    world.beat(20)
+
+    (size,) = {unit.lease.pool_blocks for unit in units if unit.lease is not None}
+    assert [unit.total_blocks for unit in units] == [size, size]
+    beside_bytes = units[0].memory_bytes - size * BLOCK_BYTES
+    assert resident_bytes(SPEC) <= beside_bytes < 3 * resident_bytes(SPEC)
+    for unit in units:
+        assert unit.lease is not None
+        assert 0 < sum(a.quota_blocks for a in unit.lease.models) <= size
+
+
+def test_heartbeat__control_loop_restarts__pool_keeps_its_size() -> None:
+    world = World(catalog("a"), expected_units=1)
+    unit = world.start_unit(sizes_pool=True, total_blocks=0)
+    world.beat(20)
+    size = unit.total_blocks
+
+    world.restart_control_loop()
+    world.beat(20)
+
+    assert unit.lease is not None
+    assert unit.lease.pool_blocks == unit.total_blocks == size
 
 
 def test_heartbeat__nothing_new__repeats_the_lease() -> None:

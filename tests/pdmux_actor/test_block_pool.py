@@ -108,3 +108,15 @@ TestCountingPool.settings = settings(max_examples=40, deadline=None)
 
 TestBlockPool = BlockPoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=80, deadline=None)
+
+
+def test_resize__empty_pool__has_the_new_blocks_and_none_twice():
+    pool = BlockPool(8)
+
+    pool.resize(24)
+
+    table = pool.add_model("a", GEOMETRIES["a"], 24)
+    rows = pool.allocate_rows("a", 3)
+    assert sorted(table[rows].ravel()) == list(range(24))
+    assert pool.free_blocks == 0
+    pool.check_integrity()

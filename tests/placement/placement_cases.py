@@ -67,13 +67,15 @@ def make_unit(
     device: DeviceSpec | None = None,
     max_models: int | None = None,
     asleep: Mapping[str, float] | None = None,
+    sizes_pool: bool = False,
 ) -> UnitCapacity:
     return UnitCapacity(
         unit_id=unit_id,
         num_gpus=num_gpus,
         memory_bytes=memory_mib * MIB,
         block_bytes=BLOCK_BYTES,
-        total_blocks=total_blocks,
+        total_blocks=memory_mib * MIB // BLOCK_BYTES if sizes_pool else total_blocks,
+        sizes_pool=sizes_pool,
         device=device,
         max_models=max_models,
         asleep=asleep or {},
@@ -125,6 +127,7 @@ def unit_lists(draw: st.DrawFn) -> list[UnitCapacity]:
             device=draw(st.sampled_from([None, A100_80G, L40S])),
             max_models=draw(st.sampled_from([None, None, 1])),
             asleep=draw(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from([0.1, 0.5, 2.0]), max_size=4)),
+            sizes_pool=draw(st.sampled_from([False, False, True])),
         )
         for name in names
     ]
@@ -141,6 +144,8 @@ def assert_sound(plan: Plan, units: list[UnitCapacity], models: list[PlacementMo
         assert all(runs_on(by_name[p.model].spec, unit.num_gpus) for p in held)
         needed_bytes = sum(resident_bytes(by_name[p.model].spec, unit.num_gpus) for p in held)
         assert needed_bytes <= max(0, bytes_for_models(unit))
+        if unit.sizes_pool:
+            assert needed_bytes + sum(p.quota_blocks for p in held) * unit.block_bytes <= unit.memory_bytes
         for placement in held:
             model = by_name[placement.model]
             mean = min(model.max_model_len, int(model.demand.tokens_per_request))

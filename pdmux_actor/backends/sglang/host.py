@@ -37,9 +37,11 @@ from pdmux_actor.serving.commands import (
     ModelFailed,
     ModelLoaded,
     ModelRemoved,
+    PoolResized,
     QuotasChanged,
     ReadDecisionsCommand,
     RemoveModelCommand,
+    ResizePoolCommand,
     SetQuotasCommand,
     Submit,
     TimeLaunch,
@@ -62,6 +64,7 @@ class SglangHost:
     ) -> None:
         """`host_bytes` are for the weights of a model that sleeps."""
         self._settings = settings
+        self._pool_bytes = settings.kv_pool_bytes or 0
         self._host_bytes = host_bytes
         self._wake_s_per_byte: float | None = None  # of its last return
         self._device = device
@@ -98,6 +101,8 @@ class SglangHost:
                 self._spawn(self._load(command))
             case RemoveModelCommand():
                 self._spawn(self._remove(command))
+            case ResizePoolCommand():
+                self._spawn(self._resize(command))
             case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
                 self._sender.send(QuotasChanged(call, self._set_quotas(quota_blocks)))
             case ChangePolicy(policy=policy):
@@ -123,6 +128,16 @@ class SglangHost:
         self._tell_sleeper()
         self._streams.open(self._engine, launch, command.quota_blocks)
         self._sender.send(ModelLoaded(command.call, launch.max_len(command.quota_blocks)))
+
+    async def _resize(self, command: ResizePoolCommand) -> None:
+        """Of the engine that is started next: one that sleeps goes, its pool has another size."""
+        async with self._changing:
+            if self._launch is None:
+                self._pool_bytes = command.total_blocks * self._settings.block_bytes
+                self._asleep = None
+                await self._stop_engine()
+                self._tell_sleeper()
+        self._sender.send(PoolResized(command.call, self._pool_bytes // self._settings.block_bytes))
 
     async def _wake(self, command: LoadModelCommand) -> Launch | None:
         """None: what sleeps here, if anything does, is not the model asked for. It is gone then."""
@@ -152,7 +167,7 @@ class SglangHost:
         folder = self._folder / f"start-{next(self._starts)}"
         folder.mkdir()
         launch = plan_launch(
-            self._settings,
+            msgspec.structs.replace(self._settings, kv_pool_bytes=self._pool_bytes),
             command,
             policy=self._policy,
             device=self._device,
@@ -279,7 +294,7 @@ class SglangHost:
     def _on_load(self, load: PluginLoad) -> None:
         self._watch.note(load)
         if self._launch is not None:
-            total_blocks = self._settings.kv_pool_bytes // self._settings.block_bytes
+            total_blocks = self._pool_bytes // self._settings.block_bytes
             report = load_report(load, self._launch, self._quota_blocks, total_blocks, self._streams.counts)
             self._sender.send(LoadReported(report))
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pdmux_actor.backends.sglang.options import (
+    SGLANG_MEMORY_SHARE,
     SPLIT_PREFILL_ARCHITECTURES,
     SglangOptions,
     option_problems,
@@ -21,8 +22,8 @@ from pdmux_actor.serving.commands import EngineSettings, LoadModelCommand
 from profiler.errors import UnsupportedModel
 from profiler.specs import DeviceSpec, ModelSpec
 
-# Of a device, for weights and KV; the rest is for activations and decode graphs.
-_MEMORY_SHARE: Mapping[str, float] = MappingProxyType({"cuda": 0.85, "cpu": 0.5})
+# Of a device, for weights and KV.
+_MEMORY_SHARE: Mapping[str, float] = MappingProxyType({"cuda": SGLANG_MEMORY_SHARE, "cpu": 0.5})
 _NO_GPU: Mapping[str, Any] = MappingProxyType({"disable_cuda_graph": True, "attention_backend": "torch_native"})
 
 
@@ -115,7 +116,7 @@ def _arguments(
         "dtype": info.spec.dtype,
         "tp_size": settings.num_gpus,
         "context_length": info.max_model_len,
-        "max_total_tokens": settings.kv_pool_bytes // info.spec.kv_bytes_per_token,
+        "max_total_tokens": (settings.kv_pool_bytes or 0) // info.spec.kv_bytes_per_token,
         "max_running_requests": settings.scheduler.max_running_sequences,
         "max_prefill_tokens": settings.scheduler.max_batch_tokens,
         "mem_fraction_static": _MEMORY_SHARE[device],

@@ -10,6 +10,8 @@ import msgspec
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from profiler.specs import DeviceSpec
 
+SGLANG_MEMORY_SHARE = 0.85  # of a GPU, for weights and KV; the rest is for activations and decode graphs
+
 Scalar = str | int | float | bool
 
 # Of SGLang 0.5.23: the models whose classes define `forward_split_prefill`. The engine asks the class itself.

@@ -43,7 +43,7 @@ class SglangProbe:
         assignment = ModelAssignment(
             model=model,
             source=source,
-            quota_blocks=settings.kv_pool_bytes // settings.block_bytes,
+            quota_blocks=(settings.kv_pool_bytes or 0) // settings.block_bytes,
             slo=_NO_TARGET,
             revision=revision,
             dtype=dtype,
@@ -91,7 +91,7 @@ class SglangProbe:
             max_sequence_tokens=max_len,
             max_batch_tokens=settings.scheduler.max_batch_tokens,
             max_sequences=settings.scheduler.max_running_sequences,
-            max_kv_tokens=settings.kv_pool_bytes // self.spec.kv_bytes_per_token,
+            max_kv_tokens=(settings.kv_pool_bytes or 0) // self.spec.kv_bytes_per_token,
         )
 
 

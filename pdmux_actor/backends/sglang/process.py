@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from pdmux_actor.backends.sglang.host import SglangHost
+from pdmux_actor.backends.sglang.options import SGLANG_MEMORY_SHARE
 from pdmux_actor.serving.commands import CommandReader, EngineSettings, Shutdown, Started
 from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.notice_sender import NoticeSender
@@ -52,9 +53,10 @@ async def _serve(connection: socket.socket, settings: EngineSettings, folder: Pa
     sender.send(
         Started(
             device=device.name,
-            memory_bytes=settings.device_memory_bytes or device.memory_bytes * settings.num_gpus,
+            memory_bytes=settings.device_memory_bytes or _device_bytes(settings, device) * settings.num_gpus,
             block_bytes=settings.block_bytes,
-            total_blocks=settings.kv_pool_bytes // settings.block_bytes,
+            total_blocks=(settings.kv_pool_bytes or 0) // settings.block_bytes,
+            sizes_pool=settings.kv_pool_bytes is None,
             max_models=1,
             constrains=settings.sglang.args.get("grammar_backend") != "none",
             host_memory_bytes=host_bytes,
@@ -85,6 +87,11 @@ async def _receive(loop: asyncio.AbstractEventLoop, connection: socket.socket) -
         return connection.recv(_READ_BYTES)
     except ConnectionError:
         return b""  # the same as end-of-file: the actor is gone
+
+
+def _device_bytes(settings: EngineSettings, device: DeviceSpec) -> int:
+    """Of one GPU; where weights and pool are to fill it, what SGLang lets them."""
+    return int(SGLANG_MEMORY_SHARE * device.memory_bytes) if settings.kv_pool_bytes is None else device.memory_bytes
 
 
 def device_of(settings: EngineSettings) -> DeviceSpec:

@@ -29,6 +29,10 @@ class ScriptedEngine:
             device="fake", memory_bytes=1 << 30, block_bytes=1024, total_blocks=1000, launch_limits=LAUNCH_LIMITS
         )
 
+    async def resize_pool(self, total_blocks: int) -> int:
+        self.calls.append(("pool", total_blocks))
+        return total_blocks
+
     async def add_model(self, assignment: ModelAssignment) -> int:
         await self.load_gate.wait()
         is_woken = self.sleeping.pop(assignment.model, None) is not None

@@ -89,6 +89,24 @@ async def test_native_engine__all_commands__every_request_ends_once(
         await until(lambda: quotas_of(engine) == {"a": 500, "b": 1000})
 
 
+async def test_native_engine__pool_without_a_size__gets_it_while_no_model_is_there(
+    engine_settings, make_assignment, make_request
+):
+    settings = msgspec.structs.replace(engine_settings, kv_pool_bytes=None)
+    async with running(settings) as (engine, capacity):
+        assert (capacity.sizes_pool, capacity.total_blocks) == (True, 0)
+
+        assert await engine.resize_pool(3000) == 3000
+        await engine.add_model(make_assignment("a", 3000))
+        assert await engine.resize_pool(10) == 3000
+        engine.submit(make_request("r", model="a", max_tokens=3))
+        tokens, _ = await answers_of(engine, ["r"])
+        assert tokens == {"r": 3}
+
+        await engine.remove_model("a")
+        assert await engine.resize_pool(2000) == 2000
+
+
 async def test_native_engine__what_a_simulated_one_cannot_do__is_refused(
     engine_settings, make_assignment, make_request
 ):

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 from scripted_engine import LAUNCH_LIMITS, step, submitted
 
@@ -172,3 +173,51 @@ async def test_unit__bug_while_following_the_lease__unit_is_ill(make_unit, fake_
     unit.apply_lease(make_lease(1, "tiny"))
 
     await until(lambda: not unit.is_healthy())
+
+
+# ---- KV pool ----
+
+
+async def test_unit__lease_sizes_the_pool__before_its_first_model_and_once(
+    make_unit, fake_engine, make_lease, until, phases
+):
+    unit = await make_unit(fake_engine)
+
+    unit.apply_lease(replace(make_lease(1, "a", "b"), pool_blocks=700))
+    await until(lambda: phases(unit) == {"a": "ready", "b": "ready"})
+
+    assert next(c for c in fake_engine.calls if c[0] in ("pool", "add")) == ("pool", 700)
+    assert len([c for c in fake_engine.calls if c[0] == "pool"]) == 1
+    assert unit.report().total_blocks == 700
+
+
+async def test_unit__lease_changes_the_size_of_the_pool__it_waits_until_no_model_is_there(
+    make_unit, fake_engine, make_lease, until, phases
+):
+    unit = await make_unit(fake_engine)
+    unit.apply_lease(replace(make_lease(1, "a"), pool_blocks=700))
+    await until(lambda: phases(unit) == {"a": "ready"})
+
+    unit.apply_lease(replace(make_lease(2, "a", "b"), pool_blocks=300))
+    await until(lambda: phases(unit) == {"a": "ready", "b": "ready"})
+    assert unit.report().total_blocks == 700
+
+    unit.apply_lease(replace(make_lease(3, "c"), pool_blocks=300))
+    await until(lambda: phases(unit) == {"c": "ready"})
+    sizes_and_models = [c[:2] for c in fake_engine.calls if c[0] in ("pool", "add", "remove")]
+    assert sizes_and_models[-2:] == [("pool", 300), ("add", "c")]
+    assert unit.report().total_blocks == 300
+
+
+async def test_unit__model_fails_to_load__does_not_keep_the_pool_from_its_next_size(
+    make_unit, fake_engine, make_lease, until, phases
+):
+    unit = await make_unit(fake_engine)
+    fake_engine.failing_loads = 1
+    unit.apply_lease(replace(make_lease(1, "a"), pool_blocks=700))
+    await until(lambda: phases(unit) == {"a": "failed"})
+
+    unit.apply_lease(replace(make_lease(2, "b"), pool_blocks=300))
+    await until(lambda: phases(unit) == {"b": "ready"})
+
+    assert unit.report().total_blocks == 300
