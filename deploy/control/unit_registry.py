@@ -81,7 +81,7 @@ class UnitRegistry:
         return self._units[unit_id].capacity
 
     def pool_blocks(self, unit_id: str) -> int | None:
-        """What its lease says: None where the pool has a size of its own, or is not planned yet."""
+        """Returns what the unit's lease says: None where the pool has a size of its own, or is not planned yet."""
         unit = self._units.get(unit_id)
         if unit is None or not unit.report.sizes_pool:
             return None
@@ -100,7 +100,7 @@ class UnitRegistry:
         return before
 
     def size_pools(self, blocks: Mapping[str, int]) -> None:
-        """Of units that have no pool yet; some may be gone."""
+        """Notes the sizes of units that have no pool yet; some may be gone."""
         for unit_id, size in blocks.items():
             if (unit := self._units.get(unit_id)) is not None and unit.capacity.sizes_pool:
                 unit.pool_blocks = size

@@ -121,7 +121,7 @@ class BlockPool:
         return self._cached_blocks
 
     def resize(self, total_blocks: int) -> None:
-        """Of a pool that no model is in."""
+        """Gives a pool that no model is in another number of blocks."""
         assert not self._models, "blocks of a model would be lost"
         self.total_blocks = self._num_free = total_blocks
         self._free = None if self._free is None else FreeBlocks(total_blocks)
