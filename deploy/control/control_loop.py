@@ -132,8 +132,7 @@ class ControlLoop:
         if lease is not None and report.is_leaving:  # who leaves keeps its lease to the end
             return lease
         placements = self._plan.models_of(report.unit_id)
-        placed = {p.model for p in placements}
-        asleep = sleepers_of(report, placed, self._catalog, self._scale_to_zero.last_used_s)
+        asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
         return self._leases.renew(report, placements, self._catalog, asleep, registry.pool_blocks(report.unit_id))
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
@@ -230,7 +229,7 @@ class ControlLoop:
         """
         quotas = {m.model: m.quota_blocks for m in report.load.models} if report.load is not None else {}
         held = [s.model for s in report.models if s.phase in _HELD and self._catalog.get(s.model) is not None]
-        share = report.total_blocks // max(1, len(held))  # a unit with models has its pool
+        share = report.total_blocks // max(1, len(held))
         adopted = UnitPlan(
             unit_id=report.unit_id,
             models=tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held),
