@@ -75,8 +75,9 @@ class UnitReport:
     """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
     `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
     `max_models` None: its engine serves as many as fit. `constrains`: it can make outputs follow a JSON schema.
-    `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are its engine's.
-    `measured_device` is what the engine measured of its device at its start; None where it knows the device.
+    `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are its engine's. `engine` is
+    its kind and version. `measured_device` is what the engine measured of its device at its start; None where it knows
+    the device.
     `sizes_pool`: its lease says how large its KV pool is; `total_blocks` is 0 until then.
     """
 
@@ -94,6 +95,7 @@ class UnitReport:
     is_leaving: bool = False
     failure: str | None = None
     device: str = ""
+    engine: str = ""
     measured_device: DeviceSpec | None = None
     max_models: int | None = None
     constrains: bool = False

@@ -164,6 +164,29 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
+class StepPhase(StrEnum):
+    """Names what launches are told apart by, as far as the planner needs it."""
+
+    PREFILL = "prefill"  # alone, as the next
+    DECODE = "decode"
+    PREFILL_BESIDE = "prefill beside decode"
+    DECODE_BESIDE = "decode beside prefill"
+    MIXED = "mixed"
+
+
+class StepTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Counts launches of `model` on about `quarters` quarters of the SMs since it came to the unit. `measured_s` is
+    what they took, `modelled_s` what the engine's latency model says of them, without what the host adds.
+    """
+
+    model: str
+    phase: str
+    quarters: int
+    launches: int = 0
+    modelled_s: float = 0.0
+    measured_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
     """State of one model inside a unit.
@@ -238,6 +261,7 @@ class LoadReport:
     unpartitioned_reason: str | None = None  # why lanes compete for all SMs although they could have their own
     guard_cells_moved_total: int = 0  # observations that changed what the contention guard says
     launches: tuple[LaunchStatus, ...] = ()
+    steps: tuple[StepTotals, ...] = ()  # for the control loop; gateways are not told
 
     @property
     def has_work(self) -> bool:

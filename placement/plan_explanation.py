@@ -15,15 +15,19 @@ from placement.estimation.throughput import BYTES, LOAD
 from placement.packing.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
+from placement.step_correction import UNCORRECTED, StepCorrection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeReason:
-    """`alone_headroom` is that of the unit if it held nothing else; `neighbours` are what it shares it with."""
+    """`alone_headroom` is that of the unit if it held nothing else; `neighbours` are what it shares it with.
+    `correction` is what the unit's measured steps say of the estimate.
+    """
 
     unit: UnitEstimate
     neighbours: tuple[str, ...]
     alone_headroom: float
+    correction: StepCorrection = UNCORRECTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,8 @@ class Rejection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """`rejected`: the closest first. `unplaced` says why replicas are missing. `asleep`: units whose host memory holds
-    its weights, with the seconds that waking it takes there.
+    its weights, with the seconds that waking it takes there. `correction` is what the model's measured steps say of the
+    estimate, on whatever unit.
     """
 
     model: ModelEstimate
@@ -50,6 +55,7 @@ class Explanation:
     rejected: tuple[Rejection, ...]
     unplaced: str | None
     asleep: Mapping[str, float] = field(default_factory=dict)
+    correction: StepCorrection = UNCORRECTED
 
 
 def explain(
@@ -70,6 +76,7 @@ def explain(
         rejected=tuple(sorted(trial.rejections(), key=_closeness)),
         unplaced=plan.unplaced.get(model),
         asleep={u.unit_id: u.asleep[model] for u in units if model in u.asleep},
+        correction=next(m.correction for m in models if m.model == model),
     )
 
 
@@ -108,7 +115,8 @@ class _Trial:
             rate = self._packing.parts[number][self._model]
             others = tuple(r.model for r in unit.replicas if self._instance.index[r.model] != self._model)
             alone = self._packing.factor_alone(self._model, rate, kind)
-            yield HomeReason(unit=unit, neighbours=others, alone_headroom=alone)
+            correction = self._units[number].correction
+            yield HomeReason(unit=unit, neighbours=others, alone_headroom=alone, correction=correction)
 
     def rejections(self) -> Iterator[Rejection]:
         served_at_home = self._served_at_home()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.commands.json_file import writable, write_json
+from deploy.commands.measured_pace import pace_in_words
 from deploy.commands.plan_screen import headroom
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
@@ -88,6 +89,8 @@ def show(console: Console, told: Explanation) -> None:
         console.print(f"not placed: {told.unplaced}", style="red", soft_wrap=True)
     for unit_id, wake_s in sorted(told.asleep.items()):
         console.print(f"  asleep on {unit_id}: its weights are in host memory there, {wake_s:.1f} s from ready")
+    if (pace := pace_in_words(told.correction)) is not None:
+        console.print(f"  wherever it runs, this model {pace}")
     for home in told.homes:
         replica = next(r for r in home.unit.replicas if r.model == figures.model)
         beside = f"beside {', '.join(home.neighbours)}" if home.neighbours else "alone"
@@ -97,6 +100,8 @@ def show(console: Console, told: Explanation) -> None:
             f"{headroom(home.unit.headroom)}, {limit}; alone it would be {headroom(home.alone_headroom)}",
             soft_wrap=True,
         )
+        if (pace := pace_in_words(home.correction)) is not None:
+            console.print(f"    this unit {pace}")
     if told.rejected:
         console.print(_rejections(told))
 

@@ -1,10 +1,13 @@
 """The state of a fleet as tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
+from msgspec import to_builtins
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.measured_pace import pace_in_words
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
@@ -100,6 +103,8 @@ def problems(status: FleetStatus) -> Iterator[str]:
         if unit.cordon is not None:
             why = "" if unit.cordon.scope == "unit" else f", by its node {unit.cordon.name}"
             yield f"unit {unit.report.unit_id} is {unit.cordon_state}{why}"
+        if (pace := pace_in_words(unit.correction)) is not None:
+            yield f"unit {unit.report.unit_id} {pace}: plans count on that"
         load = unit.report.load
         if load is not None and load.unpartitioned_reason is not None:
             yield f"unit {unit.report.unit_id}: prefill and decode compete for all SMs: {load.unpartitioned_reason}"
@@ -182,6 +187,8 @@ def _unit_dict(unit: UnitStatus) -> dict[str, object]:
         "host_memory_bytes": report.host_memory_bytes,
         "prefill_sms": None if report.load is None else report.load.prefill_sms,
         "decode_sms": None if report.load is None else report.load.decode_sms,
+        "correction": asdict(unit.correction),
+        "measured_steps": [to_builtins(residual) for residual in unit.residuals],
         "unpartitioned_reason": None if report.load is None else report.load.unpartitioned_reason,
         "models": [
             {

@@ -127,6 +127,7 @@ class ControlLoop:
             self._need_plan(f"unit {report.unit_id} leaves: {report.failure or 'it was asked to'}")
         elif before.capacity != registry.capacity_of(report.unit_id):
             self._need_plan(f"unit {report.unit_id} offers something else now")
+        self._fleet.learn(report, self._costs.host_s_of(report), now_s)
         self._tick(now_s, is_news=before is None or before.report.models != report.models)
         lease = self._leases.current(report.unit_id)
         if lease is not None and report.is_leaving:  # who leaves keeps its lease to the end
@@ -302,6 +303,7 @@ class ControlLoop:
             requests.ask(self._task(now_s), why, now_s)
 
     def _task(self, now_s: float) -> PlanTask:
+        self._fleet.learning.settle(now_s, contention=self._costs.estimator.contention, applies=self._rules.learn)
         needs = self._needs(now_s)
         goal = self._planned_goal(needs)
         return PlanTask(needs=needs, current=None if self._rules.replan == "scratch" else goal, goal=goal)
@@ -367,12 +369,7 @@ class ControlLoop:
             self._need_plan("the plan no longer fits")
             return
         progress = self._transition.advance(
-            self._plan,
-            self._goal,
-            self._fleet.at(now_s),
-            fits=fits,
-            now_s=now_s,
-            drained=self._fleet.drained(),
+            self._plan, self._goal, self._fleet.at(now_s), fits=fits, now_s=now_s, drained=self._fleet.drained()
         )
         self._plan, self._is_moving = progress.plan, not progress.is_done
         self._is_busy = self._is_moving and not progress.only_stays

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from deploy.control.cordons import Cordons
 from deploy.control.decision_history import NotedDecision
+from deploy.control.step_evidence import MeasuredUnit
 from placement.plan import Plan
 
 FORMAT = 1
@@ -54,7 +55,7 @@ class KeptDeaths:
 class ControlState:
     """`wanted` is a digest of the catalog and of the units that the plan was made for. `is_plan_due`: it was about to
     be replaced. `used_s`: by model, when it was in use last, whoever asked. `moves_s`: when models that were served
-    already were loaded, in the last minute.
+    already were loaded, in the last minute. `steps`: what units measured, as of the last plan that was asked for.
     """
 
     noted_s: float
@@ -70,6 +71,7 @@ class ControlState:
     deaths: KeptDeaths
     decisions: tuple[NotedDecision, ...]
     cordons: Cordons = field(default_factory=Cordons)
+    steps: tuple[MeasuredUnit, ...] = ()
 
     def shifted(self, by_s: float) -> "ControlState":
         """The same, with `by_s` added to every time."""

@@ -34,6 +34,10 @@ class FleetCosts:
         known = DEVICES.get(report.device)
         return known if known is not None or report.measured_device is None else _rounded(report.measured_device)
 
+    def host_s_of(self, report: UnitReport) -> float:
+        """Returns what the host is taken to add to each launch of the unit."""
+        return self.estimator.host_s_of(self.device_of(report))
+
 
 def _rounded(device: DeviceSpec) -> DeviceSpec:
     return replace(

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from deploy.control.cordons import Cordon
 from deploy.control.decision_history import PlacementDecision
+from deploy.control.step_evidence import StepResidual
 from pdmux_actor.lease import ModelPhase, UnitReport
 from placement.plan import Plan
+from placement.step_correction import UNCORRECTED, StepCorrection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +33,15 @@ class ModelState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStatus:
     """`out_for_s`: it keeps dying and holds nothing for so long; 0 for a unit in use. `cordon`: what keeps it from
-    taking new models.
+    taking new models. `correction` is what plans make of the unit's measured steps, `residuals` what was measured.
     """
 
     report: UnitReport
     silent_s: float
     out_for_s: float = 0.0
     cordon: Cordon | None = None
+    correction: StepCorrection = UNCORRECTED
+    residuals: tuple[StepResidual, ...] = ()
 
     @property
     def on_device(self) -> tuple[str, ...]:

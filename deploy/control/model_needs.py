@@ -35,7 +35,10 @@ class ModelNeeds:
         last_used_s = self.scale_to_zero.last_used_s
         sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
         return Needs(
-            units=tuple(without_blocks(u.capacity, kept.get(u.unit_id, 0)) for u in self.fleet.usable(now_s)),
+            units=tuple(
+                without_blocks(self.fleet.learning.corrected(u.capacity), kept.get(u.unit_id, 0))
+                for u in self.fleet.usable(now_s)
+            ),
             models=tuple(p for p in (self.placement(m, now_s) for m in awake) if p is not None),
             sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
         )
@@ -44,7 +47,8 @@ class ModelNeeds:
         placement = model.placement(self.popularity.demand(model.id))
         if placement is None:
             return None
-        placement = replace(placement, min_replicas=max(1, placement.min_replicas))
+        correction = self.fleet.learning.of_model(model.id)
+        placement = replace(placement, min_replicas=max(1, placement.min_replicas), correction=correction)
         if self.fleet.held_back(model.id, now_s) is None:
             return beside_pinned(placement, self.goal, self.fleet.pinned())
         cordoned = self.fleet.cordoned()

@@ -54,6 +54,7 @@ class Succession:
             deaths=self._fleet.kept(),
             decisions=self._history.kept(),
             cordons=self._fleet.cordons,
+            steps=self._fleet.learning.kept,
         )
 
     def take_over(self, state: ControlState) -> None:
@@ -65,6 +66,7 @@ class Succession:
         self._transition.restore(state.replicas, state.moves_s)
         self._fleet.restore(state.deaths)
         self._fleet.cordons = state.cordons
+        self._fleet.learning.evidence.restore(state.steps, state.noted_s)
         self._before = state
         self._awaited = {u.unit_id for u in state.goal.units}
 

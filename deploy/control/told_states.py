@@ -19,6 +19,8 @@ def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
             silent_s=max(0.0, now_s - u.heard_s),
             out_for_s=fleet.out_for_s(u.unit_id, now_s),
             cordon=fleet.cordon_on(u.report),
+            correction=fleet.learning.of_unit(u.unit_id, u.report.pool),
+            residuals=tuple(fleet.learning.evidence.residuals(u.unit_id)),
         )
         for u in fleet.registry
     )

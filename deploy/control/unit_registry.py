@@ -95,6 +95,8 @@ class UnitRegistry:
         before = self._units.get(report.unit_id)
         joined_s = now_s if before is None else before.joined_s
         device = self._costs.device_of(report)
+        if report.load is not None and report.load.steps:  # they are learned from once, and gateways need none
+            report = replace(report, load=replace(report.load, steps=()))
         pool_blocks = None if before is None else before.pool_blocks
         self._units[report.unit_id] = KnownUnit(report, now_s, joined_s, device, pool_blocks)
         return before

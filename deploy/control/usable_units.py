@@ -7,6 +7,7 @@ from deploy.control.control_state import KeptDeaths
 from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.leases import LeaseBook
 from deploy.control.restart_budget import RestartBudget
+from deploy.control.step_learning import StepLearning
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
 from deploy.control.unit_slots import UnitSlots
 from pdmux_actor.lease import ModelPhase, UnitReport
@@ -21,6 +22,7 @@ class Fleet:
     def __init__(self, timing: ControlTiming, rules: ControlRules, leases: LeaseBook) -> None:
         self._leases = leases
         self.registry = UnitRegistry(timing)
+        self.learning = StepLearning()
         self._places = UnitSlots()
         self._place_deaths = RestartBudget(rules)
         self._load_deaths = RestartBudget(rules)
@@ -79,6 +81,10 @@ class Fleet:
 
     def out_for_s(self, unit_id: str, now_s: float) -> float:
         return self._place_deaths.out_for_s(self._places.of(unit_id), now_s)
+
+    def learn(self, report: UnitReport, host_s: float, now_s: float) -> None:
+        """Takes in what a unit measured; `host_s`: what the estimate takes the host to add to each launch."""
+        self.learning.evidence.hear(report, self._places.of(report.unit_id), host_s=host_s, now_s=now_s)
 
     def hold_back(self, model: str, reason: str, now_s: float) -> None:
         """Loads it nowhere else for a while."""

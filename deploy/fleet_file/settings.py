@@ -188,6 +188,8 @@ class PlacementSection(Section):
     """A replica stays at least so long."""
     max_moves_per_min: PositiveInt = 6
     """Loads of models that are served already."""
+    learn: bool = True
+    """Whether plans are corrected by what units measure of their steps."""
 
 
 class GatewaySection(Section):

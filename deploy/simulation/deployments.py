@@ -37,7 +37,8 @@ _UNBOUNDED_TOKENS = 1 << 20
 class Deployment:
     """`solver` None is the fleet file's own; `lays_out`: it chooses the sizes of units, too. `scheduler` are fields of
     the scheduler's settings that differ, `host_s` what the engine's host adds to every launch (default: by the kind of
-    device), `longest_prompt_tokens` what the budget of chunked prefill is tuned for.
+    device), `longest_prompt_tokens` what the budget of chunked prefill is tuned for. `slowdowns`: by unit, times
+    what its device's figures say.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Deployment:
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     host_s: float | None = None
     longest_prompt_tokens: int = 0
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
 
 
 BASELINES: Mapping[str, Deployment] = MappingProxyType(
@@ -173,6 +175,7 @@ def _unit_design(
         settings=replace(settings, **deployment.scheduler),
         models=placed,
         host_s=host_s,
+        slowdown=deployment.slowdowns.get(capacity.unit_id, 1.0),
     )
     identity = UnitIdentity(
         unit_id=capacity.unit_id,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deploy.simulation.event_queue import EventQueue
+from deploy.simulation.slower_latency import SlowerLatency
 from pdmux_actor.engine import EngineLoop, build_scheduler
 from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.inbox import Inbox
@@ -25,8 +26,9 @@ class PlacedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDesign:
-    """`latency` says what launches take, and is what the scheduler starts its predictions from. `device` is one GPU of
-    the group; the pool is that of the whole group.
+    """`latency` says what launches should take, and is what the scheduler starts its predictions from; they take
+    `slowdown` times that: what the figures of its device do not know of this unit. `device` is one GPU of the group;
+    the pool is that of the whole group.
     """
 
     device: DeviceSpec
@@ -37,6 +39,7 @@ class EngineDesign:
     settings: SchedulerSettings
     models: tuple[PlacedModel, ...]
     host_s: float
+    slowdown: float = 1.0
 
 
 class SimulatedEngine:
@@ -46,7 +49,7 @@ class SimulatedEngine:
         self._agenda = agenda
         self._executor = SimulatedExecutor(
             device=design.device,
-            latency=design.latency,
+            latency=SlowerLatency(design.latency, design.slowdown) if design.slowdown != 1.0 else design.latency,
             total_blocks=design.total_blocks,
             block_bytes=design.block_bytes,
             clock=agenda.clock,

@@ -95,6 +95,7 @@ class LoadReporter:
                 )
                 for flight in lanes.flights()
             ),
+            steps=tuple(s for queue in queues for s in self._predictor.measured.of(queue.model, self._num_sms)),
         )
 
     def _model(self, queue: ModelQueue, prefill_sms: int, decode_sms: int, now_s: float) -> ModelLoad:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
+from pdmux_actor.messages import StepPhase
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.learned_scales import LearnedScales
+from pdmux_actor.scheduling.step_totals import MeasuredSteps
 from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share
@@ -43,6 +45,7 @@ class LatencyPredictor:
         self._latency = latency
         self._by_share = decode_by_share(latency)
         self._scales = LearnedScales()
+        self.measured = MeasuredSteps()
         # Policies ask for the same prompts on the same shares, decision after decision. What is predicted of them holds
         # until a launch with prompts teaches.
         self._modelled_prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
@@ -187,6 +190,7 @@ class LatencyPredictor:
         match flight.launch:
             case DecodeStep() if company <= _ALONE:
                 self._scales.observe(model, DECODE, sms, size, ratio)
+                self.measured.note(model, StepPhase.DECODE, sms, flight.modelled_s, measured_s)
             case DecodeStep() if among_decodes > _ALONE:
                 if among_decodes >= _IN_COMPANY and not flight.beside:
                     ratio /= slowdown_beside(flight.demand, flight.beside_demand)
@@ -198,17 +202,22 @@ class LatencyPredictor:
             case DecodeStep() if company >= _IN_COMPANY and self._scales.knows(model, DECODE):
                 cell = GuardCell.of(sms, flight.beside, contexts)
                 self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))
+                self.measured.note(model, StepPhase.DECODE_BESIDE, sms, flight.modelled_s, measured_s)
             case MixedStep():
                 self._scales.observe(model, MIXED, sms, size, ratio)
+                self.measured.note(model, StepPhase.MIXED, sms, flight.modelled_s, measured_s)
             case PrefillSlice() if company <= _ALONE:
                 self._scales.observe(model, PREFILL, sms, size, ratio)
+                self.measured.note(model, StepPhase.PREFILL, sms, flight.modelled_s, measured_s)
             case PrefillSlice() if company >= _IN_COMPANY:
                 self._scales.observe(model, PREFILL_BESIDE, sms, size, ratio)
+                self.measured.note(model, StepPhase.PREFILL_BESIDE, sms, flight.modelled_s, measured_s)
             case _:
                 pass  # partly alone, partly not: teaches nothing
 
     def forget(self, model: str) -> None:
         self._scales.forget(model)
+        self.measured.forget(model)
         self._outlooks.pop(model, None)
         self._forget_prefills()
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import uuid
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -67,6 +68,7 @@ class PdmuxActor:
             node=context.get_node_id(),
             pool=self._settings.pool,
             num_gpus=self._settings.num_gpus,
+            engine_version=f"{self._settings.engine.kind} {version('muxfleet')}",
             host=self._settings.host or str(get_node_ip_address()),  # type: ignore[no-untyped-call]  # Ray's
         )
         await self._unit.start()

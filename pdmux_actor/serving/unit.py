@@ -51,6 +51,7 @@ class Unit:
         first_retry_s: float = FIRST_RETRY_S,
         silence_s: float = SILENCE_S,
         load_vocabulary: Callable[[ModelAssignment], Vocabulary] = load_vocabulary,
+        engine_version: str = "",
     ) -> None:
         """`host` is bound and advertised. A gateway that says nothing for `silence_s` is taken for lost."""
         self._engine = engine
@@ -58,6 +59,7 @@ class Unit:
         self._node = node
         self._pool = pool
         self._num_gpus = num_gpus
+        self._engine_version = engine_version
         self._host = host
         self._port = port
         self._server = StreamServer(StreamSettings(unit_id=unit_id, silence_s=silence_s), self)
@@ -110,6 +112,7 @@ class Unit:
             is_leaving=self._refusal is not None,
             failure=self._failure,
             device=self._capacity.device,
+            engine=self._engine_version,
             measured_device=self._capacity.measured_device,
         )
 

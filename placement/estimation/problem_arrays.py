@@ -38,8 +38,9 @@ class Estimator:
     host_s: float = 0.5e-3  # plan a step, launch its graph, read what was sampled (MuxWise §3.2.2, DuetServe §4.3)
     cpu_host_s: float = 0.2e-3
 
-    def host_s_of(self, device: DeviceSpec) -> float:
-        return self.cpu_host_s if device.name.partition("-")[0] == "cpu" else self.host_s
+    def host_s_of(self, device: DeviceSpec | None) -> float:
+        """Returns what the host adds to every launch; a device of unknown speed counts as a CPU."""
+        return self.cpu_host_s if device is None or device.name.partition("-")[0] == "cpu" else self.host_s
 
     def costs(self, kinds: Sequence["UnitKind"], models: Sequence[PlacementModel]) -> tuple[KindCosts, ...]:
         """One per kind. Another cost model overrides this."""
