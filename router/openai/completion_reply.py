@@ -52,12 +52,13 @@ class CompletionReply:
         return self._encoder.usage(usage)
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        bodies = [self._body(index, choice) for index, choice in enumerate(choices)]
+        shown = best_choices(choices, self._request.num_choices, self._request.num_shown)
+        bodies = [self._body(place, shown_as, choices[place]) for shown_as, place in enumerate(shown)]
         return document(self._head, "text_completion", bodies, usage)
 
-    def _body(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _body(self, place: int, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None, "a document is made of finished choices"
-        echo, logprobs = self._echoes[index], None
+        echo, logprobs = self._echoes[place], None
         if self._request.logprobs is not None:
             logprobs = self._with_prompt(choice.prompt, echo, completion_logprobs(choice.logprobs, len(echo))[0])
         body: dict[str, Any] = {
@@ -67,7 +68,7 @@ class CompletionReply:
             "finish_reason": finish_name(choice.finish),
         }
         if self._prompt_token_ids is not None:
-            body |= {"prompt_token_ids": self._prompt_token_ids[index], "token_ids": choice.token_ids}
+            body |= {"prompt_token_ids": self._prompt_token_ids[place], "token_ids": choice.token_ids}
         if self._request.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(choice.prompt, self._request.prompt_logprobs)
         return body
@@ -77,6 +78,21 @@ class CompletionReply:
             return logprobs
         before = echoed_logprobs(prompt, echo, self._request.logprobs or 0)
         return {name: before[name] + values for name, values in logprobs.items()}
+
+
+def best_choices(choices: Sequence[Choice], generated: int, shown: int) -> list[int]:
+    """Places of the `shown` choices of each prompt, of the `generated` that it has one after the other. As OpenAI's
+    `best_of` has it: those of the highest log-probability per token, the highest first.
+    """
+    if generated == shown:
+        return list(range(len(choices)))
+
+    def mean(place: int) -> float:
+        logprobs = [one.logprob for one in choices[place].logprobs]
+        return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
+
+    groups = [range(first, first + generated) for first in range(0, len(choices), generated)]
+    return [place for group in groups for place in sorted(group, key=mean, reverse=True)[:shown]]
 
 
 def completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> tuple[dict[str, Any], int]:

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from router.openai.parameters import MAX_LOGPROBS, GenerationParameters, TokenId
+from router.errors import InvalidRequest
+from router.openai.parameters import MAX_LOGPROBS, MAX_N, GenerationParameters, TokenId
 from router.openai.peer_parameters import RefusedCompletionParameters
 from router.openai.request_part import Integer
 
@@ -21,9 +22,9 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
     max_tokens: Annotated[Integer, Field(ge=0, le=2**31)] | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=MAX_N)] | None = None
 
     # See UNIMPLEMENTED.
-    best_of: Annotated[Integer, Field(ge=1, le=1)] | None = None
     suffix: Annotated[str, Field(max_length=0)] | None = None
 
     @property
@@ -38,8 +39,17 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
                 return list(several)  # type: ignore[arg-type]  # as above
 
     @property
+    def num_shown(self) -> int:
+        """Counts the choices of a prompt that the reply shows: of `num_choices`, the most probable."""
+        return self.n or 1
+
+    @property
+    def num_choices(self) -> int:
+        return self.best_of or self.num_shown
+
+    @property
     def asked_logprobs(self) -> int | None:
-        return self.logprobs
+        return 0 if self.logprobs is None and self.num_choices > self.num_shown else self.logprobs
 
     @property
     def asked_prompt_logprobs(self) -> int | None:
@@ -50,3 +60,15 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
     @property
     def is_prompt_only(self) -> bool:
         return self.max_tokens == 0
+
+    def check(self) -> None:
+        """Raises InvalidRequest: parameters do not fit together."""
+        if self.is_prompt_only and not self.echo and self.prompt_logprobs is None:
+            message = "With 'max_tokens' 0 nothing is generated: ask for 'echo', 'prompt_logprobs' or more tokens."
+            raise InvalidRequest(message, param="max_tokens")
+        if self.num_choices < self.num_shown:
+            message = f"'best_of' is {self.best_of} and less than 'n', {self.n}: raise it, or lower 'n'."
+            raise InvalidRequest(message, param="best_of")
+        if self.streams and self.num_choices > self.num_shown:
+            message = "The best of several completions are known when all have ended: leave 'stream' or 'best_of' out."
+            raise InvalidRequest(message, param="best_of")

@@ -39,7 +39,6 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 UNIMPLEMENTED = frozenset(
     {
         "audio",
-        "best_of",
         "modalities",
         "moderation",
         "suffix",

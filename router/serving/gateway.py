@@ -217,7 +217,7 @@ class Gateway:
         caller = caller.asking(request.asked_priority, request.session_id)
         card = self._enter(request.model)
         if len(request.prompts) * request.num_choices > self.limits.max_choices:
-            message = f"Prompts times n exceed {self.limits.max_choices} choices; send fewer per request."
+            message = f"Prompts times n, or best_of, exceed {self.limits.max_choices} choices; send fewer per request."
             raise InvalidRequest(message, param="prompt")
         receipt = self._receipt(card, caller)
         prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))

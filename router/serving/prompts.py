@@ -75,13 +75,10 @@ async def completion_prompts(
 ) -> list[Prompt]:
     """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode`, and:
 
-    InvalidRequest: a prompt is empty, or holds token ids that the model does not have.
+    InvalidRequest: a prompt is empty, or holds token ids that the model does not have, or parameters do not fit
+            together.
     """
-    if request.is_prompt_only and not request.echo and request.prompt_logprobs is None:
-        message = (
-            "With 'max_tokens' 0 nothing is generated: ask for 'echo' or 'prompt_logprobs', or for a token or more."
-        )
-        raise InvalidRequest(message, param="max_tokens")
+    request.check()
     vocab_size = (await tokenizers.of(card)).vocab_size
     prompts = []
     for prompt in request.prompts:
