@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 from model_shapes import LLAMA_3_8B
 
+from deploy.control.step_evidence import StepEvidence
 from deploy.planning.pool_hardware import gpu_hardware
 from deploy.simulation.deployments import model_info
 from deploy.simulation.engine import EngineDesign, PlacedModel
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.units import UnitIdentity
+from pdmux_actor.executor.simulated import GPU_HOST_S
 from pdmux_actor.lease import Lease, ModelAssignment
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -46,11 +49,34 @@ def test_obey__engine_has_moved_quota_since__quotas_are_the_leases() -> None:
     assert quotas(unit) == {"hot": QUOTA_BLOCKS, "cold": QUOTA_BLOCKS}
 
 
+@pytest.mark.parametrize("slowdown", [1.0, 1.3])
+def test_unit__slower_than_its_figures__its_heartbeats_tell_by_how_much(slowdown: float) -> None:
+    agenda = EventQueue()
+    unit = leased_unit(agenda, slowdown=slowdown)
+    for i in range(60):
+        request = GenerateRequest(
+            request_id=str(i),
+            model="hot",
+            prompt_token_ids=tuple(range(300)),
+            sampling=SamplingParams(max_tokens=500, temperature=0.0),
+            slo=SLO,
+        )
+        assert unit.submit(request)
+    while agenda.clock.now_s < 10.0:
+        assert agenda.step()
+    evidence = StepEvidence()
+    evidence.hear(unit.heartbeat(), "p/n/0", host_s=GPU_HOST_S, now_s=10.0)
+
+    factors = {r.phase: r.factor for r in evidence.residuals("u")}
+
+    assert factors["decode"] == pytest.approx(slowdown, rel=0.06)
+
+
 def quotas(unit: LeasedUnit) -> dict[str, int]:
     return {m.model: m.quota_blocks for m in unit.load_report().models}
 
 
-def leased_unit(agenda: EventQueue) -> LeasedUnit:
+def leased_unit(agenda: EventQueue, *, slowdown: float = 1.0) -> LeasedUnit:
     capacity = UnitCapacity(
         unit_id="u",
         num_gpus=1,
@@ -70,6 +96,7 @@ def leased_unit(agenda: EventQueue) -> LeasedUnit:
         settings=SchedulerSettings(),
         models=tuple(PlacedModel(info=info, quota_blocks=QUOTA_BLOCKS) for info in infos.values()),
         host_s=hardware.host_s,
+        slowdown=slowdown,
     )
     identity = UnitIdentity(unit_id="u", pool="p", num_gpus=1, memory_bytes=A100_80G.memory_bytes)
     loadable = {name: LoadableModel(info=info, load_s=1.0) for name, info in infos.items()}
