@@ -267,14 +267,14 @@ class ControlLoop:
             self._lose(lost, now_s)
         if self._fleet.any_back(now_s):
             self._need_plan("what was taken out has its next chance")
-        jumped = self._popularity.advance(now_s)
+        news = self._popularity.news(now_s)
         self._note_sleep(now_s)
         if self._requests is None or not self._may_plan(now_s):
             return
         if self._why is not None:
             self._ask_for_plan(self._requests, self._why, now_s)
-        elif jumped or now_s - self._looked_s >= self._rules.replan_every_s:
-            self._look_at_demand(self._requests, jumped, now_s)
+        elif news is not None or now_s - self._looked_s >= self._rules.replan_every_s:
+            self._look_at_demand(self._requests, news or "demand", now_s)
         self._hear_planner(now_s)
         self._advance(now_s)
 
@@ -311,14 +311,13 @@ class ControlLoop:
     def _planned_goal(self, needs: Needs) -> Plan:
         return part_of(self._goal, {u.unit_id for u in needs.units})
 
-    def _look_at_demand(self, requests: PlanRequests, jumped: frozenset[str], now_s: float) -> None:
+    def _look_at_demand(self, requests: PlanRequests, why: str, now_s: float) -> None:
         self._looked_s = now_s
         heard_s = self._popularity.heard_s
         is_stale = heard_s is None or now_s - heard_s > self._rules.stale_s
         task = self._task(now_s)
         follows = self._rules.replan != "off" or task.needs.homeless(self._goal)
         if follows and not is_stale and not self._is_busy and not self._fleet.registry.is_blind():
-            why = f"demand for {', '.join(sorted(jumped))} jumped" if jumped else "demand"
             requests.look(task, why, now_s)
 
     def _hear_planner(self, now_s: float) -> bool:

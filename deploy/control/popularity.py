@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from deploy.control.attainment_watch import AttainmentWatch
 from deploy.control.control_state import KeptDemand
 from deploy.control.rate_estimate import RateEstimate, RateTuning
 from placement.demand import ModelDemand
@@ -42,6 +43,7 @@ class Popularity:
         self._tuning = tuning or RateTuning()
         self._models: dict[str, _Asked] = {}
         self._gateways: dict[str, _Gateway] = {}
+        self._attainment = AttainmentWatch()
         self._bin_start_s: float | None = None
         self._before: dict[str, KeptDemand] = {}
         self.heard_s: float | None = None
@@ -97,7 +99,9 @@ class Popularity:
             if asked.waiting:
                 model.last_asked_s = now_s
             if before is not None:
-                _count(model, before.models.get(asked.model), asked, now_s)
+                last = _comparable(before.models.get(asked.model), asked)
+                _count(model, last, asked, now_s)
+                self._attainment.count(last, asked)
 
     def num_gateways(self, now_s: float) -> int:
         """Returns how many gateways were heard from lately."""
@@ -114,6 +118,12 @@ class Popularity:
         self._bin_start_s = now_s
         return frozenset(name for name, model in self._models.items() if _average(model, span_s))
 
+    def news(self, now_s: float) -> str | None:
+        """Advances, and says why demand should be looked at now, if it should."""
+        jumped = self.advance(now_s)
+        told = (f"demand for {', '.join(sorted(jumped))} jumped",) if jumped else ()
+        return "; ".join((*told, *self._attainment.fallen())) or None
+
     def demand(self, model: str) -> ModelDemand:
         asked = self._models[model]
         return ModelDemand(
@@ -129,10 +139,14 @@ class Popularity:
         return self._models[model].last_asked_s
 
 
-def _count(model: _Asked, before: ModelAsked | None, asked: ModelAsked, now_s: float) -> None:
+def _comparable(before: ModelAsked | None, asked: ModelAsked) -> ModelAsked:
     """Totals that shrink are those of a model that was withdrawn and offered again."""
     if before is None or asked.requests_total < before.requests_total:
-        before = ModelAsked(model=asked.model, requests_total=0, prompt_tokens_total=0, output_tokens_total=0)
+        return ModelAsked(model=asked.model, requests_total=0, prompt_tokens_total=0, output_tokens_total=0)
+    return before
+
+
+def _count(model: _Asked, before: ModelAsked, asked: ModelAsked, now_s: float) -> None:
     model.requests += asked.requests_total - before.requests_total
     model.prompts += asked.prompt_tokens_total - before.prompt_tokens_total
     model.outputs += asked.output_tokens_total - before.output_tokens_total
