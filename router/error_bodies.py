@@ -47,6 +47,11 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
         status=503, type="service_unavailable", code="gateways_silent", should_retry=True
     ),
     errors.UnitNotFound: ErrorShape(status=404, type=_CALLER, code="unit_not_found"),
+    errors.FileNotKept: ErrorShape(status=404, type=_CALLER, code="file_not_found"),
+    errors.BatchNotFound: ErrorShape(status=404, type=_CALLER, code="batch_not_found"),
+    errors.BatchesUnavailable: ErrorShape(
+        status=503, type="service_unavailable", code="batches_unavailable", should_retry=True
+    ),
     errors.UnitSilent: ErrorShape(status=503, type="service_unavailable", code="unit_silent", should_retry=True),
     errors.ControlLoopSilent: ErrorShape(
         status=503, type="service_unavailable", code="control_loop_silent", should_retry=True

@@ -12,6 +12,9 @@ RouterError
 ├── ResponseNotFound         no gateway keeps such a response to go on with
 ├── GatewaysSilent           other gateways, which may keep the response, do not answer
 ├── UnitNotFound             the fleet has no such unit
+├── FileNotKept              no such file is kept for this API key
+├── BatchNotFound            no such batch is kept for this API key
+├── BatchesUnavailable       the place where files and batches are kept cannot be used
 ├── UnitSilent               the unit does not answer the control loop
 ├── ControlLoopSilent        the control loop does not answer the gateway
 ├── InvalidApiKey            keys are in force, and this is none of them
@@ -68,14 +71,14 @@ class UnsupportedParameter(InvalidRequest):
 
 
 class BodyTooLarge(RouterError):
-    def __init__(self, *, limit_bytes: int) -> None:
-        super().__init__(f"The request body exceeds {limit_bytes} bytes; send a shorter prompt.")
+    def __init__(self, *, limit_bytes: int, remedy: str = "send a shorter prompt") -> None:
+        super().__init__(f"The request body exceeds {limit_bytes} bytes; {remedy}.")
         self.limit_bytes = limit_bytes
 
 
 class UnsupportedMediaType(RouterError):
-    def __init__(self, *, content_type: str) -> None:
-        super().__init__(f"Content-Type {content_type[:100]!r} is not supported; send application/json.")
+    def __init__(self, *, content_type: str, wanted: str = "application/json") -> None:
+        super().__init__(f"Content-Type {content_type[:100]!r} is not supported; send {wanted}.")
         self.content_type = content_type
 
 
@@ -181,6 +184,29 @@ class GatewaysSilent(RouterError):
             retry_after_s=retry_after_s,
         )
         self.response_id = response_id
+
+
+class FileNotKept(RouterError):
+    def __init__(self, *, file_id: str) -> None:
+        super().__init__(
+            f"No such File object: {file_id[:100]}; GET /v1/files lists those of this API key.", param="id"
+        )
+        self.file_id = file_id
+
+
+class BatchNotFound(RouterError):
+    def __init__(self, *, batch_id: str) -> None:
+        super().__init__(f"No such batch: {batch_id[:100]}; GET /v1/batches lists those of this API key.", param="id")
+        self.batch_id = batch_id
+
+
+class BatchesUnavailable(RouterError):
+    def __init__(self, *, reason: str, retry_after_s: int) -> None:
+        super().__init__(
+            f"Files and batches cannot be kept now: {reason[:200]}. Their place is the setting gateway.batches.folder.",
+            retry_after_s=retry_after_s,
+        )
+        self.reason = reason
 
 
 class UnitNotFound(RouterError):

@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from router.access.api_keys import KeyRing
 from router.errors import GatewaysSilent
+from router.batches.batch_settings import BatchSettings
 from router.http.app import create_app
 from router.limits import GatewayLimits
 from router.responses.response_store import ResponseStore
@@ -52,10 +53,12 @@ class GatewayIngress:
         start_log: Callable[[], None] = lambda: None,
         otlp_endpoint: Callable[[], str | None] = lambda: None,
         cors_origins: Sequence[str] = (),
+        batches: Callable[[], BatchSettings | None] = lambda: None,
     ) -> None:
         """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application.
 
-        `start_log` and `otlp_endpoint` are called on the replica; the latter names a collector for traces, or None.
+        `start_log`, `otlp_endpoint` and `batches` are called on the replica; `otlp_endpoint` names a collector for
+        traces, or None.
         Without `read_keys` anybody may use the API. Raises what `read_keys` raises: a gateway that cannot tell who may
         ask must not start.
         """
@@ -67,6 +70,7 @@ class GatewayIngress:
         self._gateway = Gateway(limits)
         self._responses = ResponseStore(self._ask_siblings)
         self._cors_origins = cors_origins
+        self._batches = batches()
         self._read_keys = read_keys
         if read_keys is not None:
             self._gateway.access.set_keys(read_keys())
@@ -87,6 +91,7 @@ class GatewayIngress:
             spans=self._spans,
             echo_request_id=False,
             cors_origins=self._cors_origins,
+            batches=self._batches,
         )
 
     async def check_health(self) -> None:

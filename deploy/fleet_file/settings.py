@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
+from deploy.fleet_file.batch_section import BatchSection
 from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.known_devices import unknown_device
@@ -216,6 +217,7 @@ class GatewaySection(Section):
     """Web pages of these origins may call the API from a browser, such as https://chat.example.org; "*": all may."""
     template_timeout_s: PositiveFloat = 2.0
     """How long a model's chat template may take for one request; then it is stopped and the request answered 400."""
+    batches: BatchSection = BatchSection()
 
 
 class FleetFile(Section):
@@ -292,7 +294,10 @@ def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
         for p in fleet.pools
     )
     keys = _resolved(fleet.gateway.api_keys, base)
-    gateway = fleet.gateway.model_copy(update={"api_keys": keys})
+    batches = fleet.gateway.batches
+    if batches.folder is not None and "://" not in batches.folder:
+        batches = batches.model_copy(update={"folder": _resolved(batches.folder, base)})
+    gateway = fleet.gateway.model_copy(update={"api_keys": keys, "batches": batches})
     state = fleet.state.model_copy(update={"folder": _resolved(fleet.state.folder, base)})
     return fleet.model_copy(update={"models": models, "pools": pools, "gateway": gateway, "state": state})
 

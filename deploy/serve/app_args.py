@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from deploy.fleet_file.batch_section import BatchSection
 from deploy.fleet_file.setting_types import Dtype
 from deploy.fleet_file.settings import ModelSection, PlacementSection
 from deploy.fleet_file.state_section import StateSection
@@ -58,6 +59,7 @@ class GatewayArgs(Args):
     request_log: bool = False
     cors_origins: tuple[str, ...] = ()
     template_timeout_s: float = 2.0
+    batches: BatchSection = BatchSection()
 
 
 class ControllerConfig(Args):

@@ -148,6 +148,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
         request_log=gateway.request_log,
         cors_origins=gateway.cors_origins,
         template_timeout_s=gateway.template_timeout_s,
+        batches=gateway.batches,
     )
     return {
         "name": GATEWAY_APP,

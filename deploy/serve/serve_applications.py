@@ -13,7 +13,7 @@ from ray._raylet import (  # type: ignore[attr-defined]  # Ray's compiled module
 )
 from ray.serve import Application
 
-from deploy.environment import allows_open_ray, otlp_endpoint
+from deploy.environment import allows_open_ray, otlp_endpoint, state_folder
 from deploy.errors import OpenCluster
 from deploy.fleet_file.key_file import read_key_file
 from deploy.fleet_file.setting_types import CPU_KV_BYTES
@@ -34,6 +34,7 @@ from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, new_unit_id
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
 from router.access.api_keys import KeyRing
+from router.batches.batch_settings import BatchSettings
 from router.limits import GatewayLimits
 from router.serve_deployment import GatewayIngress
 
@@ -69,6 +70,7 @@ def gateway_application(
         start_log=log_from_replica,
         otlp_endpoint=otlp_endpoint,
         cors_origins=args.cors_origins,
+        batches=partial(batch_settings, args),
     )
 
 
@@ -85,6 +87,18 @@ def gateway_limits(args: GatewayArgs) -> GatewayLimits:
         template_timeout_s=args.template_timeout_s,
         suspect_s=args.unit_suspect_s,
         lost_s=args.unit_lost_s,
+    )
+
+
+def batch_settings(args: GatewayArgs) -> BatchSettings:
+    """Reads the environment of the replica that calls it: its default folder is its user's."""
+    section = args.batches
+    return BatchSettings(
+        url=str(state_folder() / "batches") if section.folder is None else section.folder,
+        max_file_bytes=section.max_file_bytes,
+        max_lines=section.max_lines,
+        max_line_bytes=args.max_body_bytes,
+        lines_at_once=section.lines_at_once,
     )
 
 

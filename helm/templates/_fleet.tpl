@@ -78,6 +78,11 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- with $fleet.state.folder -}}
 {{- $_ := set $fleet.state "folder" (include "muxfleet.file" (dict "root" $ "path" .)) -}}
 {{- end -}}
+{{- with $fleet.gateway.batches.folder -}}
+{{- if not (contains "://" .) -}}
+{{- $_ := set $fleet.gateway.batches "folder" (include "muxfleet.file" (dict "root" $ "path" .)) -}}
+{{- end -}}
+{{- end -}}
 {{- with $fleet.gateway.api_keys -}}
 {{- $_ := set $fleet.gateway "api_keys" (include "muxfleet.file" (dict "root" $ "path" .)) -}}
 {{- end -}}

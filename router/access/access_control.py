@@ -9,7 +9,7 @@ from router.access.api_keys import KeyEntry, KeyRing, check_model
 from router.access.caller import Caller
 from router.access.rate_limits import RateLimits, RateStatus
 from router.access.request_headers import api_key_of, caller_of
-from router.errors import AdminOnly, RateLimited
+from router.errors import AdminOnly, InvalidApiKey, RateLimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,15 @@ class AccessControl:
         if rate.retry_after_s is not None:
             raise RateLimited(key=who.entry.name, retry_after_s=rate.retry_after_s, headers=rate.headers())
         return replace(who, rate=rate)
+
+    def check_owner(self, key_id: str, model: str) -> None:
+        """Checks work that a key left here earlier. Raises InvalidApiKey: there is no such key now. ModelNotAllowed."""
+        if self._keys is None:
+            return
+        entry = self._keys.of(key_id)
+        if entry is None:
+            raise InvalidApiKey(missing=False)
+        check_model(entry, model)
 
     def spend(self, key_id: str, tokens: int) -> None:
         """Charges what a generation of the key took."""

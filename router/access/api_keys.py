@@ -69,6 +69,9 @@ class KeyRing:
     def names(self) -> frozenset[str]:
         return frozenset(entry.name for entry in self._entries.values())
 
+    def of(self, key_id: str) -> KeyEntry | None:
+        return self._entries.get(key_id)
+
     def admit(self, secret: str | None) -> KeyEntry:
         """Raises:
         InvalidApiKey: it is missing, malformed, unknown or wrong; callers are not told which of the last three.

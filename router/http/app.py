@@ -12,7 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
+from router.batches.batch_service import BatchService
+from router.batches.batch_settings import BatchSettings
 from router.error_bodies import error_response
 from router.errors import (
     ControlLoopSilent,
@@ -25,6 +28,8 @@ from router.errors import (
     UnitSilent,
 )
 from router.http.agent_routes import AGENT_BODIES, add_agent_routes
+from router.http.batch_lines import line_endpoints
+from router.http.batch_routes import BATCH_BODIES, add_batch_routes
 from router.http.generation_endpoint import answer
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
@@ -76,24 +81,27 @@ def create_app(
     spans: RequestSpans | None = None,
     echo_request_id: bool = True,
     cors_origins: Sequence[str] = (),
+    batches: BatchSettings | None = None,
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
     add the `x-request-id` header to responses by themselves. Browsers' pages from `cors_origins` ("*": from anywhere)
-    may call the API. `responses` keeps conversations where other gateways keep some, too.
+    may call the API. `responses` keeps conversations where other gateways keep some, too. Without `batches` the gateway
+    keeps none, nor files.
     """
+    service = BatchService(batches, line_endpoints(gateway))
     app = FastAPI(
         title="muxfleet",
         version=VERSION,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_lifespan(gateway, feed),
+        lifespan=_lifespan(gateway, feed, service),
     )
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=list(_SHOWN_HEADERS),
         )
@@ -109,13 +117,14 @@ def create_app(
     _add_generation_routes(app, gateway)
     add_agent_routes(app, gateway, responses or ResponseStore())
     add_tokenize_routes(app, gateway)
+    add_batch_routes(app, gateway, service)
     _add_model_routes(app, gateway)
     _add_operation_routes(app, gateway, read_metrics)
     if read_decisions is not None:
         _add_decisions_route(app, gateway, read_decisions)
     if read_fleet is not None:
         _add_fleet_route(app, gateway, read_fleet)
-    document = Document(app, [*AGENT_BODIES, DetokenizeBody])
+    document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
@@ -198,16 +207,20 @@ def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> N
         return Response(body, media_type="application/json")
 
 
-def _lifespan(gateway: Gateway, feed: Feed | None) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(
+    gateway: Gateway, feed: Feed | None, service: BatchService
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        feeding = None if feed is None else asyncio.ensure_future(feed(gateway))
+        beside = [asyncio.ensure_future(service.run())]
+        if feed is not None:
+            beside.append(asyncio.ensure_future(feed(gateway)))
         try:
             yield
         finally:
-            if feeding is not None:
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             await gateway.close()
 
     return lifespan
@@ -226,6 +239,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return error_response(PathNotFound(method=request.method, path=path), path)
     if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "")
+        # Starlette names the methods of the first route with this path only.
+        routes = [r for r in request.app.routes if isinstance(r, Route) and r.path_regex.match(request.scope["path"])]
+        allow = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
         return error_response(MethodNotAllowed(method=request.method, path=path, allow=allow), path)
     return error_response(InvalidRequest(str(error.detail)), path)

@@ -51,16 +51,21 @@ async def answer(
     return await _reply(request, gateway, asked.streams, accept(asked, _caller(request, who)), who, style)
 
 
-async def parsed(request: Request, gateway: Gateway, parse: Callable[[bytes], ParsedT]) -> ParsedT:
+async def body_of_request(request: Request, gateway: Gateway) -> bytes:
+    """Raises UnsupportedMediaType, RequestTimeout, BodyTooLarge, ClientDisconnected."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType(content_type=content_type)
     limits = gateway.limits
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_body(request, limits.max_body_bytes)
+            return await _read_body(request, limits.max_body_bytes)
     except TimeoutError as error:
         raise RequestTimeout(limit_s=limits.body_timeout_s) from error
+
+
+async def parsed(request: Request, gateway: Gateway, parse: Callable[[bytes], ParsedT]) -> ParsedT:
+    body = await body_of_request(request, gateway)
     if len(body) <= SMALL_BODY_BYTES:
         asked = parse(body)
     else:  # one at a time, and others' turns of the loop between two

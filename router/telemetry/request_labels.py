@@ -5,6 +5,8 @@ from router.error_bodies import INTERNAL, SHAPES
 
 GENERATION_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 ENDPOINTS = GENERATION_ENDPOINTS | {
+    "/v1/batches",
+    "/v1/files",
     "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",

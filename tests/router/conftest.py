@@ -1,10 +1,14 @@
 import contextlib
 from pathlib import Path
 
+import openai
 import pytest
+from batch_rig import Replica, settings
 from fake_unit import FakeUnit, write_byte_tokenizer
 from served_gateway import InlineText, ServedGateway, running
 
+from router.access.api_keys import KeyRing
+from router.batches.batch_worker import BatchWorker
 from router.limits import GatewayLimits
 from router.serving.gateway import Gateway
 
@@ -33,3 +37,33 @@ async def serve(tokenizer_folder: Path):
             return served
 
         yield start
+
+
+@pytest.fixture
+async def start(tokenizer_folder, tmp_path, monkeypatch):
+    """`start(unit, ...)` starts a gateway replica over the test's folder; it may be left before the test's end."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        @contextlib.asynccontextmanager
+        async def replica(unit: FakeUnit, keys: KeyRing | None = None, api_key: str = "x", **changes):
+            gateway = Gateway(start_text=InlineText.start)
+            gateway.access.set_keys(keys)
+            async with running(gateway, batches=settings(tmp_path / "kept", **changes)) as url:
+                served = ServedGateway(gateway, url, tokenizer_folder, [unit])
+                served.show(unit)
+                async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=5) as sdk:
+                    yield Replica(served, sdk)
+
+        async def unit(**options) -> FakeUnit:
+            return await stack.enter_async_context(FakeUnit(**options))
+
+        workers: list[BatchWorker] = []
+
+        class Noted(BatchWorker):
+            def __init__(self, *arguments) -> None:
+                super().__init__(*arguments)
+                workers.append(self)
+
+        monkeypatch.setattr("router.batches.batch_service.BatchWorker", Noted)
+        replica.unit, replica.workers = unit, workers
+        yield replica

@@ -8,6 +8,7 @@ from pathlib import Path
 import uvicorn
 from fake_unit import FakeUnit, eventually, fleet_view
 
+from router.batches.batch_settings import BatchSettings
 from router.http.app import create_app
 from router.serving.gateway import Gateway
 from router.text.calls import LoadTokenizer, TextAnswer, TextCall
@@ -47,9 +48,14 @@ class ServedGateway:
 
 
 @contextlib.asynccontextmanager
-async def running(gateway: Gateway) -> AsyncIterator[str]:
+async def running(gateway: Gateway, *, batches: BatchSettings | None = None) -> AsyncIterator[str]:
     config = uvicorn.Config(
-        create_app(gateway), host="127.0.0.1", port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1
+        create_app(gateway, batches=batches),
+        host="127.0.0.1",
+        port=0,
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

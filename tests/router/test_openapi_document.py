@@ -16,6 +16,7 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from served_gateway import running
 
+from router.batches.batch_settings import BatchSettings
 from router.http.app import openapi_document
 from router.openai import schemas
 from router.serving.gateway import Gateway
@@ -26,7 +27,7 @@ api = schemathesis.openapi.from_dict(openapi_document())
 
 
 @pytest.fixture(scope="module")
-def served_url(tokenizer_folder: Path) -> Iterator[str]:
+def served_url(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway and a unit in a thread of their own: schemathesis calls synchronously."""
     url: Future[str] = Future()
     loop = asyncio.new_event_loop()
@@ -34,8 +35,14 @@ def served_url(tokenizer_folder: Path) -> Iterator[str]:
 
     async def live() -> None:
         gateway = Gateway()
-        async with FakeUnit(max_model_len=64) as unit, running(gateway) as address:
+        batches = BatchSettings(url=str(tmp_path_factory.mktemp("batches")), poll_s=0.1)
+        async with FakeUnit(max_model_len=64) as unit, running(gateway, batches=batches) as address:
             gateway.update_view(fleet_view(unit, source=tokenizer_folder))
+            async with httpx.AsyncClient(base_url=address) as http:
+                while True:  # until its folder is open
+                    if (await http.get("/v1/files")).status_code != 503:
+                        break
+                    await asyncio.sleep(0.02)
             url.set_result(address)
             await stop.wait()
 

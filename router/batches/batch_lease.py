@@ -1,0 +1,58 @@
+"""The right of one replica to work on a batch. It ends by itself when the replica says nothing for a while."""
+
+from typing import Self
+
+import msgspec
+
+from router.batches.object_store import ObjectStore
+
+
+class _Holding(msgspec.Struct, frozen=True):
+    holder: str
+    expires_s: float  # Unix time
+
+
+class BatchLease:
+    """Leases of a batch are numbered files that only one replica can create; the last one counts. Who was believed dead
+    and comes back finds a later one, and stops. `number` tells whose results are whose.
+    """
+
+    def __init__(self, store: ObjectStore, folder: str, number: int, holder: str) -> None:
+        self._store = store
+        self._folder = folder
+        self.number = number
+        self._holder = holder
+
+    @classmethod
+    def take(cls, store: ObjectStore, folder: str, holder: str, *, now_s: float, lease_s: float) -> Self | None:
+        """None while another replica holds it."""
+        names = store.names(folder)
+        number = int(names[-1]) if names else 0
+        if names:
+            held = store.read(f"{folder}/{names[-1]}")
+            try:
+                if held is not None and msgspec.json.decode(held, type=_Holding).expires_s > now_s:
+                    return None
+            except msgspec.MsgspecError:
+                pass  # half of it was written: its replica ended there
+        holding = msgspec.json.encode(_Holding(holder, now_s + lease_s))
+        if not store.create(f"{folder}/{number + 1:08d}", holding):
+            return None
+        for name in names[:-1]:
+            store.delete(f"{folder}/{name}")
+        return cls(store, folder, number + 1, holder)
+
+    def renew(self, *, now_s: float, lease_s: float) -> bool:
+        """False: another replica has taken over."""
+        names = self._store.names(self._folder)
+        if not names or int(names[-1]) != self.number:
+            return False
+        self._write(now_s + lease_s)
+        return True
+
+    def release(self) -> None:
+        self._write(0.0)
+
+    def _write(self, expires_s: float) -> None:
+        data = msgspec.json.encode(_Holding(self._holder, expires_s))
+        self._store.write(f"{self._folder}/{self.number:08d}", data)

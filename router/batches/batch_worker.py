@@ -1,0 +1,109 @@
+"""Finds batches that nobody works on, and works on them. One per gateway replica."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+
+from router.batches.batch_lease import BatchLease
+from router.batches.batch_run import BatchLost, BatchRun
+from router.batches.batch_settings import BatchSettings
+from router.batches.kept_batches import KeptBatches
+from router.batches.kept_files import KeptFiles
+from router.batches.line_runner import AskLine
+
+logger = logging.getLogger(__name__)
+
+_MOST_BATCHES = 8  # at once; the others wait, or are another replica's
+
+
+class BatchWorker:
+    """`asks` answers lines, by endpoint."""
+
+    def __init__(
+        self, batches: KeptBatches, files: KeptFiles, settings: BatchSettings, asks: Mapping[str, AskLine]
+    ) -> None:
+        self._batches = batches
+        self._files = files
+        self._settings = settings
+        self._asks = asks
+        self._holder = uuid.uuid4().hex
+        self._places = asyncio.Semaphore(settings.lines_at_once)
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._asked = asyncio.Event()
+
+    def look(self) -> None:
+        """A batch has come: it need not wait until the next look."""
+        self._asked.set()
+
+    async def work(self) -> None:
+        """Returns never; cancel it. What is under way stays open for another replica, or the next start."""
+        try:
+            while True:
+                try:
+                    await self._take_open()
+                except OSError as error:
+                    logger.warning("the batches' store does not answer", extra={"reason": str(error)})
+                except Exception:  # whatever it is, looking must go on
+                    logger.exception("looking for batches failed")
+                try:
+                    async with asyncio.timeout(self._settings.poll_s):
+                        await self._asked.wait()
+                except TimeoutError:
+                    pass
+                self._asked.clear()
+        finally:
+            tasks = list(self._running.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_open(self) -> None:
+        for owner, batch_id in await asyncio.to_thread(self._batches.open_batches):
+            if len(self._running) >= _MOST_BATCHES:
+                return
+            if batch_id not in self._running:
+                await self._try(owner, batch_id)
+
+    async def _try(self, owner: str, batch_id: str) -> None:
+        lease_s = self._settings.lease_s
+        lease = await asyncio.to_thread(self._batches.take, owner, batch_id, self._holder, lease_s)
+        if lease is None:
+            return
+        request = await asyncio.to_thread(self._batches.request, owner, batch_id)
+        ask = None if request is None else self._asks.get(request.endpoint)
+        if request is None or ask is None:
+            logger.warning("a batch cannot be worked on by this version", extra={"batch": batch_id})
+            return
+        run = BatchRun(
+            request,
+            lease,
+            batches=self._batches,
+            files=self._files,
+            settings=self._settings,
+            ask=ask,
+            places=self._places,
+        )
+
+        async def to_its_end() -> None:
+            told = {"batch": batch_id}
+            try:
+                status = await run.run()
+                logger.info("a batch has ended", extra={**told, "status": status})
+            except BatchLost:
+                logger.warning("another gateway has taken a batch over", extra=told)
+            except asyncio.CancelledError:
+                await asyncio.shield(_let_go(run, lease))
+                raise
+            except Exception:
+                logger.exception("work on a batch broke off; it is tried again", extra=told)
+            finally:
+                self._running.pop(batch_id, None)
+
+        self._running[batch_id] = asyncio.create_task(to_its_end())
+
+
+async def _let_go(run: BatchRun, lease: BatchLease) -> None:
+    """Leaves as little as may be to do again, and to wait for."""
+    await run.flush()
+    await asyncio.to_thread(lease.release)

@@ -1,0 +1,104 @@
+"""Batches in the store, by owner. Every call blocks: call it from a thread."""
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from router.batches.batch_lease import BatchLease
+from router.batches.batch_record import BatchRequest, BatchState
+from router.batches.object_store import ObjectStore
+
+_ID = re.compile(r"^batch_[0-9a-f]{32}$")
+_OPEN = "open"
+
+
+class LineResult(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the output, or, where not `ok`, of the error file. `number` is that of the input's line, from 1."""
+
+    number: int
+    ok: bool
+    line: msgspec.Raw
+
+
+class KeptBatches:
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def add(self, request: BatchRequest) -> None:
+        self._store.write(f"{_folder(request)}/request.json", msgspec.json.encode(request))
+        self._store.write(f"{_OPEN}/{request.owner}.{request.id}", b"")
+
+    def request(self, owner: str, batch_id: str) -> BatchRequest | None:
+        data = self._store.read(f"{owner}/batches/{batch_id}/request.json") if _ID.match(batch_id) else None
+        return None if data is None else msgspec.json.decode(data, type=BatchRequest)
+
+    def state(self, request: BatchRequest) -> BatchState:
+        data = self._store.read(f"{_folder(request)}/state.json")
+        return BatchState() if data is None else msgspec.json.decode(data, type=BatchState)
+
+    def set_state(self, request: BatchRequest, state: BatchState) -> None:
+        self._store.write(f"{_folder(request)}/state.json", msgspec.json.encode(state))
+
+    def cancel(self, request: BatchRequest) -> None:
+        self._store.create(f"{_folder(request)}/cancel", str(int(time.time())).encode())
+
+    def cancelling_at(self, request: BatchRequest) -> int | None:
+        data = self._store.read(f"{_folder(request)}/cancel")
+        return None if data is None else int(data or b"0")
+
+    def listed(self, owner: str) -> list[BatchRequest]:
+        """Returns the owner's batches, the newest first."""
+        ids = self._store.names(f"{owner}/batches")
+        found = [request for batch_id in ids if (request := self.request(owner, batch_id)) is not None]
+        return sorted(found, key=lambda request: request.id, reverse=True)
+
+    # ---- work ----
+
+    def open_batches(self) -> list[tuple[str, str]]:
+        """Returns owner and id of those that are not at their end."""
+        found = []
+        for name in self._store.names(_OPEN):
+            owner, _, batch_id = name.rpartition(".")
+            if owner and _ID.match(batch_id):
+                found.append((owner, batch_id))
+        return found
+
+    def close(self, request: BatchRequest) -> None:
+        """Its end is written: what only the work needed goes."""
+        for name in (f"{_folder(request)}/results", f"{_OPEN}/{request.owner}.{request.id}"):
+            self._store.delete(name)
+
+    def take(self, owner: str, batch_id: str, holder: str, lease_s: float) -> BatchLease | None:
+        """None while another replica works on it."""
+        folder = f"{owner}/batches/{batch_id}/leases"
+        return BatchLease.take(self._store, folder, holder, now_s=time.time(), lease_s=lease_s)
+
+    def add_results(self, request: BatchRequest, lease: int, part: int, results: Sequence[LineResult]) -> None:
+        lines = b"".join(msgspec.json.encode(result) + b"\n" for result in results)
+        self._store.write(f"{_folder(request)}/results/{lease:08d}-{part:08d}", lines)
+
+    def results(self, request: BatchRequest) -> Iterator[LineResult]:
+        """Yields each line's first result. Two replicas may have had the same one, when the first seemed dead."""
+        folder = f"{_folder(request)}/results"
+        seen: set[int] = set()
+        for name in self._store.names(folder):
+            for text in (self._store.read(f"{folder}/{name}") or b"").splitlines():
+                try:
+                    result = msgspec.json.decode(text, type=LineResult)
+                except msgspec.MsgspecError:
+                    continue  # the end of a part that was cut off: the line is asked again
+                if result.number not in seen:
+                    seen.add(result.number)
+                    yield result
+
+
+def result_file_id(request: BatchRequest, kind: str) -> str:
+    """Names a file that the batch makes: the same one, whoever makes it."""
+    return f"file-{hashlib.blake2b(f'{request.id}/{kind}'.encode(), digest_size=16).hexdigest()}"
+
+
+def _folder(request: BatchRequest) -> str:
+    return f"{request.owner}/batches/{request.id}"

@@ -1,0 +1,113 @@
+"""Named bytes in a folder or behind any URL that fsspec knows. Every call blocks: call it from a thread."""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+class StoreUnusable(Exception):
+    """The place cannot be written to, or nothing that is installed knows its protocol."""
+
+
+class ObjectStore:
+    """Paths are relative, with slashes. Raises OSError where the place fails."""
+
+    def __init__(self, url: str) -> None:
+        """Raises StoreUnusable."""
+        try:
+            self._fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+            self._root = root.rstrip("/")
+            self._is_local = isinstance(self._fs, LocalFileSystem)
+            self._fs.makedirs(self._root, exist_ok=True)
+        except (OSError, ImportError, ValueError) as error:
+            raise StoreUnusable(f"{url}: {error}") from error
+
+    def read(self, path: str) -> bytes | None:
+        """Returns None where there is nothing."""
+        try:
+            return bytes(self._fs.cat_file(self._at(path)))
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, data: bytes) -> None:
+        """Puts all of it in the place of what was there."""
+        if not self._is_local:
+            self._fs.pipe_file(self._at(path), data)
+            return
+        draft = self._draft(path)
+        draft.write_bytes(data)
+        draft.replace(self._at(path))
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Returns False, and changes nothing, where something is. In a folder this holds also against other processes;
+        behind a URL as far as its filesystem's `mode="create"` does.
+        """
+        try:
+            if self._is_local:
+                draft = self._draft(path)
+                draft.write_bytes(data)
+                try:
+                    os.link(draft, self._at(path))
+                finally:
+                    draft.unlink()
+            else:
+                self._fs.pipe_file(self._at(path), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def put(self, path: str, source: IO[bytes]) -> int:
+        """Copies a file; returns its bytes."""
+        target = self._draft(path) if self._is_local else None
+        with target.open("wb") if target is not None else self._fs.open(self._at(path), "wb") as copy:
+            shutil.copyfileobj(source, copy, _CHUNK_BYTES)
+            num_bytes = int(copy.tell())
+        if target is not None:
+            target.replace(self._at(path))
+        return num_bytes
+
+    def open(self, path: str) -> IO[bytes]:
+        """Opens it for reading. Raises FileNotFoundError."""
+        opened: IO[bytes] = self._fs.open(self._at(path), "rb")
+        return opened
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        with self.open(path) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+    def names(self, folder: str) -> list[str]:
+        """Returns what lies in a folder, sorted; nothing where there is none."""
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._at(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        names = (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
+        return sorted(name for name in names if not name.startswith("."))
+
+    def delete(self, path: str) -> bool:
+        """Returns whether there was anything."""
+        try:
+            self._fs.rm(self._at(path), recursive=True)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _draft(self, path: str) -> Path:
+        at = Path(self._at(path))
+        with contextlib.suppress(FileExistsError):
+            at.parent.mkdir(parents=True, exist_ok=True)
+        return at.with_name(f".{at.name}.{secrets.token_hex(4)}")

@@ -1,0 +1,55 @@
+"""Lines of batches, answered as the endpoints answer requests."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from router.access.caller import Caller
+from router.batches.line_runner import AskLine
+from router.errors import InvalidRequest
+from router.http.generation_endpoint import ForGeneration
+from router.openai.body import SMALL_BODY_BYTES, parse_body
+from router.openai.chat import ChatCompletionRequest
+from router.openai.completions import CompletionRequest
+from router.openai.parameters import GenerationParameters
+from router.responses.asked_response import AskedResponse
+from router.responses.response_store import ResponseStore
+from router.serving.gateway import Gateway
+
+ParametersT = TypeVar("ParametersT", bound=GenerationParameters)
+
+
+def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
+    """Returns, by path, what batches can be of."""
+
+    async def chat(body: bytes, caller: Caller, owner: str) -> bytes:
+        request = await _parsed(gateway, body, ChatCompletionRequest)
+        _check(gateway, request, owner)
+        return await (await gateway.chat(request, caller)).document()
+
+    async def complete(body: bytes, caller: Caller, owner: str) -> bytes:
+        request = await _parsed(gateway, body, CompletionRequest)
+        _check(gateway, request, owner)
+        return await (await gateway.complete(request, caller)).document()
+
+    async def respond(body: bytes, caller: Caller, owner: str) -> bytes:
+        asked = AskedResponse.parse(body)
+        _check(gateway, asked, owner)
+        store = ResponseStore()  # no line goes on from another
+        chat = asked.chat(store, caller)
+        answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, store, caller))
+        return await answer.document()
+
+    return {"/v1/chat/completions": chat, "/v1/completions": complete, "/v1/responses": respond}
+
+
+async def _parsed(gateway: Gateway, body: bytes, schema: type[ParametersT]) -> ParametersT:
+    if len(body) <= SMALL_BODY_BYTES:
+        return parse_body(body, schema)
+    async with gateway.large_bodies:
+        return parse_body(body, schema)
+
+
+def _check(gateway: Gateway, asked: ForGeneration, owner: str) -> None:
+    if asked.streams:
+        raise InvalidRequest("A line of a batch has one answer: leave 'stream' out.", param="stream")
+    gateway.access.check_owner(owner, asked.model)

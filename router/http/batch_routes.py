@@ -1,0 +1,192 @@
+"""Files and batches of OpenAI's API. Each belongs to the API key that sent it; without keys, to everyone."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from router.batches.batch_body import BatchBody, new_batch
+from router.batches.batch_record import TERMINAL, BatchRequest, batch_document
+from router.batches.batch_schemas import BatchList, BatchSchema, FileDeleted, FileList, FileSchema
+from router.batches.batch_service import BatchService
+from router.batches.kept_files import KeptFile
+from router.errors import BatchNotFound, FileNotKept, InvalidRequest
+from router.http.generation_endpoint import body_of_request
+from router.http.uploads import uploaded
+from router.openai.document import body_of, responses_of
+from router.openai.foreign_body import decoded
+from router.serving.gateway import Gateway
+
+BATCH_BODIES: Sequence[type[msgspec.Struct]] = (BatchBody,)
+_EVERYONE = "everyone"
+_UPLOAD: Mapping[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                    },
+                }
+            }
+        },
+    }
+}
+ItemT = TypeVar("ItemT", KeptFile, BatchRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    key_id: str
+    tenant: str
+
+
+def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> None:
+    def owner_of(request: Request) -> _Owner:
+        who = gateway.access.identify(request.headers)
+        key_id = _EVERYONE if who.entry is None else who.entry.key_id
+        request.state.tenant = who.caller.tenant
+        return _Owner(key_id, who.caller.tenant)
+
+    _add_files(app, service, owner_of)
+    _add_batches(app, gateway, service, owner_of)
+
+
+def _add_files(app: FastAPI, service: BatchService, owner_of: Callable[[Request], _Owner]) -> None:
+    @app.post("/v1/files", openapi_extra=dict(_UPLOAD), **responses_of(FileSchema, 400, 413, 415, 503))
+    async def upload_file(request: Request) -> Response:
+        owner, settings = owner_of(request), service.settings
+        files = service.files
+        async with uploaded(request, max_bytes=settings.max_file_bytes, timeout_s=settings.upload_timeout_s) as upload:
+            kept = await service.blocking(
+                files.add, owner.key_id, upload.file, filename=upload.filename, purpose=upload.purpose
+            )
+        return _json(kept.to_json())
+
+    @app.get("/v1/files", **responses_of(FileList, 400, 503))
+    async def list_files(request: Request) -> Response:
+        owner, asked = owner_of(request), request.query_params
+        found = await service.blocking(service.files.listed, owner.key_id)
+        purpose = asked.get("purpose")
+        page, has_more = _page([f for f in found if purpose in (None, f.purpose)], asked, most=10_000, default=10_000)
+        return _listed([file.to_json() for file in page], has_more=has_more)
+
+    @app.get("/v1/files/{file_id}", **responses_of(FileSchema, 404, 503))
+    async def retrieve_file(file_id: str, request: Request) -> Response:
+        return _json((await _file(service, owner_of(request), file_id)).to_json())
+
+    @app.delete("/v1/files/{file_id}", **responses_of(FileDeleted, 404, 503))
+    async def delete_file(file_id: str, request: Request) -> Response:
+        if not await service.blocking(service.files.delete, owner_of(request).key_id, file_id):
+            raise FileNotKept(file_id=file_id)
+        return _json({"id": file_id, "object": "file", "deleted": True})
+
+    @app.get(
+        "/v1/files/{file_id}/content",
+        response_class=Response,
+        responses={
+            **responses_of(FileSchema, 404, 503)["responses"],
+            200: {"content": {"application/octet-stream": {}}},
+        },
+    )
+    async def file_content(file_id: str, request: Request) -> Response:
+        owner = owner_of(request)
+        kept = await _file(service, owner, file_id)
+        chunks = service.files.chunks(owner.key_id, file_id)
+        return StreamingResponse(
+            _sent(chunks), media_type="application/octet-stream", headers={"content-length": str(kept.bytes)}
+        )
+
+
+def _add_batches(app: FastAPI, gateway: Gateway, service: BatchService, owner_of: Callable[[Request], _Owner]) -> None:
+    @app.post("/v1/batches", openapi_extra=body_of(BatchBody), **responses_of(BatchSchema, 400, 404, 413, 415, 503))
+    async def create_batch(request: Request) -> Response:
+        owner = owner_of(request)
+        body = decoded(await body_of_request(request, gateway), BatchBody)
+        made = new_batch(body, service.endpoints, owner=owner.key_id, tenant=owner.tenant, now_s=time.time())
+        await _file(service, owner, made.input_file_id)
+        await service.blocking(service.batches.add, made)
+        service.look()
+        return _json(await _document(service, made))
+
+    @app.get("/v1/batches", **responses_of(BatchList, 400, 503))
+    async def list_batches(request: Request) -> Response:
+        owner = owner_of(request)
+        found = await service.blocking(service.batches.listed, owner.key_id)
+        page, has_more = _page(found, request.query_params, most=100, default=20)
+        return _listed([await _document(service, batch) for batch in page], has_more=has_more)
+
+    @app.get("/v1/batches/{batch_id}", **responses_of(BatchSchema, 404, 503))
+    async def retrieve_batch(batch_id: str, request: Request) -> Response:
+        return _json(await _document(service, await _batch(service, owner_of(request), batch_id)))
+
+    @app.post("/v1/batches/{batch_id}/cancel", **responses_of(BatchSchema, 400, 404, 503))
+    async def cancel_batch(batch_id: str, request: Request) -> Response:
+        batch = await _batch(service, owner_of(request), batch_id)
+        state = await service.blocking(service.batches.state, batch)
+        if state.status in TERMINAL:
+            raise InvalidRequest(f"Batch {batch_id} is {state.status}: it cannot be cancelled any more.", param="id")
+        await service.blocking(service.batches.cancel, batch)
+        return _json(await _document(service, batch))
+
+
+async def _file(service: BatchService, owner: _Owner, file_id: str) -> KeptFile:
+    kept = await service.blocking(service.files.get, owner.key_id, file_id)
+    if kept is None:
+        raise FileNotKept(file_id=file_id)
+    return kept
+
+
+async def _batch(service: BatchService, owner: _Owner, batch_id: str) -> BatchRequest:
+    batch = await service.blocking(service.batches.request, owner.key_id, batch_id)
+    if batch is None:
+        raise BatchNotFound(batch_id=batch_id)
+    return batch
+
+
+async def _document(service: BatchService, batch: BatchRequest) -> dict[str, Any]:
+    state = await service.blocking(service.batches.state, batch)
+    return batch_document(batch, state, await service.blocking(service.batches.cancelling_at, batch))
+
+
+def _page(found: Sequence[ItemT], asked: QueryParams, *, most: int, default: int) -> tuple[Sequence[ItemT], bool]:
+    """`found` is the newest first. Raises InvalidRequest."""
+    limit = asked.get("limit", str(default))
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 5 and 1 <= int(limit) <= most):
+        raise InvalidRequest(f"'limit' must be a whole number from 1 to {most}.", param="limit")
+    if asked.get("order", "desc") not in ("asc", "desc"):
+        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
+    ordered = found if asked.get("order", "desc") == "desc" else found[::-1]
+    after = asked.get("after")
+    if after is not None:
+        place = next((i for i, item in enumerate(ordered) if item.id == after), None)
+        if place is None:
+            raise InvalidRequest(f"'after' is {after[:100]!r}, which is not in the list.", param="after")
+        ordered = ordered[place + 1 :]
+    return ordered[: int(limit)], len(ordered) > int(limit)
+
+
+def _listed(data: list[dict[str, Any]], *, has_more: bool) -> Response:
+    ids = [item["id"] for item in data]
+    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return _json({"object": "list", "data": data, **ends, "has_more": has_more})
+
+
+def _json(document: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(document), media_type="application/json")
+
+
+async def _sent(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while chunk := await asyncio.to_thread(next, chunks, b""):
+        yield chunk

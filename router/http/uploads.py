@@ -1,0 +1,74 @@
+"""A file that comes as multipart/form-data."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
+
+from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
+from router.http.streaming import ClientDisconnected
+
+_FORM_BYTES = 64 * 1024  # beside the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """`file` is in memory while it is small, else in a temporary file."""
+
+    file: IO[bytes]
+    filename: str
+    purpose: str
+
+
+@asynccontextmanager
+async def uploaded(request: Request, *, max_bytes: int, timeout_s: float) -> AsyncIterator[Upload]:
+    """Raises BodyTooLarge, RequestTimeout, UnsupportedMediaType, InvalidRequest."""
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise UnsupportedMediaType(content_type=content_type, wanted="multipart/form-data")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes + _FORM_BYTES:
+        raise BodyTooLarge(limit_bytes=max_bytes, remedy="split the file")
+    received = 0
+
+    async def receive() -> Message:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes + _FORM_BYTES:
+            raise BodyTooLarge(limit_bytes=max_bytes, remedy="split the file")
+        return message
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            form = await Request(request.scope, receive).form(max_files=1, max_fields=16)
+    except TimeoutError as error:
+        raise RequestTimeout(limit_s=timeout_s) from error
+    except ClientDisconnect as error:
+        raise ClientDisconnected from error
+    except HTTPException as error:
+        raise InvalidRequest(f"The form cannot be read: {error.detail}") from error
+    try:
+        yield _upload(form.get("file"), form.get("purpose"), max_bytes)
+    finally:
+        await form.close()
+
+
+def _upload(file: UploadFile | str | None, purpose: UploadFile | str | None, max_bytes: int) -> Upload:
+    for name, value in (("file", file), ("purpose", purpose)):
+        if value is None:
+            message = f"Missing required parameter: {name!r}."
+            raise InvalidRequest(message, param=name, code="missing_required_parameter")
+    if not isinstance(file, UploadFile):
+        raise InvalidRequest("'file' must be a file, not text.", param="file")
+    if purpose != "batch":
+        raise InvalidRequest("'purpose' must be 'batch': other files have no use here.", param="purpose")
+    if (file.size or 0) > max_bytes:
+        raise BodyTooLarge(limit_bytes=max_bytes, remedy="split the file")
+    return Upload(file=file.file, filename=file.filename or "file", purpose=purpose)
