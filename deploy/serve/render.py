@@ -154,7 +154,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
         "name": GATEWAY_APP,
         "route_prefix": "/",
         "import_path": "muxfleet.serve_applications:build_gateway",
-        "args": args.model_dump(mode="json"),
+        "args": args.model_dump(mode="json") | {"batches": args.batches.model_dump(mode="json", exclude_none=True)},
         "deployments": [
             {
                 "name": GATEWAY_DEPLOYMENT,
