@@ -35,8 +35,9 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         asked = AskedResponse.parse(body)
         _check(gateway, asked, owner)
         store = ResponseStore()  # no line goes on from another
-        chat = asked.chat(store, caller)
-        answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, store, caller))
+        history = await store.messages(asked.body.previous_response_id, caller.key_id)
+        chat = asked.chat(history)
+        answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
         return await answer.document()
 
     return {"/v1/chat/completions": chat, "/v1/completions": complete, "/v1/responses": respond}
