@@ -12,8 +12,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from router.access.api_keys import KeyRing
-from router.errors import GatewaysSilent
 from router.batches.batch_settings import BatchSettings
+from router.errors import GatewaysSilent
 from router.http.app import create_app
 from router.limits import GatewayLimits
 from router.responses.response_store import ResponseStore
