@@ -16,6 +16,7 @@ import xgrammar
 
 from pdmux_actor.errors import InvalidStructuredOutput
 from pdmux_actor.executor.soon_ending import SoonEnding
+from pdmux_actor.executor.utf8_tokens import Utf8Tokens, is_part_of_utf8
 from pdmux_actor.messages import StructuredKind, StructuredOutput
 from pdmux_actor.scheduling.output_constraint import OutputConstraint
 
@@ -38,7 +39,7 @@ class GrammarConstraint:
         self, compiled: xgrammar.CompiledGrammar, num_prompt_tokens: int, kind: StructuredKind, compiler: "FormCompiler"
     ) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
-        self._read = num_prompt_tokens
+        self._num_prompt_tokens = self._read = num_prompt_tokens
         self._kind = kind
         self._compiler = compiler
 
@@ -54,6 +55,8 @@ class GrammarConstraint:
             words[:] = _FULL_WORD
         else:
             self._matcher.fill_next_token_bitmask(torch.from_numpy(words)[None])
+            if len(token_ids) > self._num_prompt_tokens:
+                self._compiler.utf8.restrict(token_ids[-1], words)
 
     def simulated_token(self, token_ids: Sequence[int], made_up: int) -> int:
         words = np.zeros(self._compiler.num_words, dtype=np.int32)
@@ -76,7 +79,9 @@ class FormCompiler:
 
     def __init__(self, token_bytes: Sequence[bytes], end_token_ids: frozenset[int], *, vocab_size: int) -> None:
         """`token_bytes` are what tokens stand for, empty where that is no text: such tokens are never drawn."""
-        padded = [*token_bytes[:vocab_size], *[b""] * (vocab_size - len(token_bytes))]
+        whole = [text if is_part_of_utf8(text) else b"" for text in token_bytes[:vocab_size]]
+        padded = [*whole, *[b""] * (vocab_size - len(whole))]
+        self.utf8 = Utf8Tokens(padded)
         # xgrammar lets raw control characters into strings of bounded length, where JSON has none.
         in_json = [b"" if _NOT_IN_JSON.search(text) else text for text in padded]
         self._compiler, self._json_compiler = (

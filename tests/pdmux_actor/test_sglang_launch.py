@@ -176,6 +176,16 @@ def test_finish__sglangs_reasons__become_ours(reason, finish):
     assert finish_of(reason)[0] is finish
 
 
+@pytest.mark.parametrize(("of_prompt", "told"), [(1, 1), (99, len(REQUEST.prompt_token_ids)), (None, 0)])
+def test_token_event__first_tokens__tell_once_what_was_cached_of_the_prompt(of_prompt, told):
+    def cached_of(token_ids, seen):
+        one = chunk(token_ids, [(-1.0, t, None) for t in token_ids])
+        one["meta_info"]["cached_tokens"] = of_prompt
+        return token_event(REQUEST, one, seen).cached_tokens
+
+    assert [cached_of([], 0), cached_of([9], 0), cached_of([9], 1)] == [0, told, 0]
+
+
 def test_token_event__abort__repeats_no_token():
     aborted = {"type": "abort", "message": "Aborted", "status_code": None}
 

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import jsonschema
+import numpy as np
 import pytest
 from json_schemas import SCHEMAS
 from tokenizers import Tokenizer
@@ -27,6 +28,9 @@ from pdmux_actor.scheduling.events import Arrival, AttachModel, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.token_text import TokenBytes
 from profiler.roofline import RooflineLatency
+from router.openai.tools import FunctionTool, tool_use
+from router.text.call_marks import call_marks
+from router.text.reply_templates import template_for
 
 MODEL = "demo-llama"
 MAX_TOKENS = 1500
@@ -259,3 +263,44 @@ def test_constraint__structural_tag__free_text_around_a_constrained_part(model) 
     (text,) = model.texts(tokens).values()
     assert finish["r"] is FinishReason.STOP
     jsonschema.validate(json.loads(text.removeprefix("<f>").removesuffix("</f>")), SCHEMAS[0])
+
+
+@pytest.mark.parametrize(
+    ("begun", "follows", "breaks"),
+    [
+        (b"\xed", b"\x9f", b"\xa0"),  # a surrogate
+        (b"\xf4", b"\x8f", b"\x90"),  # beyond Unicode
+        (b"\xe0", b"\xa0", b"\x9f"),  # overlong
+        (b"\xe1", b"\xa0", b"a"),
+        (b"", b"\xc2", b"\xc1"),
+    ],
+)
+def test_constraint__characters_byte_by_byte__are_kept_to_utf8(model, begun, follows, breaks) -> None:
+    tokens = TokenBytes(model.tokenizer)
+    id_of = {tokens.of(i): i for i in range(model.info.spec.vocab_size) if len(tokens.of(i)) == 1}
+    output = [id_of[bytes([byte])] for byte in b'"' + begun]
+    constraint = model.compiler.constraint(schema_form({"type": "string", "maxLength": 9}), 0, output)
+    words = np.zeros(-(-model.info.spec.vocab_size // 32), dtype=np.int32)
+    constraint.fill_mask(output, words)
+
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert (allowed[id_of[follows]], allowed[id_of[breaks]]) == (1, 0)
+
+
+@pytest.mark.parametrize("parallel", [None, False])
+def test_constrained__strict_tools_once_a_call_has_begun__arguments_follow_the_schema(model, parallel) -> None:
+    functions = [{"name": f"f{i}", "parameters": SCHEMAS[i], "strict": True} for i in (1, 5, 20)]
+    tools = [FunctionTool.model_validate({"type": "function", "function": one}) for one in functions]
+    marks = call_marks(template_for("<tool_call>"), ())
+    form = tool_use(tools, "auto", parallel=parallel).strict_calls(marks)
+    begun = model.tokenizer.encode("Hi! <tool_call>").ids
+
+    tokens, finish, _ = model.run([request_of(f"r{i}", form, seed=i, output=begun, max_tokens=500) for i in range(6)])
+
+    for name, text in model.texts(tokens).items():
+        call, _, rest = text.partition("</tool_call>")
+        called = json.loads(call)
+        (schema,) = [one["parameters"] for one in functions if one["name"] == called["name"]]
+        jsonschema.validate(called["arguments"], schema, cls=jsonschema.Draft202012Validator)
+        if parallel is False:
+            assert (rest, finish[name]) == ("", FinishReason.STOP)

@@ -89,7 +89,9 @@ def _processing(processing: LogitsProcessing, begun: Sequence[int]) -> dict[str,
 
 
 def token_event(request: GenerateRequest, chunk: Mapping[str, Any], seen_logprobs: int) -> TokenEvent:
-    """One chunk of a stream with incremental output. `seen_logprobs` of its cumulative entries were handed over."""
+    """One chunk of a stream with incremental output. `seen_logprobs` of its cumulative entries were handed over: 0 with
+    the first tokens, which tell what was cached of the prompt.
+    """
     meta = chunk["meta_info"]
     finish, error = finish_of(meta.get("finish_reason"))
     if finish in (FinishReason.ABORT, FinishReason.ERROR):
@@ -101,7 +103,14 @@ def token_event(request: GenerateRequest, chunk: Mapping[str, Any], seen_logprob
         tokens = tuple([SampledToken(token_id) for token_id in token_ids])
     else:
         tokens = _with_logprobs(token_ids, meta, seen_logprobs)
-    return TokenEvent(request_id=request.request_id, tokens=tokens, finish=finish, error=error)
+    cached = int(meta.get("cached_tokens") or 0) if tokens and not seen_logprobs else 0
+    return TokenEvent(
+        request_id=request.request_id,
+        tokens=tokens,
+        finish=finish,
+        error=error,
+        cached_tokens=min(cached, len(request.prompt_token_ids)),
+    )
 
 
 def finish_of(reason: Mapping[str, Any] | None) -> tuple[FinishReason | None, str | None]:
