@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check test-sglang chart test-k8s image
+.PHONY: help venv demo test check test-sglang test-lm-eval chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -79,6 +79,18 @@ $(SGLANG_STAMP): pyproject.toml constraints-sglang.txt tests/sglang/requirements
 	@echo "[3/3] SGLang without its CUDA packages, and muxfleet"
 	@$(SGLANG_PIP) --no-deps gguf sglang torchvision
 	@$(SGLANG_PIP) --no-deps --editable .
+	@touch $@
+
+LM_EVAL_VENV  := .venv-lm-eval
+LM_EVAL_STAMP := $(LM_EVAL_VENV)/installed.stamp
+
+test-lm-eval: venv $(LM_EVAL_STAMP) ## lm-eval, unmodified, against a gateway whose units are fakes; minutes
+	@$(BIN)/python -m pytest -n 0 -m lm_eval tests/lm_eval $(ARGS)
+
+$(LM_EVAL_STAMP): tests/lm_eval/requirements.txt
+	@echo "lm-eval in $(LM_EVAL_VENV) (some 800 MB on disk)"
+	@[ -x $(LM_EVAL_VENV)/bin/python ] || $(PYTHON) -m venv $(LM_EVAL_VENV)
+	@$(LM_EVAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 chart: venv ## Write generated files anew, after a change of the fleet file or a register: in helm/, examples/ and docs/

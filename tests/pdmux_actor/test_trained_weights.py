@@ -65,6 +65,25 @@ def test_trained__float32__greedy_tokens_are_those_of_transformers_under_both_ar
         assert answers(rig, name, prompts) == expected
 
 
+def test_trained__float32__prompts_are_as_probable_as_in_transformers(rig: CpuRig, trained: DemoWeights) -> None:
+    prompts = tokens(trained)
+    reference = AutoModelForCausalLM.from_pretrained(trained.llama, dtype=torch.float32)
+    rig.load("llama", trained.llama, dtype="float32")
+    sequences = [rig.sequence("llama", prompt, 2, prompt_logprobs=1) for prompt in prompts]
+    for launch in rig.prefill_slices(sequences, layers_per_slice=7):
+        rig.executor.submit(launch)
+        done = rig.wait()
+
+    for place, prompt in enumerate(prompts):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([prompt])).logits[0, :-1].log_softmax(dim=-1)
+        told = done.prompt_logprobs[place]
+        assert [one.token_id for one in told] == list(prompt[1:])
+        chosen = expected.gather(1, torch.tensor(prompt[1:])[:, None]).squeeze(1)
+        assert [one.logprob for one in told] == pytest.approx(chosen.tolist(), abs=1e-3)
+        assert [one.top[0][0] for one in told] == expected.argmax(dim=-1).tolist()
+
+
 def test_trained__bfloat16__knows_the_capital_of_france(rig: CpuRig, trained: DemoWeights) -> None:
     rig.load("llama", trained.llama, dtype="bfloat16")
     tokenizer = AutoTokenizer.from_pretrained(trained.llama)

@@ -1,0 +1,41 @@
+"""lm-eval, unmodified, in an environment of its own, against a gateway whose units are fakes: `make test-lm-eval`."""
+
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "router"))
+
+from fake_unit import FakeUnit, write_byte_tokenizer
+from served_gateway import InlineText, ServedGateway, running
+
+from router.serving.gateway import Gateway
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("MUXFLEET_LM_EVAL", ROOT / ".venv-lm-eval" / "bin" / "lm_eval"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("lm_eval")
+            item.add_marker("slow")
+            if not PROGRAM.exists():
+                item.add_marker(pytest.mark.skip(reason="needs lm-eval: make test-lm-eval"))
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[ServedGateway]:
+    """A gateway in front of a unit whose model's tokens are bytes."""
+    folder = write_byte_tokenizer(tmp_path / "tokenizer")
+    async with contextlib.AsyncExitStack() as stack:
+        unit = await stack.enter_async_context(FakeUnit())
+        gateway = Gateway(start_text=InlineText.start)
+        url = await stack.enter_async_context(running(gateway))
+        served = ServedGateway(gateway, url, folder, [unit])
+        served.show(unit)
+        yield served
