@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -86,6 +86,7 @@ class GatewayIngress:
             self._follow,
             read_decisions=self._read_decisions,
             read_fleet=self._read_fleet,
+            read_events=self._read_events,
             read_metrics=self._read_metrics,
             responses=self._responses,
             spans=self._spans,
@@ -206,8 +207,26 @@ class GatewayIngress:
             return None
         return body
 
+    async def _read_events(self, since_s: float) -> bytes | None:
+        try:
+            async with asyncio.timeout(_DECISIONS_TIMEOUT_S):
+                body: bytes = await (await self._control_loop()).events.remote(since_s)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("control loop does not tell the events of the fleet", extra={"reason": repr(error)})
+            return None
+        return body
+
     async def _ask(self, gateway: Gateway) -> FleetView:
-        view: FleetView = await (await self._control_loop()).fleet_view.remote(gateway.demand_report())
+        events = gateway.events.fetch()
+        try:
+            told = (gateway.demand_report(), events) if events else (gateway.demand_report(),)
+            asked = (await self._control_loop()).fleet_view.remote(*told)
+            view: FleetView = await asked
+        except RayTaskError:  # it cannot take them: neither would it the next time
+            raise
+        except BaseException:
+            gateway.events.give_back(events)
+            raise
         return view
 
     async def _control_loop(self) -> DeploymentHandle[Any]:

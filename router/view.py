@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import Slo
@@ -29,15 +29,26 @@ class UnitView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoadTimes:
+    """Counts how often a model was loaded since the control loop started, and the seconds that took in all."""
+
+    model: str
+    loads: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
     """Holds what the control loop tells every gateway a few times a second. `num_gateways` share the rates of API
-    keys.
+    keys. `events`: by kind, how many fleet events there were since the control loop started.
     """
 
     models: tuple[ModelCard, ...]
     units: tuple[UnitView, ...]
     stream_token: str
     num_gateways: int = 1
+    events: Mapping[str, int] = field(default_factory=dict)
+    load_times: tuple[ModelLoadTimes, ...] = ()
 
 
 def wake_times(view: FleetView) -> Mapping[str, float]:

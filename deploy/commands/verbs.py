@@ -27,6 +27,9 @@ SUMMARIES: Mapping[str, str] = {
     "compare": "Simulate a figure of a paper, and print what was published beside it.",
     "status": "Print models and units of a running fleet, and why models were moved.",
     "top": "Watch models, units, partitions, quotas and attainment of a running fleet until Ctrl-C.",
+    "incident": (
+        "Tell in order what happened to a running fleet: plans, moves, loads, losses, leases, restarts and missed SLOs."
+    ),
     "trace-decisions": (
         "Print what the schedulers of a running fleet decided lately, what they expected, and what it took."
     ),

@@ -11,6 +11,7 @@ from deploy.control.cordons import Cordon, Cordons, CordonScope, homeless_withou
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
+from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
 from deploy.control.model_needs import ModelNeeds, kept_plan
@@ -52,6 +53,7 @@ class ControlLoop:
         started_s: float,
         timing: ControlTiming | None = None,
         rules: ControlRules | None = None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s
@@ -59,16 +61,15 @@ class ControlLoop:
         self._catalog = Catalog(models=(), policy="mux")
         self._requests: PlanRequests | None = None
         self._popularity = Popularity()
-        self._history = DecisionHistory()
+        self._history = DecisionHistory(recorder)
         self._scale_to_zero = ScaleToZero(self._popularity)
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()
         self._costs = FleetCosts()
         self._transition = Transition(self._rules)
         self._fleet = Fleet(self._timing, self._rules, self._leases)
-        self._succession = Succession(
-            self._popularity, self._history, self._scale_to_zero, self._transition, self._fleet
-        )
+        parts = (self._popularity, self._history, self._scale_to_zero, self._transition, self._fleet)
+        self._succession = Succession(*parts)
         self._wanted = ""
         self._plan = Plan(units=())  # what leases say
         self._goal = Plan(units=())  # what they shall say
@@ -222,7 +223,7 @@ class ControlLoop:
         self._fleet.join(report)
         if report.is_leaving or not self._adopt(report, now_s):
             self._need_plan(f"unit {report.unit_id} joined")
-        self._history.unit_joined(report)
+        self._history.unit_joined(now_s, report)
 
     def _adopt(self, report: UnitReport, now_s: float) -> bool:
         """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not. True
@@ -253,7 +254,7 @@ class ControlLoop:
         for spent in self._fleet.leave(lost, now_s):
             self._history.note(now_s, "out", spent)
         self._need_plan(f"unit {unit_id} is gone" + ("" if lost.died else ", as it was asked to"))
-        self._history.unit_gone(lost.report, died=lost.died)
+        self._history.unit_gone(now_s, lost.report, died=lost.died)
 
     # ---- what is due ----
 
@@ -372,9 +373,8 @@ class ControlLoop:
         )
         self._plan, self._is_moving = progress.plan, not progress.is_done
         self._is_busy = self._is_moving and not progress.only_stays
-        moves = tuple(in_words(s) for s in progress.taken if not isinstance(s, SetQuotasStep))
-        if moves:
-            self._history.note(now_s, "move", "towards the plan", moves)
+        if steps := tuple(s for s in progress.taken if not isinstance(s, SetQuotasStep)):
+            self._history.moved(now_s, steps, tuple(in_words(s) for s in steps))
 
     def _abandon_failed_moves(self, now_s: float) -> None:
         """A model that does not load where it shall go stays where it is ready."""

@@ -1,12 +1,12 @@
 """Records what the control loop decided lately, and why."""
 
-import logging
 from collections import deque
 from dataclasses import dataclass, replace
 
+from deploy.control.flight_recorder import FlightRecorder
 from pdmux_actor.lease import UnitReport
-
-logger = logging.getLogger(__name__)
+from placement.plan_steps import Step
+from router.telemetry.fleet_event import EventKind
 
 _MAX_DECISIONS = 256
 
@@ -30,26 +30,36 @@ class NotedDecision:
 
 
 class DecisionHistory:
-    """The newest decisions. One that repeats the last one only renews it; the others are logged."""
+    """The newest decisions. One that repeats the last one only renews it; the others are recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: FlightRecorder | None = None) -> None:
+        self._recorder = recorder or FlightRecorder()
         self._decisions: deque[NotedDecision] = deque(maxlen=_MAX_DECISIONS)
 
-    def note(self, now_s: float, kind: str, reason: str, moves: tuple[str, ...] = ()) -> None:
-        decision = PlacementDecision(kind=kind, reason=reason, moves=moves)
-        if self._decisions and self._decisions[-1].decision == decision:
+    def note(self, now_s: float, kind: str, reason: str) -> None:
+        """`kind` is one of EventKind's."""
+        if self._is_news(now_s, PlacementDecision(kind=kind, reason=reason)):
+            self._recorder.record(now_s, EventKind(kind), reason)
+
+    def moved(self, now_s: float, steps: tuple[Step, ...], moves: tuple[str, ...]) -> None:
+        """`moves` are the steps in words."""
+        reason = "towards the plan"
+        if self._is_news(now_s, PlacementDecision(kind="move", reason=reason, moves=moves)):
+            self._recorder.moved(now_s, steps, moves)
+
+    def unit_joined(self, now_s: float, report: UnitReport) -> None:
+        self._recorder.unit_joined(now_s, report)
+
+    def unit_gone(self, now_s: float, report: UnitReport, *, died: bool) -> None:
+        self._recorder.unit_gone(now_s, report, died=died)
+
+    def _is_news(self, now_s: float, decision: PlacementDecision) -> bool:
+        """Notes it; True if it is another than the last one."""
+        is_new = not self._decisions or self._decisions[-1].decision != decision
+        if not is_new:
             self._decisions.pop()
-        else:
-            logger.info("control loop decided", extra={"kind": kind, "reason": reason, "moves": moves})
         self._decisions.append(NotedDecision(at_s=now_s, decision=decision))
-
-    def unit_joined(self, report: UnitReport) -> None:
-        logger.info("unit joined", extra={"unit": report.unit_id, "pool": report.pool, "node": report.node})
-
-    def unit_gone(self, report: UnitReport, *, died: bool) -> None:
-        level = logging.WARNING if died else logging.INFO
-        told = {"unit": report.unit_id, "died": died, "failure": report.failure}
-        logger.log(level, "unit is gone", extra=told | {"models": [s.model for s in report.models]})
+        return is_new
 
     def kept(self) -> tuple[NotedDecision, ...]:
         """Oldest first."""

@@ -25,28 +25,29 @@ class _RefusalBody(msgspec.Struct):
 
 def fleet_report(url: str) -> FleetStatus:
     """Raises FleetUnreachable: nobody answers there, or not as a fleet's gateway."""
-    return cast(FleetStatus, _decoded(url, _get(url, {}), FleetStatus))
+    return cast(FleetStatus, _decoded(url, get_json(url, _PATH, {}), FleetStatus))
 
 
 def explanation(url: str, model: str) -> Explanation | None:
     """Asks the running fleet for an explanation; None for a model that it does not plan for. Raises
     FleetUnreachable.
     """
-    return cast(Explanation | None, _decoded(url, _get(url, {"explain": model}), Explanation | None))
+    return cast(Explanation | None, _decoded(url, get_json(url, _PATH, {"explain": model}), Explanation | None))
 
 
-def _get(url: str, params: Mapping[str, str]) -> bytes:
+def get_json(url: str, path: str, params: Mapping[str, str]) -> bytes:
+    """Returns what the fleet's gateway answers. Raises FleetUnreachable."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
         response = httpx.get(
-            f"{base}{_PATH}", params=params, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
+            f"{base}{path}", params=params, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
     except httpx.TransportError as error:
         raise FleetUnreachable(address=url, reason=str(error) or type(error).__name__) from error
     if response.status_code != 200:
-        raise FleetUnreachable(address=url, reason=_reason(response))
+        raise FleetUnreachable(address=url, reason=_reason(response, path))
     return response.content
 
 
@@ -57,8 +58,8 @@ def _decoded(url: str, content: bytes, kind: Any) -> Any:  # noqa: ANN401  msgsp
         raise FleetUnreachable(address=url, reason=f"{_PATH} is not a fleet of this version: {error}") from error
 
 
-def _reason(response: httpx.Response) -> str:
+def _reason(response: httpx.Response, path: str) -> str:
     try:
         return msgspec.json.decode(response.content, type=_RefusalBody).error.message
     except msgspec.DecodeError:
-        return f"{_PATH} answers {response.status_code}"
+        return f"{path} answers {response.status_code}"

@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -16,6 +16,8 @@ from deploy.control.control_rules import rules_of
 from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
+from deploy.control.flight_log import FlightLog
+from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
@@ -34,6 +36,7 @@ from placement.errors import ModelUnknown
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
 from router.admission.demand_report import DemandReport
+from router.telemetry.fleet_event import EventKind, FleetEvent
 from router.view import FleetView
 
 logger = logging.getLogger(__name__)
@@ -88,11 +91,14 @@ class Controller:
         self._following_nodes: asyncio.Task[None] | None = None
         self._read_decisions = read_decisions
         self._planner_for = planner_for or PlannerProcess().using
+        self._recorder = FlightRecorder(time.time() - time.monotonic())
+        self._log = FlightLog()
         self._loop = ControlLoop(
             stream_token=stream_token() if token is None else token,
             # Milliseconds outrun the versions that any predecessor can have given out.
             first_version=int(time.time() * 1000),
             started_s=time.monotonic(),
+            recorder=self._recorder,
         )
         self._state_for = state_for
         self._state: KeptState | None = None
@@ -131,20 +137,28 @@ class Controller:
         """
 
     async def heartbeat(self, report: UnitReport) -> Lease:
-        lease = self._loop.heartbeat(report, time.monotonic())
+        now_s = time.monotonic()
+        lease = self._loop.heartbeat(report, now_s)
+        self._recorder.heard(now_s, report, lease)
         heard, self._heard = self._heard, asyncio.Event()
         heard.set()
         return lease
 
-    async def fleet_view(self, asked: DemandReport | None = None) -> FleetView:
-        """`asked` is what clients asked the calling gateway for. Waits while a fresh control loop may not have heard of
-        all units: its callers keep what they know.
+    async def fleet_view(self, asked: DemandReport | None = None, events: tuple[FleetEvent, ...] = ()) -> FleetView:
+        """`asked` is what clients asked the calling gateway for, `events` what went wrong with requests since it asked
+        last. Waits while a fresh control loop may not have heard of all units: its callers keep what they know.
         """
+        self._recorder.take(events)
         if asked is not None:
             self._loop.hear_demand(asked, time.monotonic())
         while (view := self._loop.fleet_view(time.monotonic())) is None:
             await self._wait_for_heartbeat()
-        return view
+        return replace(view, events=self._recorder.counts(), load_times=self._recorder.load_times())
+
+    async def events(self, since_s: float) -> bytes:
+        """The FleetEvents of the last `since_s` seconds as JSON, oldest first."""
+        self._log.add(self._recorder.fetch())
+        return msgspec.json.encode(self._log.since(time.time() - since_s))
 
     async def status(self) -> FleetStatus:
         return self._loop.status(time.monotonic())
@@ -210,9 +224,12 @@ class Controller:
             return
         before, self._state = self._state, self._state_for(config.name, config.state)
         if before is None:
+            await asyncio.to_thread(self._state.load_events, self._log)
             restored = await asyncio.to_thread(self._state.load)
             if restored is not None:
                 self._loop.take_over(restored)
+            text = "with nothing kept" if restored is None else "goes on where the one before ended"
+            self._recorder.record(time.monotonic(), EventKind.CONTROLLER_STARTED, text)
         else:
             await asyncio.to_thread(before.close)
         self._keeping = self._keeping or asyncio.create_task(self._keep_state())
@@ -223,8 +240,12 @@ class Controller:
             self._keep_now()
 
     def _keep_now(self) -> None:
+        self._log.add(self._recorder.fetch())
+        if self._state is None:
+            return
+        self._state.keep_events(self._log)
         state = self._loop.state(time.monotonic())
-        if state is not None and self._state is not None:
+        if state is not None:
             self._state.keep(state)
 
     async def _wait_for_heartbeat(self) -> None:

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 from deploy.control.control_state import FORMAT, ControlState
+from deploy.control.flight_log import FORMAT as EVENT_FORMAT
+from deploy.control.flight_log import SEGMENTS, STREAMS, EventSegment, FlightLog, document_name
 from deploy.environment import state_folder
 from deploy.fleet_file.state_section import StateSection
 from deploy.state.cluster_store import ClusterStore
@@ -44,6 +46,17 @@ class KeptState:
     def keep(self, state: ControlState) -> None:
         """Returns at once."""
         self.documents.keep(_NAME, state.shifted(self._epoch_s), format=FORMAT)
+
+    def load_events(self, log: FlightLog) -> None:
+        for stream in STREAMS:
+            names = [document_name(stream, place) for place in range(SEGMENTS)]
+            found = (self.documents.load(name, EventSegment, format=EVENT_FORMAT) for name in names)
+            log.restore(stream, [segment for segment in found if segment is not None])
+
+    def keep_events(self, log: FlightLog) -> None:
+        """Returns at once."""
+        for name, segment in log.fresh():
+            self.documents.keep(name, segment, format=EVENT_FORMAT)
 
     def close(self) -> None:
         self.documents.close()

@@ -2,6 +2,7 @@
 it.
 """
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class WriteBehind:
         self._store: StateStore | None = None
         self._reason: str | None = None
         self._waiting: dict[str, bytes] = {}
-        self._written: dict[str, bytes] = {}
+        self._written: dict[str, bytes] = {}  # digests
         self._news = threading.Condition()
         self._in_use = threading.Lock()
         self._is_closed = False
@@ -103,9 +104,10 @@ class WriteBehind:
             with self._in_use:
                 store = self._opened()
                 for name, document in list(documents.items()):
-                    if self._written.get(name) != document:
+                    digest = hashlib.blake2b(document).digest()
+                    if self._written.get(name) != digest:
                         store.write(name, document)
-                        self._written[name] = document
+                        self._written[name] = digest
                     del documents[name]
         except StateNotKept as error:
             self._note_failure(error.reason)

@@ -52,6 +52,9 @@ ReadFleet = Callable[[str | None], Awaitable[bytes | None]]
 not answer.
 """
 
+ReadEvents = Callable[[float], Awaitable[bytes | None]]
+"""The events of the fleet in the last so many seconds, as JSON; None when the control loop does not answer."""
+
 ReadMetrics = Callable[[], Awaitable[bytes]]
 """The exposition of all gateways."""
 
@@ -78,6 +81,7 @@ def create_app(
     read_fleet: ReadFleet | None = None,
     read_metrics: ReadMetrics | None = None,
     responses: ResponseStore | None = None,
+    read_events: ReadEvents | None = None,
     spans: RequestSpans | None = None,
     echo_request_id: bool = True,
     cors_origins: Sequence[str] = (),
@@ -124,6 +128,8 @@ def create_app(
         _add_decisions_route(app, gateway, read_decisions)
     if read_fleet is not None:
         _add_fleet_route(app, gateway, read_fleet)
+    if read_events is not None:
+        _add_events_route(app, gateway, read_events)
     document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
@@ -202,6 +208,19 @@ def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> N
     async def fleet(request: Request, explain: str | None = None) -> Response:
         gateway.access.check_admin(gateway.access.identify(request.headers))
         body = await read_fleet(explain)
+        if body is None:
+            raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
+        return Response(body, media_type="application/json")
+
+
+def _add_events_route(app: FastAPI, gateway: Gateway, read_events: ReadEvents) -> None:
+    # For `muxfleet incident`; docs/events.md has the schema of what it answers.
+    @app.get("/fleet/events", include_in_schema=False)
+    async def events(request: Request, since_s: str = "3600") -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
+        if not (since_s.isascii() and since_s.isdigit() and len(since_s) <= 9):
+            raise InvalidRequest("since_s must be a whole number of seconds.", param="since_s")
+        body = await read_events(float(since_s))
         if body is None:
             raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
         return Response(body, media_type="application/json")

@@ -46,6 +46,7 @@ from router.serving.response import GenerationResponse
 from router.serving.tokenizing import detokenize, tokenize
 from router.serving.waiting_requests import WaitingRequests
 from router.telemetry.metrics import GatewayMetrics
+from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ServiceReport
 from router.text.process import StartText, TextProcess
 from router.text.replies import Replies
@@ -100,14 +101,16 @@ class Gateway:
             scheduler=self.scheduler,
             limits=self.limits,
             clock=clock,
-            on_continuation=lambda model: self.metrics.continuations.labels(model).inc(),
+            on_continuation=self._on_continuation,
         )
+        self.events = RequestEvents()
         self._room = WaitingRequests(self.scheduler, clock=clock, is_loading=self._is_loading)
         self._runner = GenerationRunner(
             scheduler=self.scheduler,
             room=self._room,
             dispatcher=dispatcher,
             metrics=self.metrics,
+            events=self.events,
             limits=self.limits,
             clock=clock,
             spend=self.access.spend,
@@ -186,7 +189,7 @@ class Gateway:
         Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs.
         """
         caller = caller.asking(request.asked_priority, request.session_id)
-        card = self._enter(request.model)
+        card = self._enter(request.model, caller.request_id)
         receipt = self._receipt(card, caller)
         prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
         reply = chat_reply(request, caller, prompt.token_ids) if make_reply is None else make_reply(card.model)
@@ -230,7 +233,11 @@ class Gateway:
         )
         return await self._answer(card, request, prompts, reply, caller, receipt, param="prompt")
 
-    def _enter(self, model: str) -> ModelCard:
+    def _on_continuation(self, generation: Generation, unit: str, reason: str) -> None:
+        self.metrics.continuations.labels(generation.model).inc()
+        self.events.moved(model=generation.model, unit=unit, request_id=generation.client_request_id, reason=reason)
+
+    def _enter(self, model: str, request_id: str = "") -> ModelCard:
         """Raises what `card` raises, and:
         Overloaded: its queue is full of what nobody would give way for; said before the prompt is worked on.
         """
@@ -238,6 +245,7 @@ class Gateway:
         admission = self.scheduler.admission
         if admission.num_waiting(model) >= self.limits.max_queued and not admission.queue.size(model):
             self.metrics.shed.labels(model).inc()
+            self.events.shed(model=model, request_id=request_id)
             raise Overloaded(model=model, retry_after_s=self.scheduler.turned_away(model))
         return card
 
@@ -370,6 +378,10 @@ class Gateway:
                 left_s = patience_s - (self._clock() - started_s)
                 if left_s <= 0:
                     now_s = self._clock()
+                    self.metrics.unserved.labels(card.model).inc()
+                    self.events.failed(
+                        model=card.model, unit="", request_id=caller.request_id, reason="no unit came for it in time"
+                    )
                     raise ModelUnavailable(
                         model=card.model,
                         loading=self._is_loading(card.model),
@@ -377,6 +389,7 @@ class Gateway:
                         retry_after_s=self.scheduler.gave_up(card.model, prompt_tokens, now_s),
                     )
                 await self.view.changed(left_s)
+        self.metrics.cold_start.labels(card.model).observe(self._clock() - started_s)
         return context
 
     def _is_loading(self, model: str) -> bool:

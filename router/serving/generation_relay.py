@@ -83,8 +83,9 @@ class GenerationRelay:
         scheduler: GatewayScheduler,
         limits: GatewayLimits,
         clock: Callable[[], float],
-        on_continuation: Callable[[str], None],
+        on_continuation: Callable[[Generation, str, str], None],
     ) -> None:
+        """`on_continuation` is told of the generation, the unit that it lost, and why."""
         self._view = view
         self._transports = transports
         self._scheduler = scheduler
@@ -160,7 +161,7 @@ class GenerationRelay:
             raise UnitStalled(endpoint=unit.endpoint, reason=stall.reason)
 
     def _note_loss(self, generation: Generation, unit: UnitChoice, progress: _Progress, error: Exception) -> None:
-        self._on_continuation(generation.model)
+        self._on_continuation(generation, unit.unit_id, str(error))
         logger.warning(
             "request lost its unit",
             extra={

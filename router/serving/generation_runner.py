@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from router.access.caller import Caller
-from router.errors import ModelUnavailable, Overloaded
+from router.errors import InvalidRequest, ModelNotFound, ModelUnavailable, Overloaded
 from router.gateway_scheduler import GatewayScheduler
 from router.generation import Generation, Output
 from router.limits import GatewayLimits
@@ -12,6 +12,7 @@ from router.routing.routing import UnitChoice
 from router.serving.generation_relay import GenerationRelay
 from router.serving.waiting_requests import WaitingRequests
 from router.telemetry.metrics import GatewayMetrics, GenerationStopwatch
+from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ServiceReport
 
 
@@ -23,6 +24,7 @@ class GenerationRunner:
         room: WaitingRequests,
         dispatcher: GenerationRelay,
         metrics: GatewayMetrics,
+        events: RequestEvents,
         limits: GatewayLimits,
         clock: Callable[[], float],
         spend: Callable[[str, int], None],
@@ -32,6 +34,7 @@ class GenerationRunner:
         self._room = room
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._events = events
         self._limits = limits
         self._clock = clock
         self._spend = spend
@@ -47,13 +50,17 @@ class GenerationRunner:
                 admitted = await self._room.enter(request)
         except Overloaded:
             self._metrics.shed.labels(generation.model).inc()
+            self._events.shed(model=generation.model, request_id=caller.request_id)
             raise
-        except ModelUnavailable:
+        except ModelUnavailable as error:
             self._metrics.unserved.labels(generation.model).inc()
+            self._note_failure(generation, "", error)
             raise
         now_s = self._clock()
         choice = admitted.choice
         self._metrics.queue_time.labels(generation.model).observe(now_s - started_s)
+        if was_cold:
+            self._metrics.cold_start.labels(generation.model).observe(now_s - started_s)
         self._metrics.choices.labels(choice.reason).inc()
         self._metrics.prefix_tokens.labels(generation.model).inc(choice.prefix_tokens)
         receipt.admitted(
@@ -72,6 +79,12 @@ class GenerationRunner:
                         self._note(generation, output, stopwatch, receipt, choice, now_s)
                         finished = output.finish is not None
                         yield output
+        except (InvalidRequest, ModelNotFound):
+            raise
+        except Exception as error:
+            self._metrics.failed.labels(generation.model).inc()
+            self._note_failure(generation, choice.unit_id, error)
+            raise
         finally:
             stopwatch.on_end()
             self._spend(caller.key_id, len(generation.prompt_token_ids) + stopwatch.num_tokens)
@@ -79,6 +92,10 @@ class GenerationRunner:
                 generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
             )
             self._room.pump()
+
+    def _note_failure(self, generation: Generation, unit: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self._events.failed(model=generation.model, unit=unit, request_id=generation.client_request_id, reason=reason)
 
     def _note(
         self,
@@ -103,3 +120,4 @@ class GenerationRunner:
             self._room.pump()
         if output.finish is not None:
             stopwatch.on_finish()
+            self._events.finished(generation.model, receipt)

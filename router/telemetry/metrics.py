@@ -9,7 +9,7 @@ from pdmux_actor.messages import Slo
 from router.admission.block_ledger import QuotaLedger
 from router.routing.routing import REASONS
 from router.telemetry.request_labels import ENDPOINTS, GENERATION_ENDPOINTS, OTHER, STATUSES, STATUSES_OF_MODELS
-from router.telemetry.unit_metrics import LedgerCollector, UnitCollector
+from router.telemetry.unit_metrics import FleetCollector, LedgerCollector, UnitCollector
 from router.view import FleetView
 
 TTFT_BUCKETS_S = (
@@ -39,6 +39,7 @@ class GatewayMetrics:
         age.set_function(view_age_s)
         Gauge("muxfleet_build_info", "Always 1", ["version"], registry=registry).labels(version).set(1)
         registry.register(UnitCollector(view))
+        registry.register(FleetCollector(view))
         registry.register(LedgerCollector(ledger))
 
     def _count_requests(self, registry: CollectorRegistry) -> None:
@@ -60,6 +61,9 @@ class GatewayMetrics:
         self.output_tokens = counter("muxfleet_generation_tokens", "Output tokens", "model")
         self.shed = counter("muxfleet_requests_shed", "Generations refused by overload", "model")
         self.unserved = counter("muxfleet_requests_unserved", "Requests that no unit came for in time", "model")
+        self.failed = counter(
+            "muxfleet_generations_failed", "Generations that a unit had and that ended in an error", "model"
+        )
         self.rate_limited = counter(
             "muxfleet_requests_rate_limited", "Requests beyond the rate of their API key", "key"
         )
@@ -75,6 +79,9 @@ class GatewayMetrics:
         self.gap = histogram(gap, "Between outputs of one generation", GAP_BUCKETS_S)
         self.queue_time = histogram(
             "muxfleet_queue_time_seconds", "From the accepted request to its admission", TTFT_BUCKETS_S
+        )
+        self.cold_start = histogram(
+            "muxfleet_cold_start_seconds", "To the admission, where no unit had the model ready", TTFT_BUCKETS_S
         )
         self.duration = histogram(
             "muxfleet_request_duration_seconds", "From the accepted request to its last token", DURATION_BUCKETS_S

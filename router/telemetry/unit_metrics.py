@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import LoadReport, ModelLoad
 from router.admission.block_ledger import QuotaLedger
-from router.view import FleetView
+from router.telemetry.fleet_event import EventKind
+from router.view import FleetView, ModelLoadTimes
 
 
 class UnitCollector:
@@ -34,6 +36,30 @@ class UnitCollector:
         yield from units.families()
         yield from models.families()
         yield from aliases.families()
+
+
+class FleetCollector:
+    """Tells what the control loop counts, and how far models are, as of the newest view."""
+
+    def __init__(self, view: Callable[[], FleetView]) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view()
+        events = CounterMetricFamily("muxfleet_fleet_events", "Events of the flight recorder", labels=["kind"])
+        for kind in EventKind if view.models else ():  # before the first view nobody knows: a 0 would be a jump later
+            events.add_metric([kind.value], view.events.get(kind.value, 0))
+        replicas = _gauge("muxfleet_model_replicas", "Units that have a model in that phase", "model", "phase")
+        phases = [(s.model, s.phase) for unit in view.units for s in unit.report.models]
+        for model in sorted({card.model for card in view.models} | {model for model, _ in phases}):
+            for phase in ModelPhase:
+                replicas.add_metric([model, phase.value], phases.count((model, phase)))
+        loads = SummaryMetricFamily("muxfleet_model_load_seconds", "Loads of a model on a unit", labels=["model"])
+        told = {load.model: load for load in view.load_times}
+        for model in sorted({card.model for card in view.models} | told.keys()):
+            load = told.get(model, ModelLoadTimes(model=model, loads=0, seconds=0.0))
+            loads.add_metric([model], count_value=load.loads, sum_value=load.seconds)
+        yield from (events, replicas, loads)
 
 
 class LedgerCollector:

@@ -7,6 +7,10 @@ from typing import Any
 
 _SOURCE: Mapping[str, str] = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
+_ANNOTATIONS = (
+    ("Losses", "unit_lost|unit_restarted|controller_started|out|model_failed", "red"),
+    ("Plans and moves", "plan|move", "blue"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,66 @@ def fleet_dashboard() -> Dashboard:
         _latency("Gap between outputs", "muxfleet_inter_token_latency_seconds"),
         _latency("Whole request", "muxfleet_request_duration_seconds"),
     ]
-    return Dashboard(name="fleet", title="muxfleet / fleet", rows={"Service": service, "Traffic": traffic})
+    return Dashboard(
+        name="fleet", title="muxfleet / fleet", rows={"Service": service, "Traffic": traffic, "Control": _control_row()}
+    )
+
+
+def _control_row() -> Sequence[Panel]:
+    """What the control loop did, and what became of requests that it could not help."""
+    count, total = _of_models("muxfleet_model_load_seconds_count"), _of_models("muxfleet_model_load_seconds_sum")
+    return [
+        Panel(
+            title="Events of the fleet",
+            queries={
+                "{{kind}}": 'max by (kind) (increase(muxfleet_fleet_events_total{job=~"$job"}[$__rate_interval])) > 0'
+            },
+            unit="short",
+            description="`muxfleet incident` tells each.",
+        ),
+        Panel(
+            title="Units by phase of the model",
+            queries={"{{model}} {{phase}}": _of_models("muxfleet_model_replicas", "model, phase") + " > 0"},
+            unit="short",
+        ),
+        Panel(
+            title="Mean time of a load",
+            queries={"{{model}}": f"{total} / ({count} > 0)"},
+            unit="s",
+            description="Since the control loop started.",
+        ),
+        _latency("Cold start", "muxfleet_cold_start_seconds"),
+        Panel(
+            title="Requests that no unit came for, and that failed on one",
+            queries={
+                "{{model}} none came": _rate("muxfleet_requests_unserved_total", "model"),
+                "{{model}} failed": _rate("muxfleet_generations_failed_total", "model"),
+            },
+            unit="reqps",
+        ),
+        Panel(
+            title="Refused by API keys",
+            queries={
+                "{{key}} too fast": "sum by (key) "
+                '(rate(muxfleet_requests_rate_limited_total{job=~"$job"}[$__rate_interval]))',
+                "not admitted": 'sum(rate(muxfleet_requests_unauthorized_total{job=~"$job"}[$__rate_interval]))',
+            },
+            unit="reqps",
+        ),
+        _latency("Wait at the gateway", "muxfleet_queue_time_seconds"),
+        _latency("Error of the predicted first token", "muxfleet_ttft_prediction_error_seconds"),
+        Panel(
+            title="What units were chosen by",
+            queries={
+                "{{reason}}": 'sum by (reason) (rate(muxfleet_routing_decisions_total{job=~"$job"}[$__rate_interval]))'
+            },
+            unit="reqps",
+        ),
+    ]
+
+
+def _of_models(metric: str, by: str = "model") -> str:
+    return f'max by ({by}) ({metric}{{job=~"$job", model=~"$model"}})'
 
 
 def units_dashboard() -> Dashboard:
@@ -178,7 +241,95 @@ def units_dashboard() -> Dashboard:
             unit="short",
         ),
     ]
-    return Dashboard(name="units", title="muxfleet / units", rows={"Memory": memory, "Work": work})
+    return Dashboard(
+        name="units",
+        title="muxfleet / units",
+        rows={"Memory": memory, "Work": work, "Multiplexing": _multiplexing_row()},
+    )
+
+
+def _multiplexing_row() -> Sequence[Panel]:
+    """How well models and phases share their units."""
+    held, capacity = (
+        f'max by (model, gateway) (muxfleet_ledger_blocks{{job=~"$job", model=~"$model", state="{state}"}})'
+        for state in ("held", "capacity")
+    )
+    return [
+        Panel(
+            title="Headroom of decode",
+            queries={"{{unit}}": _of_units("muxfleet_decode_headroom_ratio", model="")},
+            unit="percentunit",
+            description="Share of the tightest TBT target that decode steps leave.",
+        ),
+        Panel(
+            title="Decode step, predicted and achieved",
+            queries={"{{unit}} {{kind}}": 'max by (unit, kind) (muxfleet_decode_step_seconds{job=~"$job"})'},
+            unit="s",
+        ),
+        Panel(
+            title="Fairness gap",
+            queries={"{{unit}}": _of_units("muxfleet_unit_fairness_gap", model="")},
+            unit="percentunit",
+            description="Largest difference between models' used shares of their quotas.",
+        ),
+        Panel(
+            title="Ledger: blocks promised of what may be",
+            queries={"{{model}} at {{gateway}}": f"{held} / ({capacity} > 0)"},
+            unit="percentunit",
+        ),
+        Panel(
+            title="Attainment, as engines measure it",
+            queries={
+                "{{model}} on {{unit}} {{slo}}": "max by (model, unit, slo) "
+                '(muxfleet_unit_slo_attainment_ratio{job=~"$job", model=~"$model"})'
+            },
+            unit="percentunit",
+        ),
+        Panel(
+            title="Tokens per second",
+            queries={
+                "{{model}} on {{unit}} {{phase}}": "max by (model, unit, phase) "
+                '(muxfleet_unit_tokens_per_second{job=~"$job", model=~"$model"})'
+            },
+            unit="short",
+        ),
+        Panel(
+            title="Prefix hits",
+            queries={
+                "{{model}} on {{unit}}": _of_units("muxfleet_prefix_hit_ratio"),
+                "{{model}} routed": _rate("muxfleet_routed_prefix_tokens_total", "model")
+                + " / "
+                + _rate("muxfleet_prompt_tokens_total", "model"),
+            },
+            unit="percentunit",
+        ),
+        Panel(
+            title="Preemptions",
+            queries={
+                "{{model}} on {{unit}}": "max by (model, unit) "
+                '(rate(muxfleet_preemptions_total{job=~"$job", model=~"$model"}[$__rate_interval]))'
+            },
+            unit="short",
+        ),
+        Panel(
+            title="KV pool",
+            queries={"{{unit}} {{state}}": 'max by (unit, state) (muxfleet_unit_kv_blocks{job=~"$job"})'},
+            unit="short",
+        ),
+        Panel(
+            title="Partitioned",
+            queries={"{{unit}}": _of_units("muxfleet_unit_partitioned", model="")},
+            unit="short",
+            description="0: prefill and decode compete for all SMs.",
+        ),
+        Panel(
+            title="Contention guard: cells moved",
+            queries={
+                "{{unit}}": 'max by (unit) (rate(muxfleet_guard_cells_moved_total{job=~"$job"}[$__rate_interval]))'
+            },
+            unit="short",
+        ),
+    ]
 
 
 def dashboard_json(dashboard: Dashboard) -> str:
@@ -201,10 +352,27 @@ def dashboard_json(dashboard: Dashboard) -> str:
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [_datasource_variable(), _variable("job"), _variable("model")]},
-        "annotations": {"list": []},
+        "annotations": {"list": [_annotation(title, kinds, color) for title, kinds, color in _ANNOTATIONS]},
         "panels": panels,
     }
     return json.dumps(model, indent=1) + "\n"
+
+
+def _annotation(title: str, kinds: str, color: str) -> dict[str, Any]:
+    counter = f'muxfleet_fleet_events_total{{job=~"$job", kind=~"{kinds}"}}'
+    return {
+        "name": title,
+        "enable": True,
+        "iconColor": color,
+        "datasource": dict(_SOURCE),
+        "target": {
+            "refId": "annotation",
+            "datasource": dict(_SOURCE),
+            "expr": f"max by (kind) (increase({counter}[$__rate_interval])) > 0",
+            "interval": "30s",
+        },
+        "titleFormat": "{{kind}}",
+    }
 
 
 def _row(title: str, number: int, top: int) -> dict[str, Any]:

@@ -227,7 +227,9 @@ class PrometheusRules(Section):
     labels: StringMap = {}
     """Labels that your Prometheus selects rules by."""
     slo_objective: Share = 0.99
-    """Share of answers that must meet their model's targets."""
+    """Share of requests that must meet their model's targets; those that were shed or failed miss them."""
+    slo_min_requests: PositiveInt = 20
+    """The burn alerts are silent for a model with fewer requests in their window (an hour, six hours)."""
     runbook_url: str = ""
     """Prefix of the alerts' runbook_url; the alert's name in lower case is appended."""
 

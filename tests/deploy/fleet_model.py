@@ -11,6 +11,7 @@ from deploy.control.control_state import ControlState
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
+from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.planner import Planner, PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.settings import ModelSection
@@ -176,6 +177,7 @@ class World:
         solver: Solver | None = None,
         rules: ControlRules | None = None,
         planner: Planner | None = None,
+        recorder: FlightRecorder | None = None,
         costs: FleetCosts | None = None,
     ) -> None:
         self.now_s = 100.0
@@ -183,6 +185,7 @@ class World:
         self.leases: dict[tuple[str, int], Lease] = {}
         self.solver = solver or MemoryGreedySolver()
         self.planner = planner
+        self._recorder = recorder or FlightRecorder()
         self._costs = costs or FleetCosts()
         self._rules = rules
         self._catalog = wanted
@@ -195,7 +198,12 @@ class World:
 
     def restart_control_loop(self, state: ControlState | None = None) -> None:
         """`state`: what the one before left."""
-        self.loop = ControlLoop(stream_token="t", first_version=int(self.now_s * 1000), started_s=self.now_s)
+        self.loop = ControlLoop(
+            stream_token="t",
+            first_version=int(self.now_s * 1000),
+            started_s=self.now_s,
+            recorder=self._recorder,
+        )
         if state is not None:
             self.loop.take_over(state)
         self.want(self._catalog)
@@ -280,7 +288,9 @@ class World:
             for unit in self.units.values():
                 if unit.unit_id in silent:
                     continue
-                lease = self.loop.heartbeat(unit.report(), self.now_s)
+                report = unit.report()
+                lease = self.loop.heartbeat(report, self.now_s)
+                self._recorder.heard(self.now_s, report, lease)
                 known = self.leases.setdefault((unit.unit_id, lease.version), lease)
                 assert known == lease, "one version, two contents"
                 assert sum(a.quota_blocks for a in lease.models) <= (unit.total_blocks or lease.pool_blocks or 0)

@@ -1,10 +1,12 @@
 import asyncio
 import json
+import pickle
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fleet_model import FakeUnit
 
@@ -16,6 +18,8 @@ from deploy.serve.controller import Controller
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 from profiler.errors import UnsupportedModel
+from router.admission.demand_report import DemandReport
+from router.telemetry.fleet_event import EventKind, FleetEvent
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -188,3 +192,20 @@ async def test_controller__store_that_cannot_be_used__serves_all_the_same(tmp_pa
     lease = await controller.heartbeat(FakeUnit(unit_id="u").report())
 
     assert [a.model for a in lease.models] == ["m0"]
+
+
+async def test_fleet_view__gateway_brings_events__they_are_told_counted_and_kept(tmp_path: Path) -> None:
+    controller = Controller(token="t", planner_for=in_place)
+    await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
+    await controller.heartbeat(FakeUnit(unit_id="u").report())
+    moved = FleetEvent(
+        at_s=time.time(), kind=EventKind.REQUEST_MOVED, text="lost", unit="u", model="m0", request_id="r"
+    )
+    brought = pickle.loads(pickle.dumps((moved,)))
+
+    view = await controller.fleet_view(DemandReport(gateway_id="g", models=()), brought)
+    told = msgspec.json.decode(await controller.events(60.0), type=tuple[FleetEvent, ...])
+
+    assert view.events["request_moved"] == 1
+    assert moved in told
+    assert [e.kind for e in told][:2] == [EventKind.CONTROLLER_STARTED, EventKind.UNIT_JOINED]

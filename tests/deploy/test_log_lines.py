@@ -7,6 +7,7 @@ from datetime import datetime
 
 from deploy.control.decision_history import DecisionHistory
 from deploy.log_lines import JsonLines
+from placement.plan_steps import LoadModelStep
 
 
 def written(name: str, level: int, message: str, *arguments: object, **options) -> dict:
@@ -47,11 +48,11 @@ def test_decisions__new_repeated_and_new__are_logged_once_each_with_reason_and_m
     history.note(1.0, "plan", "the control loop started")
     history.note(2.0, "kept", "demand is as it was")
     history.note(3.0, "kept", "demand is as it was")
-    history.note(4.0, "move", "towards the plan", ("m to u1",))
+    history.moved(4.0, (LoadModelStep(unit_id="u1", model="m", quota_blocks=1),), ("load m on u1",))
 
-    told = [(r.getMessage(), r.kind, r.reason, r.moves) for r in caplog.records]
+    told = [(r.getMessage(), r.kind, r.reason, getattr(r, "unit", None)) for r in caplog.records]
     assert told == [
-        ("control loop decided", "plan", "the control loop started", ()),
-        ("control loop decided", "kept", "demand is as it was", ()),
-        ("control loop decided", "move", "towards the plan", ("m to u1",)),
+        ("fleet event", "plan", "the control loop started", None),
+        ("fleet event", "kept", "demand is as it was", None),
+        ("fleet event", "move", "load m on u1", "u1"),
     ]

@@ -102,8 +102,11 @@ def test_logs__running_fleet__replicas_write_json_lines_where_the_runbook_looks(
     files = fleet.session_folder().glob("ray/session_2*/logs/worker-*.out")
     texts = [line for file in files for line in file.read_text().splitlines() if line.startswith('{"time"')]
     lines = [json.loads(text) for text in texts]
-    assert {line["deployment"] for line in lines if line["message"] == "control loop decided"} == {"Controller"}
-    (joined,) = [line for line in lines if line["message"] == "unit joined"]
+    events = [line for line in lines if line["message"] == "fleet event"]
+    assert {line["deployment"] for line in events} == {"Controller"}
+    assert {"plan", "move", "lease", "model_loading", "model_ready"} <= {line["kind"] for line in events}
+    assert {line["model"] for line in events if line["kind"] == "model_ready"} == set(MODELS)
+    (joined,) = [line for line in events if line["kind"] == "unit_joined"]
     connected = [line for line in lines if line["message"] == "connected to unit"]
     assert {(line["deployment"], line["unit"]) for line in connected} == {("Gateway", joined["unit"])}
 

@@ -11,6 +11,7 @@ import uvicorn
 from router.http.app import create_app
 from router.serving.gateway import Gateway
 from router.telemetry.fleet_metrics import merged_exposition
+from router.view import UnitView
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "router"))
 from fake_unit import FakeUnit, eventually, fleet_view, write_byte_tokenizer
@@ -41,13 +42,33 @@ async def _expositions(folder: Path) -> tuple[str, str]:
         FakeUnit(unit_id=UNIT, models=(MODEL,)) as unit,
         httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client,
     ):
-        gateway.update_view(fleet_view(unit, source=source, models=(MODEL,)))
+        view = fleet_view(unit, source=source, models=(MODEL,))
+        gateway.metrics.start_keys(["team"])
+        gateway.update_view(replace(view, units=()))
         fresh = (await client.get("/metrics")).text
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-        answer = await client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        gateway.update_view(replace(gateway.view.current, units=(loaded_unit(UNIT, model_load(MODEL)),)))
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await eventually(lambda: any(m.held for m in gateway.demand_report().models))
+        gateway.update_view(view)  # a cold start
+        cold = await asking
+        gateway.update_view(replace(view, units=tuple(_with_load(unit) for unit in view.units)))
+        warm = await client.post("/v1/chat/completions", json=body)
+        assert (cold.status_code, warm.status_code) == (200, 200), cold.text + warm.text
+        gateway.update_view(replace(gateway.view.current, units=(_unit_that_decodes(),)))
         served = (await client.get("/metrics")).text
     server.should_exit = True
     await serving
     return fresh, served
+
+
+def _with_load(unit: UnitView) -> UnitView:
+    """What first tokens are predicted from."""
+    load = loaded_unit(UNIT, model_load(MODEL)).report.load
+    return replace(unit, report=replace(unit.report, load=load))
+
+
+def _unit_that_decodes() -> UnitView:
+    """Its load has what engines tell only while something runs."""
+    view = loaded_unit(UNIT, model_load(MODEL, ttft_attainment=1.0, tbt_attainment=1.0, request_attainment=1.0))
+    load = replace(view.report.load, decode_headroom=0.5)
+    return replace(view, report=replace(view.report, load=load))

@@ -150,11 +150,29 @@ def test_dashboard__queries__parse_and_name_what_a_gateway_exposes(
     checked = promtool("check", "rules", tmp_path / "queries.yaml")
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert not used - set(exposed)
+    missing = used - set(exposed)
+    assert not missing
     for query in queries:
         for name, selector in re.findall(r"(muxfleet_[a-z0-9_]+)\{([^}]*)\}", query):
             labels = set(re.findall(r"(\w+)=", selector)) - {"job"}
             assert labels <= exposed[name], f"{name} has no {labels - exposed[name]}"
+
+
+def test_metrics__exported_ones__are_on_a_dashboard_or_documented_as_on_none(texts: tuple[str, str]) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    (on_none,) = re.findall(r"^On no dashboard: (.*?)\n\n", page, re.MULTILINE | re.DOTALL)
+    shown = {name for file in DASHBOARDS for name in METRIC.findall(file.read_text())}
+    left_out = set(re.findall(r"`([\w:]+)`", on_none))
+    missing = set()
+    for family in text_string_to_metric_families(texts[1]):
+        if family.name.endswith("_created"):  # of each counter and histogram, when it began: the client library's
+            continue
+        names = {family.name + suffix for suffix in ("", "_total", "_bucket", "_count", "_sum")}
+        assert not names & shown & left_out
+        if not names & (shown | left_out):
+            missing.add(family.name)
+
+    assert not missing
 
 
 def test_metrics__page_and_gateway__name_the_same() -> None:

@@ -11,6 +11,8 @@ import pytest
 from fake_unit import FakeUnit
 
 from deploy.log_lines import write_log_lines
+from router.limits import GatewayLimits
+from router.telemetry.fleet_event import EventKind
 
 COMPLETION = {"model": "demo/bytes", "prompt": "x", "max_tokens": 40}
 RUNBOOK = Path(__file__).resolve().parents[2] / "docs" / "runbook.md"
@@ -65,3 +67,28 @@ async def test_lost_unit__request_id_that_the_client_sent__finds_unit_model_and_
     assert line["unit"] in {"unit-a", "unit-b"}
     assert line["reason"]
     assert line["generation_id"] != "mine-7"
+
+
+async def test_lost_unit__flight_recorder__has_an_event_with_the_request_s_id_unit_and_model(serve) -> None:
+    fuse = [10]
+    units = [FakeUnit(unit_id="unit-a", fuse=fuse), FakeUnit(unit_id="unit-b", fuse=fuse)]
+    served = await serve(*units)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        await http.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "mine-7"})
+
+    (moved,) = [e for e in served.gateway.events.fetch() if e.kind is EventKind.REQUEST_MOVED]
+    assert (moved.request_id, moved.model) == ("mine-7", "demo/bytes")
+    assert moved.unit in ("unit-a", "unit-b")
+    assert moved.text.startswith("lost its unit: ")
+
+
+async def test_units_lost_for_good__flight_recorder__tells_of_the_failure_and_counts_it(serve) -> None:
+    units = [FakeUnit(unit_id=f"unit-{i}", fuse=[0]) for i in range(3)]
+    served = await serve(*units, limits=GatewayLimits(hold_s=2, max_deaths=1))
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "mine-8"})
+
+    assert reply.status_code >= 500
+    kinds = {e.kind for e in served.gateway.events.fetch() if e.request_id == "mine-8"}
+    assert kinds == {EventKind.REQUEST_MOVED, EventKind.REQUEST_FAILED}
+    assert b'muxfleet_generations_failed_total{model="demo/bytes"} 1.0' in served.gateway.metrics.exposition()
