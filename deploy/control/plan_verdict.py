@@ -8,13 +8,14 @@ from deploy.control.plan_requests import Asked
 from deploy.control.plan_worth import gain_in_words, is_worth_moving, loaded_bytes
 from deploy.control.planner import PlanAnswer
 from placement.plan import Plan
+from router.telemetry.fleet_event import EventKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerdict:
     """`kind` is that of the decision to note: a plan is adopted, kept or a shadow."""
 
-    kind: str
+    kind: EventKind
     reason: str
 
 
@@ -23,14 +24,14 @@ def verdict_on(asked: Asked, answer: PlanAnswer, goal: Plan, rules: ControlRules
     needs, solution, why = asked.task.needs, answer.solution, asked.why
     if same_places(goal, solution.plan):
         is_shifted = quotas_shifted(goal, solution.plan) and rules.replan != "shadow"
-        return PlanVerdict(kind="plan", reason=f"{why}: quotas") if is_shifted else None
+        return PlanVerdict(kind=EventKind.PLAN, reason=f"{why}: quotas") if is_shifted else None
     gone = solution.put_to_sleep
     if needs.homeless(solution.plan, but=gone) < needs.homeless(goal, but=gone):
-        return PlanVerdict(kind="plan", reason="there is room for a model that had none")
+        return PlanVerdict(kind=EventKind.PLAN, reason="there is room for a model that had none")
     told = f"{why}: {gain_in_words(answer.now, answer.then)}"
     if rules.replan == "shadow":
-        return PlanVerdict(kind="shadow", reason=told)
+        return PlanVerdict(kind=EventKind.SHADOW, reason=told)
     read_bytes = loaded_bytes(needs, goal, solution.plan)
     if rules.replan == "auto" and not is_worth_moving(answer.now, answer.then, read_bytes, rules):
-        return PlanVerdict(kind="kept", reason=f"{told}, which is not worth a move")
-    return PlanVerdict(kind="plan", reason=told)
+        return PlanVerdict(kind=EventKind.KEPT, reason=f"{told}, which is not worth a move")
+    return PlanVerdict(kind=EventKind.PLAN, reason=told)
