@@ -1,6 +1,8 @@
 """The planner: against MuxServe's under its own cost model, against all plans there are, and against its size.
 
-    python benchmarks/planner.py [--json FILE] [--quick] [--only same-cost-model,optimality,scale,simulator,flip]
+    python benchmarks/planner.py [--json FILE] [--quick] [--only PART,...]
+
+Parts: same-cost-model, wrong-demand, optimality, scale, running, simulator, flip.
 
 Scale runs on one core; the simulator's ServeGen rows need --servegen FILE (a trace with models, such as
 ../shared/traces/servegen_multimodel_day0.parquet).
@@ -16,6 +18,7 @@ from statistics import median
 
 from planning.flip import WINDOW_S, flip_outcomes
 from planning.release import ReleaseEstimator, ReleaseScorer, release_score
+from planning.running import replanned
 from planning.simulated import SimulatedPlan, rank_correlation, simulated_plans
 from planning.workloads import (
     ALPHAS,
@@ -27,6 +30,7 @@ from planning.workloads import (
     small_fleet,
     synthetic,
 )
+from planning.wrong_demand import keepings
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
@@ -41,10 +45,18 @@ from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 
 Row = dict[str, object]
-PARTS = ("same-cost-model", "optimality", "scale", "simulator", "flip")
+PARTS = ("same-cost-model", "wrong-demand", "optimality", "scale", "running", "simulator", "flip")
 ESTIMATOR = Estimator(max_running_sequences=256)
 # GPUs, models, and the CPU time that search gets (s); aims are 2 s for 128 GPUs, 30 s for 1,024, 300 s for 4,096.
-SIZES = ((8, 4, 2.0), (32, 19, 2.0), (128, 76, 2.0), (512, 150, 15.0), (1024, 300, 30.0), (4096, 1000, 100.0))
+SIZES = (
+    (8, 4, 2.0),
+    (32, 19, 2.0),
+    (128, 76, 2.0),
+    (256, 100, 8.0),
+    (512, 150, 15.0),
+    (1024, 300, 30.0),
+    (4096, 1000, 100.0),
+)
 
 
 def same_cost_model(quick: bool) -> Iterator[Row]:
@@ -73,6 +85,24 @@ def same_cost_model(quick: bool) -> Iterator[Row]:
                 "unplaced": len(layout.plan.unplaced),
                 **asdict(score),
             }
+
+
+def wrong_demand(quick: bool) -> Iterator[Row]:
+    solvers: dict[str, FleetSolver] = {
+        "search": SearchSolver(estimator=ESTIMATOR),
+        "fewest_gpus": SearchSolver(estimator=ESTIMATOR, fewest_gpus=True),
+        "muxserve": MuxServeSolver(estimator=ESTIMATOR),
+        "spatial": SpatialSolver(estimator=ESTIMATOR),
+    }
+    return ({"part": "wrong-demand", **asdict(kept)} for kept in keepings(solvers, ESTIMATOR, quick=quick))
+
+
+def running(quick: bool, largest: int) -> Iterator[Row]:
+    """Times `solve` from a running plan with the controller's budget, after demand has changed."""
+    sizes = [size for size in SIZES if size[0] in (32, 256, 1024, 4096) and size[0] <= (256 if quick else largest)]
+    for num_gpus, num_models, _ in sizes:
+        for outcome in replanned(num_gpus, num_models, ESTIMATOR):
+            yield {"part": "running", **asdict(outcome)}
 
 
 def optimality(quick: bool) -> Iterator[Row]:
@@ -196,8 +226,10 @@ def main() -> None:
     asked = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "same-cost-model": lambda: same_cost_model(asked.quick),
+        "wrong-demand": lambda: wrong_demand(asked.quick),
         "optimality": lambda: optimality(asked.quick),
         "scale": lambda: scale(asked.quick, asked.largest),
+        "running": lambda: running(asked.quick, asked.largest),
         "simulator": lambda: simulator(asked.quick, asked.servegen),
         "flip": lambda: flip(asked.quick, [int(seed) for seed in asked.seeds.split(",")]),
     }

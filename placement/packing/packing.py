@@ -181,11 +181,16 @@ class Packing:
         minima = np.minimum(self.minima[units, : SLACK + costs.num_ways], costs.minima(model, rate_per_s))
         return units, np.where(costs.holds(sums), costs.factor(sums, minima), -1.0)
 
-    def roomiest(self, model: int, rate_per_s: float, *, above: float = 0.0) -> tuple[float, int] | None:
-        """The unit that would have the largest factor with such a replica, and that factor."""
+    def roomiest(
+        self, model: int, rate_per_s: float, *, above: float = 0.0, but: frozenset[int] = frozenset()
+    ) -> tuple[float, int] | None:
+        """The unit that would have the largest factor with such a replica, and that factor; none of `but`."""
         best: tuple[float, int] | None = None
         for kind in range(len(self.instance.kinds)):
             units, factors = self.factors_with(model, rate_per_s, kind, above=above)
+            if but:
+                kept = ~np.isin(units, list(but))
+                units, factors = units[kept], factors[kept]
             if len(units):
                 here = int(np.argmax(factors))
                 option = (float(factors[here]), -int(units[here]))

@@ -23,6 +23,7 @@ from placement.packing.wake_affinity import prefer_waking
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
 from placement.solvers.entry import IsTimeUp, SolverEntry
+from placement.solvers.resilient_layout import most_resilient
 
 _RULE = "the search ended before it was used; give it more time"
 _ROOMY_MARGIN = 1.15
@@ -59,7 +60,7 @@ class SearchSolver:
         rules = [InsertionRules(spread=s, margin=m) for m in self._margins() for s in (True, False)]
         best = self._built(lambda: Packing.of_units(instance, ordered), [rules])
         self._improve(best, [spread, InsertionRules(margin=self.least_margin)])
-        add_headroom(best, is_time_up=self.is_time_up)
+        add_headroom(best, dict(enumerate(ordered)), is_time_up=self.is_time_up)
         prefer_waking(best, dict(enumerate(ordered)), frozenset(), self.is_time_up)
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
 
@@ -77,7 +78,7 @@ class SearchSolver:
             evict_spare(packing, self.is_time_up)
             balance(packing, self.is_time_up)
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
-            add_headroom(packing, moves=False, is_time_up=self.is_time_up)
+            add_headroom(packing, units, moves=False, is_time_up=self.is_time_up)
         prefer_waking(packing, units, running, self.is_time_up)
         kept, kept_shares = key_of(packing, running), packing.served_shares()
         kept_plan = plan_of_packing(packing, units, rule=_RULE)
@@ -101,7 +102,10 @@ class SearchSolver:
                 lambda: Packing.of_nodes(best.instance, pools),
                 self.is_time_up,
             )
-        return carve(best, pools, rule=_RULE)
+        layout = carve(best, pools, rule=_RULE)
+        if self.fewest_gpus or self.is_time_up():
+            return layout
+        return most_resilient(layout, models, self.estimator, self.is_time_up)
 
     def _packed(self, pools: Sequence[NodePool], models: Sequence[PlacementModel], *, improves: bool) -> Packing:
         """On as few GPUs as the demand takes."""
