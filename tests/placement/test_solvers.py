@@ -175,7 +175,7 @@ def test_search__nodes_with_room__spare_gpus_become_headroom() -> None:
     room = [min(u.headroom for u in estimate(p.units, models, p.plan, ESTIMATOR).units) for p in (spent, fewest)]
     assert fewest.num_gpus <= 8 < spent.num_gpus
     assert room[0] > 1.5 * room[1]
-    assert served_share(spent, models) == served_share(fewest, models) == pytest.approx(1.0)
+    assert [served_share(p, models) for p in (spent, fewest)] == [pytest.approx(1.0)] * 2
 
 
 def test_search__more_models_than_gpus__places_them_all() -> None:
