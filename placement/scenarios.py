@@ -1,4 +1,4 @@
-"""What may come instead of the demand that is planned for: errors of the demand, bursts, a node that is lost."""
+"""Says what may come instead of the demand that is planned for: errors of it, bursts, a node that is lost."""
 
 import math
 import random
