@@ -114,3 +114,12 @@ def test_imports__of_a_room__come_from_rooms_before_it(file: Path) -> None:
 @pytest.mark.parametrize(("name", "exists"), [("make_parser", True), ("make_parsers", False)])
 def test_names_in__module__are_those_that_can_be_imported(name: str, exists: bool) -> None:
     assert (name in names_in(BENCHMARKS / "report" / "command.py")) is exists
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=name_of)
+def test_benchmark__folder_that_it_finds_from_its_own_place__is_the_trees_or_the_shared_one(file):
+    found = re.findall(r'Path\(__file__\)(?:\.resolve\(\))?\.parents\[(\d)\] / "(\w+)"', file.read_text(encoding="utf-8"))
+
+    for level, folder in found:
+        base = file.parents[int(level)]
+        assert base == (ROOT.parent if folder == "shared" else ROOT), f"parents[{level}] / {folder!r} is {base / folder}"

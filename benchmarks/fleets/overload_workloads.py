@@ -14,7 +14,7 @@ from pdmux_actor.messages import Slo
 from traces.readers.entry import iter_trace
 from traces.record import TraceRecord
 
-TRACES = Path(__file__).parents[2] / "shared" / "traces"
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
 _VOCABULARY = 128_256
 _MOONCAKE_BLOCK_TOKENS = 512
 _LONGEST_AGENT_TOKENS = 32_768

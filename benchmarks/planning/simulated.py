@@ -18,7 +18,7 @@ from router.limits import GatewayLimits
 from traces.record import TraceRecord
 
 SOLVERS = ("search", "spatial", "memory_greedy", "muxserve")
-_MODELS_FOLDER = Path(__file__).resolve().parents[1] / "examples" / "models"
+_MODELS_FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models"
 _SIZES = ("llama-7b", "llama-7b", "llama-13b", "llama-7b", "llama-13b", "llama-7b")
 
 
