@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from router.admission.block_ledger import QuotaLedger
+from router.admission.blocked_turns import BlockedTurns
 from router.admission.fair_queue import FairQueue
-from router.admission.flow import Waiting
+from router.admission.flow import Standing, Waiting
 from router.admission.learned_estimates import OutputLengths, WakeTimes
 from router.admission.queue_forecast import QueueForecast, QueueForecaster
 from router.admission.service_counters import virtual_tokens
-from router.admission_request import AdmissionRequest, Priority
+from router.admission_request import AdmissionRequest
 from router.routing.routing import UnitChoice
 from router.routing.unit_router import UnitRouter
 
@@ -20,6 +21,7 @@ MAX_RETRY_AFTER_S = 120
 _LEAST_PAUSE_S = 0.002  # between two tries
 _ROUNDING_S = 1e-6  # what floats may be off by
 _LOOK_EVERY_S = 0.1
+_LATELY_S = 10.0
 _NO_PACE = QueueForecast()
 _BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
 
@@ -59,12 +61,14 @@ Decision = Outcome | Queue
 class AdmissionSettings:
     """`max_waiting` counts a model's requests before their first token, here and on units. `ahead_share`: a request is
     handed to a unit when the prefills before it there take no more than this share of its TTFT target, or its model's
-    if that is less; the others wait here, where turns are fair. `least_ahead_s` may always be ahead, so that the unit
-    does not idle while it is asked.
+    if that is less; the others wait here, where turns are fair: `ahead_share_alone` while one tenant alone asks, since
+    between its own requests the unit decides as well, and batches what it sees. `least_ahead_s` may always be ahead, so
+    that the unit does not idle while it is asked.
     """
 
     max_waiting: int = 1024
     ahead_share: float = 0.05
+    ahead_share_alone: float = 0.25
     least_ahead_s: float = 0.01
 
 
@@ -95,8 +99,8 @@ class Admission:
         self._came_s: dict[str, float] = {}  # of what waits
         self._evicted: list[AdmissionRequest] = []
         self._look_s = -math.inf  # when to look for late asks without a hope
-        self._blocked_until_s: dict[str, float] = {}  # models whose head was tried in vain
-        self._blocked_class: dict[str, Priority] = {}  # of that head
+        self._blocked = BlockedTurns()
+        self._tenants_s: dict[str, float] = {}  # those that asked lately, and when
 
     # ---- the door ----
 
@@ -112,6 +116,7 @@ class Admission:
         work = virtual_tokens(prompt_tokens=request.prompt_tokens, output_tokens=output_tokens)
         learner = self._observe(request.model, now_s)
         learner.asked(request.tenant, work, now_s)
+        self._tenants_s[request.tenant] = now_s
         choice = self._choose(request, now_s)
         if not self.queue:
             self.queue.enter(request.model, request.tenant, credit=self._credit(request))
@@ -126,8 +131,7 @@ class Admission:
             work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
             if self._comes_too_late(request, work, now_s):
                 return self._shed(request.model)
-        if request.priority > self._blocked_class.get(request.model, Priority.HIGH):
-            self._blocked_until_s.pop(request.model, None)  # another head, which may find room
+        self._blocked.newcomer(request)
         self._came_s[request.request_id] = now_s
         self.queue.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request))
         return Queue()
@@ -164,11 +168,12 @@ class Admission:
             return None
         models = list(self.queue.models())
         look_s = self._look_s if any(self._learner(m).drain.work_per_s for m in models) else math.inf
-        return min(deadline_s, look_s, *(self._blocked_until_s.get(m, -math.inf) for m in models))
+        return min(deadline_s, look_s, *(self._blocked.next_try_s(m) for m in models))
 
     def on_view(self, now_s: float) -> None:
         """Units came, went or told their load: everybody may be tried again."""
-        self._blocked_until_s.clear()
+        self._blocked.something_has_changed()
+        self._tenants_s = {t: asked_s for t, asked_s in self._tenants_s.items() if asked_s > now_s - _LATELY_S}
         for learner in self._learners.values():
             learner.forget_idle(now_s)
         for model in self.wakes.waiting():
@@ -192,8 +197,7 @@ class Admission:
         if admitted.prefill_s is not None:
             lag_s = now_s - admitted.admitted_s - admitted.prefill_s
             self._learner(model).lags.note(admitted.prefill_s, lag_s)
-        # Its unit may be free sooner than thought, for other models too.
-        self._blocked_until_s = {m: s for m, s in self._blocked_until_s.items() if s == math.inf}
+        self._blocked.unit_is_free_sooner()  # for other models too
 
     def left(self, request_id: str) -> None:
         """Its unit was lost: when its first token comes tells nothing of units."""
@@ -205,7 +209,7 @@ class Admission:
         request = admitted.request
         self.queue.charge(request.model, request.tenant, output_tokens=output_tokens - admitted.output_tokens)
         self._ledger.release(request_id)
-        self._blocked_until_s.pop(request.model, None)
+        self._blocked.something_has_changed(request.model)
         if not had_first_token:
             self._before_first[request.model] -= 1
         if finished:
@@ -231,15 +235,16 @@ class Admission:
 
     def _next_admitted(self, now_s: float) -> tuple[Waiting, Admit] | None:
         """The first in turn that can go; every admission moves counters, so the order is asked for again each time."""
-        blocked = {model for model, until_s in self._blocked_until_s.items() if until_s > now_s}
-        for waiting in self.queue.heads(now_s, self._pace, but=blocked):
+        for rank, standing, waiting in self.queue.turns(now_s, self._pace, but=self._blocked.standings(now_s)):
             request = waiting.request
+            if standing is Standing.IN_TIME and self._blocked.is_blocked(request, now_s):
+                continue
             choice = self._choose(request, now_s) if self._has_room(request) else None
-            tried = self._try(request, choice, now_s)
+            # A late one's share is served on the unit, behind what is in time there: it would never be free of that.
+            tried = self._try(request, choice, now_s, behind_all=rank < standing)
             if isinstance(tried, Admit):
                 return waiting, tried
-            self._blocked_until_s[request.model] = tried
-            self._blocked_class[request.model] = request.priority
+            self._blocked.block(request, standing, tried)
         return None
 
     def _choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
@@ -250,13 +255,17 @@ class Admission:
         tokens = request.prompt_tokens + self._output_tokens(request)
         return self._ledger.has_room(request.model, tokens, gives_way=request.gives_way)
 
-    def _try(self, request: AdmissionRequest, choice: UnitChoice | None, now_s: float) -> Admit | float:
-        """Otherwise when another try makes sense; inf: when something has changed."""
+    def _try(
+        self, request: AdmissionRequest, choice: UnitChoice | None, now_s: float, *, behind_all: bool = False
+    ) -> Admit | float:
+        """Otherwise when another try makes sense; inf: when something has changed. `behind_all`: however much is ahead."""
         if choice is None or not self._has_room(request):
             return math.inf
         ttft_s = min(request.slo.ttft_s, self._ttft_targets_s.get(request.model, math.inf))
-        too_far_ahead_s = choice.before_s - max(self._settings.ahead_share * ttft_s, self._settings.least_ahead_s)
-        if too_far_ahead_s > _ROUNDING_S:
+        settings = self._settings
+        ahead_share = settings.ahead_share if len(self._tenants_s) > 1 else settings.ahead_share_alone
+        too_far_ahead_s = choice.before_s - max(ahead_share * ttft_s, settings.least_ahead_s)
+        if too_far_ahead_s > _ROUNDING_S and not behind_all:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
         output_tokens = self._output_tokens(request)
         tokens = request.prompt_tokens + output_tokens

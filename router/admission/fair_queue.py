@@ -4,10 +4,11 @@ Fairness decides which flow's turn it is (ServiceCounters), servability which as
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from types import MappingProxyType
 
-from router.admission.flow import Waiting
-from router.admission.flow_queue import FlowQueue
+from router.admission.flow import Standing, Waiting
+from router.admission.flow_queue import FlowQueue, Turn
 from router.admission.queue_forecast import QueueForecast
 from router.admission.service_counters import ServiceCounters, virtual_tokens
 from router.admission_request import AdmissionRequest
@@ -15,6 +16,7 @@ from router.admission_request import AdmissionRequest
 PaceOf = Callable[[str, float], QueueForecast]  # of a model, now
 
 _UNKNOWN = QueueForecast()
+_NONE: Set[Standing] = frozenset()
 
 
 class FairQueue:
@@ -93,24 +95,34 @@ class FairQueue:
         self.remove(request_id)
         return waiting
 
-    def heads(self, now_s: float, pace_of: PaceOf, *, but: Set[str] = frozenset()) -> Iterator[Waiting]:
-        """The next ask of every model with any, `but` of these, in the order in which models are due. Valid until the
+    def turns(
+        self, now_s: float, pace_of: PaceOf, *, but: Mapping[str, Set[Standing]] = MappingProxyType({})
+    ) -> Iterator[Turn]:
+        """Asks in the order in which they may go: the next of every model in the order in which models are due, and
+        where it is passed over, the model's next of a lower standing. `but`: none of these standings. Valid until the
         queue changes.
         """
-        heads = [
-            (-head.request.priority, standing, self._models.of(model), model, head)
-            for model, queue in self._queues.items()
-            if queue.size and model not in but
-            for standing, head in (queue.head(now_s, pace_of(model, now_s), served=self._served),)
-        ]
-        heads.sort(key=lambda entry: entry[:4])
-        yield from (entry[4] for entry in heads)
+        order: list[tuple[int, Standing, float, str, Turn, Iterator[Turn]]] = []
+
+        def add_next(model: str, turns: Iterator[Turn]) -> None:
+            if (turn := next(turns, None)) is not None:
+                key = (-turn.waiting.request.priority, turn.rank, self._models.of(model), model)
+                heapq.heappush(order, (*key, turn, turns))
+
+        for model, queue in self._queues.items():
+            skipped = but.get(model, _NONE)
+            if queue.size and len(skipped) < len(Standing):
+                add_next(model, queue.turns(now_s, pace_of(model, now_s), served=self._served, but=skipped))
+        while order:
+            *_, model, turn, turns = heapq.heappop(order)
+            yield turn
+            add_next(model, turns)
 
     def head(self, model: str, now_s: float, pace: QueueForecast = _UNKNOWN) -> AdmissionRequest | None:
         queue = self._queues.get(model)
         if queue is None or not queue.size:
             return None
-        return queue.head(now_s, pace, served=self._served)[1].request
+        return next(queue.turns(now_s, pace, served=self._served)).waiting.request
 
     def hopeless(self, now_s: float, pace_of: PaceOf) -> list[AdmissionRequest]:
         """Removes and returns late asks whose turn is not expected within their patience."""

@@ -1,8 +1,9 @@
 """Defines what waits for one model: flows of API keys in priority classes."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from router.admission.flow import Flow, Standing, Waiting
 from router.admission.queue_forecast import LATE_SHARE, QueueForecast
@@ -10,6 +11,14 @@ from router.admission.service_counters import ServiceCounters
 from router.admission_request import Priority
 
 _ARRANGE_EVERY_S = 0.02  # in between, newcomers take their places by due time
+
+
+class Turn(NamedTuple):
+    """`rank`: how the ask stands beside other models'; a late one that has its share stands as if it were in time."""
+
+    rank: Standing
+    standing: Standing
+    waiting: Waiting
 
 
 @dataclass(slots=True, eq=False)
@@ -48,28 +57,40 @@ class FlowQueue:
             del self.per_tenant[request.tenant]
             self.counters.deactivate(request.tenant)
 
-    def head(self, now_s: float, pace: QueueForecast, *, served: float) -> tuple[Standing, Waiting]:
-        """The next ask of a queue with any, and how it stands beside other models'. `served`: in all, of all models."""
+    def turns(
+        self, now_s: float, pace: QueueForecast, *, served: float, but: Set[Standing] = frozenset()
+    ) -> Iterator[Turn]:
+        """The next ask of a queue with any; then, where that one cannot go, what it need not hold up: of the doubtful of its own flow, which may be due before it. `but`: none of
+        these standings. `served`: in all, of all models.
+        """
         if now_s - self._arranged_s >= _ARRANGE_EVERY_S:
             self._arrange(now_s, pace)
         flows = self.flows[max(self.flows)]
         late = self._least_served((t, flow.next_late()) for t, flow in flows.items())
         if late is None:
             self._late_mark = served
-        elif (served - self._late_mark) * LATE_SHARE >= late.work:
-            return Standing.IN_TIME, late
+        elif (served - self._late_mark) * LATE_SHARE >= late.work and Standing.LATE not in but:
+            yield Turn(Standing.IN_TIME, Standing.LATE, late)
+        in_time = self._next_in_time(flows, now_s, pace)
+        if in_time is not None:
+            yield Turn(Standing.IN_TIME, Standing.IN_TIME, in_time)
+            flows = {in_time.request.tenant: flows[in_time.request.tenant]}
+        if Standing.DOUBTFUL not in but:
+            doubtful = self._least_served((t, flow.next_doubtful(now_s, pace)) for t, flow in flows.items())
+            if doubtful is not None:
+                yield Turn(Standing.DOUBTFUL, Standing.DOUBTFUL, doubtful)
+                return
+        if in_time is None and Standing.LATE not in but:
+            late = self._least_served((t, flow.next_late()) for t, flow in flows.items())  # more may be late by now
+            if late is not None:
+                yield Turn(Standing.LATE, Standing.LATE, late)
+
+    def _next_in_time(self, flows: Mapping[str, Flow], now_s: float, pace: QueueForecast) -> Waiting | None:
         in_time = self._least_served((t, flow.next_in_time(now_s, pace)) for t, flow in flows.items())
         if in_time is None and self._arranged_s < now_s:
             self._arrange(now_s, pace)  # what was put back can be in time now
             in_time = self._least_served((t, flow.next_in_time(now_s, pace)) for t, flow in flows.items())
-        if in_time is not None:
-            return Standing.IN_TIME, in_time
-        doubtful = self._least_served((t, flow.next_doubtful(now_s, pace)) for t, flow in flows.items())
-        if doubtful is not None:
-            return Standing.DOUBTFUL, doubtful
-        late = self._least_served((t, flow.next_late()) for t, flow in flows.items())
-        assert late is not None, "a queue with asks has a head"
-        return Standing.LATE, late
+        return in_time
 
     def late_is_served(self, served: float) -> None:
         self._late_mark = served

@@ -125,13 +125,25 @@ def test_pump__greedy_tenant_is_served_all_the_time__a_neighbours_burst_does_not
     assert len(order) == 40
 
 
-def test_offer__prefill_longer_than_the_share_ahead__waits_here_not_behind_one_of_its_kind() -> None:
+def test_offer__two_tenants__prefill_longer_than_the_share_ahead_waits_here_not_behind_one_of_its_kind() -> None:
     scheduler = GatewayScheduler(gateway_id="g")
     scheduler.update_view(fleet(unit("u", model_load())), 0.0)
     slo = Slo(ttft_s=1.0, tbt_s=0.1)
+    scheduler.offer(small("neighbour", "neighbour"), 0.0)
+    scheduler.produced("neighbour", 1, 0.0)
     assert isinstance(scheduler.offer(ask("first", prompt_tokens=2000, slo=slo), 0.0), Admit)  # 0.2 s
 
     scheduler.offer(ask("second", prompt_tokens=2000, slo=slo), 0.0)
 
     assert list(scheduler.pump(0.1)) == []
     assert [asked.request_id for asked, _ in scheduler.pump(0.17)] == ["second"]
+
+
+def test_offer__one_tenant_alone__a_quarter_of_the_target_may_be_ahead_on_the_unit() -> None:
+    scheduler = GatewayScheduler(gateway_id="g")
+    scheduler.update_view(fleet(unit("u", model_load())), 0.0)
+    slo = Slo(ttft_s=1.0, tbt_s=0.1)
+
+    sent = [scheduler.offer(ask(f"r{i}", prompt_tokens=1000, slo=slo), 0.0) for i in range(4)]  # 0.1 s each
+
+    assert [isinstance(decision, Admit) for decision in sent] == [True, True, True, False]

@@ -134,6 +134,20 @@ def test_gateway_scheduler__late_requests_beside_a_flood_in_time__get_their_shar
     assert sum(name.startswith("tight") for name in world.first_s) >= 5
 
 
+def test_pump__document_waits_behind_another__chat_that_is_due_before_both_is_not_held_up() -> None:
+    world = World()
+    world.run([], until_s=0.01)
+    patient = Slo(ttft_s=30.0, tbt_s=0.1)
+    first, second = (ask(name, prompt_tokens=90_000, slo=patient, deadline_s=60.0) for name in ("first", "second"))
+    assert isinstance(world.scheduler.offer(first, 0.01), Admit)
+    world.scheduler.offer(second, 0.02)
+    assert not world.scheduler.pump(0.02)  # 9 s are ahead of it
+
+    world.scheduler.offer(ask("chat", prompt_tokens=CHAT_TOKENS, slo=Slo(ttft_s=TTFT_S, tbt_s=0.1)), 0.03)
+
+    assert [asked.request_id for asked, _ in world.scheduler.pump(0.03)] == ["chat"]
+
+
 @pytest.mark.parametrize("flood_tokens", [CHAT_TOKENS, 3 * CHAT_TOKENS])
 def test_gateway_scheduler__one_clients_flood__costs_others_no_more_than_two_points(flood_tokens: int) -> None:
     """The made-up unit does not interrupt a prefill: a prompt as long as the target itself would cost more."""
