@@ -118,8 +118,12 @@ def test_names_in__module__are_those_that_can_be_imported(name: str, exists: boo
 
 @pytest.mark.parametrize("file", SOURCES, ids=name_of)
 def test_benchmark__folder_that_it_finds_from_its_own_place__is_the_trees_or_the_shared_one(file):
-    found = re.findall(r'Path\(__file__\)(?:\.resolve\(\))?\.parents\[(\d)\] / "(\w+)"', file.read_text(encoding="utf-8"))
+    found = re.findall(
+        r'Path\(__file__\)(?:\.resolve\(\))?\.parents\[(\d)\] / "(\w+)"', file.read_text(encoding="utf-8")
+    )
 
     for level, folder in found:
         base = file.parents[int(level)]
-        assert base == (ROOT.parent if folder == "shared" else ROOT), f"parents[{level}] / {folder!r} is {base / folder}"
+        assert base == (ROOT.parent if folder == "shared" else ROOT), (
+            f"parents[{level}] / {folder!r} is {base / folder}"
+        )

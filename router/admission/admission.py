@@ -258,7 +258,9 @@ class Admission:
     def _try(
         self, request: AdmissionRequest, choice: UnitChoice | None, now_s: float, *, behind_all: bool = False
     ) -> Admit | float:
-        """Otherwise when another try makes sense; inf: when something has changed. `behind_all`: however much is ahead."""
+        """Otherwise when another try makes sense; inf: when something has changed. `behind_all`: however much is
+        ahead.
+        """
         if choice is None or not self._has_room(request):
             return math.inf
         ttft_s = min(request.slo.ttft_s, self._ttft_targets_s.get(request.model, math.inf))
