@@ -60,9 +60,10 @@ class FlowQueue:
     def turns(
         self, now_s: float, pace: QueueForecast, *, served: float, but: Set[Standing] = frozenset()
     ) -> Iterator[Turn]:
-        """The next ask of a queue with any; then, where that one cannot go, what it need not hold up: of one in time the
-        doubtful of its own flow, which may be due before it. `but`: none of these standings. `served`: in all, of all
-        models.
+        """Yields the next ask of a queue with any; then, where that one cannot go, what it need not hold up.
+
+        That is, of one in time, the doubtful of its own flow, which may be due before it. `but`: none of these
+        standings. `served`: in all, of all models.
         """
         if now_s - self._arranged_s >= _ARRANGE_EVERY_S:
             self._arrange(now_s, pace)
