@@ -65,7 +65,7 @@ class BlockedTurns:
             self._class.pop(model, None)
 
     def unit_is_free_sooner(self) -> None:
-        """Those that waited behind others may be tried again; those without room may not."""
+        """Lets those that waited behind others be tried again, and not those without room."""
         self._until_s = {m: of for m, of in self._until_s.items() if math.inf in of.values()}
         self._in_time.clear()
 
