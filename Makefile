@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check test-sglang test-lm-eval chart test-k8s image
+.PHONY: help venv demo test check test-sglang test-lm-eval test-clients chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -91,6 +91,26 @@ $(LM_EVAL_STAMP): tests/lm_eval/requirements.txt
 	@echo "lm-eval in $(LM_EVAL_VENV) (some 800 MB on disk)"
 	@[ -x $(LM_EVAL_VENV)/bin/python ] || $(PYTHON) -m venv $(LM_EVAL_VENV)
 	@$(LM_EVAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+CLIENTS := .clients
+CLIENT_STAMPS := $(patsubst %,$(CLIENTS)/%/installed.stamp,agents libraries guidellm aiperf vercel)
+
+test-clients: venv $(CLIENT_STAMPS) ## Clients of others against a fleet with trained weights; ARGS="-k stream" narrows it
+	@$(BIN)/python tests/clients/against_one_fleet.py $(ARGS)
+
+$(CLIENTS)/vercel/installed.stamp: tests/clients/vercel/package.json tests/clients/vercel/package-lock.json
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
+	@if command -v npm >/dev/null; then echo "$(@D)" && npm ci --silent --no-audit --no-fund --prefix $(@D) && touch $@; \
+	else echo "$(@D): npm is not here; the Vercel AI SDK is left out"; fi
+
+# An environment each: what their packages want of one another's versions does not go together. Some GB in all.
+$(CLIENTS)/%/installed.stamp: tests/clients/environments/%.txt
+	@echo "$(@D)"
+	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@! grep -q '^torch==' $< || $(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$(TORCH)+cpu' 2>/dev/null || true
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 chart: venv ## Write generated files anew, after a change of the fleet file or a register: in helm/, examples/ and docs/

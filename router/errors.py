@@ -9,7 +9,7 @@ RouterError
 ├── PathNotFound
 ├── MethodNotAllowed
 ├── ModelNotFound            the fleet does not offer this model
-├── ResponseNotFound         no gateway keeps such a response to go on with
+├── ResponseNotFound         no gateway keeps such a response, or item of one, to go on with
 ├── GatewaysSilent           other gateways, which may keep the response, do not answer
 ├── UnitNotFound             the fleet has no such unit
 ├── FileNotKept              no such file is kept for this API key
@@ -166,21 +166,25 @@ class ModelUnavailable(RouterError):
 
 
 class ResponseNotFound(RouterError):
-    def __init__(self, *, response_id: str) -> None:
+    """`kept_id` is that of a response, or of an item of one."""
+
+    def __init__(self, *, kept_id: str, param: str) -> None:
+        what = "response" if param == "previous_response_id" else "item"
         super().__init__(
-            f"No response {response_id[:100]!r} is kept: each gateway replica keeps its latest ones, in memory. "
-            "Send the whole conversation as 'input' instead.",
-            param="previous_response_id",
+            f"No {what} {kept_id[:100]!r} is kept: each gateway replica keeps its latest responses, in memory, but for "
+            "those with 'store' false. Send the whole conversation as 'input' instead.",
+            param=param,
+            code=None if what == "response" else "item_not_found",
         )
-        self.response_id = response_id
+        self.kept_id = kept_id
 
 
 class GatewaysSilent(RouterError):
     def __init__(self, *, response_id: str, retry_after_s: int) -> None:
         super().__init__(
-            f"Response {response_id[:100]!r} is not kept here, and other gateways do not answer now; "
+            f"{response_id[:100]!r} is not kept here, and other gateways do not answer now; "
             f"retry in {retry_after_s} s, or send the whole conversation as 'input'.",
-            param="previous_response_id",
+            param="previous_response_id" if response_id.startswith("resp") else "input",
             retry_after_s=retry_after_s,
         )
         self.response_id = response_id

@@ -3,7 +3,7 @@
 from xdist.scheduler import LoadFileScheduling
 
 # Beginnings of ids of tests that start fleets: one at a time, for `serve deploy` looks for a Ray of the machine.
-FLEETS = ("tests/chaos/", "tests/e2e/", "tests/pdmux_actor/serving/test_actor.py")
+FLEETS = ("tests/chaos/", "tests/clients/", "tests/e2e/", "tests/pdmux_actor/serving/test_actor.py")
 
 
 def starts_fleets(nodeid: str) -> bool:

@@ -41,6 +41,7 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
         return await answer(request, gateway, AskedResponse.parse, _respond, _RESPONSES)
 
     async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
+        asked = await asked.resolved(store, caller)
         history = await store.messages(asked.body.previous_response_id, caller.key_id)
         chat = asked.chat(history)
         caller = caller.asking(chat.asked_priority, None)

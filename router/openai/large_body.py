@@ -45,6 +45,7 @@ class _Part(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=
 class _Function(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     name: str
     arguments: str
+    parsed_arguments: msgspec.Raw = _NOTHING
 
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -64,6 +65,8 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    parsed: msgspec.Raw = _NOTHING
+    provider_specific_fields: msgspec.Raw = _NOTHING
     annotations: msgspec.Raw = _NOTHING
     audio: msgspec.Raw = _NOTHING
 

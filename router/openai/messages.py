@@ -20,8 +20,11 @@ class TextPart(RequestPart):
 
 
 class CalledFunction(RequestPart):
+    """`parsed_arguments` is what the SDK's `parse` adds to a call: `arguments` once more."""
+
     name: str = Field(min_length=1, max_length=256)
     arguments: str
+    parsed_arguments: Any = None
 
 
 class AssistantToolCall(RequestPart):
@@ -44,7 +47,10 @@ class ChatMessage(RequestPart):
     reasoning: str | None = None
     refusal: str | None = None
 
-    # What the SDK's own messages carry when they are sent back; a value in them is not implemented.
+    # What SDKs' own messages carry when they are sent back. OpenAI's `parse` adds `parsed`, the content once more;
+    # LiteLLM what it did not know in the answer. A value in the others is not implemented.
+    parsed: Any = None
+    provider_specific_fields: Any = None
     annotations: Empty | None = None
     audio: EmptyObject | None = None
 

@@ -8,6 +8,8 @@ from router.errors import InvalidRequest
 from router.openai.foreign_body import decoded
 from router.openai.messages import MAX_CONTENT_PARTS, MAX_MESSAGES
 
+REFERENCE = "item_reference"
+
 
 class InputPart(msgspec.Struct, gc=False):
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
@@ -16,9 +18,12 @@ class InputPart(msgspec.Struct, gc=False):
 
 
 class InputItem(msgspec.Struct, gc=False):
-    """A message, a call of a function, its output or reasoning; each uses some of the fields."""
+    """A message, a call of a function, its output, reasoning, or a reference to one that was answered before, by its
+    `id`; each uses some of the fields.
+    """
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
+    id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None

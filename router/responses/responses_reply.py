@@ -16,9 +16,13 @@ _encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
 class ResponsesReply:
-    """Implements ReplyFormat. Every event wants the usage; `keep` is told what was said, once it is complete."""
+    """Implements ReplyFormat. Every event wants the usage; `keep` is told what was said, and in which items, once it is
+    complete.
+    """
 
-    def __init__(self, head: ReplyHead, body: ResponsesBody, keep: Callable[[Choice], None]) -> None:
+    def __init__(
+        self, head: ReplyHead, body: ResponsesBody, keep: Callable[[Choice, list[dict[str, Any]]], None]
+    ) -> None:
         self._head = head
         self._body = body
         self._keep = keep
@@ -43,14 +47,13 @@ class ResponsesReply:
         return events
 
     def usage_event(self, usage: Usage) -> bytes:
-        self._keep(self._said)
+        self._keep(self._said, self._output)
         status = _status(self._said.finish)
         body = response_object(self._head, self._body, status, self._output, usage)
         return self._event(f"response.{status}", response=body)
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         (choice,) = choices
-        self._keep(choice)
         status = _status(choice.finish)
         output: list[dict[str, Any]] = []
         if choice.reasoning:
@@ -58,6 +61,7 @@ class ResponsesReply:
         if choice.text or not choice.tool_calls:
             output.append(message_item(_new_id("msg"), choice.text, status))
         output += [call_item(_new_id("fc"), call, call.arguments, "completed") for call in choice.tool_calls]
+        self._keep(choice, output)
         return _encode(response_object(self._head, self._body, status, output, usage))
 
     def _begin(self) -> bytes:

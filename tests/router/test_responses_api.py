@@ -12,6 +12,7 @@ from test_tools import CALL, HERMES, SCHEMA
 from router.errors import ResponseNotFound
 from router.openai.foreign_body import message
 from router.responses.response_store import ResponseStore
+from router.responses.responses_body import InputItem
 from router.responses.schemas import ResponseSchema
 
 MODEL = "demo/bytes"
@@ -162,7 +163,7 @@ async def test_response__tools_that_openai_runs__are_left_out(talk) -> None:
     ("body", "param", "says"),
     [
         ({"input": []}, "input", "1 to"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", "web_search_call"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type",
@@ -213,3 +214,54 @@ async def test_store__other_gateway_gave_the_answer__whole_conversation_comes_fr
     assert [m.for_template() for m in await here.messages("resp_1", "me")] == [m.for_template() for m in said]
     with pytest.raises(ResponseNotFound):
         await here.messages("resp_1", "you")
+
+
+async def test_store__item_of_another_gateways_answer__is_asked_for_once() -> None:
+    there, asked = ResponseStore(), []
+
+    async def ask(kept_id: str, owner: str) -> bytes | None:
+        asked.append(kept_id)
+        return there.encoded(kept_id, owner)
+
+    items = {name: InputItem(role="assistant", content=name) for name in ("msg_1", "msg_2")}
+    there.keep("resp_1", "me", [message("user", "hm")], items)
+    here = ResponseStore(ask)
+
+    assert await here.items(["msg_1", "msg_2"], "me") == items
+    assert asked == ["msg_1"]
+    with pytest.raises(ResponseNotFound, match="No item"):
+        await here.items(["msg_1"], "you")
+    with pytest.raises(ResponseNotFound, match="No response"):
+        await here.messages("msg_1", "me")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response__items_referred_to__are_the_same_conversation(talk, stream) -> None:
+    sdk = await talk(THOUGHT)
+    if stream:
+        first = [event async for event in await ask(sdk, tools=[WEATHER], stream=True)][-1].response
+    else:
+        first = await ask(sdk, tools=[WEATHER])
+    items = [
+        {"role": "user", "content": "Weather in Paris?"},
+        *[{"type": "item_reference", "id": item.id} for item in first.output],
+        {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "21 degrees"},
+    ]
+    second = await ask(sdk, input=items, tools=[WEATHER])
+
+    assert (
+        "<|im_start|>user\nWeather in Paris?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>Look it up.</think>One moment.<tool_call>weather:Paris</tool_call><|im_end|>\n"
+        "<|im_start|>tool\n21 degrees<|im_end|>\n"
+    ) in prompt_of(sdk)
+    third = await ask(sdk, previous_response_id=second.id, input="And?")
+    assert third.previous_response_id == second.id
+
+
+async def test_response__item_not_kept__404_says_what_to_do(talk) -> None:
+    sdk = await talk("Sunny.")
+    unkept = await ask(sdk, store=False)
+    for item_id in (unkept.output[0].id, "msg_unknown"):
+        with pytest.raises(openai.NotFoundError, match="Send the whole conversation") as missing:
+            await ask(sdk, input=[{"type": "item_reference", "id": item_id}])
+        assert (missing.value.code, missing.value.param) == ("item_not_found", "input")

@@ -1,0 +1,48 @@
+"""Answers that clients send back as their SDK made them, with what it added."""
+
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from fake_unit import FakeUnit
+
+MODEL = "demo/bytes"
+ASK = [{"role": "user", "content": "Weather in Paris?"}]
+
+
+class Weather(pydantic.BaseModel):
+    """The weather in a city"""
+
+    city: str
+
+
+async def parsed(sdk: openai.AsyncOpenAI, **form: Any):
+    reply = await sdk.chat.completions.parse(model=MODEL, messages=ASK, max_tokens=500, **form)
+    return reply.choices[0].message
+
+
+@pytest.mark.parametrize("padding_characters", [0, 80_000])  # the latter is read another way
+async def test_message__sent_back__what_the_sdk_added_is_passed_over(serve, padding_characters: int) -> None:
+    served = await serve(FakeUnit(says=lambda _: '{"city": "Rome"}', constrains=True, max_model_len=400_000))
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as sdk:
+        said = await parsed(sdk, response_format=Weather)
+        called = await parsed(
+            sdk,
+            tools=[openai.pydantic_function_tool(Weather)],
+            tool_choice={"type": "function", "function": {"name": "Weather"}},
+        )
+        result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "Sunny."}
+        for history in ([*ASK, said, *ASK], [*ASK, called, result], [*ASK, called.model_dump(), result]):
+            padded = [*history, {"role": "user", "content": "x" * padding_characters}]
+            await sdk.chat.completions.create(model=MODEL, messages=padded, max_tokens=1)
+
+        liked = {
+            **called.model_dump(exclude_none=True),
+            "provider_specific_fields": {"refusal": None},
+        }  # as LiteLLM does
+        await sdk.chat.completions.create(model=MODEL, messages=[*ASK, liked, result, padded[-1]], max_tokens=1)
+
+    assert said.parsed == called.tool_calls[0].function.parsed_arguments == Weather(city="Rome")
+    assert '{"city": "Rome"}' in bytes(served.units[0].requests[2].prompt_token_ids).decode()
+    assert len(served.units[0].requests) == 6
