@@ -54,6 +54,8 @@ def apply(
             console.print(line, soft_wrap=True)
         for line in change.restarts:
             console.print(f"restarts {line}", style="yellow", soft_wrap=True)
+        for line in change.not_applied:
+            console.print(f"not while it runs, start the fleet anew: {line}", style="yellow", soft_wrap=True)
         if not (change.in_place or change.restarts):
             console.print("nothing changes")
         if change.restarts and not restart and not dry_run:

@@ -6,13 +6,18 @@ from typing import Any
 
 from deploy.serve.app_args import CONTROLLER_DEPLOYMENT
 
+_RESTARTING = "ray_actor_options"  # of what a deployment says, this alone restarts its replicas
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChange:
-    """`in_place` lines say what changes without a restart, `restarts` what restarts processes."""
+    """`in_place` lines say what changes without a restart, `restarts` what restarts processes, `not_applied` what
+    changes only when the fleet is started anew.
+    """
 
     in_place: tuple[str, ...]
     restarts: tuple[str, ...]
+    not_applied: tuple[str, ...] = ()
 
 
 def change_between(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> FleetChange:
@@ -26,6 +31,19 @@ def _restarts(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) 
     changed = sorted(_differences(running.get("args", {}), wanted.get("args", {}), ""))
     if changed:
         yield f"every process of {name!r}: {', '.join(changed)}"
+        return
+    before = {d["name"]: d for d in running.get("deployments", ())}
+    for deployment in wanted["deployments"]:
+        old = before.get(deployment["name"], {})
+        options = _differences(old.get(_RESTARTING, {}), deployment.get(_RESTARTING, {}), _RESTARTING)
+        if moved := sorted(options):
+            yield f"every replica of {deployment['name']}: {', '.join(moved)}"
+
+
+def only_at_start(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, ...]:
+    """Compares Serve's HTTP options, which do not change while it runs."""
+    told = {key: value for key, value in wanted.items() if key in running}
+    return tuple(f"gateway.{line}" for line in sorted(_differences({k: running[k] for k in told}, told, "")))
 
 
 def _in_place(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -17,7 +18,7 @@ from deploy.control.fleet_status import FleetStatus, ModelState
 from deploy.errors import FleetStartError, FleetUnreachable
 from deploy.fleet_file.settings import FleetFile
 from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, UNITS_APP
-from deploy.serve.fleet_change import FleetChange, change_between
+from deploy.serve.fleet_change import FleetChange, change_between, only_at_start
 from deploy.serve.render import serve_config
 
 _POLL_S = 0.2
@@ -46,12 +47,14 @@ class ServeFleet:
         Raises:
             FleetUnreachable: no fleet runs in the cluster.
         """
-        running = _deployed()
+        running, http = _deployed()
         if not all(name in running for name in _APPS):
             raise FleetUnreachable(
                 address=self._fleet.name, reason="its cluster runs no fleet; start it with `muxfleet up`"
             )
-        return change_between(running, {a["name"]: a for a in serve_config(self._fleet)["applications"]})
+        config = serve_config(self._fleet)
+        change = change_between(running, {a["name"]: a for a in config["applications"]})
+        return replace(change, not_applied=only_at_start(http, config["http_options"]))
 
     def deploy(self) -> None:
         """The call behind `serve deploy`: it restarts no more than needed."""
@@ -194,13 +197,14 @@ def deployment_handle(deployment: str) -> DeploymentHandle[Any]:
     return handle
 
 
-def _deployed() -> Mapping[str, Any]:
-    """By application, what it was deployed from."""
+def _deployed() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """By application, what it was deployed from; and Serve's HTTP options."""
     try:
-        applications = _client().get_serve_details()["applications"]
+        details = _client().get_serve_details()
     except RayServeException:
-        return {}
-    return {name: app["deployed_app_config"] or {} for name, app in applications.items()}
+        return {}, {}
+    applications = {name: app["deployed_app_config"] or {} for name, app in details["applications"].items()}
+    return applications, details.get("http_options") or {}
 
 
 def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls

@@ -6,7 +6,7 @@ import pytest
 from deploy.errors import FleetUnreachable
 from deploy.fleet_file.settings import FleetFile
 from deploy.local.running_fleets import RunningFleet, announced, find_fleet, running_fleets, this_process_started_s
-from deploy.serve.fleet_change import change_between
+from deploy.serve.fleet_change import change_between, only_at_start
 from deploy.serve.render import serve_config
 
 BASE = {"models": [{"id": "a", "source": "/a"}, {"id": "b", "source": "/b"}]}
@@ -51,6 +51,21 @@ def test_change__what_shapes_a_process__restarts_it() -> None:
     (line,) = change.restarts
     assert line.startswith("every process of 'units'")
     assert "kv_pool_bytes" in line
+
+
+def test_change__labels_of_a_pools_nodes__restart_its_units() -> None:
+    pool = {"node_labels": {"place": "here"}}
+
+    change = change_between(applications(BASE), applications({**BASE, "pools": [pool]}))
+
+    (line,) = change.restarts
+    assert line.startswith("every replica of unit-1g: ray_actor_options.label_selector")
+
+
+def test_only_at_start__another_port__is_named_and_what_serve_adds_is_not() -> None:
+    told = only_at_start({"host": "h", "port": 1, "root_path": "/"}, {"host": "h", "port": 2})
+
+    assert told == ("gateway.port 1 -> 2",)
 
 
 def test_running_fleets__announced__is_found_by_name_and_gone_after(tmp_path: Path) -> None:
