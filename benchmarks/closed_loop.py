@@ -8,6 +8,9 @@ of the models. Attainment counts every request of a phase, lost ones as missed.
 `--clock real` is a real fleet (Ray, gateways, HTTP) in real time, `--clock virtual` the simulator of the fleet with the
 same router, ledger and control loop; both run the same requests, and the last table tells how far they are apart.
 
+`--fleet slow`, in virtual time: one of the eight takes 30 % longer than its table says, at demand that stays as
+planned; with plans that learn from what units measure, and without.
+
     python benchmarks/closed_loop.py --quick --json out.json
 """
 
@@ -22,7 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleets.closed_loop_scenario import HOLD_S, Setting, on_cpu, phases, requests, simulated, write_fleet
+from fleets.closed_loop_scenario import (
+    HOLD_S,
+    Setting,
+    Variant,
+    on_cpu,
+    phases,
+    requests,
+    simulated,
+    with_slow_unit,
+    write_fleet,
+)
 from fleets.running_fleet import running_fleet
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -40,7 +53,15 @@ from traces.record import TraceRecord
 from traces.replay import replay
 from traces.report import summarize
 
-VARIANTS: Mapping[str, str] = {"static": "off", "from scratch": "scratch", "closed loop": "auto"}
+VARIANTS: Mapping[str, Variant] = {
+    "static": Variant(replan="off"),
+    "from scratch": Variant(replan="scratch"),
+    "closed loop": Variant(replan="auto"),
+}
+LEARNING: Mapping[str, Variant] = {
+    "not learning": Variant(replan="auto"),
+    "learning": Variant(replan="auto", learn=True),
+}
 # A simulated device reads no weights: this is what messages and tokenizers take.
 _LOADS = LoadTimes(bytes_per_s=1e15, fixed_s=0.3)
 _TIMEOUT_S = 90.0
@@ -58,12 +79,12 @@ class Run:
         return sum(move.startswith(f"{verb} ") for _, decision in self.decisions for move in decision.moves)
 
 
-def run_real(setting: Setting, records: Sequence[TraceRecord], *, replan: str) -> Run:
+def run_real(setting: Setting, records: Sequence[TraceRecord], variant: Variant) -> Run:
     vocab_sizes = dict.fromkeys(setting.models, 120)
     warm = [TraceRecord(arrival_s=0.0, input_tokens=8, output_tokens=2, model=m) for m in setting.models * 2]
     with (
         tempfile.TemporaryDirectory(prefix="closed-loop-") as folder,
-        running_fleet(write_fleet(Path(folder), setting, replan=replan)) as running,
+        running_fleet(write_fleet(Path(folder), setting, variant)) as running,
     ):
         url = running.url
         asyncio.run(replay(warm, url=url, timeout_s=_TIMEOUT_S, vocab_sizes=vocab_sizes))
@@ -76,11 +97,13 @@ def run_real(setting: Setting, records: Sequence[TraceRecord], *, replan: str) -
     return Run(outcomes=outcomes, decisions=[(at_s, d) for at_s, d in known if at_s >= 0])
 
 
-def run_virtual(setting: Setting, records: Sequence[TraceRecord], *, replan: str) -> Run:
+def run_virtual(setting: Setting, records: Sequence[TraceRecord], variant: Variant) -> Run:
     outcomes: list[RequestOutcome] = []
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as folder:
-        fleet = read_fleet_file(write_fleet(Path(folder), setting, replan=replan))
-        deployed = deploy_fleet(fleet, Deployment(name="mux", policy=fleet.engine.policy), loads=_LOADS)
+        fleet = read_fleet_file(write_fleet(Path(folder), setting, variant))
+        deployment = Deployment(name="mux", policy=fleet.engine.policy, slowdowns=setting.slowdowns)
+        loads = LoadTimes() if setting.slowdowns else _LOADS
+        deployed = deploy_fleet(fleet, deployment, loads=loads)
     stream = RequestStream(
         name=setting.name,
         records=lambda: iter(records),
@@ -183,7 +206,9 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = make_parser(__doc__, quick="short phases")
-    parser.add_argument("--fleet", choices=["simulated", "cpu", "both"], default="both")
+    parser.add_argument(
+        "--fleet", choices=["simulated", "cpu", "both", "slow"], default="both", help="both: without slow"
+    )
     parser.add_argument(
         "--clock", choices=[*CLOCKS, "both"], default="both", help="the CPU fleet has the real one only"
     )
@@ -198,15 +223,22 @@ def main() -> None:
         simulated(phase_s=options.phase or (20.0 if options.quick else 90.0)),
         on_cpu(phase_s=options.phase or (12.0 if options.quick else 60.0)),
     )
+    slow = options.fleet == "slow"
+    if slow:
+        settings = tuple(
+            with_slow_unit(phase_s=options.phase or (40.0 if options.quick else 80.0), rate_per_s=rate)
+            for rate in (12.0, 14.0)
+        )
     for setting in settings:
-        if options.fleet not in ("both", "cpu" if setting.is_on_cpu else "simulated"):
+        if not slow and options.fleet not in ("both", "cpu" if setting.is_on_cpu else "simulated"):
             continue
         records = requests(setting)
         clocks = [c for c in CLOCKS if options.clock in (c, "both") and not (setting.is_on_cpu and c == "virtual")]
-        for clock, variant in ((c, v) for c in clocks for v in options.variant or VARIANTS):
+        variants = LEARNING if slow else {v: VARIANTS[v] for v in options.variant or VARIANTS}
+        for clock, variant in ((c, v) for c in (["virtual"] if slow else clocks) for v in variants):
             span_s = records[-1].arrival_s
             print(f"{setting.name}, {clock}, {variant}: {len(records)} requests in {span_s:.0f} s", file=sys.stderr)
-            found = list(rows_of(setting, clock, variant, CLOCKS[clock](setting, records, replan=VARIANTS[variant])))
+            found = list(rows_of(setting, clock, variant, CLOCKS[clock](setting, records, variants[variant])))
             key = (setting.name, clock, variant)
             rows = [r for r in rows if (r["fleet"], r["clock"], r["variant"]) != key] + found
             print_table(found, COLUMNS, width=170)

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ HOLD_S = 60.0
 _LAYERS_7B = (32, 4096, 11008, 32, 8, 128)
 _LAYERS_13B = (40, 5120, 13824, 40, 8, 128)
 _BURST = 13.0
+_SLOW_UNITS: Mapping[float, str] = MappingProxyType({12.0: "a40/7", 14.0: "a40/4"})  # by requests per second
 _WAVES = 8  # steps of a day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A fleet and what it is asked. `prompt_tokens`, `output_tokens`: means of lognormal and geometric lengths."""
+    """A fleet and what it is asked. `prompt_tokens`, `output_tokens`: means of lognormal and geometric lengths. Units
+    take `slowdowns` times what their device's figures say; where there are any, demand is as planned all the time.
+    """
 
     name: str
     models: tuple[str, ...]
@@ -33,11 +37,21 @@ class Setting:
     output_tokens: int
     slo: SloTarget
     phase_s: float
+    most_replicas: int = 4
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
     seed: int = 7
 
     @property
     def is_on_cpu(self) -> bool:
         return self.models[0] in DEMO_SHAPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Settings of `placement`."""
+
+    replan: str
+    learn: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +76,20 @@ def simulated(*, phase_s: float) -> Setting:
     )
 
 
+def with_slow_unit(*, phase_s: float, rate_per_s: float) -> Setting:
+    """The same fleet near what it can do; the unit whose models are at home nowhere else takes 30 % longer than its
+    table says.
+    """
+    return replace(
+        simulated(phase_s=phase_s),
+        name=f"8 simulated A40, one slow, {rate_per_s:g}/s",
+        rate_per_s=rate_per_s,
+        slo=SloTarget(ttft_s=12.0, tbt_s=0.5),
+        most_replicas=2,
+        slowdowns={_SLOW_UNITS[rate_per_s]: 1.3},
+    )
+
+
 def on_cpu(*, phase_s: float) -> Setting:
     return Setting(
         name="2 CPU units, 3 models",
@@ -76,6 +104,12 @@ def on_cpu(*, phase_s: float) -> Setting:
 
 def phases(setting: Setting) -> list[Phase]:
     """The plan that a fleet starts with fits the first."""
+    if setting.slowdowns:
+        rates = {m: s * setting.rate_per_s for m, s in power_law_popularity(setting.models, 0.5).items()}
+        return [
+            Phase(name="first minute", start_s=0.0, span_s=60.0, rates=rates),
+            Phase(name="afterwards", start_s=60.0, span_s=1.5 * setting.phase_s, rates=rates),
+        ]
     popular = {m: s * setting.rate_per_s for m, s in power_law_popularity(setting.models, 1.2).items()}
     flipped = dict(zip(setting.models, reversed(popular.values()), strict=True))
     calm = {m: 0.5 * r for m, r in popular.items()}
@@ -124,7 +158,7 @@ def requests(setting: Setting) -> list[TraceRecord]:
     return sorted(records, key=lambda r: r.arrival_s)
 
 
-def write_fleet(folder: Path, setting: Setting, *, replan: str) -> Path:
+def write_fleet(folder: Path, setting: Setting, variant: Variant) -> Path:
     """The fleet file; its plan fits the first phase."""
     if setting.is_on_cpu:
         write_demo(folder)
@@ -133,7 +167,7 @@ def write_fleet(folder: Path, setting: Setting, *, replan: str) -> Path:
             write_checkpoint(folder / "checkpoints" / model, _LAYERS_13B if i % 3 == 2 else _LAYERS_7B)
     first = phases(setting)[0].rates
     fleet: dict[str, Any] = {
-        "name": f"closed-loop-{replan}",
+        "name": f"closed-loop-{variant.replan}",
         "models": [
             {
                 "id": model,
@@ -144,15 +178,16 @@ def write_fleet(folder: Path, setting: Setting, *, replan: str) -> Path:
                     "prompt_tokens": setting.prompt_tokens,
                     "output_tokens": setting.output_tokens,
                 },
-                "replicas": {"min": 1, "max": 2 if setting.is_on_cpu else 4},
+                "replicas": {"min": 1, "max": 2 if setting.is_on_cpu else setting.most_replicas},
             }
             for model in setting.models
         ],
         "pools": [_pool(on_cpu=setting.is_on_cpu)],
         "placement": {
             "solver": "search",
-            "replan": replan,
-            "replan_every_s": 3.0,
+            "replan": variant.replan,
+            "replan_every_s": 10.0 if setting.slowdowns else 3.0,
+            "learn": variant.learn,
             "min_residency_s": 10.0,
             "max_moves_per_min": 30,
         },

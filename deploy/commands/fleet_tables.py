@@ -104,7 +104,7 @@ def problems(status: FleetStatus) -> Iterator[str]:
             why = "" if unit.cordon.scope == "unit" else f", by its node {unit.cordon.name}"
             yield f"unit {unit.report.unit_id} is {unit.cordon_state}{why}"
         if (pace := pace_in_words(unit.correction)) is not None:
-            yield f"unit {unit.report.unit_id} {pace}: plans count on that"
+            yield f"unit {unit.report.unit_id} {pace}"
         load = unit.report.load
         if load is not None and load.unpartitioned_reason is not None:
             yield f"unit {unit.report.unit_id}: prefill and decode compete for all SMs: {load.unpartitioned_reason}"

@@ -26,19 +26,18 @@ class StepLearning:
     def __init__(self, evidence: StepEvidence | None = None) -> None:
         self.evidence = evidence or StepEvidence()
         self.kept: tuple[MeasuredUnit, ...] = ()  # changes in `settle` only: it is written whenever it does
+        self._applies = False
         self._of_unit: dict[str, StepCorrection] = {}
         self._of_pool: dict[str, StepCorrection] = {}
         self._of_model: dict[str, StepCorrection] = {}
 
     def settle(self, now_s: float, *, contention: float, applies: bool) -> None:
-        """`contention`: the estimate's own factor on decode beside a prefill. Unless it `applies`, nothing is
-        corrected.
+        """`contention`: the estimate's own factor on decode beside a prefill. Unless it `applies`, what was found is
+        told and corrects no plan.
         """
         self.evidence.forget_silent(now_s)
         self.kept = self.evidence.kept()
-        if not applies:
-            self._of_unit, self._of_pool, self._of_model = {}, {}, {}
-            return
+        self._applies = applies
         pool_of = self.evidence.pools()
         alone = self.evidence.log_factors(_DECODE)
         prefill, decode = (split_residuals(found, pool_of) for found in (self._prefills(pool_of), alone))
@@ -69,10 +68,10 @@ class StepLearning:
 
     def corrected(self, unit: UnitCapacity) -> UnitCapacity:
         correction = self.of_unit(unit.unit_id, unit.pool)
-        return unit if correction == unit.correction else replace(unit, correction=correction)
+        return unit if not self._applies or correction == unit.correction else replace(unit, correction=correction)
 
     def of_model(self, model: str) -> StepCorrection:
-        return self._of_model.get(model, UNCORRECTED)
+        return self._of_model.get(model, UNCORRECTED) if self._applies else UNCORRECTED
 
     def _prefills(self, pool_of: Mapping[str, str]) -> Mapping[tuple[str, str], float]:
         """Of prefills alone; where decode never rests, of those beside it, less what that costs the pool's prefills."""

@@ -189,8 +189,8 @@ class PlacementSection(Section):
     """A replica stays at least so long."""
     max_moves_per_min: PositiveInt = 6
     """Loads of models that are served already."""
-    learn: bool = True
-    """Whether plans are corrected by what units measure of their steps."""
+    learn: bool = False
+    """Whether plans are corrected by what units measure of their steps; it is measured and told all the same."""
 
 
 class GatewaySection(Section):

@@ -11,10 +11,12 @@ from deploy.control.step_evidence import StepEvidence
 from deploy.control.step_learning import StepLearning
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import StepPhase, StepTotals
+from placement.plan import UnitCapacity
 from placement.step_correction import UNCORRECTED
 
 STEP_S = 0.02
 HOST_S = 0.001
+CAPACITY = UnitCapacity(unit_id="u", num_gpus=1, memory_bytes=1, block_bytes=1, total_blocks=1, pool="p")
 
 
 @dataclass
@@ -202,9 +204,11 @@ def test_learning__switched_off__corrects_nothing_and_still_tells() -> None:
     made = Measured()
     made.run("u", "a", 1.5)
     made.settle()
+    assert made.learning.corrected(CAPACITY).correction.prefill > 1.3
     made.settle(applies=False)
 
-    assert made.prefill("u") == 1.0
+    assert made.learning.corrected(CAPACITY).correction == UNCORRECTED
+    assert made.prefill("u") > 1.3
     assert next(made.learning.evidence.residuals("u")).factor == pytest.approx(1.5)
 
 
