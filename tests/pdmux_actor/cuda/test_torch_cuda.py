@@ -330,6 +330,20 @@ def test_load_model__room_for_weights_but_not_for_the_largest_launch__is_refused
         large.load("llama", tiny_checkpoints["llama"])
 
 
+def test_resize_pool__no_model_there__has_the_new_size_and_no_more_than_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = TorchCudaExecutor(
+        kv_pool_bytes=0, block_bytes=BLOCK_BYTES, lanes=CpuLanes(), device=H200, graphs=DecodeGraphs(None, 0)
+    )
+    assert executor.total_blocks == 0
+
+    assert executor.resize_pool(50) == executor.total_blocks == len(executor._pool) == 50
+
+    monkeypatch.setattr(executor._lanes, "free_memory_bytes", lambda: 20 * BLOCK_BYTES)
+    assert executor.resize_pool(50) == len(executor._pool) == 20
+
+
 def test_executor__kv_pool_larger_than_what_is_free__names_the_setting() -> None:
     lanes = CpuLanes()
 
