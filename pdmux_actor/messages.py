@@ -115,7 +115,8 @@ class GenerateRequest:
     recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again. Without
     `skip_special_tokens` special tokens are part of the text, but for the one that ends it. Cached prefixes are shared
     by requests of the same `cache_salt` only. One that `gives_way` has what others leave, and its KV is taken when they
-    need it.
+    need it. One that `embeds` is told its prompt's embedding beside its first token; it asks for one token, and has no
+    `output_token_ids`.
     """
 
     request_id: str
@@ -128,6 +129,7 @@ class GenerateRequest:
     skip_special_tokens: bool = True
     cache_salt: str = ""
     gives_way: bool = False
+    embeds: bool = False
 
 
 class SampledToken(NamedTuple):
@@ -150,7 +152,8 @@ class PromptLogprob(NamedTuple):
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Holds what one engine step produced for one request. `finish` is set exactly once per request, on its last event.
     `cached_tokens` of the prompt had their KV already: told with the first token, and so are `prompt_logprobs`, of all
-    tokens of the prompt but the first.
+    tokens of the prompt but the first, and the `embedding` of a request that asks for it: the final norm's output at
+    the prompt's last token, not normalised, float32, little-endian.
 
     A Struct, since one is made per sequence and step (a frozen dataclass takes five times as long).
     """
@@ -162,6 +165,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     param: str | None = None  # with `error`: the parameter of OpenAI's API that the engine cannot take
     cached_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    embedding: bytes = b""
 
 
 class StepPhase(StrEnum):

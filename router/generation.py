@@ -33,6 +33,7 @@ class Generation:
     skip_special_tokens: bool = True
     cache_salt: str = ""
     gives_way: bool = False
+    embeds: bool = False
     reply: ReplyShape | None = None
     client_request_id: str = ""
 
@@ -70,7 +71,7 @@ class ToolCall:
 class Output:
     """Holds what became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
     `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once, as the `prompt`
-    is where its log-probabilities were asked for.
+    is where its log-probabilities were asked for, and the `embedding`, float32, of a generation that `embeds`.
     """
 
     text: str
@@ -82,4 +83,5 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
     prompt: tuple[PromptToken, ...] = ()
+    embedding: bytes = b""
     finish: FinishReason | None = None

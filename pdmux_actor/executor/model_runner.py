@@ -1,8 +1,7 @@
 """Runs launches of one lane, one after the other, on whatever thread calls it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from torch import Tensor
 from pdmux_actor.executor.kv_storage import KvView, Scratch
 from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, prompt_pieces
 from pdmux_actor.executor.paged_attention import PagedAttention
+from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import PromptLogprob, SampledToken
@@ -26,7 +26,6 @@ _MAX_READ_BYTES = 8 * 1024 * 1024
 LOGITS_NOT_FINITE = "the model's logits were not finite (NaN or infinity); serve it with dtype float32 or bfloat16"
 
 Tokens = tuple[tuple[SampledToken, ...], ...]
-_NO_PROMPTS: Mapping[int, tuple[PromptLogprob, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +50,13 @@ class _PrefillState:
 @dataclass(frozen=True, slots=True)
 class Produced:
     """`tokens[i]` of the launch's i-th sampling sequence; `errors` by i, of sequences that have no tokens;
-    `prompt_logprobs` by the place of a chunk.
+    `prompt_logprobs` and `embeddings` by the place of a chunk.
     """
 
     tokens: Tokens = ()
     errors: Mapping[int, str] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[PromptLogprob, ...]] = field(default_factory=dict)
+    embeddings: Mapping[int, bytes] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -109,8 +109,8 @@ class ModelRunner:
             return Produced()
         sampler = Sampler(sampling_sequences(launch, launch.last_layer), model.info.eos_token_ids)
         tokens, broken = self._sample(model, state.batch, state.hidden, sampler)
-        prompts = _prompt_logprobs(model, launch.chunks, state.hidden)
-        return _produced(tokens, broken, range(len(tokens)), prompts)
+        produced = _produced(tokens, broken, range(len(tokens)))
+        return _with_prompts(produced, model.decoder, launch.chunks, state.hidden)
 
     def _decode(self, launch: DecodeStep) -> Produced:
         model = self._models[launch.model]
@@ -136,8 +136,8 @@ class ModelRunner:
         sampling = [c.sequence for c in launch.chunks if c.samples]
         sampler = Sampler([*sampling, *(launch.sequences[index] for index in inputs.order)], model.info.eos_token_ids)
         tokens, broken = self._sample(model, batch, hidden, sampler)
-        prompts = _prompt_logprobs(model, launch.chunks, hidden)
-        return _produced(tokens, broken, [*range(len(sampling)), *(len(sampling) + inputs.order)], prompts)
+        produced = _produced(tokens, broken, [*range(len(sampling)), *(len(sampling) + inputs.order)])
+        return _with_prompts(produced, model.decoder, launch.chunks, hidden)
 
     def _forward_all(self, model: AttachedModel, batch: PackedBatch, prompts: Iterable[PromptPiece] = ()) -> Tensor:
         decoder = model.decoder
@@ -179,17 +179,19 @@ def _pack(
     )
 
 
-def _prompt_logprobs(
-    model: AttachedModel, chunks: Sequence[Chunk], hidden: Tensor
-) -> dict[int, tuple[PromptLogprob, ...]]:
-    return {rows.place: rows.computed(model.decoder, hidden).read() for rows in PromptRows.of(chunks)}
+def _with_prompts(produced: Produced, decoder: Decoder, chunks: Sequence[Chunk], hidden: Tensor) -> Produced:
+    """Adds what the prompts themselves give."""
+    logprobs = {rows.place: rows.computed(decoder, hidden).read() for rows in PromptRows.of(chunks)}
+    embeddings = ComputedEmbeddings.of(chunks, decoder, hidden)
+    if not logprobs and embeddings is None:
+        return produced
+    return replace(produced, prompt_logprobs=logprobs, embeddings={} if embeddings is None else embeddings.read())
 
 
 def _produced(
     tokens: Sequence[tuple[SampledToken, ...]],
     broken: frozenset[int],
     order: Iterable[int],
-    prompts: Mapping[int, tuple[PromptLogprob, ...]] = _NO_PROMPTS,
 ) -> Produced:
     """`order[row]` is the place in the launch of a row's sequence."""
     placed = dict(zip(order, enumerate(tokens), strict=True))
@@ -197,5 +199,4 @@ def _produced(
     return Produced(
         tuple(() if row in broken else of_row for row, of_row in ordered),
         {place: LOGITS_NOT_FINITE for place, (row, _) in enumerate(ordered) if row in broken},
-        prompts,
     )

@@ -307,6 +307,7 @@ class SimulatedExecutor:
             finished_s=now_s,
             tokens=tokens,
             prompt_logprobs=_made_up_prompts(launch, spec),
+            embeddings=_made_up_embeddings(launch, spec),
         )
 
     def _solo_s(self, launch: ComputeLaunch) -> float:
@@ -358,6 +359,18 @@ def _made_up_prompts(launch: ComputeLaunch, spec: ModelSpec) -> dict[int, tuple[
         made[place] = tuple(
             [PromptLogprob(t, -math.log(2), 1, _alternatives(t, likely, spec.vocab_size)) for t in token_ids]
         )
+    return made
+
+
+def _made_up_embeddings(launch: ComputeLaunch, spec: ModelSpec) -> dict[int, bytes]:
+    """Noise that depends on the prompt only."""
+    if isinstance(launch, DecodeStep) or (isinstance(launch, PrefillSlice) and launch.last_layer < spec.num_layers):
+        return {}
+    made: dict[int, bytes] = {}
+    for place, chunk in enumerate(launch.chunks):
+        if chunk.embedded_token is not None:
+            noise = np.random.default_rng(chunk.sequence.request.prompt_token_ids)
+            made[place] = noise.standard_normal(spec.hidden_size, dtype=np.float32).astype("<f4").tobytes()
     return made
 
 

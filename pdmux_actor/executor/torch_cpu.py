@@ -174,6 +174,7 @@ class TorchCpuExecutor:
                 tokens=produced.tokens,
                 sequence_errors=produced.errors,
                 prompt_logprobs=produced.prompt_logprobs,
+                embeddings=produced.embeddings,
             )
         except Exception as error:
             # The lane serves other models and sequences: a failed launch fails its own sequences only.

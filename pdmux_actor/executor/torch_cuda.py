@@ -323,6 +323,7 @@ class TorchCudaExecutor:
             tokens=produced.tokens,
             sequence_errors=produced.errors,
             prompt_logprobs=produced.prompt_logprobs,
+            embeddings=produced.embeddings,
         )
 
     def _pause(self, deadline_s: float | None) -> None:

@@ -116,6 +116,13 @@ class Decoder:
             hidden = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
         return hidden
 
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """Hidden states after the last layer -> the final norm's output, as the head reads it, float32. Both are
+        [tokens, hidden_size].
+        """
+        norm = self.weights.final_norm
+        return functional.rms_norm(hidden.float(), norm.shape, norm.float(), self.config.rms_norm_eps)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden_size] after the last layer -> float32 [tokens, vocab_size]."""
         norm, eps = self.weights.final_norm, self.config.rms_norm_eps

@@ -47,6 +47,9 @@ class Answers:
         if tokens and sequence.prompt_logprobs is not None:
             event = msgspec.structs.replace(event, prompt_logprobs=tuple(sequence.prompt_logprobs))
             sequence.prompt_logprobs = None
+        if tokens and sequence.embedding:
+            event = msgspec.structs.replace(event, embedding=sequence.embedding)
+            sequence.embedding = b""
         self._events.append(event)
         if finish is not None:
             self._first_tokens.take(request_id)

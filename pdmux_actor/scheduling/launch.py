@@ -25,6 +25,7 @@ class Lane(Enum):
 NUM_LANES = len(Lane)
 PREFILL_LANE, FIRST_DECODE_LANE = 0, 1  # numbers of the places for launches in flight; see `lane_number`
 _NO_ERRORS: Mapping[int, str] = MappingProxyType({})
+_NO_EMBEDDINGS: Mapping[int, bytes] = MappingProxyType({})
 _NO_PROMPTS: Mapping[int, tuple[PromptLogprob, ...]] = MappingProxyType({})
 
 
@@ -38,6 +39,12 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     @property
     def samples(self) -> bool:
         return self.start + self.length == len(self.sequence.token_ids)
+
+    @property
+    def embedded_token(self) -> int | None:
+        """The place in the chunk of the token whose hidden state is the embedding that its request asks for."""
+        last = self.sequence.num_prompt_tokens - 1 - self.start
+        return last if self.sequence.request.embeds and 0 <= last < self.length else None
 
     @property
     def shape(self) -> ChunkShape:
@@ -123,7 +130,7 @@ class LaunchCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `error` means that the launch produced nothing; its sequences fail with that reason. `sequence_errors` are reasons
     why single ones failed, by their i; they have no tokens, and what they computed must not be used again.
     `prompt_logprobs` are, by the place of a chunk, those of the tokens behind each of the chunk's, where its sequence
-    lacks them.
+    lacks them; `embeddings`, of chunks that have an `embedded_token`.
     """
 
     launch: ComputeLaunch
@@ -133,6 +140,7 @@ class LaunchCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     sequence_errors: Mapping[int, str] = _NO_ERRORS
     prompt_logprobs: Mapping[int, tuple[PromptLogprob, ...]] = _NO_PROMPTS
+    embeddings: Mapping[int, bytes] = _NO_EMBEDDINGS
 
 
 def set_in_flight(sequences: Iterable[TokenSequence], value: bool) -> None:

@@ -157,6 +157,8 @@ def _note_prompts(chunks: Sequence[Chunk], done: LaunchCompletion) -> None:
         known = chunks[place].sequence.prompt_logprobs
         assert known is not None, "nobody asked for them"
         known[chunks[place].start :] = logprobs
+    for place, embedding in done.embeddings.items():
+        chunks[place].sequence.embedding = embedding
 
 
 def append_tokens(

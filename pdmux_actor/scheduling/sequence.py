@@ -48,6 +48,7 @@ class TokenSequence:
     num_reused_rows: int = 0  # the first of `rows`: they were cached when they were taken
     untold_cached_tokens: int = 0  # of the prompt, found when its prefill began; told with the first token
     prompt_logprobs: list[PromptLogprob] | None = None  # so far, of the second token on; None: not asked for, or told
+    embedding: bytes = b""  # as of TokenEvent; empty: not asked for, not computed yet, or told
     status: SequenceStatus = SequenceStatus.WAITING
     in_flight: bool = False
     pending_finish: FinishReason | None = None

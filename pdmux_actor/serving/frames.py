@@ -91,7 +91,8 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     unit that starts from `output_token_ids` shows only what comes after them. `param` names the parameter that the
     engine cannot take as it is: the client's fault. `engine_died` marks a retryable failure that the request itself may
     have caused: the engine ended while it held the request. `cached_tokens` of the prompt had their KV already: told
-    once, with the first token; so is the `prompt`, token by token, where its log-probabilities were asked for.
+    once, with the first token; so is the `prompt`, token by token, where its log-probabilities were asked for, and the
+    `embedding`, as of TokenEvent, of a request that `embeds`.
     """
 
     stream: int
@@ -107,6 +108,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     engine_died: bool = False
     cached_tokens: int = 0
     prompt: tuple[PromptToken, ...] = ()
+    embedding: bytes = b""
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

@@ -57,6 +57,8 @@ class TokenStream:
             self._owes_prompt = False
             prompt = self._vocabulary.prompt(self.request.prompt_token_ids[0], event.prompt_logprobs)
             self._pending = msgspec.structs.replace(self._pending, prompt=prompt)
+        if event.embedding:
+            self._pending = msgspec.structs.replace(self._pending, embedding=event.embedding)
         ends = event.finish is FinishReason.STOP
         piece = self._detokenizer.push([token.token_id for token in event.tokens], ends=ends)
         text, stopped = piece.text, piece.stopped

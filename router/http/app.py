@@ -30,7 +30,7 @@ from router.errors import (
 from router.http.agent_routes import AGENT_BODIES, add_agent_routes
 from router.http.batch_lines import line_endpoints
 from router.http.batch_routes import BATCH_BODIES, add_batch_routes
-from router.http.generation_endpoint import answer
+from router.http.generation_endpoint import answer, answer_whole
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
 from router.http.tokenize_routes import add_tokenize_routes
@@ -38,7 +38,17 @@ from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.document import Document, body_of, responses_of
-from router.openai.schemas import ChatCompletion, Completion, Health, Model, ModelList, Readiness, Version
+from router.openai.embeddings import EmbeddingsBody, EmbeddingsRequest
+from router.openai.schemas import (
+    ChatCompletion,
+    Completion,
+    EmbeddingList,
+    Health,
+    Model,
+    ModelList,
+    Readiness,
+    Version,
+)
 from router.openai.tokenize_requests import DetokenizeBody
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
@@ -130,7 +140,7 @@ def create_app(
         _add_fleet_route(app, gateway, read_fleet)
     if read_events is not None:
         _add_events_route(app, gateway, read_events)
-    document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody])
+    document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody, EmbeddingsBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
@@ -148,6 +158,10 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), **responses_of(Completion))
     async def create_completion(request: Request) -> Response:
         return await answer(request, gateway, partial(parse_body, schema=CompletionRequest), gateway.complete)
+
+    @app.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsBody), **responses_of(EmbeddingList, streams=False))
+    async def create_embeddings(request: Request) -> Response:
+        return await answer_whole(request, gateway, EmbeddingsRequest.parse, gateway.embed)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:

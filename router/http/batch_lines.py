@@ -10,6 +10,7 @@ from router.http.generation_endpoint import ForGeneration
 from router.openai.body import SMALL_BODY_BYTES, parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
+from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.responses.asked_response import AskedResponse
 from router.responses.response_store import ResponseStore
@@ -40,7 +41,17 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
         return await answer.document()
 
-    return {"/v1/chat/completions": chat, "/v1/completions": complete, "/v1/responses": respond}
+    async def embed(body: bytes, caller: Caller, owner: str) -> bytes:
+        asked = EmbeddingsRequest.parse(body)
+        gateway.access.check_owner(owner, asked.model)
+        return await (await gateway.embed(asked, caller)).document()
+
+    return {
+        "/v1/chat/completions": chat,
+        "/v1/completions": complete,
+        "/v1/embeddings": embed,
+        "/v1/responses": respond,
+    }
 
 
 async def _parsed(gateway: Gateway, body: bytes, schema: type[ParametersT]) -> ParametersT:

@@ -28,6 +28,13 @@ class ForGeneration(ForModel, Protocol):
     def streams(self) -> bool: ...
 
 
+class WholeAnswer(Protocol):
+    @property
+    def receipt(self) -> ServiceReport: ...
+
+    async def document(self) -> bytes: ...
+
+
 ParsedT = TypeVar("ParsedT", bound=ForModel)
 RequestT = TypeVar("RequestT", bound=ForGeneration)
 
@@ -49,6 +56,20 @@ async def answer(
     who = gateway.access.enter(who, asked.model)
     request.state.tenant = who.caller.tenant
     return await _reply(request, gateway, asked.streams, accept(asked, _caller(request, who)), who, style)
+
+
+async def answer_whole(
+    request: Request,
+    gateway: Gateway,
+    parse: Callable[[bytes], ParsedT],
+    accept: Callable[[ParsedT, Caller], Awaitable[WholeAnswer]],
+) -> Response:
+    """Answers as `answer` does, what is never streamed."""
+    who = gateway.access.identify(request.headers)
+    asked = await parsed(request, gateway, parse)
+    who = gateway.access.enter(who, asked.model)
+    request.state.tenant = who.caller.tenant
+    return await _whole(request, accept(asked, _caller(request, who)), who)
 
 
 async def body_of_request(request: Request, gateway: Gateway) -> bytes:
@@ -101,10 +122,9 @@ async def _reply(
     style: EventStyle | None,
 ) -> Response:
     """A status is sent only when the first output, or the error in its place, is there."""
-    rate = {} if who.rate is None else who.rate.headers()
     if not streams:
-        body, receipt = await unless_disconnected(request, _document(request, accepting))
-        return Response(body, headers={**rate, **receipt.headers()}, media_type="application/json")
+        return await _whole(request, accepting, who)
+    rate = {} if who.rate is None else who.rate.headers()
     events, receipt = await unless_disconnected(request, _started(request, accepting))
     return EventStream(
         events,
@@ -116,7 +136,13 @@ async def _reply(
     )
 
 
-async def _document(request: Request, accepting: Awaitable[GenerationResponse]) -> tuple[bytes, ServiceReport]:
+async def _whole(request: Request, accepting: Awaitable[WholeAnswer], who: AccessGrant) -> Response:
+    rate = {} if who.rate is None else who.rate.headers()
+    body, receipt = await unless_disconnected(request, _document(request, accepting))
+    return Response(body, headers={**rate, **receipt.headers()}, media_type="application/json")
+
+
+async def _document(request: Request, accepting: Awaitable[WholeAnswer]) -> tuple[bytes, ServiceReport]:
     answer = await accepting
     request.state.receipt = answer.receipt
     return await answer.document(), answer.receipt

@@ -115,7 +115,7 @@ def _fields(body: bytes, schema: type[BaseModel]) -> dict[str, msgspec.Raw]:
 
 
 def _prompt_field(name: str, raw: msgspec.Raw) -> object:
-    return _messages(raw) if name == "messages" else _prompt(bytes(memoryview(raw)).strip())
+    return _messages(raw) if name == "messages" else prompts_of(bytes(memoryview(raw)).strip(), name)
 
 
 def _messages(raw: msgspec.Raw) -> list[ChatMessage]:
@@ -161,37 +161,41 @@ def _called(function: _Function) -> CalledFunction:
     return CalledFunction.model_construct(name=function.name, arguments=function.arguments)
 
 
-def _prompt(raw: bytes) -> str | list[str] | list[int] | list[list[int]]:
+def prompts_of(raw: bytes, field: str, most: int = MAX_PROMPTS) -> str | list[str] | list[int] | list[list[int]]:
+    """Reads the JSON of one prompt or of up to `most`, as texts or as token ids. Raises InvalidRequest."""
     match raw[:1], raw[1:].lstrip()[:1]:
         case b"[", b'"':
-            texts = _decoded(raw, list[str], "prompt")
-            _check_prompts(len(texts))
+            texts = _decoded(raw, list[str], field)
+            _check_prompts(len(texts), field, most)
             return texts
         case b"[", b"[":
-            _check_prompts(raw.count(b"[") - 1)  # of nothing but numbers: each begins a prompt
-            _check_token_ids(raw)
-            prompts = _decoded(raw, list[list[int]], "prompt")
-            return [_token_ids(prompt) for prompt in prompts]
+            # of nothing but numbers: each begins a prompt
+            _check_prompts(raw.count(b"[") - 1, field, most)
+            _check_token_ids(raw, field)
+            prompts = _decoded(raw, list[list[int]], field)
+            return [_token_ids(prompt, field) for prompt in prompts]
         case b"[", _:
-            _check_token_ids(raw)
-            return _token_ids(_decoded(raw, list[int], "prompt"))
-    return _decoded(raw, str, "prompt")
+            _check_token_ids(raw, field)
+            return _token_ids(_decoded(raw, list[int], field), field)
+    return _decoded(raw, str, field)
 
 
-def _check_prompts(count: int) -> None:
-    if count > MAX_PROMPTS:
-        raise InvalidRequest(f"Invalid value for 'prompt': more than {MAX_PROMPTS} prompts.", param="prompt")
+def _check_prompts(count: int, field: str, most: int) -> None:
+    if count > most:
+        message = f"Invalid value for {field!r}: more than {most} prompts; send fewer per request."
+        raise InvalidRequest(message, param=field)
 
 
-def _check_token_ids(raw: bytes) -> None:
+def _check_token_ids(raw: bytes, field: str) -> None:
     if raw.count(b",") > MAX_TOKEN_IDS:
-        raise InvalidRequest(f"Invalid value for 'prompt': more than {MAX_TOKEN_IDS} token ids.", param="prompt")
+        message = f"Invalid value for {field!r}: more than {MAX_TOKEN_IDS} token ids; send fewer per request."
+        raise InvalidRequest(message, param=field)
 
 
-def _token_ids(prompt: list[int]) -> list[int]:
+def _token_ids(prompt: list[int], field: str) -> list[int]:
     if not prompt or min(prompt) < 0 or max(prompt) > 2**31 - 1:
-        message = "Invalid value for 'prompt': a prompt has one token id or more, each from 0 to 2147483647."
-        raise InvalidRequest(message, param="prompt")
+        message = f"Invalid value for {field!r}: a prompt has one token id or more, each from 0 to 2147483647."
+        raise InvalidRequest(message, param=field)
     return prompt
 
 

@@ -124,6 +124,26 @@ class Completion(BaseModel):
     service_tier: Literal["flex", "default", "priority"] | None = None
 
 
+class Embedding(BaseModel):
+    """`embedding` holds numbers, or with `encoding_format` "base64" their float32, little-endian."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
 class SloTargets(BaseModel):
     ttft_s: float
     tbt_s: float

@@ -1,11 +1,24 @@
 """Several generations of one request as one stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def so_many_at_once(streams: Iterable[AsyncGenerator[T, None]], most: int) -> list[AsyncGenerator[T, None]]:
+    """Streams that begin when fewer than `most` of them are under way."""
+    room = asyncio.Semaphore(most)
+
+    async def in_turn(stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        # no deadline: each generation before it has its own
+        async with room, aclosing(stream) as items:
+            async for item in items:
+                yield item
+
+    return [in_turn(stream) for stream in streams]
 
 
 async def interleave(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -31,11 +31,14 @@ from router.openai.chat import ChatCompletionRequest
 from router.openai.chat_reply import chat_reply
 from router.openai.completion_reply import CompletionReply
 from router.openai.completions import CompletionRequest
+from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.routing.routing import RoutingSettings
-from router.serving.fanout import interleave
+from router.serving.embedding_generations import embedding_generations, embedding_prompts
+from router.serving.embeddings_response import EmbeddingsResponse
+from router.serving.fanout import interleave, so_many_at_once
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner
 from router.serving.prompt_only import without_completion
@@ -233,6 +236,26 @@ class Gateway:
         )
         return await self._answer(card, request, prompts, reply, caller, receipt, param="prompt")
 
+    async def embed(self, request: EmbeddingsRequest, caller: Caller = ANYBODY) -> EmbeddingsResponse:
+        """Answers what texts mean as `chat` does a chat. Inputs beyond `max_choices` wait for those before them."""
+        card = self._enter(request.model, caller.request_id)
+        receipt = self._receipt(card, caller)
+        prompts = await embedding_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
+        prompt_tokens = receipt.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._check_length(prompts, "input")
+        longest = max(len(prompt.token_ids) for prompt in prompts) + 1
+        context = await self._context_for(card, caller, prompt_tokens, longest)
+        gives_way = caller.priority is Priority.LOW
+        generations = embedding_generations(card, prompts, context, receipt, gives_way=gives_way)
+        self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
+        outputs = [self._runner.run(generation, caller, receipt) for generation in generations]
+        return EmbeddingsResponse(
+            interleave(so_many_at_once(outputs, self.limits.max_choices)),
+            request,
+            prompt_tokens=prompt_tokens,
+            receipt=receipt,
+        )
+
     def _on_continuation(self, generation: Generation, unit: str, reason: str) -> None:
         self.metrics.continuations.labels(generation.model).inc()
         self.events.moved(model=generation.model, unit=unit, request_id=generation.client_request_id, reason=reason)
@@ -272,9 +295,7 @@ class Gateway:
         self._check_length(prompts, param)
         check_prompt_logprobs(request, prompts)
         longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
-        context = self.view.context(card.model)
-        if context is None or context.is_short_for_now(longest):
-            context = await self._until_taken(card, caller, prompt_tokens, longest)
+        context = await self._context_for(card, caller, prompt_tokens, longest)
         form = request.structured_output
         self._check_form(card, form)
         if form is None and self.view.constrains(card.model):
@@ -361,6 +382,13 @@ class Gateway:
                     )
                 )
         return generations
+
+    async def _context_for(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:
+        """Returns the model's context length, at once where it is known. Raises as `_until_taken`."""
+        context = self.view.context(card.model)
+        if context is None or context.is_short_for_now(longest):
+            return await self._until_taken(card, caller, prompt_tokens, longest)
+        return context
 
     async def _until_taken(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:
         """The model's context length, which its first ready unit tells, once it is enough again for the longest

@@ -70,6 +70,7 @@ class _Progress:
             logprobs=tuple(logprob for _, logprob in settled if logprob is not None),
             token_ids=tuple(token_id for token_id, _ in settled),
             prompt=delta.prompt,
+            embedding=delta.embedding,
             finish=delta.finish,
         )
 
@@ -227,6 +228,7 @@ def _continuation(generation: Generation, progress: _Progress, attempt: int, slo
         skip_special_tokens=generation.skip_special_tokens,
         cache_salt=generation.cache_salt,
         gives_way=generation.gives_way,
+        embeds=generation.embeds,
     )
 
 

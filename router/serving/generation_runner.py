@@ -107,8 +107,9 @@ class GenerationRunner:
         admitted_s: float,
     ) -> None:
         now_s = self._clock()
-        gap_s = stopwatch.on_output(output.num_tokens, now_s)
-        receipt.output_tokens += output.num_tokens
+        told_tokens = 0 if generation.embeds else output.num_tokens
+        gap_s = stopwatch.on_output(told_tokens, now_s)
+        receipt.output_tokens += told_tokens
         if gap_s is None:
             if choice.predicted_ttft_s:
                 error_s = abs(now_s - admitted_s - choice.predicted_ttft_s)

@@ -79,25 +79,40 @@ async def completion_prompts(
             together.
     """
     request.check()
-    vocab_size = (await tokenizers.of(card)).vocab_size
     prompts = []
     for prompt in request.prompts:
-        if isinstance(prompt, str):
-            token_ids = await tokenizers.encode(card, prompt, add_special_tokens=True, max_tokens=max_tokens)
-        else:
-            token_ids = prompt
-            highest = max(token_ids)
-            if highest >= vocab_size:
-                message = f"Token id {highest} is outside the model's vocabulary of {vocab_size} tokens."
-                raise InvalidRequest(message, param="prompt")
-        if not token_ids:
-            raise InvalidRequest("The prompt is empty: it has no tokens.", param="prompt")
+        token_ids = await prompt_tokens(prompt, card, tokenizers, param="prompt", max_tokens=max_tokens)
         echo = ""
         if request.echo:
             echo = prompt if isinstance(prompt, str) else await tokenizers.decode(card, token_ids)
         skips = request.skips_special_tokens
         prompts.append(Prompt(token_ids=tuple(token_ids), echo=echo, skip_special_tokens=skips))
     return prompts
+
+
+async def prompt_tokens(
+    prompt: str | Sequence[int],
+    card: ModelCard,
+    tokenizers: Tokenizers,
+    *,
+    param: str,
+    max_tokens: int,
+    add_special_tokens: bool = True,
+) -> Sequence[int]:
+    """Token ids of a text, or those that were sent, once they are looked at. Raises as `completion_prompts`."""
+    if isinstance(prompt, str):
+        special = add_special_tokens
+        token_ids = await tokenizers.encode(card, prompt, add_special_tokens=special, max_tokens=max_tokens)
+    else:
+        token_ids = list(prompt)
+        vocab_size = (await tokenizers.of(card)).vocab_size
+        highest = max(token_ids)
+        if highest >= vocab_size:
+            message = f"Token id {highest} is outside the model's vocabulary of {vocab_size} tokens."
+            raise InvalidRequest(message, param=param)
+    if not token_ids:
+        raise InvalidRequest("The prompt is empty: it has no tokens.", param=param)
+    return token_ids
 
 
 def check_prompt_logprobs(request: GenerationParameters, prompts: Sequence[Prompt]) -> None:

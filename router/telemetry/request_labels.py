@@ -3,7 +3,9 @@
 from router import errors
 from router.error_bodies import INTERNAL, SHAPES
 
-GENERATION_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+GENERATION_ENDPOINTS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"}
+)
 ENDPOINTS = GENERATION_ENDPOINTS | {
     "/v1/batches",
     "/v1/files",

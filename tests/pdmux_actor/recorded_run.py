@@ -29,6 +29,7 @@ class RecordedCompletion:
     error: str | None
     sequence_errors: Mapping[int, str]
     prompt_logprobs: Mapping[int, tuple[PromptLogprob, ...]]
+    embeddings: Mapping[int, bytes]
 
 
 @dataclass(slots=True)
@@ -92,6 +93,7 @@ class RecordingExecutor:
             done.error,
             done.sequence_errors,
             done.prompt_logprobs,
+            done.embeddings,
         )
 
 
@@ -158,6 +160,7 @@ class ReplayExecutor:
                 error=done.error,
                 sequence_errors=done.sequence_errors,
                 prompt_logprobs=done.prompt_logprobs,
+                embeddings=done.embeddings,
             )
             for done in next(self._completions)
         ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdmux_actor.backends.sglang.launch import Launch
 from pdmux_actor.backends.sglang.requests import generate_arguments, token_event
-from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
 from pdmux_actor.serving.commands import Tokens
 from pdmux_actor.serving.notice_sender import NoticeSender
 
@@ -59,7 +59,7 @@ class RequestStreams:
             self._end(stream.request, FinishReason.ERROR, reason)
 
     def submit(self, request: GenerateRequest) -> None:
-        if (unsupported := _unsupported(request.sampling)) is not None:
+        if (unsupported := _unsupported(request)) is not None:
             param, error = unsupported
             self._put(TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=error, param=param))
             return
@@ -127,8 +127,12 @@ class RequestStreams:
         self._sender.send(Tokens(tuple(events)))
 
 
-def _unsupported(sampling: SamplingParams) -> tuple[str, str] | None:
+def _unsupported(request: GenerateRequest) -> tuple[str, str] | None:
     """The parameter that SGLang does not take, and why."""
+    if request.embeds:
+        reason = f"units of {request.model!r} run SGLang; embeddings come from pools of our own engine only"
+        return "model", f"{reason}: put the model on one"
+    sampling = request.sampling
     if sampling.processing is not None and sampling.processing.bad_words:
         return (
             "bad_words",

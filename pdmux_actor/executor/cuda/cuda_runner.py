@@ -26,6 +26,7 @@ from pdmux_actor.executor.cuda.device_sampler import (
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
 from pdmux_actor.executor.packed_batch import prompt_pieces
+from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
@@ -205,9 +206,14 @@ def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:
 def _sample_batch(model: CudaModel, batch: DeviceBatch, hidden: Tensor, chunks: Sequence[Chunk]) -> Read:
     read = _sampled(model, batch, hidden)
     prompts = [rows.computed(model.decoder, hidden, _to_host) for rows in PromptRows.of(chunks)]
-    if not prompts:
+    embeddings = ComputedEmbeddings.of(chunks, model.decoder, hidden, _to_host)
+    if not prompts and embeddings is None:
         return read
-    return lambda: replace(read(), prompt_logprobs={rows.place: rows.read() for rows in prompts})
+    return lambda: replace(
+        read(),
+        prompt_logprobs={rows.place: rows.read() for rows in prompts},
+        embeddings={} if embeddings is None else embeddings.read(),
+    )
 
 
 def _sampled(model: CudaModel, batch: DeviceBatch, hidden: Tensor) -> Read:

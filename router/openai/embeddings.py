@@ -1,0 +1,81 @@
+"""POST /v1/embeddings: the request."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from router.errors import InvalidRequest
+from router.openai.foreign_body import decoded
+from router.openai.large_body import prompts_of
+
+MAX_INPUTS = 2048  # as OpenAI's
+_TOKEN_IDS: Mapping[str, Any] = MappingProxyType(
+    {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
+)
+_INPUT = msgspec.Meta(
+    extra_json_schema={
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": {"type": "string"}},
+            dict(_TOKEN_IDS),
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": dict(_TOKEN_IDS)},
+        ]
+    }
+)
+
+
+class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`user` is accepted and without effect."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    input: Annotated[msgspec.Raw, _INPUT]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    add_special_tokens: bool | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingsRequest:
+    """`inputs` are texts, or token ids. `dimensions` is how many of each embedding's numbers are told; None: all."""
+
+    model: str
+    inputs: Sequence[str | Sequence[int]]
+    as_base64: bool
+    dimensions: int | None
+    add_special_tokens: bool
+
+    @classmethod
+    def parse(cls, body: bytes) -> "EmbeddingsRequest":
+        """Raises InvalidRequest."""
+        read = decoded(body, EmbeddingsBody)
+        given = prompts_of(bytes(memoryview(read.input)).strip(), "input", MAX_INPUTS)
+        return cls(
+            model=read.model,
+            inputs=_inputs(given),
+            as_base64=read.encoding_format == "base64",
+            dimensions=read.dimensions,
+            add_special_tokens=read.add_special_tokens is not False,
+        )
+
+    def check_dimensions(self, hidden_size: int) -> None:
+        """Raises InvalidRequest: more are asked for than the model's embeddings have."""
+        if self.dimensions is not None and self.dimensions > hidden_size:
+            message = (
+                f"Invalid value for 'dimensions': embeddings of {self.model!r} have {hidden_size} numbers, "
+                f"not {self.dimensions}; ask for fewer, or leave it out."
+            )
+            raise InvalidRequest(message, param="dimensions")
+
+
+def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | Sequence[int]]:
+    match given:
+        case str() as text:
+            return [text]
+        case [int(), *_] as token_ids:
+            return [token_ids]  # type: ignore[list-item]  # mypy does not narrow the union by its first element
+        case several:
+            return several  # type: ignore[return-value]  # as above
