@@ -12,6 +12,7 @@ from router.openai.foreign_body import decoded
 from router.openai.large_body import prompts_of
 
 MAX_INPUTS = 2048  # as OpenAI's
+MAX_NUMBERS = 1 << 22  # of all embeddings of a reply: as text, some 80 MB
 _TOKEN_IDS: Mapping[str, Any] = MappingProxyType(
     {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
 )
@@ -61,14 +62,21 @@ class EmbeddingsRequest:
             add_special_tokens=read.add_special_tokens is not False,
         )
 
-    def check_dimensions(self, hidden_size: int) -> None:
-        """Raises InvalidRequest: more are asked for than the model's embeddings have."""
+    def check_size(self, hidden_size: int) -> None:
+        """Raises InvalidRequest: more is asked for than the model's embeddings have, or than a reply may have."""
         if self.dimensions is not None and self.dimensions > hidden_size:
             message = (
                 f"Invalid value for 'dimensions': embeddings of {self.model!r} have {hidden_size} numbers, "
                 f"not {self.dimensions}; ask for fewer, or leave it out."
             )
             raise InvalidRequest(message, param="dimensions")
+        each = self.dimensions or hidden_size
+        if each * len(self.inputs) > MAX_NUMBERS:
+            message = (
+                f"Invalid value for 'input': {len(self.inputs)} embeddings of {each} numbers are more than the "
+                f"{MAX_NUMBERS} numbers that a reply may have; send fewer inputs, or lower 'dimensions'."
+            )
+            raise InvalidRequest(message, param="input")
 
 
 def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | Sequence[int]]:

@@ -46,7 +46,7 @@ class EmbeddingsResponse:
 
     def _entry(self, index: int, embedding: bytes) -> bytes:
         values = np.frombuffer(embedding, dtype="<f4").astype(np.float64)
-        self._request.check_dimensions(len(values))
+        self._request.check_size(len(values))
         values = values[: self._request.dimensions]
         values /= max(float(np.linalg.norm(values)), np.finfo(np.float64).tiny)
         told = b64encode(values.astype("<f4").tobytes()).decode() if self._request.as_base64 else values.tolist()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
@@ -231,6 +232,7 @@ class FakeUnit:
                         held_back=held_back,
                         cached_tokens=self.cached_tokens if sequence == 0 else 0,
                         prompt=_prompt(request) if sequence == 0 else (),
+                        embedding=fake_embedding(request.prompt_token_ids) if request.embeds else b"",
                     )
                 )
             )
@@ -278,6 +280,11 @@ def _prompt(request: GenerateRequest) -> tuple[PromptToken, ...]:
             for t in rest
         ),
     )
+
+
+def fake_embedding(prompt_token_ids: tuple[int, ...]) -> bytes:
+    """Eight numbers, not normalised, that depend on the prompt."""
+    return np.random.default_rng(prompt_token_ids).standard_normal(8).astype("<f4").tobytes()
 
 
 def _logprob(token_id: int, request: GenerateRequest) -> TokenLogprob:

@@ -14,12 +14,14 @@ from pdmux_actor.serving.frames import Delta
 
 async def test_batch__chat_completions_and_responses__every_line_has_one_result_by_its_id(start) -> None:
     prompts = {"/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi", "max_output_tokens": 5}}
+    prompts["/v1/embeddings"] = {"input": ["hi", "you"], "encoding_format": "base64"}
     async with start(await start.unit()) as replica:
         for endpoint in (CHAT, *prompts):
             asked = [line(i, endpoint, **prompts.get(endpoint, {})) for i in range(9)]
-            if endpoint == "/v1/responses":
-                for one in asked:
-                    del one["body"]["max_tokens"]
+            for one in asked if endpoint in ("/v1/responses", "/v1/embeddings") else ():
+                del one["body"]["max_tokens"]
+                if "embeddings" in endpoint:
+                    del one["body"]["temperature"]
             batch = await replica.send(jsonl(*asked), endpoint, metadata={"who": "me"})
             assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"who": "me"})
             ended = await replica.ended(batch.id)

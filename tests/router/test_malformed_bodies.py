@@ -47,6 +47,10 @@ VALID: Mapping[str, Mapping[str, Any]] = {
         "model": MODEL, "prompt": ["a", "b"], "max_tokens": 3, "echo": True, "n": 2, "bad_words": ["x"], "min_p": 0.1,
         "structured_outputs": {"regex": "a+"}, "stop_token_ids": [3], "stream": True,
     },
+    "/v1/embeddings": {
+        "model": MODEL, "input": ["a", "b"], "encoding_format": "base64", "dimensions": 4, "add_special_tokens": True,
+        "user": "u",
+    },
     "/v1/responses": {
         "model": MODEL,
         "input": [

@@ -61,7 +61,7 @@ def test_api__generated_cases__answers_as_documented(case, served_url: str) -> N
     case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance])
 
 
-@api.include(path_regex="completions").parametrize()
+@api.include(path_regex="completions|embeddings").parametrize()
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_api__generated_cases_for_a_served_model__answer_as_documented(case, served_url: str) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and case.body["model"]:
@@ -87,7 +87,7 @@ def test_stream__every_event__is_what_the_document_says(served_url: str, path: s
 def test_document__operations__name_their_errors_and_no_422() -> None:
     document = openapi_document()
 
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         operation = document["paths"][path]["post"]
         assert set(operation["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "502", "503"}
         assert operation["requestBody"]["required"] is True
@@ -106,10 +106,13 @@ def test_document__operations__name_their_errors_and_no_422() -> None:
         ),
         ("/v1/completions", {"prompt": "x"}, schemas.Completion),
         ("/v1/completions", {"prompt": "x", "logprobs": 2}, schemas.Completion),
+        ("/v1/embeddings", {"input": ["x", "y"]}, schemas.EmbeddingList),
+        ("/v1/embeddings", {"input": [1], "encoding_format": "base64"}, schemas.EmbeddingList),
     ],
 )
 def test_reply__of_every_kind__is_what_the_document_says(served_url, path, body, schema) -> None:
-    reply = httpx.post(served_url + path, json={"model": MODEL, "max_tokens": 4, **body})
+    bounds = {} if "input" in body else {"max_tokens": 4}
+    reply = httpx.post(served_url + path, json={"model": MODEL, **bounds, **body})
 
     assert reply.status_code == 200
     assert schema.model_validate_json(reply.content).model_dump(exclude_unset=True) == reply.json()

@@ -178,6 +178,14 @@ def test_token_stream__prompt_asked_for__is_told_once_with_the_first_token(open_
     ]
 
 
+def test_token_stream__embedding__is_told_with_the_end_whatever_the_credit(open_stream, event):
+    stream, sent = open_stream(credit=0)
+
+    stream.absorb(event("h", FinishReason.LENGTH, embedding=b"\0\1\2\3"))
+
+    assert [d.embedding for d in sent] == [b"\0\1\2\3"]
+
+
 def test_token_stream__logprobs_not_asked_for__none(open_stream, event):
     stream, sent = open_stream()
 

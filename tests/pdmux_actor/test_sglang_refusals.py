@@ -1,0 +1,48 @@
+"""What SGLang units refuse before SGLang is asked: the client's fault, with the parameter and the remedy."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from engine_rig import make_request
+
+from pdmux_actor.backends.sglang.streams import RequestStreams
+from pdmux_actor.messages import FinishReason, GenerateRequest, LogitsProcessing
+
+
+def refused(request: GenerateRequest) -> tuple[str | None, str]:
+    """The parameter and the error of the one event that is told."""
+    told = []
+
+    class Sender:
+        def send(self, notice) -> None:
+            told.extend(notice.events)
+
+    async def submit() -> None:
+        RequestStreams(Sender()).submit(request)
+        await asyncio.sleep(0)
+
+    asyncio.run(submit())
+    (event,) = told
+    assert (event.request_id, event.finish) == (request.request_id, FinishReason.ERROR)
+    return event.param, event.error
+
+
+PLAIN = make_request("asks", max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (replace(PLAIN, embeds=True), "model"),
+        (replace(PLAIN, sampling=replace(PLAIN.sampling, prompt_logprobs=1)), "prompt_logprobs"),
+        (
+            replace(PLAIN, sampling=replace(PLAIN.sampling, processing=LogitsProcessing(bad_words=((7,),)))),
+            "bad_words",
+        ),
+    ],
+)
+def test_request__for_what_sglang_lacks__is_refused_naming_our_own_engine(request_, param: str) -> None:
+    said, error = refused(request_)
+    assert said == param
+    assert "our own engine" in error
