@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.host_memory import check_host_room
+from pdmux_actor.executor.made_up_embeddings import made_up_embeddings
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
@@ -301,13 +302,14 @@ class SimulatedExecutor:
             tokens = tuple([_following(t, s) for t, s in zip(tokens, sequences, strict=True)])
         if any(s.request.sampling.logprobs is not None for s in sequences):
             tokens = tuple([_with_logprobs(t, s, spec.vocab_size) for t, s in zip(tokens, sequences, strict=True)])
+        embeds = not isinstance(launch, DecodeStep) and any(c.embedded_token is not None for c in launch.chunks)
         return LaunchCompletion(
             launch=launch,
             started_s=work.started_s,
             finished_s=now_s,
             tokens=tokens,
             prompt_logprobs=_made_up_prompts(launch, spec),
-            embeddings=_made_up_embeddings(launch, spec),
+            embeddings=made_up_embeddings(launch, spec) if embeds else {},
         )
 
     def _solo_s(self, launch: ComputeLaunch) -> float:
@@ -359,18 +361,6 @@ def _made_up_prompts(launch: ComputeLaunch, spec: ModelSpec) -> dict[int, tuple[
         made[place] = tuple(
             [PromptLogprob(t, -math.log(2), 1, _alternatives(t, likely, spec.vocab_size)) for t in token_ids]
         )
-    return made
-
-
-def _made_up_embeddings(launch: ComputeLaunch, spec: ModelSpec) -> dict[int, bytes]:
-    """Noise that depends on the prompt only."""
-    if isinstance(launch, DecodeStep) or (isinstance(launch, PrefillSlice) and launch.last_layer < spec.num_layers):
-        return {}
-    made: dict[int, bytes] = {}
-    for place, chunk in enumerate(launch.chunks):
-        if chunk.embedded_token is not None:
-            noise = np.random.default_rng(chunk.sequence.request.prompt_token_ids)
-            made[place] = noise.standard_normal(spec.hidden_size, dtype=np.float32).astype("<f4").tobytes()
     return made
 
 

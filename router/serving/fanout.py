@@ -1,11 +1,64 @@
-"""Several generations of one request as one stream."""
+"""Makes the generations of one request, and one stream of several."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import secrets
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+from pdmux_actor.messages import SamplingParams
+from router.generation import Generation
+from router.live_view import ContextLengths
+from router.openai.parameters import GenerationParameters
+from router.serving.prompts import Prompt, completion_tokens
+from router.telemetry.service_report import ServiceReport
+from router.view import ModelCard
+
 T = TypeVar("T")
+
+
+def generations_of(
+    card: ModelCard,
+    request: GenerationParameters,
+    prompts: Sequence[Prompt],
+    param: str,
+    context: ContextLengths,
+    receipt: ServiceReport,
+    sampling: Callable[..., SamplingParams],
+    *,
+    gives_way: bool,
+) -> list[Generation]:
+    """One for each prompt and choice, in that order. Raises ContextLengthExceeded."""
+    generations: list[Generation] = []
+    fallback_seed = secrets.randbits(63)
+    request_id = uuid.uuid4().hex
+    for prompt in prompts:
+        max_tokens = completion_tokens(
+            prompt_tokens=len(prompt.token_ids),
+            asked=request.asked_max_tokens,
+            context=context,
+            param=param,
+        )
+        for _ in range(request.num_choices):
+            choice = len(generations)
+            generations.append(
+                Generation(
+                    request_id=f"{request_id}-{choice}",
+                    model=card.model,
+                    prompt_token_ids=prompt.token_ids,
+                    prompt_param=param,
+                    sampling=sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
+                    stop=request.stop_strings,
+                    reply=prompt.reply,
+                    skip_special_tokens=prompt.skip_special_tokens,
+                    cache_salt=request.prefix_salt,
+                    gives_way=gives_way,
+                    slo=receipt.slo,
+                    client_request_id=receipt.request_id,
+                )
+            )
+    return generations
 
 
 def so_many_at_once(streams: Iterable[AsyncGenerator[T, None]], most: int) -> list[AsyncGenerator[T, None]]:

@@ -1,7 +1,6 @@
 """Joins what a request meets between HTTP and the units. Knows neither FastAPI nor Ray."""
 
 import asyncio
-import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -9,7 +8,7 @@ from functools import partial
 from importlib.metadata import version
 
 from pdmux_actor.lease import ModelPhase
-from pdmux_actor.messages import SamplingParams, StructuredOutput
+from pdmux_actor.messages import StructuredOutput
 from router.access.access_control import AccessControl
 from router.access.caller import ANYBODY, Caller
 from router.admission.admission import AdmissionSettings
@@ -38,11 +37,11 @@ from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokeniz
 from router.routing.routing import RoutingSettings
 from router.serving.embedding_generations import embedding_generations, embedding_prompts
 from router.serving.embeddings_response import EmbeddingsResponse
-from router.serving.fanout import interleave, so_many_at_once
+from router.serving.fanout import generations_of, interleave, so_many_at_once
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner
 from router.serving.prompt_only import without_completion
-from router.serving.prompts import Prompt, chat_prompt, check_prompt_logprobs, completion_prompts, completion_tokens
+from router.serving.prompts import Prompt, chat_prompt, check_prompt_logprobs, completion_prompts
 from router.serving.reply_reading import read_parts
 from router.serving.request_tokens import bad_word_tokens, check_named_tokens
 from router.serving.response import GenerationResponse
@@ -304,7 +303,7 @@ class Gateway:
         bad_words = await bad_word_tokens(request, card, self._tokenizers)
         sampling = partial(request.sampling, form=form, bad_words=bad_words)
         gives_way = caller.priority is Priority.LOW
-        generations = self._generations(card, request, prompts, param, context, receipt, sampling, gives_way=gives_way)
+        generations = generations_of(card, request, prompts, param, context, receipt, sampling, gives_way=gives_way)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return GenerationResponse(
             interleave([self._outputs(generation, request, caller, receipt) for generation in generations]),
@@ -340,48 +339,6 @@ class Gateway:
                 f"leave {form.param} out, or serve the model on a pool that can (SGLang's with a grammar_backend)."
             )
             raise UnsupportedParameter(message, param=form.param)
-
-    @staticmethod
-    def _generations(
-        card: ModelCard,
-        request: GenerationParameters,
-        prompts: Sequence[Prompt],
-        param: str,
-        context: ContextLengths,
-        receipt: ServiceReport,
-        sampling: Callable[..., SamplingParams],
-        *,
-        gives_way: bool,
-    ) -> list[Generation]:
-        generations: list[Generation] = []
-        fallback_seed = secrets.randbits(63)
-        request_id = uuid.uuid4().hex
-        for prompt in prompts:
-            max_tokens = completion_tokens(
-                prompt_tokens=len(prompt.token_ids),
-                asked=request.asked_max_tokens,
-                context=context,
-                param=param,
-            )
-            for _ in range(request.num_choices):
-                choice = len(generations)
-                generations.append(
-                    Generation(
-                        request_id=f"{request_id}-{choice}",
-                        model=card.model,
-                        prompt_token_ids=prompt.token_ids,
-                        prompt_param=param,
-                        sampling=sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
-                        stop=request.stop_strings,
-                        reply=prompt.reply,
-                        skip_special_tokens=prompt.skip_special_tokens,
-                        cache_salt=request.prefix_salt,
-                        gives_way=gives_way,
-                        slo=receipt.slo,
-                        client_request_id=receipt.request_id,
-                    )
-                )
-        return generations
 
     async def _context_for(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:
         """Returns the model's context length, at once where it is known. Raises as `_until_taken`."""
