@@ -39,6 +39,6 @@ class ComputedEmbeddings:
         return cls(places, to_host(decoder.final_states(torch.cat(states)))) if places else None
 
     def read(self) -> dict[int, bytes]:
-        """By the place of a chunk: float32, little-endian."""
+        """Returns them by the place of a chunk, float32, little-endian."""
         rows = self.states.numpy().astype("<f4", copy=False)
         return {place: row.tobytes() for place, row in zip(self.places, rows, strict=True)}

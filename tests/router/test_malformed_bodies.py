@@ -125,7 +125,8 @@ async def test_malformed_bodies__two_thousand_at_every_endpoint__no_fault_of_our
                 body = damaged(VALID.get(path, ELSEWHERE), chance)
                 reply = await http.post(path, content=body, headers={"content-type": "application/json"})
                 statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
-                assert reply.status_code < 500, (path, body, reply.text)
+                without_batches = reply.status_code == 503 and "batches_unavailable" in reply.text  # it keeps none
+                assert reply.status_code < 500 or without_batches, (path, body, reply.text)
                 assert "Traceback" not in reply.text, (path, body)
                 if reply.status_code >= 400:
                     assert reply.json()["error"]["message"], (path, body)
