@@ -84,7 +84,7 @@ $(SGLANG_STAMP): pyproject.toml constraints-sglang.txt tests/sglang/requirements
 LM_EVAL_VENV  := .venv-lm-eval
 LM_EVAL_STAMP := $(LM_EVAL_VENV)/installed.stamp
 
-test-lm-eval: venv $(LM_EVAL_STAMP) ## lm-eval, unmodified, against a gateway whose units are fakes; minutes
+test-lm-eval: venv $(LM_EVAL_STAMP) ## lm-eval, unmodified: scores of a fleet are transformers'; minutes
 	@$(BIN)/python -m pytest -n 0 -m lm_eval tests/lm_eval $(ARGS)
 
 $(LM_EVAL_STAMP): tests/lm_eval/requirements.txt
