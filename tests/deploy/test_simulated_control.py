@@ -99,7 +99,8 @@ def test_control_loop__popularity_flips__replicas_follow_and_nothing_is_lost(
     assert any(m.startswith("load b") for m in moves(led))
     assert all(o.ending is Ending.FINISHED for o in outcomes)
     assert all(o.output_tokens == o.requested_tokens for o in outcomes)
-    assert 3 * late_requests(led, "b") < late_requests(fixed, "b")
+    assert late_requests(led, "b") < 20  # of 182
+    assert late_requests(fixed, "b") > 40
 
 
 def test_control_loop__same_requests__same_moves_and_figures(
