@@ -104,7 +104,7 @@ def test_logs__running_fleet__replicas_write_json_lines_where_the_runbook_looks(
     lines = [json.loads(text) for text in texts]
     events = [line for line in lines if line["message"] == "fleet event"]
     assert {line["deployment"] for line in events} == {"Controller"}
-    assert {"plan", "move", "lease", "model_loading", "model_ready"} <= {line["kind"] for line in events}
+    assert {"plan", "move", "lease", "model_ready"} <= {line["kind"] for line in events}
     assert {line["model"] for line in events if line["kind"] == "model_ready"} == set(MODELS)
     (joined,) = [line for line in events if line["kind"] == "unit_joined"]
     connected = [line for line in lines if line["message"] == "connected to unit"]

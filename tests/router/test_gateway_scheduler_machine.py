@@ -55,10 +55,11 @@ class FrontDeskMachine(RuleBasedStateMachine):
             self.running[request.request_id] = request.model
             ledger, model = self.scheduler.ledger, request.model
             capacity = ledger.capacity_blocks(model)
-            others = [r for r, m in self.running.items() if m == model and r != request.request_id]
-            held_before = [r for r in others if ledger.holds(r)]
-            if capacity is not None and held_before and model not in self.over:
-                assert ledger.held_blocks(model) <= capacity, "admitted beyond the quota"
+            held = [r for m, r in ledger._reservations.items() if m != request.request_id and r.model == model]
+            counted = [r for r in held if request.gives_way or not r.gives_way]
+            if capacity is not None and counted and model not in self.over:
+                room_of_others = 0 if request.gives_way else ledger._yielding.get(model, 0)
+                assert ledger.held_blocks(model) - room_of_others <= capacity, "admitted beyond the quota"
         else:
             assert isinstance(outcome, Shed | NoCapacity)
             assert 1 <= outcome.retry_after_s <= 120

@@ -8,9 +8,12 @@ from copy import deepcopy
 from typing import Any
 
 import httpx
+from batch_rig import settings as batch_settings
 from fake_unit import FakeUnit
+from served_gateway import InlineText, ServedGateway, running
 
 from router.http.app import openapi_document
+from router.serving.gateway import Gateway
 
 MODEL = "demo/bytes"
 BODIES = 2000
@@ -112,14 +115,19 @@ def damaged(valid: Mapping[str, Any], chance: random.Random) -> bytes:
 
 
 async def test_malformed_bodies__two_thousand_at_every_endpoint__no_fault_of_ours_and_no_traceback(
-    serve, caplog
+    tokenizer_folder, tmp_path, caplog
 ) -> None:
     chance = random.Random(18)
     paths = sorted(path for path, verbs in openapi_document()["paths"].items() if "post" in verbs and "{" not in path)
-    served = await serve(FakeUnit(says=lambda _: "ok", constrains=True))
+    gateway = Gateway(start_text=InlineText.start)
     statuses: dict[int, int] = {}
     with caplog.at_level(logging.ERROR):
-        async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        async with (
+            FakeUnit(says=lambda _: "ok", constrains=True) as fake,
+            running(gateway, batches=batch_settings(tmp_path / "kept")) as url,
+            httpx.AsyncClient(base_url=url, timeout=60) as http,
+        ):
+            ServedGateway(gateway, url, tokenizer_folder, [fake]).show(fake)
             for number in range(BODIES):
                 path = paths[number % len(paths)]
                 body = damaged(VALID.get(path, ELSEWHERE), chance)
