@@ -34,7 +34,7 @@ from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
 from deploy.fleet_file.settings import read_fleet_file
-from deploy.serve.app_args import UnitsArgs
+from deploy.serve.app_args import UnitShape
 from deploy.serve.render import serve_config
 from deploy.serve.serve_applications import actor_settings
 from pdmux_actor.backends.native import NativeEngine
@@ -100,9 +100,8 @@ class DirectEngine:
 
     def __init__(self, fleet_file: Path) -> None:
         fleet = read_fleet_file(fleet_file)
-        units = next(a for a in serve_config(fleet)["applications"] if a["name"] == "units")
-        (shape,) = UnitsArgs.model_validate(units["args"]).shapes
-        self._engine = NativeEngine(actor_settings(shape).engine)
+        units = serve_config(fleet)["applications"][0]
+        self._engine = NativeEngine(actor_settings(UnitShape.model_validate(units["args"])).engine)
         self._sources = {m.id: m.source for m in fleet.models}
         self._waiting: dict[str, asyncio.Queue[TokenEvent]] = {}
         self._tokenizer = byte_tokenizer()

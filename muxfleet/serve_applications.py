@@ -11,10 +11,10 @@ claim()
 
 from ray.serve import Application
 
-from deploy.serve.app_args import GatewayArgs, UnitsArgs
+from deploy.serve.app_args import GatewayArgs, UnitShape
 from deploy.serve.controller import Controller
 from deploy.serve.replica_calls import keep_calls_on_loopback
-from deploy.serve.serve_applications import UnitReplica, gateway_application, units_application
+from deploy.serve.serve_applications import UnitReplica, control_application, gateway_application, units_application
 from router.serve_deployment import GatewayIngress
 
 keep_calls_on_loopback()
@@ -32,9 +32,14 @@ class ControlLoopDeployment(Controller):
     pass
 
 
-def build_units(args: UnitsArgs) -> Application:
+def build_units(args: UnitShape) -> Application:
     return units_application(args, unit=UnitDeployment)
 
 
+def build_control(args: dict[str, str]) -> Application:
+    assert not args, "Serve hands over what the config says, and it says nothing"
+    return control_application(controller=ControlLoopDeployment)
+
+
 def build_gateway(args: GatewayArgs) -> Application:
-    return gateway_application(args, gateway=GatewayDeployment, controller=ControlLoopDeployment)
+    return gateway_application(args, gateway=GatewayDeployment)

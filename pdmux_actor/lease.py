@@ -74,6 +74,7 @@ class ModelStatus:
 class UnitReport:
     """One heartbeat. `unit_id` is new for every start of the process; `endpoint` is host:port of its frame stream.
     `is_leaving`: it opens no more streams, because it shuts down or its engine is gone: `failure` then says why.
+    `wants_to_leave`: it was told to go and serves on until its models are elsewhere, or its time is over.
     `max_models` None: its engine serves as many as fit. `constrains`: it can make outputs follow a JSON schema.
     `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are its engine's. `engine` is
     its kind and version. `measured_device` is what the engine measured of its device at its start; None where it knows
@@ -93,6 +94,7 @@ class UnitReport:
     models: tuple[ModelStatus, ...]
     load: LoadReport | None = None
     is_leaving: bool = False
+    wants_to_leave: bool = False
     failure: str | None = None
     device: str = ""
     engine: str = ""

@@ -37,7 +37,7 @@ PROCESSES: Mapping[str, str] = MappingProxyType(
         "engine": "pdmux_actor.serving.process",
         "actor": "pdmux_actor.serving.process",
         "gateway": "ServeReplica:gateway:Gateway",
-        "controller": "ServeReplica:gateway:Controller",
+        "controller": "ServeReplica:control:Controller",
         "Serve proxy": "ray::ProxyActor",
         "Serve controller": "ray::ServeController",
         "raylet": "raylet/raylet",

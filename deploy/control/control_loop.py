@@ -21,6 +21,7 @@ from deploy.control.plan_verdict import verdict_on
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
+from deploy.control.settled_units import is_settled
 from deploy.control.succession import Succession, wanted_digest
 from deploy.control.told_states import model_states, unit_states
 from deploy.control.transition import Transition, in_words, without_replica, without_unit
@@ -126,6 +127,8 @@ class ControlLoop:
             self._plan = without_unit(self._plan, report.unit_id)
             self._goal = without_unit(self._goal, report.unit_id)
             self._need_plan(f"unit {report.unit_id} leaves: {report.failure or 'it was asked to'}")
+        elif report.wants_to_leave and not before.report.wants_to_leave:
+            self._need_plan(f"unit {report.unit_id} was told to leave")
         elif before.capacity != registry.capacity_of(report.unit_id):
             self._need_plan(f"unit {report.unit_id} offers something else now")
         self._fleet.learn(report, self._costs.host_s_of(report), now_s)
@@ -167,6 +170,11 @@ class ControlLoop:
             cordons=self._fleet.cordons.entries,
         )
 
+    def is_settled(self, unit_id: str, now_s: float) -> bool:
+        """Says whether nothing is to change on a unit: one that came, or one that was told to leave."""
+        is_plan_due = self._why is not None or self._requests is None or self._requests.is_awaited
+        return is_settled(unit_id, self._fleet.at(now_s), self._goal, is_plan_due=is_plan_due, now_s=now_s)
+
     # ---- what a person or Ray takes out of use ----
 
     @property
@@ -180,17 +188,13 @@ class ControlLoop:
     def set_going_nodes(self, nodes: frozenset[str]) -> None:
         """Nodes that Ray is about to take away: their units are drained."""
         if nodes != self._fleet.going_nodes:
-            self._fleet.going_nodes = nodes
-            self._need_plan(f"Ray drains {len(nodes)} nodes" if nodes else "Ray drains no node any more")
+            self._need_plan(f"Ray drains {len(nodes)} of its nodes")
+        self._fleet.going_nodes = nodes
 
     def drain_task(self, cordon: Cordon, now_s: float) -> PlanTask:
         """Returns what the rest of the fleet would have to be planned for with the cordon in force."""
-        before = self._fleet.cordons
-        self._fleet.cordons = before.having(cordon)
-        try:
+        with self._fleet.as_if(cordon):
             return self._task(now_s)
-        finally:
-            self._fleet.cordons = before
 
     def homeless_after(self, cordon: Cordon, found: Plan) -> Mapping[str, str]:
         """Returns which models would have no replica after a drain if `found` were adopted for its task, and why."""
@@ -206,10 +210,9 @@ class ControlLoop:
         sleeper = self._catalog.get(model) if model in self._asleep else None
         asleep = None if sleeper is None else self._model_needs().placement(sleeper, now_s)
         goal = self._planned_goal(needs)
-        if asleep is None:
-            return explain(model, needs.units, needs.models, goal, self._costs.estimator)
-        told = explain(model, needs.units, (*needs.models, asleep), goal, self._costs.estimator)
-        return replace(told, unplaced="nobody asks for it; the next request wakes it")
+        models = needs.models if asleep is None else (*needs.models, asleep)
+        told = explain(model, needs.units, models, goal, self._costs.estimator)
+        return told if asleep is None else replace(told, unplaced="nobody asks for it; the next request wakes it")
 
     def _need_plan(self, why: str) -> None:
         self._why = self._why or why

@@ -1,6 +1,7 @@
 """The units as planning and moving see them: those that may be used, and how far their models are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import KeptDeaths
@@ -60,10 +61,22 @@ class Fleet:
         staying = [u for u in self.registry.staying() if self.cordon_on(u.report) is None]
         return [u for u in staying if not self.out_for_s(u.unit_id, now_s)] or staying
 
+    @contextmanager
+    def as_if(self, cordon: Cordon) -> Iterator[None]:
+        """Has a cordon in force for as long as something is asked."""
+        before, self.cordons = self.cordons, self.cordons.having(cordon)
+        try:
+            yield
+        finally:
+            self.cordons = before
+
     def cordon_on(self, report: UnitReport) -> Cordon | None:
         asked = self.cordons.on(report)
-        if report.node in self.going_nodes and (asked is None or not asked.drains):
-            return Cordon(scope=CordonScope.NODE, name=report.node, drains=True)
+        if asked is None or not asked.drains:
+            if report.wants_to_leave:
+                return Cordon(scope=CordonScope.UNIT, name=report.unit_id, drains=True)
+            if report.node in self.going_nodes:
+                return Cordon(scope=CordonScope.NODE, name=report.node, drains=True)
         return asked
 
     def cordoned(self) -> Mapping[str, Cordon]:
@@ -95,6 +108,9 @@ class Fleet:
         """Returns why it is loaded nowhere else for now."""
         left_s = self._load_deaths.out_for_s(model, now_s)
         return f"loaded nowhere for {left_s:.0f} s: {self._reasons[model]}" if left_s else None
+
+    def is_anything_ready_beside(self, unit_id: str) -> bool:
+        return any(s.phase is ModelPhase.READY for u in self.registry if u.unit_id != unit_id for s in u.report.models)
 
     def any_back(self, now_s: float) -> bool:
         places, models = self._place_deaths.any_back(now_s), self._load_deaths.any_back(now_s)

@@ -11,6 +11,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_file.batch_section import BatchSection
+from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.known_devices import unknown_device
@@ -227,6 +228,7 @@ class FleetFile(Section):
     engine: EngineSection = EngineSection()
     placement: PlacementSection = PlacementSection()
     gateway: GatewaySection = GatewaySection()
+    drain: DrainSection = DrainSection()
     state: StateSection = StateSection()
 
     def backend(self, pool: PoolSection) -> Backend:

@@ -5,15 +5,22 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deploy.fleet_file.batch_section import BatchSection
+from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.setting_types import Dtype
 from deploy.fleet_file.settings import ModelSection, PlacementSection
 from deploy.fleet_file.state_section import StateSection
 from deploy.fleet_file.watch_section import WatchSection
 
-UNITS_APP = "units"
+CONTROL_APP = "control"
 GATEWAY_APP = "gateway"
 CONTROLLER_DEPLOYMENT = "Controller"
 GATEWAY_DEPLOYMENT = "Gateway"
+UNIT_DEPLOYMENT = "Unit"
+
+
+def units_app(pool: str) -> str:
+    """Names the application of a pool's units: Serve restarts what is in an application whose `args` change."""
+    return f"units-{pool}"
 
 
 class Args(BaseModel):
@@ -21,9 +28,8 @@ class Args(BaseModel):
 
 
 class UnitShape(Args):
-    """One deployment: units that are alike."""
+    """The arguments of a pool's application: its units are alike."""
 
-    deployment: str
     pool: str
     num_gpus: int
     device: str
@@ -43,10 +49,7 @@ class UnitShape(Args):
     max_running_sequences: int
     decode_lanes: int | None = None
     watch: WatchSection = WatchSection()
-
-
-class UnitsArgs(Args):
-    shapes: tuple[UnitShape, ...]
+    drain: DrainSection = DrainSection()
 
 
 class GatewayArgs(Args):
@@ -63,7 +66,7 @@ class GatewayArgs(Args):
 
 
 class ControllerConfig(Args):
-    """The Controller's `user_config`. By pool: how many units there shall be, and which deployment they are."""
+    """The Controller's `user_config`. By pool: how many units there shall be."""
 
     models: tuple[ModelSection, ...]
     dtype: Dtype | None = None
@@ -72,7 +75,6 @@ class ControllerConfig(Args):
     name: str = "fleet"
     state: StateSection = StateSection()
     expected_units: dict[str, int]
-    unit_deployments: dict[str, str] = {}
     profiles: dict[str, str] | None = None
     """Of the pools that have one: what their units are planned by."""
 

@@ -50,7 +50,7 @@ _NODES_POLL_S = 1.0
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
-"""Deployment, unit id, how many."""
+"""Pool, unit id, how many."""
 
 PlannerFor = Callable[[str, Mapping[str, str]], Planner]
 """By the solver's name and the files of profiles, by pool."""
@@ -144,6 +144,10 @@ class Controller:
         heard.set()
         return lease
 
+    async def is_settled(self, unit_id: str) -> bool:
+        """Says whether nothing is to change on the unit: units ask when they start, and when they are told to go."""
+        return self._loop.is_settled(unit_id, time.monotonic())
+
     async def fleet_view(self, asked: DemandReport | None = None, events: tuple[FleetEvent, ...] = ()) -> FleetView:
         """`asked` is what clients asked the calling gateway for, `events` what went wrong with requests since it asked
         last. Waits while a fresh control loop may not have heard of all units: its callers keep what they know.
@@ -214,9 +218,7 @@ class Controller:
     async def decisions(self, unit_id: str, last: int) -> bytes | None:
         """A LogExcerpt as JSON: what the unit decided lately. None when there is no such unit or it does not answer."""
         pools = [u.report.pool for u in (await self.status()).units if u.report.unit_id == unit_id]
-        if self._config is None or not pools or pools[0] not in self._config.unit_deployments:
-            return None
-        return await self._read_decisions(self._config.unit_deployments[pools[0]], unit_id, last)
+        return await self._read_decisions(pools[0], unit_id, last) if pools else None
 
     async def _follow_state(self, config: ControllerConfig) -> None:
         """A store that was changed gets the state of now."""

@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from deploy.control.cordons import Cordon, CordonScope
 from deploy.control.fleet_status import FleetStatus
 from deploy.errors import FleetUnreachable
-from deploy.serve.app_args import CONTROLLER_DEPLOYMENT
+from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT
 from deploy.serve.serve_fleet import deployment_handle
 
 _TIMEOUT_S = 10.0
@@ -41,7 +41,7 @@ class ControllerCalls:
     def _answer(self, ask: Callable[[DeploymentHandle[Any]], Any], timeout_s: float) -> Any:  # noqa: ANN401 - Serve's
         try:
             if self._handle is None:
-                self._handle = deployment_handle(CONTROLLER_DEPLOYMENT)
+                self._handle = deployment_handle(CONTROLLER_DEPLOYMENT, CONTROL_APP)
             return ask(self._handle).result(timeout_s=timeout_s)
         except (RayError, RayServeException, TimeoutError) as error:
             self._handle = None

@@ -1,17 +1,20 @@
-"""Compares the Serve configs of a running fleet and of a fleet file that is to be applied."""
+"""Compares the Serve configs of a running fleet and of a fleet file that is to be applied, by Serve's rules: `args` and
+`ray_actor_options` restart what has them, one replica after the other; all else changes in place.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.serve.app_args import CONTROLLER_DEPLOYMENT
+from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT, GATEWAY_APP, units_app
 
-_RESTARTING = "ray_actor_options"  # of what a deployment says, this alone restarts its replicas
+_RESTARTING = "ray_actor_options"
+_TOLD_OTHERWISE = frozenset({"name", "num_replicas", "user_config", _RESTARTING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChange:
-    """`in_place` lines say what changes without a restart, `restarts` what restarts processes, `not_applied` what
+    """`in_place` lines say what changes without a restart, `restarts` what restarts or ends processes, `not_applied` what
     changes only when the fleet is started anew.
     """
 
@@ -22,22 +25,28 @@ class FleetChange:
 
 def change_between(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> FleetChange:
     """Both by application name: what `serve deploy` takes."""
-    restarts = tuple(line for name in wanted for line in _restarts(name, running.get(name, {}), wanted[name]))
-    in_place = tuple(line for name in wanted for line in _in_place(running.get(name, {}), wanted[name]))
-    return FleetChange(in_place=in_place, restarts=restarts)
+    both = [name for name in wanted if name in running]
+    restarts = [line for name in both for line in _restarts(name, running[name], wanted[name])]
+    restarts += [f"{_told(name)}: removed, they end" for name in sorted(running.keys() - wanted.keys())]
+    in_place = [f"{_told(name)}: added" for name in wanted if name not in running]
+    in_place += [line for name in both for line in _in_place(name, running[name], wanted[name])]
+    return FleetChange(in_place=tuple(in_place), restarts=tuple(restarts))
+
+
+def _told(application: str) -> str:
+    if application in (GATEWAY_APP, CONTROL_APP):
+        return {GATEWAY_APP: "the gateways", CONTROL_APP: "the control loop"}[application]
+    return f"the units of pool {application.removeprefix(units_app(''))}"
 
 
 def _restarts(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    changed = sorted(_differences(running.get("args", {}), wanted.get("args", {}), ""))
-    if changed:
-        yield f"every process of {name!r}: {', '.join(changed)}"
-        return
+    changed = [*_differences(running.get("args", {}), wanted.get("args", {}), "")]
     before = {d["name"]: d for d in running.get("deployments", ())}
     for deployment in wanted["deployments"]:
         old = before.get(deployment["name"], {})
-        options = _differences(old.get(_RESTARTING, {}), deployment.get(_RESTARTING, {}), _RESTARTING)
-        if moved := sorted(options):
-            yield f"every replica of {deployment['name']}: {', '.join(moved)}"
+        changed += _differences(old.get(_RESTARTING, {}), deployment.get(_RESTARTING, {}), _RESTARTING)
+    if changed:
+        yield f"{_told(name)}, one after the other: {', '.join(sorted(changed))}"
 
 
 def only_at_start(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, ...]:
@@ -46,14 +55,15 @@ def only_at_start(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> tupl
     return tuple(f"gateway.{line}" for line in sorted(_differences({k: running[k] for k in told}, told, "")))
 
 
-def _in_place(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+def _in_place(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     before = {d["name"]: d for d in running.get("deployments", ())}
     for deployment in wanted["deployments"]:
-        name = deployment["name"]
-        old = before.get(name, {})
+        old = before.get(deployment["name"], {})
         if old.get("num_replicas") != deployment.get("num_replicas"):
-            yield f"{name}: {old.get('num_replicas')} -> {deployment.get('num_replicas')} replicas"
-        if name == CONTROLLER_DEPLOYMENT:
+            yield f"{_told(name)}: {old.get('num_replicas')} -> {deployment.get('num_replicas')} replicas"
+        options = [{k: v for k, v in d.items() if k not in _TOLD_OTHERWISE} for d in (old, deployment)]
+        yield from (f"{_told(name)}: {line}" for line in sorted(_differences(*options, "")))
+        if deployment["name"] == CONTROLLER_DEPLOYMENT:
             yield from _catalog(old.get("user_config") or {}, deployment["user_config"])
 
 

@@ -9,14 +9,15 @@ from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.local.ray_environment import HAPROXY
 from deploy.planning.profiled_costs import profiles_of
 from deploy.serve.app_args import (
+    CONTROL_APP,
     CONTROLLER_DEPLOYMENT,
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
-    UNITS_APP,
+    UNIT_DEPLOYMENT,
     ControllerConfig,
     GatewayArgs,
-    UnitsArgs,
     UnitShape,
+    units_app,
 )
 
 # A crashed replica is replaced after one period, one whose loop stands after three timeouts (Serve's defaults: 10 s and
@@ -24,13 +25,7 @@ from deploy.serve.app_args import (
 _UNIT_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
 _CONTROLLER_HEALTH: Mapping[str, float] = {"health_check_period_s": 1.0, "health_check_timeout_s": 5.0}
 _QUICK_SHUTDOWN: Mapping[str, float] = {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": 10.0}
-DRAIN_TIMEOUT_S = 50.0
-"""How long a unit that goes lets its streams finish; Serve ends it some seconds later."""
-
-_DRAIN: Mapping[str, float] = {
-    "graceful_shutdown_wait_loop_s": 0.5,
-    "graceful_shutdown_timeout_s": DRAIN_TIMEOUT_S + 10.0,
-}
+_ONE_BY_ONE = 0.01  # of a deployment's units, but at least one: the others serve meanwhile
 # Control calls only; Serve's default of 5 would queue them behind each other.
 _CONTROL_CALLS = 1000
 _STREAMS_PER_GATEWAY = 10_000
@@ -42,7 +37,11 @@ def serve_config(fleet: FleetFile) -> dict[str, Any]:
         "proxy_location": "EveryNode",
         "http_options": {"host": fleet.gateway.host, "port": fleet.gateway.port},
         "logging_config": {"log_level": "INFO", "enable_access_log": False},
-        "applications": [_units_application(fleet), _gateway_application(fleet)],
+        "applications": [
+            *(_units_application(fleet, p) for p in fleet.pools),
+            _control_application(fleet),
+            _gateway_application(fleet),
+        ],
     }
 
 
@@ -75,26 +74,28 @@ def controller_config(fleet: FleetFile) -> ControllerConfig:
         name=fleet.name,
         state=fleet.state,
         expected_units={p.name: p.num_units for p in fleet.pools},
-        unit_deployments={p.name: _unit_shape(fleet, p).deployment for p in fleet.pools},
         profiles=dict(profiles_of(fleet)) or None,
     )
 
 
-def _units_application(fleet: FleetFile) -> dict[str, Any]:
-    shapes = [_unit_shape(fleet, p) for p in fleet.pools]
+def application_names(fleet: FleetFile) -> tuple[str, ...]:
+    return (*(units_app(p.name) for p in fleet.pools), CONTROL_APP, GATEWAY_APP)
+
+
+def _units_application(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
+    """Each pool has one: Serve restarts all of an application whose `args` change, and nothing of the others."""
     return {
-        "name": UNITS_APP,
+        "name": units_app(pool.name),
         "route_prefix": None,
         "import_path": "muxfleet.serve_applications:build_units",
-        "args": UnitsArgs(shapes=tuple(shapes)).model_dump(mode="json", exclude_none=True),
-        "deployments": [_unit_deployment(shape, pool) for shape, pool in zip(shapes, fleet.pools, strict=True)],
+        "args": _unit_shape(fleet, pool).model_dump(mode="json", exclude_none=True),
+        "deployments": [_unit_deployment(fleet, pool)],
     }
 
 
 def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
     engine = fleet.engine
     return UnitShape(
-        deployment=f"unit-{pool.mesh_gpus}g" if len(fleet.pools) == 1 else f"unit-{pool.mesh_gpus}g-{pool.name}",
         pool=pool.name,
         num_gpus=pool.mesh_gpus,
         device=pool.device,
@@ -113,22 +114,24 @@ def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
         max_running_sequences=engine.max_running_sequences,
         decode_lanes=engine.decode_lanes,
         watch=engine.watch,
+        drain=fleet.drain,
     )
 
 
-def _unit_deployment(shape: UnitShape, pool: PoolSection) -> dict[str, Any]:
+def _unit_deployment(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
     actor: dict[str, Any] = {"num_cpus": _unit_cpus(pool)}
     if pool.device == "cuda":
         actor["num_gpus"] = pool.mesh_gpus
     if pool.node_labels:
         actor["label_selector"] = dict(pool.node_labels)
     return {
-        "name": shape.deployment,
+        "name": UNIT_DEPLOYMENT,
         "num_replicas": pool.num_units,
         "max_ongoing_requests": _CONTROL_CALLS,
         "ray_actor_options": actor,
+        "rolling_update_percentage": _ONE_BY_ONE,
         **_UNIT_HEALTH,
-        **_DRAIN,
+        **_grace(fleet.drain.unit_s),
     }
 
 
@@ -164,8 +167,20 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
                 "ray_actor_options": {"num_cpus": _SMALL_CPUS},
                 "health_check_period_s": 2.0,
                 "health_check_timeout_s": 5.0,
-                **_DRAIN,
-            },
+                **_grace(fleet.drain.gateway_s),
+            }
+        ],
+    }
+
+
+def _control_application(fleet: FleetFile) -> dict[str, Any]:
+    """It has no `args`: nothing in a fleet file replaces the control loop."""
+    return {
+        "name": CONTROL_APP,
+        "route_prefix": None,
+        "import_path": "muxfleet.serve_applications:build_control",
+        "args": {},
+        "deployments": [
             {
                 "name": CONTROLLER_DEPLOYMENT,
                 "num_replicas": 1,
@@ -177,3 +192,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
             },
         ],
     }
+
+
+def _grace(timeout_s: float) -> dict[str, float]:
+    return {"graceful_shutdown_wait_loop_s": 0.5, "graceful_shutdown_timeout_s": timeout_s}

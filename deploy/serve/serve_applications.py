@@ -1,4 +1,4 @@
-"""The two Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
+"""The Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -19,15 +19,14 @@ from deploy.fleet_file.key_file import read_key_file
 from deploy.fleet_file.setting_types import CPU_KV_BYTES
 from deploy.log_lines import log_from_replica
 from deploy.serve.app_args import (
+    CONTROL_APP,
     CONTROLLER_DEPLOYMENT,
-    GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
+    UNIT_DEPLOYMENT,
     GatewayArgs,
-    UnitsArgs,
     UnitShape,
 )
 from deploy.serve.controller import Controller
-from deploy.serve.render import DRAIN_TIMEOUT_S
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, new_unit_id
@@ -40,30 +39,31 @@ from router.serve_deployment import GatewayIngress
 
 
 class UnitReplica(PdmuxActor):
-    """Serve deploys what an application's root binds: the first deployment takes the others, and needs none of them."""
-
-    async def __init__(self, settings: dict[str, Any], *_siblings: object) -> None:  # type: ignore[misc]  # as its base
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # as its base
         unit_id = new_unit_id(settings["pool"])
         log_from_replica(unit=unit_id)
         await super().__init__(settings, unit_id)
 
 
-def units_application(args: UnitsArgs, *, unit: type[UnitReplica]) -> Application:
-    """One deployment per mesh shape. Raises OpenCluster."""
+def units_application(shape: UnitShape, *, unit: type[UnitReplica]) -> Application:
+    """Binds the units of one pool. Raises OpenCluster."""
     _check_token()
-    first, *others = args.shapes
-    return _bind(unit, first, *(_bind(unit, shape) for shape in others))
+    settings = msgspec.to_builtins(actor_settings(shape))
+    return serve.deployment(name=UNIT_DEPLOYMENT)(unit).bind(settings)
 
 
-def gateway_application(
-    args: GatewayArgs, *, gateway: type[GatewayIngress], controller: type[Controller]
-) -> Application:
+def control_application(*, controller: type[Controller]) -> Application:
+    """Raises OpenCluster."""
+    _check_token()
+    return serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(start_log=log_from_replica)
+
+
+def gateway_application(args: GatewayArgs, *, gateway: type[GatewayIngress]) -> Application:
     """Raises OpenCluster."""
     _check_token()
     return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
-        serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(start_log=log_from_replica),
         controller_deployment=CONTROLLER_DEPLOYMENT,
-        controller_app=GATEWAY_APP,
+        controller_app=CONTROL_APP,
         limits=gateway_limits(args),
         read_keys=None if args.api_keys is None else partial(_key_ring, args.api_keys),
         logs_requests=args.request_log,
@@ -131,8 +131,9 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
         pool=shape.pool,
         num_gpus=shape.num_gpus,
         controller=CONTROLLER_DEPLOYMENT,
-        controller_app=GATEWAY_APP,
-        drain_timeout_s=DRAIN_TIMEOUT_S,
+        controller_app=CONTROL_APP,
+        move_timeout_s=shape.drain.move_s,
+        drain_timeout_s=shape.drain.finish_s,
         watch=WatchSettings(**shape.watch.model_dump()),
     )
 
@@ -148,8 +149,3 @@ def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "torch_cuda", "simula
     kinds: Mapping[str, Literal["torch_cpu", "torch_cuda", "simulated"]]
     kinds = {"cpu": "torch_cpu", "cuda": "torch_cuda", "simulated": "simulated"}
     return kinds[shape.device]
-
-
-def _bind(unit: type[UnitReplica], shape: UnitShape, *siblings: Application) -> Application:
-    settings = msgspec.to_builtins(actor_settings(shape))
-    return serve.deployment(name=shape.deployment)(unit).bind(settings, *siblings)

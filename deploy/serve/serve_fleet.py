@@ -17,14 +17,13 @@ from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from deploy.control.fleet_status import FleetStatus, ModelState
 from deploy.errors import FleetStartError, FleetUnreachable
 from deploy.fleet_file.settings import FleetFile
-from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT, UNITS_APP
+from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT
 from deploy.serve.fleet_change import FleetChange, change_between, only_at_start
-from deploy.serve.render import serve_config
+from deploy.serve.render import application_names, serve_config
 
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 10.0
 _SEE_LOGS = "run again with -v for the logs"
-_APPS = (GATEWAY_APP, UNITS_APP)
 
 
 class ServeFleet:
@@ -32,13 +31,14 @@ class ServeFleet:
 
     def __init__(self, fleet: FleetFile) -> None:
         self._fleet = fleet
+        self._apps = application_names(fleet)
         self._controller: DeploymentHandle[Any] | None = None
         host = fleet.gateway.host
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{fleet.gateway.port}"
 
     def status(self) -> FleetStatus:
         if self._controller is None:
-            self._controller = deployment_handle(CONTROLLER_DEPLOYMENT)
+            self._controller = deployment_handle(CONTROLLER_DEPLOYMENT, CONTROL_APP)
         return cast(FleetStatus, self._controller.status.remote().result(timeout_s=_CALL_TIMEOUT_S))
 
     def change(self) -> FleetChange:
@@ -48,7 +48,7 @@ class ServeFleet:
             FleetUnreachable: no fleet runs in the cluster.
         """
         running, http = _deployed()
-        if not all(name in running for name in _APPS):
+        if not all(name in running for name in (CONTROL_APP, GATEWAY_APP)):
             raise FleetUnreachable(
                 address=self._fleet.name, reason="its cluster runs no fleet; start it with `muxfleet up`"
             )
@@ -108,14 +108,14 @@ class ServeFleet:
     def _wait_for_applications(self, until_s: float, on_stage: Callable[[str], None]) -> None:
         while True:
             statuses = serve.status().applications
-            on_stage(_starting(statuses))
+            on_stage(_starting(self._apps, statuses))
             for name, app in statuses.items():
                 if app.status == ApplicationStatus.DEPLOY_FAILED:
                     raise FleetStartError(
                         reason=f"Serve could not deploy {name!r}: {_last_line(app.message)}",
                         remedy=_SEE_LOGS,
                     )
-            if all(n in statuses and statuses[n].status == ApplicationStatus.RUNNING for n in _APPS):
+            if all(n in statuses and statuses[n].status == ApplicationStatus.RUNNING for n in self._apps):
                 return
             self._check_time(until_s, f"Serve is still deploying ({_describe(statuses)})")
             time.sleep(_POLL_S)
@@ -132,7 +132,7 @@ class ServeFleet:
 
     def _wait_for_gateways(self, models: set[str], until_s: float) -> None:
         """One that answers is not all of them: each follows the fleet by itself."""
-        gateways = deployment_handle(GATEWAY_DEPLOYMENT)
+        gateways = deployment_handle(GATEWAY_DEPLOYMENT, GATEWAY_APP)
         while True:
             routable = gateways.broadcast("routable_models").results(timeout_s=_CALL_TIMEOUT_S)
             if all(models <= set(of_one) for of_one in routable):
@@ -170,7 +170,7 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[]
         yield ServeFleet(fleet)
     finally:
         if not is_lost():
-            _client().delete_apps(list(_APPS), blocking=True)
+            _client().delete_apps(sorted(serve.status().applications), blocking=True)
         if outlived_by_ray and not was_running and not is_lost():
             serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
 
@@ -189,9 +189,8 @@ def _refuse_foreign_applications() -> bool:
     return True
 
 
-def deployment_handle(deployment: str) -> DeploymentHandle[Any]:
-    """Makes a handle of a deployment of the gateways' application."""
-    handle = serve.get_deployment_handle(deployment, app_name=GATEWAY_APP)
+def deployment_handle(deployment: str, application: str) -> DeploymentHandle[Any]:
+    handle = serve.get_deployment_handle(deployment, app_name=application)
     # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
     handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
     return handle
@@ -220,9 +219,9 @@ def _last_line(message: str) -> str:
     return lines[-1] if lines else "no message"
 
 
-def _starting(statuses: Any) -> str:  # noqa: ANN401  as `_describe`
-    waiting = [app for app in _APPS if app not in statuses or statuses[app].status != ApplicationStatus.RUNNING]
-    return f"starting the processes of the {' and the '.join(waiting)}" if waiting else "asking what is loaded"
+def _starting(apps: Sequence[str], statuses: Any) -> str:  # noqa: ANN401  as `_describe`
+    waiting = [app for app in apps if app not in statuses or statuses[app].status != ApplicationStatus.RUNNING]
+    return f"starting the processes of {', '.join(waiting)}" if waiting else "asking what is loaded"
 
 
 def _loading(models: Sequence[ModelState]) -> str:

@@ -7,18 +7,18 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from deploy.serve.app_args import UNITS_APP
+from deploy.serve.app_args import UNIT_DEPLOYMENT, units_app
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 8.0
 
 
-async def read_decisions(deployment: str, unit_id: str, last: int) -> bytes | None:
+async def read_decisions(pool: str, unit_id: str, last: int) -> bytes | None:
     """The unit's LogExcerpt as JSON; None when it does not answer."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            handle = await asyncio.to_thread(serve.get_deployment_handle, deployment, UNITS_APP)
+            handle = await asyncio.to_thread(serve.get_deployment_handle, UNIT_DEPLOYMENT, units_app(pool))
         calls = handle.broadcast("decisions", unit_id, last)
         answers = await calls.results_async(timeout_s=_TIMEOUT_S, return_exceptions=True)
     except (RayError, RayServeException, TimeoutError) as error:
@@ -28,5 +28,5 @@ async def read_decisions(deployment: str, unit_id: str, last: int) -> bytes | No
         if isinstance(answer, bytes):
             return answer
         if isinstance(answer, BaseException):
-            logger.warning("a unit of %s does not tell its decisions: %r", deployment, answer)
+            logger.warning("a unit of pool %s does not tell its decisions: %r", pool, answer)
     return None

@@ -98,10 +98,10 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- div (mul (.nodes.min | int64) (.gpus_per_node | int64)) (.mesh_gpus | int64) -}}
 {{- end -}}
 
-{{/* Of one pool. Takes fleet, pool. */}}
-{{- define "muxfleet.unitDeployment" -}}
-{{- printf "unit-%dg" (.pool.mesh_gpus | int64) -}}
-{{- if gt (len .fleet.pools) 1 -}}-{{ .pool.name }}{{- end -}}
+{{/* Seconds that what goes may take, as the fleet's drain says. Takes data, drain, of (unit, gateway, node, pod). */}}
+{{- define "muxfleet.drainSeconds" -}}
+{{- $moved := ternary 0.0 (.drain.move_s | float64) (eq .of "gateway") -}}
+{{- addf (get .data.drainSeconds .of) $moved .drain.finish_s -}}
 {{- end -}}
 
 {{/* Arguments by the map of argument to section.key. Takes arguments, sections, nulls. */}}
@@ -123,13 +123,10 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- define "muxfleet.serveConfig" -}}
 {{- $data := include "muxfleet.data" . | fromJson -}}
 {{- $fleet := include "muxfleet.fleet" . | fromJson -}}
-{{- $shapes := list -}}
-{{- $deployments := list -}}
+{{- $applications := list -}}
 {{- $expected := dict -}}
-{{- $named := dict -}}
 {{- $profiles := dict -}}
 {{- range $pool := $fleet.pools -}}
-{{- $name := include "muxfleet.unitDeployment" (dict "fleet" $fleet "pool" $pool) -}}
 {{- $units := include "muxfleet.unitsOf" $pool | int64 -}}
 {{- $shape := include "muxfleet.arguments" (dict "arguments" $data.unitArguments "sections" (dict "pool" $pool "engine" $fleet.engine "fleet" $fleet) "nulls" false) | fromJson -}}
 {{- if eq (default $fleet.engine.backend $pool.backend) "sglang" -}}
@@ -141,25 +138,25 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- end -}}
 {{- $_ := set $shape "sglang" $options -}}
 {{- end -}}
-{{- $shapes = append $shapes (set $shape "deployment" $name) -}}
 {{- $actor := dict "num_cpus" $data.smallCpus -}}
 {{- if eq $pool.device "cpu" -}}{{- $_ := set $actor "num_cpus" (default 1 $pool.cores) -}}{{- end -}}
 {{- if eq $pool.device "cuda" -}}{{- $_ := set $actor "num_gpus" $pool.mesh_gpus -}}{{- end -}}
 {{- if $pool.node_labels -}}{{- $_ := set $actor "label_selector" $pool.node_labels -}}{{- end -}}
-{{- $deployments = append $deployments (mergeOverwrite (deepCopy $data.deployments.unit) (dict "name" $name "num_replicas" $units "ray_actor_options" $actor)) -}}
+{{- $grace := include "muxfleet.drainSeconds" (dict "data" $data "drain" $fleet.drain "of" "unit") | float64 -}}
+{{- $deployment := mergeOverwrite (deepCopy $data.deployments.Unit) (dict "num_replicas" $units "ray_actor_options" $actor "graceful_shutdown_timeout_s" $grace) -}}
+{{- $name := printf "%s%s" $data.applications.units.name $pool.name -}}
+{{- $applications = append $applications (mergeOverwrite (deepCopy $data.applications.units) (dict "name" $name "args" $shape "deployments" (list $deployment))) -}}
 {{- $_ := set $expected $pool.name $units -}}
-{{- $_ := set $named $pool.name $name -}}
 {{- if $pool.profile -}}{{- $_ := set $profiles $pool.name $pool.profile -}}{{- end -}}
 {{- end -}}
 {{- $controller := include "muxfleet.arguments" (dict "arguments" $data.controllerArguments "sections" (dict "engine" $fleet.engine "placement" $fleet.placement "gateway" $fleet.gateway "fleet" $fleet) "nulls" false) | fromJson -}}
-{{- $controller = merge (dict "models" $fleet.models "expected_units" $expected "unit_deployments" $named) $controller -}}
+{{- $controller = merge (dict "models" $fleet.models "expected_units" $expected) $controller -}}
 {{- if $profiles -}}{{- $_ := set $controller "profiles" $profiles -}}{{- end -}}
-{{- $gateway := include "muxfleet.arguments" (dict "arguments" $data.gatewayArguments "sections" (dict "gateway" $fleet.gateway "fleet" $fleet) "nulls" true) | fromJson -}}
-{{- $gateways := list
-  (mergeOverwrite (deepCopy $data.deployments.Gateway) (dict "name" "Gateway" "num_replicas" $fleet.gateway.replicas))
-  (mergeOverwrite (deepCopy $data.deployments.Controller) (dict "name" "Controller" "num_replicas" 1 "user_config" $controller)) -}}
-{{- $applications := list
-  (mergeOverwrite (deepCopy $data.applications.units) (dict "args" (dict "shapes" $shapes) "deployments" $deployments))
-  (mergeOverwrite (deepCopy $data.applications.gateway) (dict "args" $gateway "deployments" $gateways)) -}}
+{{- $control := mergeOverwrite (deepCopy $data.deployments.Controller) (dict "num_replicas" 1 "user_config" $controller "graceful_shutdown_timeout_s" $data.controllerGrace) -}}
+{{- $arguments := include "muxfleet.arguments" (dict "arguments" $data.gatewayArguments "sections" (dict "gateway" $fleet.gateway "fleet" $fleet) "nulls" true) | fromJson -}}
+{{- $grace := include "muxfleet.drainSeconds" (dict "data" $data "drain" $fleet.drain "of" "gateway") | float64 -}}
+{{- $gateway := mergeOverwrite (deepCopy $data.deployments.Gateway) (dict "num_replicas" $fleet.gateway.replicas "graceful_shutdown_timeout_s" $grace) -}}
+{{- $applications = append $applications (mergeOverwrite (deepCopy $data.applications.control) (dict "deployments" (list $control))) -}}
+{{- $applications = append $applications (mergeOverwrite (deepCopy $data.applications.gateway) (dict "args" $arguments "deployments" (list $gateway))) -}}
 {{- merge (dict "http_options" (dict "host" $fleet.gateway.host "port" $fleet.gateway.port) "applications" $applications) $data.config | toYaml -}}
 {{- end -}}

@@ -11,6 +11,13 @@
 {{- $group := include "muxfleet.group" (dict "root" $root "pool" $pool.name) | fromJson -}}
 {{- $ownPath := printf "pools.%s" $pool.name -}}
 {{- include "muxfleet.checkGroup" (dict "root" $root "group" $group "own" $own "path" "workers" "ownPath" $ownPath) -}}
+{{- $needed := include "muxfleet.podDrainSeconds" (dict "root" $root "fleet" $.fleet) | int64 -}}
+{{- with $group.terminationGracePeriodSeconds -}}
+{{- if lt (. | int64) $needed -}}
+{{- $said := ternary $ownPath "workers" (hasKey $own "terminationGracePeriodSeconds") -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.terminationGracePeriodSeconds" $said) "value" . "remedy" (printf "below the %d s that fleet.drain adds up to; remove it, or lower fleet.drain" $needed)) -}}
+{{- end -}}
+{{- end -}}
 {{- if eq $pool.device "cpu" -}}
 {{- $kv := default (include "muxfleet.data" $root | fromJson).cpuKvBytes $pool.kv_memory -}}
 {{- with get (default dict $group.resources.limits) "memory" -}}

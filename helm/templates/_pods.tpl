@@ -127,6 +127,8 @@ spec:
 - {name: HF_HOME, value: {{ printf "%s/huggingface" (trimSuffix "/" $cache) }}}
 # A replica whose loop stands is ended at once: asked gently, it would have until the end of its drain.
 - {name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS, value: "1"}
+# On SIGTERM Ray drains a worker for so long; the head, which runs nothing of ours, goes at once and is back the sooner.
+- {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ include "muxfleet.nodeDrainSeconds" . | quote }}}
 # Ray's default of 15 lets any other program on the node starve the engine.
 - {name: RAY_worker_niceness, value: "0"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
@@ -144,6 +146,19 @@ spec:
 {{- with .group.env }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Takes root, component. */}}
+{{- define "muxfleet.nodeDrainSeconds" -}}
+{{- $drain := (include "muxfleet.fleet" .root | fromJson).drain -}}
+{{- if eq .component "head" -}}0{{- else -}}
+{{- include "muxfleet.drainSeconds" (dict "data" (include "muxfleet.data" .root | fromJson) "drain" $drain "of" "node") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* In whole seconds. Takes root, fleet. */}}
+{{- define "muxfleet.podDrainSeconds" -}}
+{{- include "muxfleet.drainSeconds" (dict "data" (include "muxfleet.data" .root | fromJson) "drain" .fleet.drain "of" "pod") | float64 | ceil | int64 -}}
 {{- end -}}
 
 {{- define "muxfleet.topologySpread" -}}
@@ -191,6 +206,8 @@ template:
 {{- $ports := list
   (dict "name" "serve" "containerPort" (.fleet.gateway.port | int64))
   (dict "name" "metrics" "containerPort" 8080) -}}
+{{- $derived := include "muxfleet.podDrainSeconds" (dict "root" .root "fleet" .fleet) | int64 -}}
+{{- $grace := default $derived $group.terminationGracePeriodSeconds -}}
 groupName: {{ .pool.name }}
 replicas: {{ .pool.nodes.min | int64 }}
 minReplicas: {{ .pool.nodes.min | int64 }}
@@ -204,5 +221,5 @@ labels:
 {{- end }}
 rayStartParams: {}
 template:
-  {{- include "muxfleet.podTemplate" (dict "root" .root "group" $group "component" "worker" "pool" .pool.name "ports" $ports "resources" $resources "grace" $group.terminationGracePeriodSeconds) | nindent 2 }}
+  {{- include "muxfleet.podTemplate" (dict "root" .root "group" $group "component" "worker" "pool" .pool.name "ports" $ports "resources" $resources "grace" $grace) | nindent 2 }}
 {{- end -}}

@@ -16,6 +16,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import Lease
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
+from pdmux_actor.serving.settled_wait import until_settled
 from pdmux_actor.serving.unit import DRAIN_TIMEOUT_S, Unit
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,10 @@ class UnitNotHealthy(RuntimeError):
 
 class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`controller` names the deployment whose `heartbeat(UnitReport) -> Lease` this unit calls. `host` None is the
-    node's address. `drain_timeout_s` should be below the deployment's `graceful_shutdown_timeout_s`.
+    node's address. When Serve stops the replica, its models have `move_timeout_s` to move to other units, then its
+    streams `drain_timeout_s` to end; both together should be below the deployment's `graceful_shutdown_timeout_s`.
+    A new unit counts as ready for Serve, which then stops the next old one, when the control loop has settled it, at
+    the latest after `settle_timeout_s`.
     """
 
     engine: EngineSettings
@@ -41,7 +45,9 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heartbeat_period_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
     start_timeout_s: float = 120.0
+    move_timeout_s: float = 0.0
     drain_timeout_s: float = DRAIN_TIMEOUT_S
+    settle_timeout_s: float = 900.0
     watch: WatchSettings = WatchSettings()
 
 
@@ -74,12 +80,18 @@ class PdmuxActor:
         await self._unit.start()
         self._controller: DeploymentHandle[Any] | None = None
         self._controller_missing = False
+        self._is_settled = False
         self._heartbeats = asyncio.create_task(self._beat())
 
     async def check_health(self) -> None:
-        """Runs on the loop that serves: Serve also replaces a unit whose check does not return. Never waits; a model
-        that is absent or loading is no illness.
+        """Runs on the loop that serves: Serve also replaces a unit whose check does not return. A model that is absent
+        or loading is no illness.
+
+        Only the first waits, for which Serve has no limit and until which it stops no other unit for this one's sake:
+        until the unit holds what it shall.
         """
+        if not self._is_settled:
+            await self._settle()
         if self._heartbeats.done():
             raise UnitNotHealthy("the unit no longer talks to the control loop") from self._heartbeats.exception()
         if not self._unit.is_healthy():
@@ -99,10 +111,36 @@ class PdmuxActor:
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica."""
+        if self._unit.is_healthy():
+            await self._hand_over()
         if not await self._unit.drain(self._settings.drain_timeout_s):
             logger.warning("streams are still open after the drain")
         self._heartbeats.cancel()
         await self._unit.stop()
+
+    async def _settle(self) -> None:
+        if not await self._until_settled(self._settings.settle_timeout_s):
+            logger.warning("the control loop has not settled this unit; it counts as ready")
+        self._is_settled = True
+
+    async def _hand_over(self) -> None:
+        """Serves on until other units have the models. Where none can, or nobody leads the units, not for long."""
+        self._unit.ask_to_leave()
+        if not await self._until_settled(self._settings.move_timeout_s):
+            logger.warning("models are still on this unit, which goes now")
+
+    async def _until_settled(self, timeout_s: float) -> bool:
+        return await until_settled(
+            self._asks_whether_settled,
+            is_worth_it=self._unit.is_healthy,
+            poll_s=self._settings.heartbeat_period_s,
+            timeout_s=timeout_s,
+        )
+
+    async def _asks_whether_settled(self) -> bool:
+        if self._controller is None:
+            return self._controller_missing
+        return bool(await self._controller.is_settled.remote(self._unit.unit_id))
 
     async def _beat(self) -> None:
         while True:

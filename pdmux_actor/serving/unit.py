@@ -70,6 +70,7 @@ class Unit:
         self._streams: dict[str, _OpenStream] = {}
         self._none_open = asyncio.Event()
         self._stream_numbers = itertools.count()
+        self._wants_to_leave = False
         self._refusal: str | None = None  # why no stream is opened any more
         self._failure: str | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -110,6 +111,7 @@ class Unit:
             models=self._model_statuses(),
             load=self._engine.load_report(),
             is_leaving=self._refusal is not None,
+            wants_to_leave=self._wants_to_leave,
             failure=self._failure,
             device=self._capacity.device,
             engine=self._engine_version,
@@ -131,6 +133,10 @@ class Unit:
         """False: the engine is gone, or the unit is broken; only a restart helps."""
         pumping = self._pump is not None and not self._pump.done()
         return pumping and self._engine.is_alive() and self._follower.failure is None
+
+    def ask_to_leave(self) -> None:
+        """Tells the control loop with the next heartbeat that the models shall move away; all is served meanwhile."""
+        self._wants_to_leave = True
 
     async def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
         """Opens no more streams and waits for those that are open; False when some still are after `timeout_s`."""

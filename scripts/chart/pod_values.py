@@ -94,8 +94,8 @@ class WorkerGroup(PodGroup):
     """For cuda pools: gpus_per_node of it are added to requests and limits."""
     idle_timeout_seconds: PositiveInt | None = None
     """Default: autoscaling.idleTimeoutSeconds."""
-    termination_grace_period_seconds: PositiveInt = 90
-    """At least the 60 s that a unit lets its streams finish."""
+    termination_grace_period_seconds: PositiveInt | None = None
+    """Default: what fleet.drain adds up to. No less is taken: Kubernetes would kill what still drains."""
 
 
 class Pool(WorkerGroup):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.setting_types import CPU_KV_BYTES
 from deploy.fleet_file.settings import (
     EngineSection,
@@ -25,15 +26,15 @@ from deploy.fleet_file.settings import (
     semantic_problems,
 )
 from deploy.local.ray_environment import HAPROXY
-from deploy.serve.app_args import Args, ControllerConfig, GatewayArgs, UnitShape
+from deploy.serve.app_args import UNIT_DEPLOYMENT, Args, ControllerConfig, GatewayArgs, UnitShape, units_app
 from deploy.serve.render import serve_config
 from profiler.devices import DEVICES
 from scripts.chart.values import OLDEST_RAY
 
 # Arguments that the templates work out, or that bear another name in the fleet file.
 _COMPUTED: Mapping[type[Args], frozenset[str]] = {
-    UnitShape: frozenset({"deployment", "sglang"}),
-    ControllerConfig: frozenset({"models", "expected_units", "unit_deployments", "profiles"}),
+    UnitShape: frozenset({"sglang"}),
+    ControllerConfig: frozenset({"models", "expected_units", "profiles"}),
     GatewayArgs: frozenset(),
 }
 _RENAMED: Mapping[str, str] = {
@@ -44,11 +45,12 @@ _RENAMED: Mapping[str, str] = {
     "host_memory_bytes": "pool.host_memory",
 }
 _SECTIONS: Mapping[type[Args], Sequence[tuple[str, type[BaseModel]]]] = {
-    UnitShape: (("pool", PoolSection), ("engine", EngineSection)),
+    UnitShape: (("pool", PoolSection), ("engine", EngineSection), ("fleet", FleetFile)),
     ControllerConfig: (("engine", EngineSection), ("placement", PlacementSection), ("fleet", FleetFile)),
     GatewayArgs: (("gateway", GatewaySection), ("fleet", FleetFile)),
 }
-_COMPUTED_OPTIONS = frozenset({"name", "num_replicas", "ray_actor_options", "user_config"})
+_COMPUTED_OPTIONS = frozenset({"num_replicas", "ray_actor_options", "user_config", "graceful_shutdown_timeout_s"})
+_AT_ONCE = DrainSection(move_s=0, finish_s=0)  # what is left are the times that are the same for every fleet
 
 
 class UnmappedArgument(LookupError):
@@ -58,7 +60,7 @@ class UnmappedArgument(LookupError):
 def chart_files_data() -> dict[str, Any]:
     probe = FleetFile.model_validate({"models": [{"id": "probe", "source": "probe/probe"}]})
     config = serve_config(probe)
-    units, gateway = config["applications"]
+    units, control, gateway = config["applications"]
     return {
         "types": _types_of(FleetFile),
         "byteUnits": {unit: factor for unit, factor in ByteSize.byte_sizes.items() if float(factor).is_integer()},
@@ -66,11 +68,25 @@ def chart_files_data() -> dict[str, Any]:
         "controllerArguments": _sources(ControllerConfig),
         "gatewayArguments": _sources(GatewayArgs),
         "config": {k: v for k, v in config.items() if k not in {"applications", "http_options"}},
-        "applications": {"units": _same_everywhere(units), "gateway": _same_everywhere(gateway)},
-        "deployments": {
-            "unit": _options(units["deployments"][0]),
-            **{d["name"]: _options(d) | {"ray_actor_options": d["ray_actor_options"]} for d in gateway["deployments"]},
+        "applications": {
+            "units": _same_everywhere(units) | {"name": units_app("")},
+            "control": _same_everywhere(control) | {"args": control["args"]},
+            "gateway": _same_everywhere(gateway),
         },
+        "deployments": {
+            UNIT_DEPLOYMENT: _options(units["deployments"][0]),
+            **{
+                d["name"]: _options(d) | {"ray_actor_options": d["ray_actor_options"]}
+                for d in (*control["deployments"], *gateway["deployments"])
+            },
+        },
+        "drainSeconds": {
+            "unit": _AT_ONCE.unit_s,
+            "gateway": _AT_ONCE.gateway_s,
+            "node": _AT_ONCE.node_s,
+            "pod": _AT_ONCE.pod_s,
+        },
+        "controllerGrace": control["deployments"][0]["graceful_shutdown_timeout_s"],
         "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
         "cpuKvBytes": int(CPU_KV_BYTES),
         "gpuTypes": sorted(DEVICES),

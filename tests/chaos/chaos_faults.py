@@ -18,7 +18,7 @@ from deploy.fleet_file.watch_section import WatchSection
 _RECOVER_S = 120.0
 _ENGINE = "pdmux_actor.serving.process"
 _GATEWAY = "ServeReplica:gateway:Gateway"
-_CONTROLLER = "ServeReplica:gateway:Controller"
+_CONTROLLER = "ServeReplica:control:Controller"
 _PAGE_BYTES = 4096
 _LONG_PROMPTS = 24
 

@@ -76,6 +76,7 @@ class FakeUnit:
     lease: Lease | None = None
     phases: dict[str, ModelPhase] = field(default_factory=dict)
     is_leaving: bool = False
+    wants_to_leave: bool = False
     failure: str | None = None
     node: str = "n"
     memory_bytes: int = 2**30
@@ -125,6 +126,7 @@ class FakeUnit:
                 steps_total=0,
             ),
             is_leaving=self.is_leaving,
+            wants_to_leave=self.wants_to_leave,
             failure=self.failure,
             device=self.device,
             measured_device=self.measured_device,

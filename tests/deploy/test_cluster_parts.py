@@ -5,7 +5,7 @@ COMMANDS = {
     RAYLET: "/site/ray/core/src/ray/raylet/raylet --x",
     GCS: "/site/ray/core/src/ray/gcs/gcs_server --log_dir=/tmp/x",
     PROXY: "ray::ProxyActor",
-    99: "ray::ServeReplica:units:unit-1g",
+    99: "ray::ServeReplica:units-sim:Unit",
 }
 
 

@@ -40,17 +40,58 @@ def test_change__models_targets_policy_and_nodes__restart_nothing() -> None:
     change = change_between(applications(BASE), applications(wanted))
 
     assert change.restarts == ()
-    assert "unit-1g: 1 -> 3 replicas" in change.in_place
+    assert "the units of pool default: 1 -> 3 replicas" in change.in_place
     assert "model a: slo.ttft_s 2.0 -> 9.0" in change.in_place
     assert {"model b: removed", "model c: added", "policy mux -> adbs"} <= set(change.in_place)
 
 
-def test_change__what_shapes_a_process__restarts_it() -> None:
-    change = change_between(applications(BASE), applications({**BASE, "pools": [{"kv_memory": "64MiB"}]}))
+def test_change__what_shapes_a_unit__restarts_units_of_that_pool_only() -> None:
+    pools = [{"name": "one"}, {"name": "two"}]
+    change = change_between(
+        applications({**BASE, "pools": pools}),
+        applications({**BASE, "pools": [pools[0], {"name": "two", "kv_memory": "64MiB"}]}),
+    )
 
     (line,) = change.restarts
-    assert line.startswith("every process of 'units'")
+    assert line.startswith("the units of pool two, one after the other")
     assert "kv_pool_bytes" in line
+    assert change.in_place == ()
+
+
+def test_change__labels_of_a_pools_nodes__restart_its_units() -> None:
+    pool = {"node_labels": {"place": "here"}}
+
+    change = change_between(applications(BASE), applications({**BASE, "pools": [pool]}))
+
+    (line,) = change.restarts
+    assert "ray_actor_options.label_selector" in line
+
+
+def test_change__second_pool__is_added_and_restarts_nothing() -> None:
+    change = change_between(
+        applications({**BASE, "pools": [{"name": "one"}]}),
+        applications({**BASE, "pools": [{"name": "one"}, {"name": "two", "device": "simulated", "mesh_gpus": 1}]}),
+    )
+
+    assert change.restarts == ()
+    assert "the units of pool two: added" in change.in_place
+
+
+def test_change__pool_removed__ends_its_units() -> None:
+    change = change_between(
+        applications({**BASE, "pools": [{"name": "one"}, {"name": "two"}]}),
+        applications({**BASE, "pools": [{"name": "one"}]}),
+    )
+
+    assert change.restarts == ("the units of pool two: removed, they end",)
+
+
+def test_change__gateway_setting__restarts_gateways_and_neither_control_loop_nor_units() -> None:
+    change = change_between(applications(BASE), applications({**BASE, "gateway": {"hold_s": 7.0}}))
+
+    (line,) = change.restarts
+    assert line.startswith("the gateways, one after the other: hold_s")
+    assert change.in_place == ()
 
 
 def test_change__labels_of_a_pools_nodes__restart_its_units() -> None:

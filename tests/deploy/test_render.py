@@ -7,8 +7,15 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.fleet_file.settings import FleetFile, fleet_json_schema, parse_fleet_file, read_fleet_file
 from deploy.local.demo_fleet import FLEET_TEXT
-from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitsArgs
-from deploy.serve.render import controller_config, logical_cpus, serve_config, serve_yaml, without_node_labels
+from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitShape
+from deploy.serve.render import (
+    application_names,
+    controller_config,
+    logical_cpus,
+    serve_config,
+    serve_yaml,
+    without_node_labels,
+)
 from deploy.serve.serve_applications import actor_settings, gateway_limits
 from pdmux_actor.serving.engine_watch import WatchSettings
 
@@ -40,7 +47,7 @@ def test_serve_yaml__examples__are_the_checked_in_ones(rendered: Path) -> None:
 @pytest.mark.parametrize(("device", "kind"), [("cpu", "torch_cpu"), ("cuda", "torch_cuda"), ("simulated", "simulated")])
 def test_actor_settings__device_of_a_pool__is_its_engines(device: str, kind: str) -> None:
     fleet = fleet_of(f"models: [{{id: a, source: org/a}}]\npools: [{{device: {device}}}]")
-    (shape,) = UnitsArgs.model_validate(application(serve_config(fleet), "units")["args"]).shapes
+    shape = UnitShape.model_validate(application(serve_config(fleet), "units-default")["args"])
 
     assert actor_settings(shape).engine.kind == kind
 
@@ -59,7 +66,7 @@ def test_serve_yaml__any_fleet__is_accepted_by_serve_as_it_stands(text: str) -> 
 
     accepted = ServeDeploySchema.model_validate(config)
 
-    assert {a.name for a in accepted.applications} == {"units", "gateway"}
+    assert tuple(a.name for a in accepted.applications) == application_names(fleet_of(text))
     for app in accepted.applications:
         known = {d.name: d for d in app.deployments}
         for deployment in application(config, app.name)["deployments"]:
@@ -68,13 +75,14 @@ def test_serve_yaml__any_fleet__is_accepted_by_serve_as_it_stands(text: str) -> 
             )
 
 
-def test_serve_config__two_pools__has_one_deployment_per_pool_with_all_its_units() -> None:
-    units = application(serve_config(fleet_of(TWO_POOLS)), "units")
+def test_serve_config__two_pools__has_one_application_per_pool_with_all_its_units() -> None:
+    big, small = (application(serve_config(fleet_of(TWO_POOLS)), f"units-{pool}") for pool in ("big", "small"))
 
-    args = UnitsArgs.model_validate(units["args"])
-
-    assert [(d["name"], d["num_replicas"]) for d in units["deployments"]] == [("unit-4g-big", 4), ("unit-1g-small", 1)]
-    assert [s.deployment for s in args.shapes] == ["unit-4g-big", "unit-1g-small"]
+    assert [(d["name"], d["num_replicas"]) for d in (*big["deployments"], *small["deployments"])] == [
+        ("Unit", 4),
+        ("Unit", 1),
+    ]
+    assert [UnitShape.model_validate(a["args"]).num_gpus for a in (big, small)] == [4, 1]
     assert controller_config(fleet_of(TWO_POOLS)).expected_units == {"big": 4, "small": 1}
 
 
@@ -91,7 +99,7 @@ def test_serve_config__models_slos_and_policy_change__only_user_config_changes()
     old, new = serve_config(before), serve_config(after)
 
     for config in (old, new):
-        controllers = application(config, "gateway")["deployments"]
+        controllers = application(config, "control")["deployments"]
         changed = next(d for d in controllers if d["name"] == CONTROLLER_DEPLOYMENT).pop("user_config")
         ControllerConfig.model_validate(changed)
     assert old == new
@@ -101,14 +109,14 @@ def test_serve_config__args__pass_their_builders_types() -> None:
     config = serve_config(fleet_of(FLEET_TEXT))
 
     GatewayArgs.model_validate(application(config, "gateway")["args"])
-    UnitsArgs.model_validate(application(config, "units")["args"])
+    UnitShape.model_validate(config["applications"][0]["args"])
 
 
 def test_watch__of_the_fleet_file__reaches_units_and_gateways() -> None:
     text = TWO_POOLS + "engine: {watch: {kill_s: 20, load_s: 60}}\ngateway: {unit_suspect_s: 1.5, unit_lost_s: 4}\n"
     config = serve_config(fleet_of(text))
 
-    shapes = UnitsArgs.model_validate(application(config, "units")["args"]).shapes
+    shapes = [UnitShape.model_validate(application(config, f"units-{p}")["args"]) for p in ("big", "small")]
     watches = [actor_settings(shape).watch for shape in shapes]
     limits = gateway_limits(GatewayArgs.model_validate(application(config, "gateway")["args"]))
 
@@ -137,8 +145,8 @@ def test_serve_config__pools_with_node_labels__units_are_placed_on_their_nodes_o
     text = "models: [{id: a, source: x}]\npools: [{name: big, node_labels: {muxfleet.io/pool: big}}, {name: any}]\n"
 
     def selectors(fleet: FleetFile) -> list[object]:
-        deployments = application(serve_config(fleet), "units")["deployments"]
-        return [d["ray_actor_options"].get("label_selector") for d in deployments]
+        apps = [application(serve_config(fleet), f"units-{p}") for p in ("big", "any")]
+        return [a["deployments"][0]["ray_actor_options"].get("label_selector") for a in apps]
 
     assert selectors(fleet_of(text)) == [labels, None]
     assert selectors(without_node_labels(fleet_of(text))) == [None, None]

@@ -194,19 +194,18 @@ def test_trace_decisions__no_fleet_there__is_one_line_and_code_1(url: str, capsy
     assert capsys.readouterr().err.count("\n") == 1
 
 
-async def test_controller__decisions__are_those_of_the_units_deployment(tmp_path: Path) -> None:
+async def test_controller__decisions__are_those_of_the_units_pool(tmp_path: Path) -> None:
     calls = []
 
-    async def read(deployment: str, unit_id: str, last: int) -> bytes:
-        calls.append((deployment, unit_id, last))
+    async def read(pool: str, unit_id: str, last: int) -> bytes:
+        calls.append((pool, unit_id, last))
         return b"{}"
 
     controller = Controller(token="t", read_decisions=read)
     assert await controller.decisions("u", 5) is None  # before it knows anything
-    config = {"models": [], "policy": "mux", "expected_units": {"p": 1}}
-    await controller.reconfigure({**config, "unit_deployments": {"p": "unit-1g-p"}})
+    await controller.reconfigure({"models": [], "policy": "mux", "expected_units": {"p": 1}})
     await controller.heartbeat(FakeUnit(unit_id="u").report())
 
     assert await controller.decisions("u", 5) == b"{}"
     assert await controller.decisions("another", 5) is None
-    assert calls == [("unit-1g-p", "u", 5)]
+    assert calls == [("p", "u", 5)]

@@ -137,7 +137,7 @@ class FleetProcess:
         return self.engine().parent() or self._fail("the engine has no parent")
 
     def controller(self) -> psutil.Process:
-        return self.process(title="ServeReplica:gateway:Controller")
+        return self.process(title="ServeReplica:control:Controller")
 
     def statuses(self) -> dict[str, str]:
         entries = httpx.get(f"{self.url}/v1/models", timeout=30, trust_env=False).json()["data"]

@@ -13,12 +13,12 @@ from helm_runner import LOADER
 from ray.serve.schema import ServeDeploySchema
 
 from deploy.serve.app_args import (
+    CONTROL_APP,
     CONTROLLER_DEPLOYMENT,
     GATEWAY_APP,
-    UNITS_APP,
     ControllerConfig,
     GatewayArgs,
-    UnitsArgs,
+    UnitShape,
 )
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -209,10 +209,11 @@ def argument_problems(config: Mapping[str, Any]) -> Iterator[str]:
     for application in config["applications"]:
         deployments = {d["name"]: d for d in application.get("deployments", [])}
         try:
-            if application["name"] == UNITS_APP:
-                UnitsArgs.model_validate(application["args"])
-            elif application["name"] == GATEWAY_APP:
+            if application["name"] == GATEWAY_APP:
                 GatewayArgs.model_validate(application["args"])
+            elif application["name"] != CONTROL_APP:
+                UnitShape.model_validate(application["args"])
+            else:
                 ControllerConfig.model_validate(deployments[CONTROLLER_DEPLOYMENT]["user_config"])
         except ValueError as error:
             yield f"serveConfigV2.{application['name']}: {error}"

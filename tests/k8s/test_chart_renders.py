@@ -12,6 +12,8 @@ from helm_runner import CI_VALUES, LOADER, Helm, merged, objects_of, of_kind, ra
 from kubernetes_schemas import CustomSchemas
 from operator_rules import budget_problems, object_problems
 
+from deploy.fleet_file.drain_section import DrainSection
+
 pytestmark = pytest.mark.k8s
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -49,6 +51,20 @@ def test_ci_values__folder__has_the_ten_kinds() -> None:
         "existing-secrets",
         "openshift",
     }
+
+
+def test_drain__longer_than_by_default__times_of_serve_ray_and_kubernetes_follow(helm4: Helm, chart: Path) -> None:
+    drain = DrainSection(move_s=200.0, finish_s=300.5)
+    service = ray_service(objects(helm4, chart, {"fleet": {"drain": drain.model_dump()}}))
+    _, worker = groups(service)
+    pod = worker["template"]["spec"]
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    grace = {d["name"]: d["graceful_shutdown_timeout_s"] for a in config["applications"] for d in a["deployments"]}
+    env = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+
+    assert grace == {"Unit": 510.5, "Controller": 10.0, "Gateway": 310.5}
+    assert float(env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]) == drain.node_s == 540.5
+    assert pod["terminationGracePeriodSeconds"] == 551 >= drain.pod_s
 
 
 @pytest.mark.parametrize("values", CI_VALUES, ids=lambda path: path.stem)
@@ -236,13 +252,15 @@ def test_pool__with_an_image_of_its_own__leaves_the_others_theirs(
     assert images == [f"registry/muxfleet@{DIGEST}", f"registry/muxfleet@{DIGEST}", image]
 
 
-def test_serve_environment__head_and_workers__is_the_same(helm4: Helm, chart: Path) -> None:
+def test_serve_environment__head_and_workers__is_the_same_but_for_the_drain(helm4: Helm, chart: Path) -> None:
     def serve_environment(group: dict[str, Any]) -> dict[str, str]:
         env = group["template"]["spec"]["containers"][0]["env"]
         return {v["name"]: v["value"] for v in env if v["name"].startswith("RAY_")}
 
     head, worker = map(serve_environment, groups(ray_service(objects(helm4, chart, {}))))
+    drains = [env.pop("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S") for env in (head, worker)]
 
+    assert drains == ["0", f"{DrainSection().node_s:g}"]
     assert head == worker
     assert head["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
 

@@ -52,6 +52,15 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         {"pools": {"default": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}}}},
         "muxfleet: pools.default.resources.requests.cpu = 2: above limits.cpu (1999m); lower it or raise the limit",
     ),
+    "pods killed before their drain is over": (
+        {"workers": {"terminationGracePeriodSeconds": 90}},
+        "muxfleet: workers.terminationGracePeriodSeconds = 90: below the 130 s that fleet.drain adds up to; "
+        "remove it, or lower fleet.drain",
+    ),
+    "pods of one pool killed before their drain is over": (
+        {"pools": {"default": {"terminationGracePeriodSeconds": 60}}, "fleet": {"drain": {"move_s": 0}}},
+        "muxfleet: pools.default.terminationGracePeriodSeconds = 60: below the 100 s",
+    ),
     "an old Ray": (
         {"rayVersion": "2.9.3"},
         'muxfleet: rayVersion = "2.9.3": older than muxfleet runs on; '
