@@ -14,8 +14,8 @@ _TOLD_OTHERWISE = frozenset({"name", "num_replicas", "user_config", _RESTARTING}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChange:
-    """`in_place` lines say what changes without a restart, `restarts` what restarts or ends processes, `not_applied` what
-    changes only when the fleet is started anew.
+    """`in_place` lines say what changes without a restart, `restarts` what restarts or ends processes, `not_applied`
+    what changes only when the fleet is started anew.
     """
 
     in_place: tuple[str, ...]
@@ -31,6 +31,12 @@ def change_between(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Fle
     in_place = [f"{_told(name)}: added" for name in wanted if name not in running]
     in_place += [line for name in both for line in _in_place(name, running[name], wanted[name])]
     return FleetChange(in_place=tuple(in_place), restarts=tuple(restarts))
+
+
+def only_at_start(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, ...]:
+    """Compares Serve's HTTP options, which do not change while it runs."""
+    known = {key: running.get(key) for key in wanted}
+    return tuple(f"gateway.{line}" for line in sorted(_differences(known, wanted, "")))
 
 
 def _told(application: str) -> str:
@@ -61,8 +67,8 @@ def _in_place(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) 
         old = before.get(deployment["name"], {})
         if old.get("num_replicas") != deployment.get("num_replicas"):
             yield f"{_told(name)}: {old.get('num_replicas')} -> {deployment.get('num_replicas')} replicas"
-        options = [{k: v for k, v in d.items() if k not in _TOLD_OTHERWISE} for d in (old, deployment)]
-        yield from (f"{_told(name)}: {line}" for line in sorted(_differences(*options, "")))
+        one, other = ({k: v for k, v in d.items() if k not in _TOLD_OTHERWISE} for d in (old, deployment))
+        yield from (f"{_told(name)}: {line}" for line in sorted(_differences(one, other, "")))
         if deployment["name"] == CONTROLLER_DEPLOYMENT:
             yield from _catalog(old.get("user_config") or {}, deployment["user_config"])
 

@@ -94,15 +94,6 @@ def test_change__gateway_setting__restarts_gateways_and_neither_control_loop_nor
     assert change.in_place == ()
 
 
-def test_change__labels_of_a_pools_nodes__restart_its_units() -> None:
-    pool = {"node_labels": {"place": "here"}}
-
-    change = change_between(applications(BASE), applications({**BASE, "pools": [pool]}))
-
-    (line,) = change.restarts
-    assert line.startswith("every replica of unit-1g: ray_actor_options.label_selector")
-
-
 def test_only_at_start__another_port__is_named_and_what_serve_adds_is_not() -> None:
     told = only_at_start({"host": "h", "port": 1, "root_path": "/"}, {"host": "h", "port": 2})
 

@@ -1,4 +1,4 @@
-"""Units that Serve replaces one after the other: each is emptied before it goes, and serves before the next one goes."""
+"""Units that Serve replaces one after the other: each is emptied before it goes and serves before the next one goes."""
 
 from fleet_model import World, catalog, catalog_model
 from test_moves import Told, room_for, world_of
