@@ -1,7 +1,9 @@
 """The fleet file of the scenarios."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from chaos_load import MODELS
 from fleets.byte_checkpoint import write_checkpoint
@@ -30,7 +32,9 @@ def fleet_of(
     port: int,
     extra: tuple[dict[str, object], ...] = (),
     pools: tuple[dict[str, object], ...] = (_POOL,),
+    sections: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
 ) -> Path:
+    """`sections` are added to the file; `gateway` to what it says there."""
     for model in MODELS:
         if not (folder / model).exists():
             write_checkpoint(folder / model, _LAYERS)
@@ -42,7 +46,8 @@ def fleet_of(
         "name": "chaos",
         "models": [*models, SLEEPER, *extra],
         "pools": list(pools),
-        "gateway": {"port": port, "replicas": 2, "hold_s": 90},
+        **{name: dict(section) for name, section in sections.items()},
+        "gateway": {"port": port, "replicas": 2, "hold_s": 90, **sections.get("gateway", {})},
     }
     file = folder / "fleet.json"
     file.write_text(json.dumps(fleet))

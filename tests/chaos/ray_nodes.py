@@ -41,11 +41,19 @@ class RayNode:
         psutil.wait_procs(processes, timeout=10)
         self._process.wait(10)
 
+    def terminate(self) -> None:
+        """As Kubernetes ends a pod: with a signal, on which Ray drains the node."""
+        self._process.terminate()
+
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
 
 class RayNodes:
     """A head, and workers that come and go. `ports`: six in a row that are free."""
 
-    def __init__(self, folder: Path, *, ports: int) -> None:
+    def __init__(self, folder: Path, *, ports: int, drain_s: float = 0.0) -> None:
+        """`drain_s`: how long Ray drains a node that is terminated."""
         gcs, dashboard, agent, metrics, client = (str(ports + i) for i in range(5))
         self._worker_proxy = ports + 5
         self._address = f"127.0.0.1:{gcs}"
@@ -54,6 +62,7 @@ class RayNodes:
             "MUXFLEET_ALLOW_OPEN_RAY": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s:g}",
             "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         }

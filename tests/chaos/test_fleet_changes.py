@@ -1,0 +1,251 @@
+"""What is done to a fleet on purpose, under load: drains of units and nodes, new settings, another pool. Each time nothing
+is lost and nothing refused. One fleet on two raylets for all: each scenario begins with what the last one left.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from chaos_faults import unit_ids, until_balanced, until_well
+from chaos_fleet_file import fleet_of
+from chaos_load import MODELS, Load, Run
+from fleet_process import FleetProcess, command_line
+from ray_nodes import RayNode, RayNodes
+
+from deploy.fleet_file.drain_section import DrainSection
+
+PORT = 20631
+RAY_PORTS = 20640
+DRAIN = DrainSection(move_s=20.0, finish_s=10.0)
+UNITS = 4
+PATIENCE_S = 150.0
+Change = Callable[["Changed"], Awaitable[None]]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Changed:
+    """A fleet on two nodes, of which the second comes and goes."""
+
+    def __init__(self, folder: Path, nodes: RayNodes) -> None:
+        self._folder = folder
+        self._nodes = nodes
+        self.process = FleetProcess(self.file(), nodes.environment)
+        self.worker: RayNode | None = None
+
+    def file(self, *, more: tuple[dict[str, object], ...] = (), **sections: dict[str, object]) -> Path:
+        pool = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 2, "kv_memory": "2GiB"}
+        pools = tuple({"name": place, "node_labels": {"place": place}, **pool} for place in ("stays", "goes"))
+        drain = {"drain": DRAIN.model_dump()}
+        return fleet_of(self._folder, port=PORT, pools=(*pools, *more), sections={**drain, **sections})
+
+    def add_node(self) -> None:
+        self.worker = self._nodes.add()
+
+    def pids(self, title: str) -> set[int]:
+        return {p.pid for p in self._found(title)}
+
+    def kill(self, title: str) -> None:
+        for process in self._found(title):
+            process.kill()
+
+    def _found(self, title: str) -> list[psutil.Process]:
+        return [p for p in self._nodes.processes() if title in command_line(p)]
+
+    async def muxfleet(self, *arguments: str) -> str:
+        """Its output; it must end well."""
+        running = await asyncio.create_subprocess_exec(
+            *self.process.command(*arguments),
+            env=self._nodes.environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await asyncio.wait_for(running.communicate(), PATIENCE_S)
+        assert running.returncode == 0, output.decode()
+        return output.decode()
+
+
+class Watch:
+    """Looks at the fleet while something is done to it: the longest time without a word of its control loop, and the
+    fewest units that had a model ready, as far as all were told of.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.without_control_s = 0.0
+        self.fewest = UNITS
+
+    async def look(self) -> None:
+        answered_s = time.monotonic()
+        async with httpx.AsyncClient(timeout=3, trust_env=False) as http:
+            while True:
+                try:
+                    response = await http.get(f"{self._url}/fleet")
+                    if response.status_code == 200:
+                        now_s = time.monotonic()
+                        self.without_control_s = max(self.without_control_s, now_s - answered_s)
+                        answered_s = now_s
+                        self._count(response.json()["units"])
+                except httpx.HTTPError:
+                    pass  # so long the control loop is not heard
+                await asyncio.sleep(0.2)
+
+    def _count(self, units: list[dict[str, Any]]) -> None:
+        ready = [s["model"] for u in units for s in u["report"]["models"] if s["phase"] == "ready"]
+        if len(units) >= UNITS - 2:
+            self.fewest = min(self.fewest, *(ready.count(m) for m in MODELS))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changed]:
+    # Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist.
+    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
+        nodes = RayNodes(Path(folder), ports=RAY_PORTS, drain_s=DRAIN.node_s)
+        changed = Changed(tmp_path_factory.mktemp("changes"), nodes)
+        try:
+            changed.add_node()
+            changed.process.wait_until_serving()
+            asyncio.run(until_well(changed.process, units=UNITS))
+            yield changed
+        finally:
+            changed.process.kill()
+            nodes.stop()
+
+
+@pytest.fixture(scope="module")
+def load(fleet: Changed) -> Load:
+    return Load.calibrated(fleet.process.url)
+
+
+def through(fleet: Changed, load: Load, change: Change, name: str, capsys: pytest.CaptureFixture[str]) -> Watch:
+    """Requests come while it is done. None is lost, refused or answered with other tokens, and the books balance."""
+    watch = Watch(fleet.process.url)
+    took_s: list[float] = []
+
+    async def trouble() -> None:
+        began_s = time.monotonic()
+        looking = asyncio.create_task(watch.look())
+        try:
+            await change(fleet)
+        finally:
+            looking.cancel()
+        took_s.append(time.monotonic() - began_s)
+
+    run: Run = load.through(trouble)
+    told = {
+        "change": name,
+        "requests": len(run.answers),
+        "lost": len(run.lost()),
+        "refused": len(run.refused()),
+        "seconds": round(took_s[0], 1),
+        "without_control_s": round(watch.without_control_s, 1),
+        "fewest_ready_replicas": watch.fewest,
+    }
+    with capsys.disabled():
+        print(f"\n  {json.dumps(told)}")
+    assert not run.lost()
+    assert not run.refused()
+    assert not run.wrong()
+    assert watch.fewest >= 1
+    asyncio.run(until_balanced(fleet.process))
+    return watch
+
+
+def test_unit__drained_with_the_controller_killed_in_the_middle__is_emptied_and_used_again(
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change(fleet: Changed) -> None:
+        unit = sorted(await unit_ids(fleet.process))[0]
+        draining = asyncio.create_task(fleet.muxfleet("drain", unit))
+        while not (await cordons(fleet)):  # noqa: ASYNC110  a state that sets no event
+            await asyncio.sleep(0.1)
+        fleet.kill("ServeReplica:control:Controller")
+        assert "drained in" in await draining
+        await fleet.muxfleet("uncordon", unit)
+        await until_well(fleet.process, units=UNITS)
+
+    through(fleet, load, change, "drain of a unit, controller killed", capsys)
+
+
+def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_nor_units(
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def others() -> tuple[set[int], set[int]]:
+        return fleet.pids("ServeReplica:control:Controller"), fleet.pids("pdmux_actor.serving.process")
+
+    async def change(fleet: Changed) -> None:
+        file = fleet.file(gateway={"hold_s": 91})
+        assert "restarts the gateways, one after the other" in await fleet.muxfleet("apply", "--restart", str(file))
+        while fleet.pids("ServeReplica:gateway:Gateway") & gateways:  # noqa: ASYNC110  a state that sets no event
+            await asyncio.sleep(0.2)
+
+    gateways, before = fleet.pids("ServeReplica:gateway:Gateway"), others()
+    watch = through(fleet, load, change, "gateway setting", capsys)
+
+    assert others() == before
+    assert watch.fewest == 2
+
+
+def test_second_pool__added_and_removed__restarts_no_unit_of_the_others(
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change(fleet: Changed) -> None:
+        more = {"name": "more", "device": "simulated", "gpu_type": "A40", "kv_memory": "2GiB", "node_labels": STAYS}
+        await fleet.muxfleet("apply", str(fleet.file(more=(more,), gateway={"hold_s": 91})))
+        await until_well(fleet.process, units=UNITS + 1)
+        seen.append(fleet.pids("pdmux_actor.serving.process") >= before)
+        await fleet.muxfleet("apply", "--restart", str(fleet.file(gateway={"hold_s": 91})))
+        await until_well(fleet.process, units=UNITS)
+
+    seen: list[bool] = []
+    before = fleet.pids("pdmux_actor.serving.process")
+    through(fleet, load, change, "pool added, then removed", capsys)
+
+    assert seen == [True]
+    assert fleet.pids("pdmux_actor.serving.process") == before
+
+
+def test_engine_setting__changed__replaces_units_one_by_one(
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change(fleet: Changed) -> None:
+        file = fleet.file(gateway={"hold_s": 91}, engine={"max_running_sequences": 48})
+        await fleet.muxfleet("apply", "--restart", str(file))
+        while fleet.pids("pdmux_actor.serving.process") & before:  # noqa: ASYNC110  a state that sets no event
+            await asyncio.sleep(0.2)
+        await until_well(fleet.process, units=UNITS)
+
+    before = fleet.pids("pdmux_actor.serving.process")
+    through(fleet, load, change, "engine setting", capsys)
+
+
+def test_node__terminated_as_a_pod_is__is_drained_by_itself_and_replaced(
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change(fleet: Changed) -> None:
+        worker = fleet.worker
+        assert worker is not None
+        worker.terminate()
+        until_s = time.monotonic() + DRAIN.pod_s
+        while worker.is_there() and time.monotonic() < until_s:
+            await asyncio.sleep(0.2)
+        worker.kill()
+        fleet.add_node()
+        await until_well(fleet.process, units=UNITS)
+
+    through(fleet, load, change, "node terminated", capsys)
+
+
+STAYS = {"place": "stays"}
+
+
+async def cordons(fleet: Changed) -> list[object]:
+    async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+        response = await http.get(f"{fleet.process.url}/fleet")
+        return list(response.json()["cordons"]) if response.status_code == 200 else []
