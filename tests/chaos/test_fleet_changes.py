@@ -1,5 +1,5 @@
-"""What is done to a fleet on purpose, under load: drains of units and nodes, new settings, another pool. Each time nothing
-is lost and nothing refused. One fleet on two raylets for all: each scenario begins with what the last one left.
+"""What is done to a fleet on purpose, under load: drains of units and nodes, new settings, another pool. Nothing is
+lost and nothing refused. One fleet on two raylets for all: each scenario begins with what the last one left.
 """
 
 import asyncio
@@ -233,7 +233,7 @@ def test_node__terminated_as_a_pod_is__is_drained_by_itself_and_replaced(
         assert worker is not None
         worker.terminate()
         until_s = time.monotonic() + DRAIN.pod_s
-        while worker.is_there() and time.monotonic() < until_s:
+        while worker.is_there() and time.monotonic() < until_s:  # noqa: ASYNC110  a process that ends
             await asyncio.sleep(0.2)
         worker.kill()
         fleet.add_node()
