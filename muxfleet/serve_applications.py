@@ -11,7 +11,7 @@ claim()
 
 from ray.serve import Application
 
-from deploy.serve.app_args import GatewayArgs, UnitShape
+from deploy.serve.app_args import ControlArgs, GatewayArgs, UnitShape
 from deploy.serve.controller import Controller
 from deploy.serve.replica_calls import keep_calls_on_loopback
 from deploy.serve.serve_applications import UnitReplica, control_application, gateway_application, units_application
@@ -36,8 +36,8 @@ def build_units(args: UnitShape) -> Application:
     return units_application(args, unit=UnitDeployment)
 
 
-def build_control(args: dict[str, str]) -> Application:
-    assert not args, "Serve hands over what the config says, and it says nothing"
+def build_control(args: ControlArgs) -> Application:
+    assert args == ControlArgs()
     return control_application(controller=ControlLoopDeployment)
 
 

@@ -52,6 +52,10 @@ class UnitShape(Args):
     drain: DrainSection = DrainSection()
 
 
+class ControlArgs(Args):
+    """Nothing: what the control loop has to know comes as `user_config`."""
+
+
 class GatewayArgs(Args):
     max_body_bytes: int
     max_queued_requests: int

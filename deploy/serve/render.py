@@ -51,6 +51,8 @@ def serve_yaml(fleet: FleetFile) -> str:
         flags = " ".join(f"{k}={v}" for k, v in HAPROXY.items())
         header += f"# The head, the workers and this command need {flags}\n"
         header += "# and RAY_SERVE_HAPROXY_BINARY_PATH, the path of muxfleet-haproxy there.\n"
+    header += f"# A node that shall go has {fleet.drain.pod_s:g} s from SIGTERM to its kill; Ray on it needs\n"
+    header += f"# RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S={fleet.drain.node_s:g}.\n"
     return header + yaml.safe_dump(serve_config(fleet), sort_keys=False, width=120)
 
 
