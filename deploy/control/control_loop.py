@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
-from deploy.control.cordons import Cordon, Cordons, CordonScope, homeless_without, left_on, part_of
+from deploy.control.cordons import Cordon, Cordons, CordonScope, left_on, part_of
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
@@ -175,8 +175,6 @@ class ControlLoop:
         is_plan_due = self._why is not None or self._requests is None or self._requests.is_awaited
         return is_settled(unit_id, self._fleet.at(now_s), self._goal, is_plan_due=is_plan_due, now_s=now_s)
 
-    # ---- what a person or Ray takes out of use ----
-
     @property
     def cordons(self) -> Cordons:
         return self._fleet.cordons
@@ -198,8 +196,7 @@ class ControlLoop:
 
     def homeless_after(self, cordon: Cordon, found: Plan) -> Mapping[str, str]:
         """Returns which models would have no replica after a drain if `found` were adopted for its task, and why."""
-        going = {u.unit_id for u in self._fleet.registry.staying() if cordon.holds_for(u.report)}
-        return homeless_without(self._goal, found, going, self._fleet.pinned() - going)
+        return self._fleet.homeless_after(cordon, self._goal, found)
 
     def explain(self, model: str, now_s: float) -> Explanation:
         """Explains the plan that the control loop goes for, with the demand of now; for a model that is asleep, what
@@ -209,9 +206,8 @@ class ControlLoop:
         needs = self._needs(now_s)
         sleeper = self._catalog.get(model) if model in self._asleep else None
         asleep = None if sleeper is None else self._model_needs().placement(sleeper, now_s)
-        goal = self._planned_goal(needs)
         models = needs.models if asleep is None else (*needs.models, asleep)
-        told = explain(model, needs.units, models, goal, self._costs.estimator)
+        told = explain(model, needs.units, models, self._planned_goal(needs), self._costs.estimator)
         return told if asleep is None else replace(told, unplaced="nobody asks for it; the next request wakes it")
 
     def _need_plan(self, why: str) -> None:

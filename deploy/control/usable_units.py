@@ -5,13 +5,14 @@ from contextlib import contextmanager
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import KeptDeaths
-from deploy.control.cordons import Cordon, Cordons, CordonScope
+from deploy.control.cordons import Cordon, Cordons, CordonScope, homeless_without
 from deploy.control.leases import LeaseBook
 from deploy.control.restart_budget import RestartBudget
 from deploy.control.step_learning import StepLearning
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
 from deploy.control.unit_slots import UnitSlots
 from pdmux_actor.lease import ModelPhase, UnitReport
+from placement.plan import Plan
 from placement.plan_steps import Asleep
 
 _TRUSTED_S = 3.0  # a unit that is silent for longer is not relied on for a model that leaves another
@@ -69,6 +70,11 @@ class Fleet:
             yield
         finally:
             self.cordons = before
+
+    def homeless_after(self, cordon: Cordon, goal: Plan, found: Plan) -> Mapping[str, str]:
+        """Returns which of `goal`'s models a cordon would leave without a replica if `found` were adopted, and why."""
+        going = {u.unit_id for u in self.registry.staying() if cordon.holds_for(u.report)}
+        return homeless_without(goal, found, going, self.pinned() - going)
 
     def cordon_on(self, report: UnitReport) -> Cordon | None:
         asked = self.cordons.on(report)

@@ -11,8 +11,8 @@ _START_S = 30.0
 
 
 class DrainSection(Section):
-    """How long what goes may take: a unit that is replaced, a gateway, a node. The times of Serve, Ray and Kubernetes
-    follow from these.
+    """Says how long what goes may take: a unit that is replaced, a gateway, a node. The times of Serve, Ray and
+    Kubernetes follow from these.
     """
 
     move_s: Annotated[float, Field(ge=0, le=3600)] = 30.0

@@ -29,7 +29,7 @@ BAD_FILES = {
     ),
     "unknown key, far": (
         MODEL + "zebra: 1\n",
-        ["f.yaml:2: zebra = 1: unknown key; known here: name, models, pools, engine, placement, gateway, state"],
+        ["f.yaml:2: zebra = 1: unknown key; known here: name, models, pools, engine, placement, gateway, drain, state"],
     ),
     "missing and misspelt": (
         "models:\n  - id: a\n    surce: ./x\n",
