@@ -111,7 +111,7 @@ class PdmuxActor:
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica."""
-        if self._unit.is_healthy():
+        if self._unit.is_healthy() and self._settings.move_timeout_s:
             await self._hand_over()
         if not await self._unit.drain(self._settings.drain_timeout_s):
             logger.warning("streams are still open after the drain")
