@@ -35,8 +35,8 @@ def change_between(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Fle
 
 def only_at_start(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, ...]:
     """Compares Serve's HTTP options, which do not change while it runs."""
-    known = {key: running.get(key) for key in wanted}
-    return tuple(f"gateway.{line}" for line in sorted(_differences(known, wanted, "")))
+    told = {key: value for key, value in wanted.items() if key in running}
+    return tuple(f"gateway.{line}" for line in sorted(_differences({k: running[k] for k in told}, told, "")))
 
 
 def _told(application: str) -> str:
@@ -53,12 +53,6 @@ def _restarts(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) 
         changed += _differences(old.get(_RESTARTING, {}), deployment.get(_RESTARTING, {}), _RESTARTING)
     if changed:
         yield f"{_told(name)}, one after the other: {', '.join(sorted(changed))}"
-
-
-def only_at_start(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, ...]:
-    """Compares Serve's HTTP options, which do not change while it runs."""
-    told = {key: value for key, value in wanted.items() if key in running}
-    return tuple(f"gateway.{line}" for line in sorted(_differences({k: running[k] for k in told}, told, "")))
 
 
 def _in_place(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
