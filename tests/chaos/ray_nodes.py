@@ -1,8 +1,10 @@
 """A Ray cluster of several raylets on this machine, each of which can be lost as a node is."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +13,7 @@ import psutil
 
 _BIN = Path(sys.executable).parent
 _OBJECT_STORE_BYTES = 100_000_000
+_START_S = 60.0
 
 
 class RayNode:
@@ -80,6 +83,17 @@ class RayNodes:
             "--labels=place=stays",
         ]
         self._nodes = [RayNode(arguments, self._clean)]
+        self._wait_for_head(int(gcs))
+
+    def _wait_for_head(self, port: int) -> None:
+        """`muxfleet up` refuses an address at which nothing answers."""
+        until_s = time.monotonic() + _START_S
+        while time.monotonic() < until_s:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                return
+            time.sleep(0.1)
+        self.stop()
+        raise TimeoutError(f"Ray's head does not answer on port {port}")
 
     def add(self) -> RayNode:
         """A node with the label place=goes. On one machine its HTTP proxy needs a port of its own."""

@@ -26,6 +26,7 @@ RAY_PORTS = 20640
 DRAIN = DrainSection(move_s=20.0, finish_s=10.0)
 UNITS = 4
 PATIENCE_S = 150.0
+UNHEARD_S = 3.0
 Change = Callable[["Changed"], Awaitable[None]]
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -73,13 +74,16 @@ class Changed:
 
 class Watch:
     """Looks at the fleet while something is done to it: the longest time without a word of its control loop, and the
-    fewest units that had a model ready, as far as all were told of.
+    fewest units that had a model ready. A unit that is not told of counts as before for a while: a fresh control loop
+    hears of one after the other.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.without_control_s = 0.0
         self.fewest = UNITS
+        self._ready: dict[str, list[str]] = {}
+        self._missed_s: dict[str, float] = {}
 
     async def look(self) -> None:
         answered_s = time.monotonic()
@@ -97,9 +101,17 @@ class Watch:
                 await asyncio.sleep(0.2)
 
     def _count(self, units: list[dict[str, Any]]) -> None:
-        ready = [s["model"] for u in units for s in u["report"]["models"] if s["phase"] == "ready"]
-        if len(units) >= UNITS - 2:
-            self.fewest = min(self.fewest, *(ready.count(m) for m in MODELS))
+        told = {u["report"]["unit_id"]: _ready_on(u["report"]) for u in units}
+        now_s = time.monotonic()
+        self._missed_s = {u: self._missed_s.get(u, now_s) for u in self._ready.keys() - told.keys()}
+        unheard = {u: self._ready[u] for u, since_s in self._missed_s.items() if now_s - since_s < UNHEARD_S}
+        self._ready = unheard | told
+        ready = [model for models in self._ready.values() for model in models]
+        self.fewest = min(self.fewest, *(ready.count(m) for m in MODELS))
+
+
+def _ready_on(report: dict[str, Any]) -> list[str]:
+    return [] if report["is_leaving"] else [s["model"] for s in report["models"] if s["phase"] == "ready"]
 
 
 @pytest.fixture(scope="module")

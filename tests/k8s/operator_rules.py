@@ -210,9 +210,9 @@ def argument_problems(config: Mapping[str, Any]) -> Iterator[str]:
         deployments = {d["name"]: d for d in application.get("deployments", [])}
         try:
             if application["name"] == GATEWAY_APP:
-                GatewayArgs.model_validate(application["args"])
+                GatewayArgs.model_validate(application.get("args", {}))
             elif application["name"] != CONTROL_APP:
-                UnitShape.model_validate(application["args"])
+                UnitShape.model_validate(application.get("args", {}))
             else:
                 ControllerConfig.model_validate(deployments[CONTROLLER_DEPLOYMENT]["user_config"])
         except ValueError as error:

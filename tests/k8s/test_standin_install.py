@@ -11,6 +11,8 @@ from kubernetes_schemas import CustomSchemas
 from standin_server import api_standin, kubeconfig
 from standin_store import ObjectStore, Refused
 
+from deploy.serve.app_args import CONTROL_APP
+
 pytestmark = pytest.mark.k8s
 
 BASE: dict[str, Any] = {"fleet": {"models": [{"id": "a", "source": "org/a"}]}, "modelCache": {"enabled": True}}
@@ -41,7 +43,8 @@ def done(client: Helm, *arguments: str | Path, values: dict[str, Any] | None = N
 
 def policy(store: ObjectStore) -> str:
     config = yaml.load(store.get(RAY_SERVICE)["spec"]["serveConfigV2"], LOADER)
-    controller = config["applications"][1]["deployments"][1]
+    (control,) = [a for a in config["applications"] if a["name"] == CONTROL_APP]
+    (controller,) = control["deployments"]
     return str(controller["user_config"]["policy"])
 
 
