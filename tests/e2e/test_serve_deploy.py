@@ -96,7 +96,7 @@ def test_render__deployed_with_serve__is_running_and_answers(cluster: Cluster, t
     port = yaml.safe_load(config.stdout)["http_options"]["port"]
 
     wait_for(lambda: cluster.serve("deploy", str(rendered)).returncode == 0, "serve deploy")
-    wait_for(lambda: running_applications(cluster) == {"units-default", "control", "gateway"}, "serve status")
+    wait_for(lambda: running_applications(cluster) == {"units-laptop", "control", "gateway"}, "serve status")
     client = client_of(f"http://127.0.0.1:{port}")
     wait_for(lambda: len(client.models.list().data) == len(MODELS), "the gateway's view")
 
@@ -106,7 +106,7 @@ def test_render__deployed_with_serve__is_running_and_answers(cluster: Cluster, t
     )
     assert second.returncode == 1
     assert second.stderr == (
-        "muxfleet: the fleet did not start: Serve already runs control, gateway, units-default in this cluster; "
+        "muxfleet: the fleet did not start: Serve already runs control, gateway, units-laptop in this cluster; "
         "use `muxfleet render FILE` and `serve deploy` to change a running cluster\n"
     )
 
