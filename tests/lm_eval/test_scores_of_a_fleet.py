@@ -6,13 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from capitals_task import ASKED, COMPLETED, MAX_TOKENS, Item, items
 from lm_eval_run import evaluate
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from deploy.errors import DemoWeightsUnavailable
 from deploy.local.demo_weights import demo_weights
@@ -21,6 +20,9 @@ sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
 from fleet_files import free_port
 from fleet_process import FleetProcess
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 pytestmark = [pytest.mark.ray, pytest.mark.weights]
 FLEET = """\
@@ -63,12 +65,17 @@ def url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def network(checkpoint: Path) -> PreTrainedModel:
+def network(checkpoint: Path) -> "PreTrainedModel":
+    # Not at the top: it imports Triton, and tests/pdmux_actor/cuda, collected later, choose its interpreter before.
+    from transformers import AutoModelForCausalLM
+
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> PreTrainedTokenizerBase:
+def tokenizer(checkpoint: Path) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(checkpoint)
 
 
