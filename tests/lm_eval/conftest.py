@@ -1,7 +1,6 @@
 """lm-eval, unmodified, in an environment of its own, against a gateway whose units are fakes: `make test-lm-eval`."""
 
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,12 +10,10 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "router"))
 
 from fake_unit import FakeUnit, write_byte_tokenizer
+from lm_eval_run import PROGRAM
 from served_gateway import InlineText, ServedGateway, running
 
 from router.serving.gateway import Gateway
-
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(os.environ.get("MUXFLEET_LM_EVAL", ROOT / ".venv-lm-eval" / "bin" / "lm_eval"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from capitals_task import write_tasks
-from conftest import PROGRAM
 
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("MUXFLEET_LM_EVAL", ROOT / ".venv-lm-eval" / "bin" / "lm_eval"))
 LM_EVAL_TIMEOUT_S = 280.0
 
 
