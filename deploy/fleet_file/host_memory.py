@@ -1,30 +1,19 @@
 """Host memory for the weights of models that sleep: how a fleet file says it, and when that cannot be."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import BeforeValidator, ByteSize, WithJsonSchema
+from pydantic import ByteSize
 
 from deploy.errors import HostMemoryTooSmall, SourceNotFound
 from deploy.fleet_file.fleet_problems import Problem
+from deploy.fleet_file.setting_types import AutoSize
 from profiler.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from deploy.fleet_file.settings import FleetFile, ModelSection
 
-HostMemory = Annotated[
-    ByteSize | None,
-    BeforeValidator(lambda value: None if value == "auto" else value),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"pattern": r"^\s*(auto|(\d*\.?\d+)\s*(\w+)?)$", "type": "string"},
-                {"minimum": 0, "type": "integer"},
-                {"type": "null"},
-            ]
-        }
-    ),
-]
+HostMemory = AutoSize[ByteSize]
 """None: each unit's share of its node's memory."""
 
 

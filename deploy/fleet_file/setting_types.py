@@ -1,7 +1,7 @@
 """Defines what single values of a fleet file, or of a key file, may be."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -71,8 +71,9 @@ def _more_than_nothing(size: ByteSize) -> ByteSize:
 Size = Annotated[ByteSize, AfterValidator(_more_than_nothing)]
 """A constraint would add a keyword to the JSON schema that is none."""
 
-KvMemory = Annotated[
-    Size | None,
+_SizeT = TypeVar("_SizeT")
+AutoSize = Annotated[
+    _SizeT | None,
     BeforeValidator(lambda value: None if value == "auto" else value),
     WithJsonSchema(
         {
@@ -84,6 +85,9 @@ KvMemory = Annotated[
         }
     ),
 ]
+"""None: auto."""
+
+KvMemory = AutoSize[Size]
 """None: the plan sizes it, or CPU_KV_BYTES."""
 
 CPU_KV_BYTES = ByteSize(256 * 1024 * 1024)
