@@ -30,17 +30,7 @@ def test_obey__engine_has_moved_quota_since__quotas_are_the_leases() -> None:
     """Else they could sum to more than the pool."""
     agenda = EventQueue()
     unit = leased_unit(agenda)
-    for i in range(60):
-        request = GenerateRequest(
-            request_id=str(i),
-            model="hot",
-            prompt_token_ids=tuple(range(300)),
-            sampling=SamplingParams(max_tokens=500, temperature=0.0),
-            slo=SLO,
-        )
-        assert unit.submit(request)
-    while agenda.clock.now_s < 10.0:
-        assert agenda.step()
+    serve_ten_seconds(unit, agenda)
     assert quotas(unit)["hot"] > QUOTA_BLOCKS > quotas(unit)["cold"]
 
     models = tuple(ModelAssignment(model=m, source="", quota_blocks=QUOTA_BLOCKS, slo=SLO) for m in ("hot", "cold"))
@@ -53,6 +43,17 @@ def test_obey__engine_has_moved_quota_since__quotas_are_the_leases() -> None:
 def test_unit__slower_than_its_figures__its_heartbeats_tell_by_how_much(slowdown: float) -> None:
     agenda = EventQueue()
     unit = leased_unit(agenda, slowdown=slowdown)
+    serve_ten_seconds(unit, agenda)
+    evidence = StepEvidence()
+    evidence.hear(unit.heartbeat(), "p/n/0", host_s=GPU_HOST_S, now_s=10.0)
+
+    factors = {r.phase: r.factor for r in evidence.residuals("u")}
+
+    assert factors["decode"] == pytest.approx(slowdown, rel=0.06)
+
+
+def serve_ten_seconds(unit: LeasedUnit, agenda: EventQueue) -> None:
+    """Of sixty requests for the hot model."""
     for i in range(60):
         request = GenerateRequest(
             request_id=str(i),
@@ -64,12 +65,6 @@ def test_unit__slower_than_its_figures__its_heartbeats_tell_by_how_much(slowdown
         assert unit.submit(request)
     while agenda.clock.now_s < 10.0:
         assert agenda.step()
-    evidence = StepEvidence()
-    evidence.hear(unit.heartbeat(), "p/n/0", host_s=GPU_HOST_S, now_s=10.0)
-
-    factors = {r.phase: r.factor for r in evidence.residuals("u")}
-
-    assert factors["decode"] == pytest.approx(slowdown, rel=0.06)
 
 
 def quotas(unit: LeasedUnit) -> dict[str, int]:
