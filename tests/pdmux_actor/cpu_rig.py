@@ -141,6 +141,17 @@ class CpuRig:
             for first in range(0, num_layers, layers_per_slice)
         ]
 
+    def finish_prompts(self, sequences: Sequence[TokenSequence], *, fused: bool) -> LaunchCompletion:
+        """What came of the last launch of whole prompts: one layer at a time, or in one fused step."""
+        launches: Sequence[ComputeLaunch] = self.prefill_slices(sequences, layers_per_slice=1)
+        if fused:
+            launches = [MixedStep(model=sequences[0].model, chunks=launches[0].chunks, sequences=())]
+        for launch in launches:
+            self.executor.submit(launch)
+            done = self.wait()
+            assert done.error is None
+        return done
+
     def prefill(self, sequences: Sequence[TokenSequence], layers_per_slice: int = 1000) -> None:
         for launch in self.prefill_slices(sequences, layers_per_slice):
             self.run(launch)

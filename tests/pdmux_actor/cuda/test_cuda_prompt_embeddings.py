@@ -12,22 +12,13 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 from cpu_rig import CpuRig, make_prompt
 from cuda_rig import make_cuda_rig
 
-from pdmux_actor.scheduling.launch import Chunk, MixedStep
-
 
 def told(rig: CpuRig, folder: Path, *, fused: bool) -> dict[int, np.ndarray]:
     rig.load("llama", folder, dtype="float32")
     sequences = [rig.sequence("llama", make_prompt(n), 1, prompt_logprobs=p) for n, p in ((9, 1), (5, None), (6, None))]
     for asking in (sequences[0], sequences[2]):
         asking.request = replace(asking.request, embeds=True)
-    launches = rig.prefill_slices(sequences, layers_per_slice=1)
-    if fused:
-        chunks = tuple(Chunk(s, 0, len(s.token_ids)) for s in sequences)
-        launches = [MixedStep(model="llama", chunks=chunks, sequences=())]
-    for launch in launches:
-        rig.executor.submit(launch)
-        done = rig.wait()
-        assert done.error is None
+    done = rig.finish_prompts(sequences, fused=fused)
     assert list(done.prompt_logprobs) == [0]
     return {place: np.frombuffer(embedding, dtype="<f4") for place, embedding in done.embeddings.items()}
 

@@ -11,20 +11,12 @@ from cpu_rig import CpuRig, make_prompt
 from cuda_rig import make_cuda_rig
 
 from pdmux_actor.messages import PromptLogprob
-from pdmux_actor.scheduling.launch import Chunk, MixedStep
 
 
 def told(rig: CpuRig, folder: Path, *, fused: bool) -> list[tuple[PromptLogprob, ...]]:
     rig.load("llama", folder, dtype="float32")
     sequences = [rig.sequence("llama", make_prompt(n), 2, prompt_logprobs=2) for n in (9, 6)]
-    launches = rig.prefill_slices(sequences, layers_per_slice=1)
-    if fused:
-        chunks = tuple(Chunk(s, 0, len(s.token_ids)) for s in sequences)
-        launches = [MixedStep(model="llama", chunks=chunks, sequences=())]
-    for launch in launches:
-        rig.executor.submit(launch)
-        done = rig.wait()
-        assert done.error is None
+    done = rig.finish_prompts(sequences, fused=fused)
     return [done.prompt_logprobs[place] for place in (0, 1)]
 
 
