@@ -1,6 +1,5 @@
 """One fleet for all scenarios: three simulated units, three models of which each has two replicas, two gateways."""
 
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ sys.path += [str(Path(__file__).parents[1] / "e2e"), str(Path(__file__).parents[
 
 from chaos_fleet_file import fleet_of
 from chaos_load import Load
-from fleet_process import FleetProcess
+from fleet_process import FleetProcess, running_fleet
 
 PORT = 20411
 
@@ -34,13 +33,8 @@ def chaos_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chaos_fleet(chaos_folder: Path) -> Iterator[FleetProcess]:
-    process = FleetProcess(fleet_of(chaos_folder, port=PORT))
-    try:
-        process.wait_until_serving()
+    with running_fleet(fleet_of(chaos_folder, port=PORT)) as process:
         yield process
-        assert process.stop(signal.SIGINT) == 0
-    finally:
-        process.kill()
 
 
 @pytest.fixture(scope="module")

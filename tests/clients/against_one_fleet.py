@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from clients_fleet import ClientsFleet, running_fleet  # noqa: E402 - it imports the packages
+from clients_fleet import ClientsFleet, running_clients_fleet  # noqa: E402 - it imports the packages
 
 MADE = ROOT / ".clients"
 TIMEOUT_S = 600.0
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     outcomes = {}
     with tempfile.TemporaryDirectory(prefix="muxfleet-clients-") as folder:
         print("starting a fleet with trained weights", flush=True)
-        with running_fleet(Path(folder)) as fleet:
+        with running_clients_fleet(Path(folder)) as fleet:
             for place, environment in enumerate(environments, start=1):
                 print(f"[{place}/{len(environments)}] {environment}", flush=True)
                 outcomes[environment] = outcome_of(environment, fleet, arguments)

@@ -54,12 +54,12 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     if url := os.environ.get("MUXFLEET_CLIENTS_URL"):
         yield Endpoint(url, os.environ["MUXFLEET_CLIENTS_KEY"], os.environ["MUXFLEET_CLIENTS_CHECKPOINT"])
         return
-    from clients_fleet import running_fleet
+    from clients_fleet import running_clients_fleet
 
     from deploy.errors import DemoWeightsUnavailable
 
     try:
-        with running_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        with running_clients_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
             yield Endpoint(fleet.url, fleet.api_key, fleet.checkpoint)
     except DemoWeightsUnavailable as error:
         pytest.skip(str(error))

@@ -1,31 +1,19 @@
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from fleet_files import fleet_file
-from fleet_process import FleetProcess
-
-
-@contextmanager
-def running(folder: Path, *, proxy: str, stop: signal.Signals) -> Iterator[FleetProcess]:
-    process = FleetProcess(fleet_file(folder, proxy=proxy))
-    try:
-        process.wait_until_serving()
-        yield process
-        assert process.stop(stop) == 0
-    finally:
-        process.kill()
+from fleet_process import FleetProcess, running_fleet
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    with running(tmp_path_factory.mktemp("fleet"), proxy="python", stop=signal.SIGINT) as process:
+    with running_fleet(fleet_file(tmp_path_factory.mktemp("fleet"), proxy="python")) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def haproxy_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    with running(tmp_path_factory.mktemp("haproxy"), proxy="haproxy", stop=signal.SIGTERM) as process:
+    file = fleet_file(tmp_path_factory.mktemp("haproxy"), proxy="haproxy")
+    with running_fleet(file, stop=signal.SIGTERM) as process:
         yield process

@@ -1,5 +1,6 @@
 """Fleet files of the end-to-end tests."""
 
+import json
 import socket
 from pathlib import Path
 
@@ -29,4 +30,18 @@ def fleet_file(folder: Path, *, proxy: str) -> Path:
     text = file.read_text()
     assert "  port: 8000\n" in text
     file.write_text(text.replace("  port: 8000\n", f"  port: {free_port()}\n  proxy: {proxy}\n  hold_s: 180\n"))
+    return file
+
+
+def trained_fleet_file(folder: Path, checkpoint: Path, *, gateway: dict[str, object], **model: object) -> Path:
+    """One model with trained weights, `smollm2`, on a free port; `gateway` and `model` are added to their sections."""
+    smollm2 = {"id": "smollm2", "source": str(checkpoint), "slo": {"ttft_s": 10.0, "tbt_s": 2.0}, **model}
+    fleet = {
+        "name": "trained",
+        "models": [smollm2],
+        "pools": [{"name": "laptop", "device": "cpu", "kv_memory": "256MiB"}],
+        "gateway": {"port": free_port(), "proxy": "python", **gateway},
+    }
+    file = folder / "trained.json"
+    file.write_text(json.dumps(fleet))
     return file

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -208,6 +209,20 @@ class FleetProcess:
 
     def _fail(self, reason: str) -> psutil.Process:
         raise AssertionError(f"{reason}; its output:\n{self.output}")
+
+
+@contextmanager
+def running_fleet(
+    file: Path, *, environment: Mapping[str, str] | None = None, stop: signal.Signals = signal.SIGINT
+) -> Iterator[FleetProcess]:
+    """A fleet that serves; afterwards it must end well when told to by `stop`."""
+    process = FleetProcess(file, environment)
+    try:
+        process.wait_until_serving()
+        yield process
+        assert process.stop(stop) == 0
+    finally:
+        process.kill()
 
 
 def command_line(process: psutil.Process) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,28 +17,13 @@ from deploy.local.demo_weights import demo_weights
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
-from fleet_files import free_port
-from fleet_process import FleetProcess
+from fleet_files import trained_fleet_file
+from fleet_process import running_fleet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 pytestmark = [pytest.mark.ray, pytest.mark.weights]
-FLEET = """\
-name: lm-eval
-models:
-  - id: smollm2
-    source: {checkpoint}
-    dtype: float32
-    slo: {{ttft_s: 10.0, tbt_s: 2.0}}
-pools:
-  - name: laptop
-    device: cpu
-    kv_memory: 256MiB
-gateway:
-  port: {port}
-  proxy: python
-"""
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +37,10 @@ def checkpoint() -> Path:
 @pytest.fixture(scope="module")
 def url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a fleet that serves `smollm2` in float32."""
-    file = tmp_path_factory.mktemp("fleet") / "lm-eval.yaml"
-    file.write_text(FLEET.format(checkpoint=checkpoint, port=free_port()))
-    process = FleetProcess(file)
-    try:
-        process.wait_until_serving()
+    with running_fleet(
+        trained_fleet_file(tmp_path_factory.mktemp("fleet"), checkpoint, gateway={}, dtype="float32")
+    ) as process:
         yield process.url
-        assert process.stop(signal.SIGINT) == 0
-    finally:
-        process.kill()
 
 
 @pytest.fixture(scope="module")

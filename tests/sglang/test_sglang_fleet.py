@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
 from clients import chat, client_of, streamed_chat
-from fleet_process import FleetProcess
+from fleet_process import running_fleet
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -64,16 +63,9 @@ gateway: {{port: {port}, replicas: 1, hold_s: 180}}
 def fleet(tmp_path_factory, small_checkpoint, sglang_environment):
     file = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
     file.write_text(FLEET.format(source=small_checkpoint, port=free_port()))
-    with pytest.MonkeyPatch.context() as patch:
-        for name in set(sglang_environment) - set(os.environ) | {"PYTHONPATH"}:
-            patch.setenv(name, sglang_environment[name])
-        process = FleetProcess(file)
-    try:
-        process.wait_until_serving()
+    added = {name: sglang_environment[name] for name in set(sglang_environment) - set(os.environ) | {"PYTHONPATH"}}
+    with running_fleet(file, environment=added) as process:
         yield process
-        assert process.stop(signal.SIGINT) == 0
-    finally:
-        process.kill()
 
 
 @pytest.fixture(scope="module")
