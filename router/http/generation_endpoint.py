@@ -30,7 +30,7 @@ class ForGeneration(ForModel, Protocol):
 
 class WholeAnswer(Protocol):
     @property
-    def receipt(self) -> ServiceReport: ...
+    def report(self) -> ServiceReport: ...
 
     async def document(self) -> bytes: ...
 
@@ -125,37 +125,37 @@ async def _reply(
     if not streams:
         return await _whole(request, accepting, who)
     rate = {} if who.rate is None else who.rate.headers()
-    events, receipt = await unless_disconnected(request, _started(request, accepting))
+    events, report = await unless_disconnected(request, _started(request, accepting))
     return EventStream(
         events,
         request_id=request.state.request_id,
         keep_alive_s=gateway.limits.keep_alive_s,
         write_timeout_s=gateway.limits.write_timeout_s,
-        headers={**rate, **receipt.headers()},
+        headers={**rate, **report.headers()},
         style=style or EventStyle(),
     )
 
 
 async def _whole(request: Request, accepting: Awaitable[WholeAnswer], who: AccessGrant) -> Response:
     rate = {} if who.rate is None else who.rate.headers()
-    body, receipt = await unless_disconnected(request, _document(request, accepting))
-    return Response(body, headers={**rate, **receipt.headers()}, media_type="application/json")
+    body, report = await unless_disconnected(request, _document(request, accepting))
+    return Response(body, headers={**rate, **report.headers()}, media_type="application/json")
 
 
 async def _document(request: Request, accepting: Awaitable[WholeAnswer]) -> tuple[bytes, ServiceReport]:
     answer = await accepting
-    request.state.receipt = answer.receipt
-    return await answer.document(), answer.receipt
+    request.state.report = answer.report
+    return await answer.document(), answer.report
 
 
 async def _started(
     request: Request, accepting: Awaitable[GenerationResponse]
 ) -> tuple[AsyncGenerator[bytes, None], ServiceReport]:
     answer = await accepting
-    request.state.receipt = answer.receipt
+    request.state.report = answer.report
     events = answer.events()
     first = await anext(events)
-    return _resumed(first, events), answer.receipt
+    return _resumed(first, events), answer.report
 
 
 async def _resumed(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

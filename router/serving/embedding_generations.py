@@ -43,7 +43,7 @@ async def embedding_prompts(
 
 
 def embedding_generations(
-    card: ModelCard, prompts: Sequence[Prompt], context: ContextLengths, receipt: ServiceReport, *, gives_way: bool
+    card: ModelCard, prompts: Sequence[Prompt], context: ContextLengths, report: ServiceReport, *, gives_way: bool
 ) -> list[Generation]:
     """Raises ContextLengthExceeded."""
     request_id = uuid.uuid4().hex
@@ -62,8 +62,8 @@ def embedding_generations(
             stop=(),
             gives_way=gives_way,
             embeds=True,
-            slo=receipt.slo,
-            client_request_id=receipt.request_id,
+            slo=report.slo,
+            client_request_id=report.request_id,
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -23,9 +23,9 @@ class EmbeddingsResponse:
         request: EmbeddingsRequest,
         *,
         prompt_tokens: int,
-        receipt: ServiceReport,
+        report: ServiceReport,
     ) -> None:
-        self.receipt = receipt
+        self.report = report
         self._outputs = outputs
         self._request = request
         self._prompt_tokens = prompt_tokens

@@ -24,7 +24,7 @@ def generations_of(
     prompts: Sequence[Prompt],
     param: str,
     context: ContextLengths,
-    receipt: ServiceReport,
+    report: ServiceReport,
     sampling: Callable[..., SamplingParams],
     *,
     gives_way: bool,
@@ -54,8 +54,8 @@ def generations_of(
                     skip_special_tokens=prompt.skip_special_tokens,
                     cache_salt=request.prefix_salt,
                     gives_way=gives_way,
-                    slo=receipt.slo,
-                    client_request_id=receipt.request_id,
+                    slo=report.slo,
+                    client_request_id=report.request_id,
                 )
             )
     return generations

@@ -192,10 +192,10 @@ class Gateway:
         """
         caller = caller.asking(request.asked_priority, request.session_id)
         card = self._enter(request.model, caller.request_id)
-        receipt = self._receipt(card, caller)
+        report = self._report(card, caller)
         prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
         reply = chat_reply(request, caller, prompt.token_ids) if make_reply is None else make_reply(card.model)
-        return await self._answer(card, request, [prompt], reply, caller, receipt, param="messages")
+        return await self._answer(card, request, [prompt], reply, caller, report, param="messages")
 
     async def prompt_of(self, request: ChatCompletionRequest) -> Prompt:
         """Makes the prompt that the request would have. Raises a RouterError."""
@@ -224,7 +224,7 @@ class Gateway:
         if len(request.prompts) * request.num_choices > self.limits.max_choices:
             message = f"Prompts times n, or best_of, exceed {self.limits.max_choices} choices; send fewer per request."
             raise InvalidRequest(message, param="prompt")
-        receipt = self._receipt(card, caller)
+        report = self._report(card, caller)
         prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
         choices = [prompt for prompt in prompts for _ in range(request.num_choices)]
         reply = CompletionReply(
@@ -233,26 +233,26 @@ class Gateway:
             echoes=[prompt.echo for prompt in choices],
             prompt_token_ids=[prompt.token_ids for prompt in choices] if request.return_token_ids else None,
         )
-        return await self._answer(card, request, prompts, reply, caller, receipt, param="prompt")
+        return await self._answer(card, request, prompts, reply, caller, report, param="prompt")
 
     async def embed(self, request: EmbeddingsRequest, caller: Caller = ANYBODY) -> EmbeddingsResponse:
         """Answers what texts mean as `chat` does a chat. Inputs beyond `max_choices` wait for those before them."""
         card = self._enter(request.model, caller.request_id)
-        receipt = self._receipt(card, caller)
+        report = self._report(card, caller)
         prompts = await embedding_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
-        prompt_tokens = receipt.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        prompt_tokens = report.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._check_length(prompts, "input")
         longest = max(len(prompt.token_ids) for prompt in prompts) + 1
         context = await self._context_for(card, caller, prompt_tokens, longest)
         gives_way = caller.priority is Priority.LOW
-        generations = embedding_generations(card, prompts, context, receipt, gives_way=gives_way)
+        generations = embedding_generations(card, prompts, context, report, gives_way=gives_way)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
-        outputs = [self._runner.run(generation, caller, receipt) for generation in generations]
+        outputs = [self._runner.run(generation, caller, report) for generation in generations]
         return EmbeddingsResponse(
             interleave(so_many_at_once(outputs, self.limits.max_choices)),
             request,
             prompt_tokens=prompt_tokens,
-            receipt=receipt,
+            report=report,
         )
 
     def _on_continuation(self, generation: Generation, unit: str, reason: str) -> None:
@@ -276,7 +276,7 @@ class Gateway:
         context = self.view.context(card.model)
         return self.limits.max_prompt_tokens if context is None else min(context.lately, self.limits.max_prompt_tokens)
 
-    def _receipt(self, card: ModelCard, caller: Caller) -> ServiceReport:
+    def _report(self, card: ModelCard, caller: Caller) -> ServiceReport:
         return ServiceReport(granted=caller.slo(card.slo), started_s=self._clock(), request_id=caller.request_id)
 
     async def _answer(
@@ -286,11 +286,11 @@ class Gateway:
         prompts: Sequence[Prompt],
         reply: ReplyFormat,
         caller: Caller,
-        receipt: ServiceReport,
+        report: ServiceReport,
         *,
         param: str,
     ) -> GenerationResponse:
-        prompt_tokens = receipt.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        prompt_tokens = report.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._check_length(prompts, param)
         check_prompt_logprobs(request, prompts)
         longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
@@ -303,22 +303,22 @@ class Gateway:
         bad_words = await bad_word_tokens(request, card, self._tokenizers)
         sampling = partial(request.sampling, form=form, bad_words=bad_words)
         gives_way = caller.priority is Priority.LOW
-        generations = generations_of(card, request, prompts, param, context, receipt, sampling, gives_way=gives_way)
+        generations = generations_of(card, request, prompts, param, context, report, sampling, gives_way=gives_way)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return GenerationResponse(
-            interleave([self._outputs(generation, request, caller, receipt) for generation in generations]),
+            interleave([self._outputs(generation, request, caller, report) for generation in generations]),
             reply,
             num_choices=len(generations),
             prompt_tokens=prompt_tokens,
             include_usage=request.include_usage,
             continuous_usage=request.continuous_usage,
-            receipt=receipt,
+            report=report,
         )
 
     def _outputs(
-        self, generation: Generation, request: GenerationParameters, caller: Caller, receipt: ServiceReport
+        self, generation: Generation, request: GenerationParameters, caller: Caller, report: ServiceReport
     ) -> AsyncGenerator[Output, None]:
-        outputs = self._runner.run(generation, caller, receipt)
+        outputs = self._runner.run(generation, caller, report)
         if request.is_prompt_only:
             return without_completion(outputs)
         if generation.reply is None:

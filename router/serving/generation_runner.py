@@ -39,7 +39,7 @@ class GenerationRunner:
         self._clock = clock
         self._spend = spend
 
-    async def run(self, generation: Generation, caller: Caller, receipt: ServiceReport) -> AsyncGenerator[Output, None]:
+    async def run(self, generation: Generation, caller: Caller, report: ServiceReport) -> AsyncGenerator[Output, None]:
         """Runs a generation as `GenerationRelay.run` does; raises what admission raises, too."""
         started_s = self._clock()
         patience_s = self._limits.hold_s if caller.ttft_s is None else caller.ttft_s
@@ -63,7 +63,7 @@ class GenerationRunner:
             self._metrics.cold_start.labels(generation.model).observe(now_s - started_s)
         self._metrics.choices.labels(choice.reason).inc()
         self._metrics.prefix_tokens.labels(generation.model).inc(choice.prefix_tokens)
-        receipt.admitted(
+        report.admitted(
             choice.unit_id,
             now_s,
             cold_s=now_s - started_s if was_cold else 0.0,
@@ -76,7 +76,7 @@ class GenerationRunner:
             with self._metrics.in_flight.labels(generation.model).track_inprogress():
                 async with aclosing(self._dispatcher.run(generation, choice)) as outputs:
                     async for output in outputs:
-                        self._note(generation, output, stopwatch, receipt, choice, now_s)
+                        self._note(generation, output, stopwatch, report, choice, now_s)
                         finished = output.finish is not None
                         yield output
         except (InvalidRequest, ModelNotFound):
@@ -102,23 +102,23 @@ class GenerationRunner:
         generation: Generation,
         output: Output,
         stopwatch: GenerationStopwatch,
-        receipt: ServiceReport,
+        report: ServiceReport,
         choice: UnitChoice,
         admitted_s: float,
     ) -> None:
         now_s = self._clock()
         told_tokens = 0 if generation.embeds else output.num_tokens
         gap_s = stopwatch.on_output(told_tokens, now_s)
-        receipt.output_tokens += told_tokens
+        report.output_tokens += told_tokens
         if gap_s is None:
             if choice.predicted_ttft_s:
                 error_s = abs(now_s - admitted_s - choice.predicted_ttft_s)
                 self._metrics.prediction_error.labels(generation.model).observe(error_s)
-            receipt.first_token(now_s)
+            report.first_token(now_s)
         else:
-            receipt.worst_gap_s = max(receipt.worst_gap_s, gap_s)
+            report.worst_gap_s = max(report.worst_gap_s, gap_s)
         if self._scheduler.produced(generation.request_id, output.num_tokens, now_s):
             self._room.pump()
         if output.finish is not None:
             stopwatch.on_finish()
-            self._events.finished(generation.model, receipt)
+            self._events.finished(generation.model, report)

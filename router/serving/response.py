@@ -20,9 +20,9 @@ class GenerationResponse:
         prompt_tokens: int,
         include_usage: bool,
         continuous_usage: bool,
-        receipt: ServiceReport,
+        report: ServiceReport,
     ) -> None:
-        self.receipt = receipt
+        self.report = report
         self._outputs = outputs
         self._format = format_
         self._num_choices = num_choices

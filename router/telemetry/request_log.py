@@ -24,10 +24,10 @@ def write_requests_to_stdout() -> None:
 
 
 def log_request(state: Mapping[str, Any], *, endpoint: str, status: int, elapsed_s: float) -> None:
-    """`state` is the request's: id, model, receipt, error, as far as it came. Nothing of prompts, answers or keys."""
+    """`state` is the request's: id, model, report, error, as far as it came. Nothing of prompts, answers or keys."""
     if endpoint not in GENERATION_ENDPOINTS or not logger.isEnabledFor(logging.INFO):
         return
-    receipt: ServiceReport | None = state.get("receipt")
+    report: ServiceReport | None = state.get("report")
     error: RouterError | None = state.get("error")
     line = {
         "request_id": state["request_id"],
@@ -37,6 +37,6 @@ def log_request(state: Mapping[str, Any], *, endpoint: str, status: int, elapsed
         "status": status,
         "error": None if error is None else type(error).__name__,
         "elapsed_ms": round(elapsed_s * 1000, 3),
-        **({} if receipt is None else receipt.as_dict()),
+        **({} if report is None else report.as_dict()),
     }
     logger.info("%s", msgspec.json.encode(line).decode())

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests, written when a request is over, from its receipt."""
+"""OpenTelemetry spans of requests, written when a request is over, from its service report."""
 
 import logging
 import time
@@ -43,33 +43,33 @@ class RequestSpans:
             span.set_attribute("error.type", type(error).__name__)
         if status >= 500:
             span.set_status(Status(StatusCode.ERROR))
-        receipt: ServiceReport | None = state.get("receipt")
-        if receipt is not None and receipt.unit_id:
-            self._describe(span, receipt)
-            self._phases(set_span_in_context(span), receipt, start_ns=start_ns, end_ns=end_ns)
+        report: ServiceReport | None = state.get("report")
+        if report is not None and report.unit_id:
+            self._describe(span, report)
+            self._phases(set_span_in_context(span), report, start_ns=start_ns, end_ns=end_ns)
         span.end(end_time=end_ns)
 
     def close(self) -> None:
         self._provider.shutdown()
 
-    def _describe(self, span: Span, receipt: ServiceReport) -> None:
-        span.set_attribute("gen_ai.usage.input_tokens", receipt.prompt_tokens)
-        span.set_attribute("gen_ai.usage.output_tokens", receipt.output_tokens)
-        span.set_attribute("muxfleet.unit", receipt.unit_id)
-        span.set_attribute("muxfleet.prefix_tokens", receipt.prefix_tokens)
-        span.set_attribute("muxfleet.cold_seconds", receipt.cold_s)
-        span.set_attribute("muxfleet.ttft_met", receipt.ttft_met)
-        span.set_attribute("muxfleet.tbt_met", receipt.tbt_met)
-        span.set_attribute("muxfleet.in_time", receipt.in_time)
-        if receipt.predicted_ttft_s is not None:
-            span.set_attribute("muxfleet.predicted_ttft_seconds", receipt.predicted_ttft_s)
+    def _describe(self, span: Span, report: ServiceReport) -> None:
+        span.set_attribute("gen_ai.usage.input_tokens", report.prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", report.output_tokens)
+        span.set_attribute("muxfleet.unit", report.unit_id)
+        span.set_attribute("muxfleet.prefix_tokens", report.prefix_tokens)
+        span.set_attribute("muxfleet.cold_seconds", report.cold_s)
+        span.set_attribute("muxfleet.ttft_met", report.ttft_met)
+        span.set_attribute("muxfleet.tbt_met", report.tbt_met)
+        span.set_attribute("muxfleet.in_time", report.in_time)
+        if report.predicted_ttft_s is not None:
+            span.set_attribute("muxfleet.predicted_ttft_seconds", report.predicted_ttft_s)
 
-    def _phases(self, parent: Context, receipt: ServiceReport, *, start_ns: int, end_ns: int) -> None:
-        admitted_ns = min(end_ns, start_ns + int(receipt.queue_s * _NS))
+    def _phases(self, parent: Context, report: ServiceReport, *, start_ns: int, end_ns: int) -> None:
+        admitted_ns = min(end_ns, start_ns + int(report.queue_s * _NS))
         self._phase("queue", parent, start_ns, admitted_ns)
-        if receipt.ttft_s is None:
+        if report.ttft_s is None:
             return
-        first_ns = min(end_ns, admitted_ns + int(receipt.prefill_s * _NS))
+        first_ns = min(end_ns, admitted_ns + int(report.prefill_s * _NS))
         self._phase("prefill", parent, admitted_ns, first_ns)
         self._phase("decode", parent, first_ns, end_ns)
 

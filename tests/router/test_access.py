@@ -191,7 +191,7 @@ async def test_target__cannot_be_met_without_a_unit__503_within_it(http) -> None
     assert 1 <= int(reply.headers["retry-after"]) <= 120
 
 
-async def test_receipt__streamed_or_not__is_in_the_headers_and_the_log(http, caplog) -> None:
+async def test_service_report__streamed_or_not__is_in_the_headers_and_the_log(http, caplog) -> None:
     caplog.set_level(logging.INFO, logger="muxfleet.requests")
     whole = await http.post("/v1/completions", json=BODY, headers={"x-request-id": "r-1", "x-muxfleet-tenant": "t"})
     stream = await http.post("/v1/completions", json={**BODY, "stream": True})

@@ -1,4 +1,4 @@
-"""Requests in time at the gateway: first token and every gap, in counters, the controller's view and the receipt."""
+"""Requests in time at the gateway: first token and every gap, in counters, the controller's view and the report."""
 
 from dataclasses import replace
 
@@ -61,13 +61,13 @@ def test_demand_report__finished_requests__tell_the_controller_how_many_were_in_
 @pytest.mark.parametrize(
     ("first_s", "gap_s", "expected"), [(1.0, 0.1, "met"), (1.1, 0.1, "missed"), (1.0, 0.11, "missed")]
 )
-def test_receipt__first_token_and_worst_gap__decide(first_s: float, gap_s: float, expected: str) -> None:
-    receipt = ServiceReport(granted=GrantedSlo(slo=SLO), started_s=0.0, unit_id="u")
-    receipt.first_token(first_s)
-    receipt.worst_gap_s = gap_s
+def test_service_report__first_token_and_worst_gap__decide(first_s: float, gap_s: float, expected: str) -> None:
+    report = ServiceReport(granted=GrantedSlo(slo=SLO), started_s=0.0, unit_id="u")
+    report.first_token(first_s)
+    report.worst_gap_s = gap_s
 
-    assert receipt.headers()["x-muxfleet-slo"] == expected
-    assert receipt.as_dict()["in_time"] is (expected == "met")
+    assert report.headers()["x-muxfleet-slo"] == expected
+    assert report.as_dict()["in_time"] is (expected == "met")
 
 
 def test_unit_collector__attainment_of_requests__is_there_only_with_traffic() -> None:
