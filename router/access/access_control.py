@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from starlette.datastructures import Headers
 
 from router.access.api_keys import KeyEntry, KeyRing, check_model
-from router.access.caller import Caller
+from router.access.caller import Caller, api_key_of, caller_of
 from router.access.rate_limits import RateLimits, RateStatus
-from router.access.request_headers import api_key_of, caller_of
 from router.errors import AdminOnly, InvalidApiKey, RateLimited
 
 

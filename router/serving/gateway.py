@@ -41,9 +41,15 @@ from router.serving.fanout import generations_of, interleave, so_many_at_once
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner
 from router.serving.prompt_only import without_completion
-from router.serving.prompts import Prompt, chat_prompt, check_prompt_logprobs, completion_prompts
+from router.serving.prompts import (
+    Prompt,
+    bad_word_tokens,
+    chat_prompt,
+    check_named_tokens,
+    check_prompt_logprobs,
+    completion_prompts,
+)
 from router.serving.reply_reading import read_parts
-from router.serving.request_tokens import bad_word_tokens, check_named_tokens
 from router.serving.response import GenerationResponse
 from router.serving.tokenizing import detokenize, tokenize
 from router.serving.waiting_requests import WaitingRequests
@@ -54,7 +60,7 @@ from router.text.process import StartText, TextProcess
 from router.text.replies import Replies
 from router.text.tokenization import Tokenizers
 from router.transport.frame_connection import SilenceLimits
-from router.transport.unit_pool import UnitPool
+from router.transport.unit_client import UnitPool
 from router.view import FleetView, ModelCard
 
 VERSION = version("muxfleet")

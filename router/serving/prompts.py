@@ -1,4 +1,4 @@
-"""Turns a validated request into token ids, and says how many tokens may follow them."""
+"""Turns what a validated request says into token ids, and says how many tokens may follow them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from router.openai.tools import ToolUse
 from router.text.reply_templates import TOOL_FIELD, forced_call, separates, without
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard
+
+_MOST_TOKENS = 256  # of one bad word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +150,26 @@ def completion_tokens(*, prompt_tokens: int, asked: int | None, context: Context
     if asked is not None:
         return max(1, asked)  # an engine gives every prompt a token
     return context.now - prompt_tokens if context.now > prompt_tokens else room
+
+
+async def bad_word_tokens(
+    request: GenerationParameters, card: ModelCard, tokenizers: Tokenizers
+) -> tuple[tuple[int, ...], ...]:
+    """Each word as it begins a text and, where that is another token, as it follows a space: as vLLM reads them."""
+    words: dict[tuple[int, ...], None] = {}
+    for word in request.bad_words or ():
+        plain = await tokenizers.encode(card, word, add_special_tokens=False, max_tokens=_MOST_TOKENS)
+        spaced = await tokenizers.encode(card, f" {word.lstrip()}", add_special_tokens=False, max_tokens=_MOST_TOKENS)
+        words[tuple(plain)] = None
+        if spaced[0] != plain[0] and len(spaced) == len(plain):
+            words[tuple(spaced)] = None
+    return tuple(words)
+
+
+async def check_named_tokens(request: GenerationParameters, card: ModelCard, tokenizers: Tokenizers) -> None:
+    """Raises InvalidRequest: a parameter names a token that the model does not have."""
+    for param, token_id in request.named_tokens:
+        vocab_size = (await tokenizers.of(card)).vocab_size
+        if token_id >= vocab_size:
+            message = f"Token id {token_id} of {param!r} is outside the model's vocabulary of {vocab_size} tokens."
+            raise InvalidRequest(message, param=param)
