@@ -13,6 +13,7 @@ import typer.main
 from deploy.cli import build_app
 from deploy.errors import FleetFileError
 from deploy.fleet_file.settings import fleet_json_schema, parse_fleet_file
+from pdmux_actor.backends.registry import BACKENDS, NAMED
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
 from profiler.devices import DEVICES
@@ -60,6 +61,13 @@ REGISTERS: Mapping[str, Listed] = {
         key=("placement", "solver"),
         refused=frozenset({"exhaustive"}),
         helps=(("plan", "solver"), ("explain", "solver")),
+    ),
+    "backends": Listed(
+        register=BACKENDS,
+        folder="pdmux_actor/backends/entries",
+        page="docs/sglang.md",
+        key=("engine", "backend"),
+        refused=frozenset({"simulated"}),
     ),
     "devices": Listed(register=DEVICES, folder="profiler/gpus", page="docs/latency-models.md"),
     "readers": Listed(register=READERS, folder="traces/readers", page="docs/simulation.md"),
@@ -135,6 +143,22 @@ def test_fleet_file__solver_for_a_handful_of_gpus__is_refused_with_those_that_ru
         'f.yaml:2: placement.solver = "exhaustive": is for muxfleet plan --solver exhaustive only; '
         "use one of memory_greedy, muxserve, search, spatial"
     )
+
+
+def test_fleet_file__backend_that_a_device_chooses__is_refused_with_how() -> None:
+    with pytest.raises(FleetFileError) as refused:
+        parse_fleet_file(f"{MODEL}engine: {{backend: simulated}}", name="f.yaml", base=ROOT)
+
+    assert str(refused.value) == (
+        'f.yaml:2: engine.backend = "simulated": is what native runs as on simulated devices; set device: simulated'
+    )
+
+
+def test_help__backend__lists_those_that_a_fleet_file_can_name() -> None:
+    command: Any = typer.main.get_command(build_app())
+    (found,) = [p for p in command.commands["profile"].params if p.name == "backend"]
+
+    assert ", ".join(NAMED) in found.help
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import check_sources, read_fleet_file
 from deploy.fleet_file.source_paths import resolve_source
+from pdmux_actor.backends.registry import BACKENDS, NAMED
 from profiler.profile import PHASES, HeldOutError, Profile
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def profile(
     ] = 150.0,
     pool: Annotated[str | None, typer.Option(help="A pool of the fleet file.")] = None,
     backend: Annotated[
-        Literal["native", "sglang"] | None, typer.Option(help="The first pool of the fleet file with that backend.")
+        str | None, typer.Option(help=f"The first pool of the fleet file with that backend: {', '.join(NAMED)}.")
     ] = None,
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="With --checkpoint: cores, or an NVIDIA GPU. Default: cpu.")
@@ -59,6 +60,8 @@ def profile(
     Example: muxfleet profile fleet.yaml --backend sglang --out sglang-profile.parquet
     Example: muxfleet profile --checkpoint ./my-model --device cuda
     """
+    if backend is not None and backend not in NAMED:
+        raise OptionNotUsable(option="--backend", value=backend, remedy=BACKENDS.remedy(backend))
     draw = None if plot is None else _plotter(plot)
     engine = _engine(file, checkpoint, pool=pool, backend=backend, device=device, cores=cores, dtype=dtype)
     console = terminal()
@@ -88,7 +91,7 @@ def _engine(
     checkpoint: str | None,
     *,
     pool: str | None,
-    backend: Literal["native", "sglang"] | None,
+    backend: str | None,
     device: Literal["cpu", "cuda"] | None,
     cores: int | None,
     dtype: str | None,

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, StringConstraint
 from pydantic_core import PydanticCustomError
 
 from deploy.fleet_file.registered_names import is_known, names_schema
+from pdmux_actor.backends.registry import BACKENDS, NAMED
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
 from profiler.devices import DEVICES
@@ -38,11 +39,24 @@ LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALU
 KeyId = Annotated[str, StringConstraints(pattern=_KEY_ID)]
 KeyOwner = Annotated[str, StringConstraints(pattern=_KEY_OWNER)]
 KeyHash = Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
-Backend = Literal["native", "sglang"]
 DeviceName = Annotated[str, WithJsonSchema({"examples": list(DEVICES), "type": "string"})]
 """Whatever its case, so the schema only shows the names."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PolicyName = Annotated[str, AfterValidator(is_known(POLICIES)), WithJsonSchema(names_schema(POLICIES))]
+
+
+def _is_named(backend: str) -> str:
+    entry = BACKENDS[backend]
+    if entry.stands_for is not None:
+        device = next(iter(entry.kinds))
+        remedy = f"is what {entry.stands_for} runs as on {device} devices; set device: {device}"
+        raise PydanticCustomError("unnamed_backend", "{remedy}", {"remedy": remedy})
+    return backend
+
+
+BackendName = Annotated[
+    str, AfterValidator(is_known(BACKENDS)), AfterValidator(_is_named), WithJsonSchema(names_schema(NAMED))
+]
 
 
 def _is_online(solver: str) -> str:

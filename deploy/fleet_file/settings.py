@@ -18,7 +18,7 @@ from deploy.fleet_file.known_devices import unknown_device
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import (
     CPU_KV_BYTES,
-    Backend,
+    BackendName,
     DeviceName,
     Dtype,
     KvMemory,
@@ -36,12 +36,15 @@ from deploy.fleet_file.source_paths import absolute, resolve_source
 from deploy.fleet_file.state_section import StateSection
 from deploy.fleet_file.watch_section import WatchSection
 from deploy.fleet_file.yaml_source import parse_yaml
+from pdmux_actor.backends.entries.entry import BackendEntry
+from pdmux_actor.backends.registry import BACKENDS, NAMED, backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
 from profiler.guard_file import read_guard_grid
 from profiler.profile_file import read_profile
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_GPUS = 20_000
+_BACKENDS = " ".join(f"{name}: {BACKENDS[name].about}." for name in NAMED)
 
 
 class SloSection(Section):
@@ -119,7 +122,7 @@ class PoolSection(Section):
     name: Name = "default"
     device: Literal["cpu", "cuda", "simulated"] = "cpu"
     """cuda: NVIDIA GPUs of sm_80 or newer."""
-    backend: Backend | None = None
+    backend: BackendName | None = None
     """Default: engine.backend. An SGLang unit serves one model."""
     sglang: SglangSection = SglangSection()
     gpu_type: DeviceName | None = None
@@ -158,8 +161,7 @@ class PoolSection(Section):
 
 
 class EngineSection(Section):
-    backend: Backend = "native"
-    """native: muxfleet's own engine, several models per unit. sglang: SGLang with muxfleet's dispatcher."""
+    backend: BackendName = Field(default="native", description=_BACKENDS)
     policy: PolicyName = "mux"
     block_bytes: Size = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
@@ -231,8 +233,8 @@ class FleetFile(Section):
     drain: DrainSection = DrainSection()
     state: StateSection = StateSection()
 
-    def backend(self, pool: PoolSection) -> Backend:
-        return pool.backend or self.engine.backend
+    def backend(self, pool: PoolSection) -> BackendEntry:
+        return backend_on(pool.device, pool.backend or self.engine.backend)
 
     def pool(self, name: str) -> PoolSection:
         return next(p for p in self.pools if p.name == name)
@@ -350,8 +352,8 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
     for i, pool in enumerate(fleet.pools):
         backend, sleeps = fleet.backend(pool), pool.sglang.sleep
         problems += _pool_problems(pool, ("pools", i), backend)
-        problems += host_memory_problems(pool.host_memory, backend=backend, sleeps=sleeps, path=("pools", i))
-        if backend == "sglang":
+        problems += host_memory_problems(pool.host_memory, backend=backend.name, sleeps=sleeps, path=("pools", i))
+        if backend.name == "sglang":
             problems += sglang_problems(
                 pool.sglang.options(),
                 device=pool.device,
@@ -362,15 +364,15 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
     return problems
 
 
-def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: str) -> list[Problem]:
+def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: BackendEntry) -> list[Problem]:
     problems: list[Problem] = []
 
     def refuse(key: str, value: object, remedy: str) -> None:
         problems.append(Problem(path=(*path, *key.split(".")), value=value, remedy=remedy))
 
-    if pool.device == "cuda" and backend == "native" and pool.mesh_gpus > 1:
+    if pool.device == "cuda" and not backend.divides_models and pool.mesh_gpus > 1:
         refuse("mesh_gpus", pool.mesh_gpus, "muxfleet's own engine uses one GPU; set 1, or backend: sglang for more")
-    if backend == "native" and pool.sglang != SglangSection():
+    if backend.name != "sglang" and pool.sglang != SglangSection():
         refuse("sglang", None, "this pool's backend is native; set backend: sglang or remove it")
     if pool.gpus_per_node % pool.mesh_gpus:
         refuse("mesh_gpus", pool.mesh_gpus, f"must divide gpus_per_node ({pool.gpus_per_node})")

@@ -30,7 +30,7 @@ def check_weights(fleet: FleetFile) -> None:
     """Checks the weights of folders where every pool loads them with muxfleet's own engine: others may read other
     formats, or none.
     """
-    if any(pool.device == "simulated" or fleet.backend(pool) != "native" for pool in fleet.pools):
+    if not all(fleet.backend(pool).reads_safetensors for pool in fleet.pools):
         return
     for model in fleet.models:
         folder = Path(model.source)

@@ -13,8 +13,6 @@ from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.pool_hardware import hardware_of
 from deploy.planning.profiled_costs import profiled_costs, profiles_of
-from pdmux_actor.backends.sglang.options import SGLANG_MEMORY_SHARE
-from placement.estimation.memory import fillable_bytes
 from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served, most_served_of_nodes
@@ -137,7 +135,7 @@ def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
             block_bytes=fleet.engine.block_bytes,
             total_blocks=_pool_bytes(fleet, pool) // pool.mesh_gpus // fleet.engine.block_bytes,
             sizes_pool=pool.kv_bytes is None,
-            max_models=_max_models(fleet, pool),
+            max_models=fleet.backend(pool).max_models,
             launch_limits=_launch_limits(fleet),
         )
         for pool in fleet.pools
@@ -186,13 +184,9 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             pool=pool.name,
             node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
             device=device,
-            max_models=_max_models(fleet, pool),
+            max_models=fleet.backend(pool).max_models,
             launch_limits=_launch_limits(fleet),
         )
-
-
-def _max_models(fleet: FleetFile, pool: PoolSection) -> int | None:
-    return 1 if fleet.backend(pool) == "sglang" else None
 
 
 def _launch_limits(fleet: FleetFile) -> LaunchLimits:
@@ -213,6 +207,5 @@ def _memory_bytes(fleet: FleetFile, pool: PoolSection) -> int:
         return psutil.virtual_memory().total
     device_bytes = hardware_of(pool).device.memory_bytes
     if pool.kv_bytes is None:
-        is_sglang = fleet.backend(pool) == "sglang"
-        device_bytes = int(SGLANG_MEMORY_SHARE * device_bytes) if is_sglang else fillable_bytes(device_bytes)
+        device_bytes = fleet.backend(pool).fillable_bytes(device_bytes)
     return device_bytes * pool.mesh_gpus

@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deploy.errors import OptionNotUsable, OutputNotWritable
-from deploy.fleet_file.setting_types import Backend
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.profiling.profiled_engines import GPU_KV_BYTES, EngineToProfile, ModelToProfile, ProfiledEngine, open_engine
 from profiler.machine import gpu_facts, machine_facts, source_version
@@ -32,7 +31,7 @@ class ProfilingProgress:
     too_long: int
 
 
-def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: Backend | None) -> EngineToProfile:
+def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: str | None) -> EngineToProfile:
     """Returns the engine of that pool, else of the first pool with that backend. Raises OptionNotUsable: there is
     none.
     """
@@ -51,7 +50,7 @@ def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: Backend | 
         device="cuda" if pool.device == "cuda" else "cpu",
         num_gpus=pool.mesh_gpus,
         gpu_type=pool.gpu_type,
-        sglang=pool.sglang.options() if fleet.backend(pool) == "sglang" else None,
+        sglang=pool.sglang.options() if fleet.backend(pool).name == "sglang" else None,
     )
 
 
@@ -159,8 +158,8 @@ def _sglang_version() -> str:
         raise OptionNotUsable(option="--backend", value="sglang", remedy=remedy) from error
 
 
-def _pool(fleet: FleetFile, name: str | None, backend: Backend | None) -> PoolSection:
-    real = [p for p in fleet.pools if p.device != "simulated" and backend in (None, fleet.backend(p))]
+def _pool(fleet: FleetFile, name: str | None, backend: str | None) -> PoolSection:
+    real = [p for p in fleet.pools if p.device != "simulated" and backend in (None, fleet.backend(p).name)]
     names = ", ".join(pool.name for pool in real) or "none"
     kind = "cpu and cuda pools" if backend is None else f"cpu and cuda pools with backend {backend}"
     if name is not None:

@@ -96,12 +96,12 @@ def _units_application(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
 
 
 def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
-    engine = fleet.engine
+    engine, is_sglang = fleet.engine, fleet.backend(pool).name == "sglang"
     return UnitShape(
         pool=pool.name,
         num_gpus=pool.mesh_gpus,
         device=pool.device,
-        sglang=pool.sglang.model_dump(mode="json", exclude_defaults=True) if fleet.backend(pool) == "sglang" else None,
+        sglang=pool.sglang.model_dump(mode="json", exclude_defaults=True) if is_sglang else None,
         gpu_type=pool.gpu_type,
         cores=pool.cores,
         kv_pool_bytes=pool.kv_memory,

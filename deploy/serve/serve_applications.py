@@ -1,9 +1,8 @@
 """The Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from ray import serve
@@ -27,6 +26,7 @@ from deploy.serve.app_args import (
     UnitShape,
 )
 from deploy.serve.controller import Controller
+from pdmux_actor.backends.registry import backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, new_unit_id
@@ -143,9 +143,5 @@ def _cpu_kv_bytes(shape: UnitShape) -> int | None:
     return CPU_KV_BYTES if shape.device != "cuda" and shape.gpu_type is None else None
 
 
-def _engine_kind(shape: UnitShape) -> Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]:
-    if shape.sglang is not None:
-        return "sglang_cuda" if shape.device == "cuda" else "sglang_cpu"
-    kinds: Mapping[str, Literal["torch_cpu", "torch_cuda", "simulated"]]
-    kinds = {"cpu": "torch_cpu", "cuda": "torch_cuda", "simulated": "simulated"}
-    return kinds[shape.device]
+def _engine_kind(shape: UnitShape) -> str:
+    return backend_on(shape.device, "native" if shape.sglang is None else "sglang").kinds[shape.device]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from pdmux_actor.backends.base import EngineCapacity
+from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
 from pdmux_actor.lease import ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
@@ -49,8 +50,6 @@ from profiler.probe import LaunchShape
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = "pdmux_actor.serving.process"
-_SGLANG_PROGRAM = "pdmux_actor.backends.sglang.process"
 _READ_BYTES = 256 * 1024
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
@@ -83,7 +82,7 @@ class NativeEngine:
     ) -> None:
         self._settings = settings
         self._start_timeout_s = start_timeout_s
-        self._runs_sglang = settings.kind.startswith("sglang")
+        self._backend = BY_KIND[settings.kind]
         self._watch = EngineWatch(watch or WatchSettings())
         self._watching: asyncio.Task[None] | None = None
         self._hang: str | None = None
@@ -110,7 +109,7 @@ class NativeEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *own_program(_SGLANG_PROGRAM if self._runs_sglang else _PROGRAM),
+                *own_program(self._backend.program),
                 str(theirs.fileno()),
                 msgspec.json.encode(self._settings).decode(),
                 pass_fds=[theirs.fileno()],
@@ -129,7 +128,7 @@ class NativeEngine:
         except EngineDied as death:
             await asyncio.wait(self._tasks, timeout=1.0)
             raise EngineStartFailed(reason=f"{death}; its last words: {self._last_words()}") from death
-        if not self._runs_sglang:
+        if self._backend.is_watched:
             self._watching = asyncio.create_task(self._keep_watch())
         return EngineCapacity(
             device=started.device,

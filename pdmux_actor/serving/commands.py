@@ -1,10 +1,10 @@
 """Defines the messages of an actor and its engine process: length-prefixed msgpack over a socket pair, no pickle."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import msgspec
 
+from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.lease import SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
@@ -18,17 +18,17 @@ from profiler.specs import DeviceSpec
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds what shapes an engine process; nothing here changes while it runs, except the policy.
 
-    `device_type` names a device the profiler knows, for "simulated"; None simulates a laptop's CPU. `num_cores` None
-    means all. `dtype` None means each checkpoint's own. `device_memory_bytes` is what the planner may fill with weights
-    and KV; None means what the device has. `profile` is a file that `muxfleet profile` wrote: policies then start from
-    what was measured, and a simulated engine takes the times of the machine it was measured on. `guard` is a file in
-    which it keeps what its contention guard learned. `num_gpus` are one tensor-parallel group; `sglang` is for the
-    kinds that run SGLang. `host_memory_bytes` are for the weights of models that sleep; None means this unit's share of
-    the node's memory, which it has with `units_per_node` others like it. `kv_pool_bytes` None: no pool until
-    ResizePoolCommand.
+    `kind` is one of those that backends declare (backends/registry.py). `device_type` names a device the profiler
+    knows, for "simulated"; None simulates a laptop's CPU. `num_cores` None means all. `dtype` None means each
+    checkpoint's own. `device_memory_bytes` is what the planner may fill with weights and KV; None means what the
+    device has. `profile` is a file that `muxfleet profile` wrote: policies then start from what was measured, and a
+    simulated engine takes the times of the machine it was measured on. `guard` is a file in which it keeps what its
+    contention guard learned. `num_gpus` are one tensor-parallel group; `sglang` is for the kinds that run SGLang.
+    `host_memory_bytes` are for the weights of models that sleep; None means this unit's share of the node's memory,
+    which it has with `units_per_node` others like it. `kv_pool_bytes` None: no pool until ResizePoolCommand.
     """
 
-    kind: Literal["torch_cpu", "torch_cuda", "simulated", "sglang_cpu", "sglang_cuda"]
+    kind: str
     kv_pool_bytes: int | None
     block_bytes: int = 16 * 1024
     dtype: str | None = None
@@ -43,6 +43,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sglang: SglangOptions = SglangOptions()
     host_memory_bytes: int | None = 0
     units_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in BY_KIND:
+            raise ValueError(f"{self.kind!r} is none of {', '.join(BY_KIND)}")
 
 
 class ResizePoolCommand(msgspec.Struct, frozen=True, tag="resize_pool"):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from deploy.fleet_file.settings import EngineSection, PlacementSection
+from pdmux_actor.backends.registry import BACKENDS
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
 from profiler.devices import DEVICES
@@ -41,7 +42,14 @@ def _tables() -> Mapping[str, tuple[str, str]]:
     families = (
         (family.name, family.models, "yes" if family.traits is not None else "no") for family in FAMILIES.values()
     )
+    backends = ((backend.name, backend.about, ", ".join(backend.kinds)) for backend in BACKENDS.values())
     return {
+        "docs/sglang.md": (
+            "backends",
+            _table(
+                ("backend", "what it is", "device"), backends, default=EngineSection.model_fields["backend"].default
+            ),
+        ),
         "docs/latency-models.md": (
             "devices",
             _table(("gpu_type", "SMs", "memory", "where its figures come from"), devices),

@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {
     "pools[].backend": "sglang",
     "placement.min_gain": 0.5,
     "engine.dtype": "float32",
+    "engine.backend": "sglang",
     "engine.policy": "adbs",
     "placement.solver": "memory_greedy",
     "placement.replan": "off",

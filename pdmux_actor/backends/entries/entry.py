@@ -1,0 +1,33 @@
+"""Defines what a backend says of itself."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+OWN_PROGRAM = "pdmux_actor.serving.process"
+
+
+def _all_of_it(device_bytes: int) -> int:
+    return device_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendEntry:
+    """`name` is what the fleet file uses; `about` and `kinds` are its line of docs/sglang.md.
+
+    `kinds`: by device of a pool, what its engine process is started as. `program` is the module which that runs.
+    `stands_for`: no fleet file names it; it takes the place of that backend on its devices. `max_models` fit into one
+    unit; None: as many as memory holds. `divides_models`: over several GPUs of a unit. `reads_safetensors`: it needs
+    weights in folders of Hugging Face's layout. `is_watched`: its process reports what its loop does, and is killed
+    when that hangs; else it watches itself. `fillable_bytes`: what models and their KV may fill of a GPU.
+    """
+
+    name: str
+    about: str
+    kinds: Mapping[str, str]
+    program: str = OWN_PROGRAM
+    stands_for: str | None = None
+    max_models: int | None = None
+    divides_models: bool = False
+    reads_safetensors: bool = False
+    is_watched: bool = True
+    fillable_bytes: Callable[[int], int] = _all_of_it

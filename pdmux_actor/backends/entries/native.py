@@ -1,0 +1,12 @@
+"""muxfleet's own engine."""
+
+from pdmux_actor.backends.entries.entry import BackendEntry
+from placement.estimation.memory import fillable_bytes
+
+BACKEND = BackendEntry(
+    name="native",
+    about="muxfleet's own engine, several models per unit",
+    kinds={"cpu": "torch_cpu", "cuda": "torch_cuda"},
+    reads_safetensors=True,
+    fillable_bytes=fillable_bytes,
+)
