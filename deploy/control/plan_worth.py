@@ -11,7 +11,7 @@ import numpy as np
 from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import Needs
 from placement.estimation.lifted_models import lifts_a_model
-from placement.estimation.plan_estimate import estimate
+from placement.estimation.plan_estimate import estimate_models
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan
 
@@ -40,7 +40,7 @@ def appraise(needs: Needs, plan: Plan, estimator: Estimator) -> Appraisal:
     Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
     t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
     """
-    found = estimate(needs.units, needs.models, plan, estimator).models
+    found = estimate_models(needs.units, needs.models, plan, estimator)
     targets_s = {m.model: math.inf if m.slo is None else m.slo.ttft_s for m in needs.models}
     asked_per_s = sum(m.rate_per_s for m in found)
     in_time_per_s = sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found)

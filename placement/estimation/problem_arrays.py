@@ -83,7 +83,7 @@ class UnitKind:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Instance:
     """`models` are sorted by name; `costs` goes with `kinds`. `hopeless` models cannot meet their SLO on any of the
-    kinds, however little they are asked for: their SLO binds nobody.
+    kinds, however little they are asked for: their SLO binds nobody. `placeable` [models]: some kind holds it alone.
     """
 
     models: tuple[PlacementModel, ...]
@@ -91,6 +91,7 @@ class Instance:
     costs: tuple[KindCosts, ...]
     index: Mapping[str, int]
     hopeless: frozenset[int]
+    placeable: npt.NDArray[np.bool_]
     rates_per_s: Floats
 
     def kind_of(self, unit: UnitCapacity) -> int:
@@ -144,6 +145,7 @@ def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
         costs=costs,
         index={m.model: i for i, m in enumerate(ordered)},
         hopeless=frozenset(int(i) for i in hopeless),
+        placeable=_placeable(costs, len(ordered)),
         rates_per_s=np.array([m.demand.rate_per_s for m in ordered], dtype=np.float64),
     )
 
@@ -152,6 +154,12 @@ def _hopeless(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.int
     models, little = np.arange(num_models), np.full(num_models, _LITTLE_PER_S)
     factors = [np.where(c.runs, c.factor(c.sums(models, little), c.minima(models, little)), 0.0) for c in costs]
     return np.flatnonzero(np.all([f <= 0 for f in factors], axis=0)) if factors else models
+
+
+def _placeable(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.bool_]:
+    models, nothing = np.arange(num_models), np.zeros(num_models)
+    held = [c.runs & c.holds(c.sums(models, nothing)) for c in costs]
+    return np.any(held, axis=0) if held else np.zeros(num_models, dtype=np.bool_)
 
 
 _SpeedKey = tuple[DeviceSpec | None, int, int, float]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from placement.demand import ModelDemand
 from placement.estimation.memory import blocks_for_tokens
@@ -50,17 +49,28 @@ def initial_quotas(
     """
     if not claims:
         return {}
+    shortage = shortage_of(claims, total_blocks=total_blocks, block_bytes=block_bytes, num_gpus=num_gpus)
+    if shortage is not None:
+        return shortage
+    floors = _highest_floors(claims, block_bytes, num_gpus, total_blocks=total_blocks)
+    return _share(total_blocks, {claim.model: claim.kv_bytes_per_s for claim in claims}, floors)
+
+
+def shortage_of(
+    claims: Sequence[QuotaClaim], *, total_blocks: int, block_bytes: int, num_gpus: int = 1
+) -> QuotaShortage | None:
+    """Says what the pool lacks to hold one mean request of each model; None: nothing."""
     least = _floors(claims, block_bytes, num_gpus, max_tokens=0)
     if isinstance(least, QuotaShortage):
         return least
-    if sum(least.values()) > total_blocks:
-        return QuotaShortage(
-            reason=f"one request of mean length of each model needs {sum(least.values())} token blocks together, "
-            f"the pool has {total_blocks}",
-            missing_blocks=sum(least.values()) - total_blocks,
-        )
-    floors = _highest_floors(claims, block_bytes, num_gpus, total_blocks=total_blocks)
-    return _share(total_blocks, {claim.model: claim.kv_bytes_per_s for claim in claims}, floors)
+    needed = sum(least.values())
+    if needed <= total_blocks:
+        return None
+    return QuotaShortage(
+        reason=f"one request of mean length of each model needs {needed} token blocks together, "
+        f"the pool has {total_blocks}",
+        missing_blocks=needed - total_blocks,
+    )
 
 
 def _floors(
@@ -83,16 +93,17 @@ def _floors(
 def _highest_floors(
     claims: Sequence[QuotaClaim], block_bytes: int, num_gpus: int, *, total_blocks: int
 ) -> Mapping[str, int]:
-    """Bisects for the longest common length whose floors fit; that of length 0 is known to fit."""
+    """Bisects for the longest common length whose floors fit; that of length 0 is known to fit, and mostly all do."""
     shortest, longest = 0, max(claim.max_model_len for claim in claims)
+    middle = longest
     while shortest < longest:
-        middle = (shortest + longest + 1) // 2
         floors = _floors(claims, block_bytes, num_gpus, max_tokens=middle)
         assert not isinstance(floors, QuotaShortage), "block size was checked"
         if sum(floors.values()) <= total_blocks:
             shortest = middle
         else:
             longest = middle - 1
+        middle = (shortest + longest + 1) // 2
     floors = _floors(claims, block_bytes, num_gpus, max_tokens=shortest)
     assert not isinstance(floors, QuotaShortage), "block size was checked"
     return floors
@@ -121,10 +132,13 @@ def proportional(total: int, weights: Mapping[str, float]) -> dict[str, int]:
         return {}
     if not any(weights.values()):
         return proportional(total, dict.fromkeys(weights, 1.0))
-    weight_sum = sum(Fraction(weight) for weight in weights.values())
-    exact = {model: total * Fraction(weight) / weight_sum for model, weight in weights.items()}
-    shares = {model: math.floor(share) for model, share in exact.items()}
-    by_remainder = sorted(exact, key=lambda model: (shares[model] - exact[model], model))
+    # Exact: as integers over the largest denominator, which the others divide.
+    ratios = {model: weight.as_integer_ratio() for model, weight in weights.items()}
+    denominator = max(below for _, below in ratios.values())
+    parts = {model: above * (denominator // below) for model, (above, below) in ratios.items()}
+    whole = sum(parts.values())
+    shares = {model: total * part // whole for model, part in parts.items()}
+    by_remainder = sorted(parts, key=lambda model: (-(total * parts[model] % whole), model))
     for model in by_remainder[: total - sum(shares.values())]:
         shares[model] += 1
     return shares

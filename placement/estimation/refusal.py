@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from placement.estimation.memory import bytes_for_models, pool_blocks_beside, resident_bytes_on, runs_on
-from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
+from placement.estimation.quotas import QuotaClaim, QuotaShortage, shortage_of
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 
@@ -88,13 +88,12 @@ def _shortfall(model: PlacementModel, unit: UnitCapacity, held: Sequence[Placeme
     claims = [
         QuotaClaim(model=m.model, spec=m.spec, demand=m.demand, max_model_len=m.max_model_len) for m in (*held, model)
     ]
-    quotas = initial_quotas(
+    shortage = shortage_of(
         claims,
         total_blocks=pool_blocks_beside(unit, held_bytes + needed_bytes),
         block_bytes=unit.block_bytes,
         num_gpus=unit.num_gpus,
     )
-    shortage = quotas if isinstance(quotas, QuotaShortage) else None
     # Where blocks are too small, more of them do not help: worse than any shortfall that memory can heal.
     missing_blocks = 0 if shortage is None else shortage.missing_blocks
     pool_bytes = unit.memory_bytes + needed_bytes

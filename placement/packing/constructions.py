@@ -7,71 +7,90 @@ import numpy as np
 from placement.packing.insertion import Insertion, InsertionRules
 from placement.packing.packing import Packing
 
+Openings = Sequence[tuple[int, int]]
+"""(pool, kind) of units that may be cut out of nodes; none where the units are given."""
+IsTimeUp = Callable[[], bool]
+
 _NO_LOAD = 1e-9
 _SACRIFICED_LOADS = (0.1, 0.3, 0.5, 0.2)  # parts of the fleet's work
 
 
-def largest_first(empty: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]] = ()) -> Packing:
+def largest_first(
+    empty: Packing, rules: InsertionRules, openings: Openings = (), is_time_up: IsTimeUp = lambda: False
+) -> Packing:
     """Model after model, by the part of a unit that their load takes."""
-    return _in_turn(empty, rules, openings, empty.instance.orders()[0])
+    return _in_turn(Insertion(empty, rules, openings, is_time_up), empty, empty.instance.orders()[0])
 
 
 def other_constructions(
     empty: Callable[[], Packing],
     rules: InsertionRules,
-    openings: Sequence[tuple[int, int]] = (),
+    openings: Openings = (),
     *,
     chooses: bool,
+    is_time_up: IsTimeUp = lambda: False,
 ) -> Iterator[Packing]:
-    """`chooses`: not all can be served, so some of the ways are those that choose what to serve."""
+    """`chooses`: not all can be served, so some of the ways are those that choose what to serve. What is under way when
+    time is up is left unfinished.
+    """
     instance = empty().instance
+
+    def insertion(packing: Packing) -> Insertion:
+        return Insertion(packing, rules, openings, is_time_up)
+
     if instance.costs and chooses:
         for part in _SACRIFICED_LOADS:
-            yield _dear_requests_together(empty(), rules, openings, part)
-        yield _cheap_requests_first(empty(), rules, openings)
+            packing = empty()
+            yield _dear_requests_together(insertion(packing), packing, part, is_time_up)
+        packing = empty()
+        yield _cheap_requests_first(insertion(packing), packing, is_time_up)
     for order in instance.orders()[1:]:
-        yield _in_turn(empty(), rules, openings, order)
+        packing = empty()
+        yield _in_turn(insertion(packing), packing, order, is_time_up)
 
 
-def _in_turn(
-    packing: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]], order: Sequence[int]
-) -> Packing:
-    insertion = Insertion(packing, rules, openings)
+def _in_turn(insertion: Insertion, packing: Packing, order: Sequence[int], ends: IsTimeUp = lambda: False) -> Packing:
     for model in _wanted(packing, order):
+        if ends():
+            break
         insertion.insert(model, float(packing.instance.rates_per_s[model]))
     return packing
 
 
-def _cheap_requests_first(packing: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]]) -> Packing:
+def _cheap_requests_first(insertion: Insertion, packing: Packing, ends: IsTimeUp) -> Packing:
     """A replica of every model, then the rest of the demand as far as it goes."""
-    insertion = Insertion(packing, rules, openings)
     rest = dict(enumerate(map(float, packing.instance.rates_per_s)))
     for model in _wanted(packing, packing.instance.orders()[-1]):
+        if ends():
+            return packing
         rest[model] -= insertion.insert_replica(model, rest[model]) or 0.0
     for model in _wanted(packing, packing.instance.cheapest_first()):
+        if ends():
+            break
         if rest[model] > _NO_LOAD or len(packing.homes[model]) < packing.instance.models[model].min_replicas:
             insertion.insert(model, max(0.0, rest[model]))
     return packing
 
 
-def _dear_requests_together(
-    packing: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]], part: float
-) -> Packing:
+def _dear_requests_together(insertion: Insertion, packing: Packing, part: float, ends: IsTimeUp) -> Packing:
     """Models whose requests take most, up to a part of all work, share as few units as their weights need, and overload
     them; the others get what they ask for on the rest.
     """
-    insertion = Insertion(packing, rules, openings)
     cheap_first = _wanted(packing, packing.instance.cheapest_first())
     work = packing.instance.work()
     done = np.cumsum([work[m] for m in cheap_first])
     dear = {m for m, before in zip(cheap_first, done, strict=True) if before > (1 - part) * done[-1]}
     for model in (m for m in _wanted(packing, packing.instance.orders()[-1]) if m in dear):
+        if ends():
+            return packing
         insertion.insert_replica(model, _NO_LOAD)
     for model in dear:
         for unit in sorted(packing.homes[model]):
             rate = float(packing.instance.rates_per_s[model]) / len(packing.homes[model])
             packing.set_rate(unit, model, rate)
     for model in cheap_first:
+        if ends():
+            break
         given = sum(packing.parts[u][model] for u in packing.homes[model])
         missing = len(packing.homes[model]) < packing.instance.models[model].min_replicas
         if model not in dear or missing:
@@ -81,4 +100,5 @@ def _dear_requests_together(
 
 def _wanted(packing: Packing, order: Sequence[int]) -> Sequence[int]:
     models, rates = packing.instance.models, packing.instance.rates_per_s
-    return [m for m in order if rates[m] > 0 or models[m].min_replicas > 0]
+    held = packing.instance.placeable
+    return [m for m in order if held[m] and (rates[m] > 0 or models[m].min_replicas > 0)]

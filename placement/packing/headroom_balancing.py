@@ -1,7 +1,8 @@
 """The least headroom of a plan, raised: the fullest unit gives load away, or swaps models with a unit that has room."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def balance_headroom(packing: Packing, *, moves: bool = True, is_time_up: Callab
         if not full or is_time_up():
             return
         fullest = min(full, key=lambda u: (packing.factor[u], u))
-        relief = _Relief(packing, fullest)
+        relief = _Relief(packing, fullest, is_time_up)
         relief.share(_SHARES if moves else _SHARES[:-1])
         if moves:
             relief.swap()
@@ -38,10 +39,13 @@ def balance_headroom(packing: Packing, *, moves: bool = True, is_time_up: Callab
 
 @dataclass(slots=True, eq=False)
 class _Relief:
-    """The best change for the unit: what units would hold, and the least headroom that they would have then."""
+    """The best change for the unit: what units would hold, and the least headroom that they would have then. It is the
+    best so far once time is up.
+    """
 
     packing: Packing
     unit: int
+    is_time_up: Callable[[], bool]
     best: Mapping[int, Parts] = field(default_factory=dict)
     least: float = field(init=False)
     roomiest: list[int] = field(init=False)
@@ -49,48 +53,66 @@ class _Relief:
     def __post_init__(self) -> None:
         factor = self.packing.factor
         self.least = _LEAST_GAIN * float(factor[self.unit])
-        others = [u for u in self.packing.open_units() if u != self.unit and factor[u] > self.least]
-        self.roomiest = sorted(others, key=lambda u: (-factor[u], u))[:_MOST_TRIED]
+        others = np.flatnonzero((self.packing.kind >= 0) & (factor > self.least))
+        ordered = others[np.argsort(-factor[others], kind="stable")].tolist()
+        self.roomiest = list(islice(self._unlike(u for u in ordered if u != self.unit), _MOST_TRIED))
+
+    def _unlike(self, units: Iterable[int]) -> Iterator[int]:
+        """Of idle units of a kind the first stands for all."""
+        idle_kinds: set[int] = set()
+        for unit in units:
+            if not self.packing.parts[unit]:
+                if int(self.packing.kind[unit]) in idle_kinds:
+                    continue
+                idle_kinds.add(int(self.packing.kind[unit]))
+            yield unit
 
     def share(self, shares: Sequence[float]) -> None:
         """Some of a replica's load goes to another unit, or all of it."""
         parts = self.packing.parts
-        for model, share, kept in self._gifts(shares):
+        for model, share, kept, factor in self._gifts(shares):
             given = share * parts[self.unit][model]
             for taker in self.roomiest:
                 if _may_give(self.packing, model, taker, all_of_it=share == 1):
-                    self._consider({self.unit: kept, taker: _with(parts[taker], model, given)})
+                    self._consider({self.unit: kept, taker: _with(parts[taker], model, given)}, {self.unit: factor})
 
     def swap(self) -> None:
         """A replica changes places with another one."""
         parts = self.packing.parts
         for model, rate in parts[self.unit].items():
             for taker in (u for u in self.roomiest if model not in parts[u]):
+                if self.is_time_up():
+                    return
                 for other in sorted(parts[taker].keys() - parts[self.unit].keys()):
                     back = _with(_without(parts[self.unit], model), other, parts[taker][other])
-                    self._consider({self.unit: back, taker: _with(_without(parts[taker], other), model, rate)})
+                    self._consider({self.unit: back, taker: _with(_without(parts[taker], other), model, rate)}, {})
 
     def displace(self) -> None:
         """The taker has no room yet: it gives a replica to a third unit."""
         parts = self.packing.parts
-        for model, share, kept in self._gifts(_SHARES):
+        for model, share, kept, factor in self._gifts(_SHARES):
             for taker in self.roomiest:
                 if not _may_give(self.packing, model, taker, all_of_it=share == 1):
                     continue
                 for out in sorted(parts[taker].keys() - {model}):
+                    if self.is_time_up():
+                        return
                     taken = _with(_without(parts[taker], out), model, share * parts[self.unit][model])
-                    if self.packing.factor_of(taker, taken) > self.least:
+                    taken_factor = self.packing.factor_of(taker, taken)
+                    if taken_factor > self.least:
+                        known = {self.unit: factor, taker: taken_factor}
                         for third, of_third in self._homes_for(out, taker):
-                            self._consider({self.unit: kept, taker: taken, third: of_third})
+                            self._consider({self.unit: kept, taker: taken, third: of_third}, known)
 
-    def _gifts(self, shares: Sequence[float]) -> Iterator[tuple[int, float, Parts]]:
-        """Models, shares of their load that leave, and what the unit keeps, if that is a gain."""
+    def _gifts(self, shares: Sequence[float]) -> Iterator[tuple[int, float, Parts, float]]:
+        """Models, shares of their load that leave, what the unit keeps and its factor then, if that is a gain."""
         mine = self.packing.parts[self.unit]
         for model, rate in mine.items():
             for share in shares:
                 kept = _without(mine, model) if share == 1 else {**mine, model: (1 - share) * rate}
-                if self.packing.factor_of(self.unit, kept) > self.least:
-                    yield model, share, kept
+                factor = self.packing.factor_of(self.unit, kept)
+                if factor > self.least:
+                    yield model, share, kept, factor
 
     def _homes_for(self, model: int, leaves: int) -> Iterator[tuple[int, Parts]]:
         parts, rate = self.packing.parts, self.packing.parts[leaves][model]
@@ -100,8 +122,13 @@ class _Relief:
             homes += sorted(self.packing.homes[model])
         return ((u, _with(parts[u], model, rate)) for u in homes if u not in (self.unit, leaves))
 
-    def _consider(self, change: Mapping[int, Parts]) -> None:
-        factors = {unit: self.packing.factor_of(unit, parts) for unit, parts in change.items()}
+    def _consider(self, change: Mapping[int, Parts], known: Mapping[int, float]) -> None:
+        """`known`: factors that were worked out before."""
+        factors = dict(known)
+        for unit in change.keys() - known.keys():
+            factors[unit] = self.packing.factor_of(unit, change[unit])
+            if factors[unit] <= self.least:
+                return
         headroom = min(factors.values())
         if headroom > self.least and (headroom >= 1 or self._serves_no_less(change, factors)):
             self.best, self.least = change, headroom

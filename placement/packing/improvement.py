@@ -7,16 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from placement.estimation.routed_shares import pull_of
+from placement.packing.constructions import Openings
 from placement.packing.insertion import Insertion, InsertionRules
 from placement.packing.packing import Packing
-from placement.packing.packing_objective import Key, Pairs, key_of, serves_all
+from placement.packing.packing_objective import Key, key_of, serves_all
 
 _TOLERANCE = 0.01  # of the demand
 _REGROUPING = 0.5  # of the rounds
 _MOST_BALANCED, _BALANCING_ROUNDS = 8, 5
-
-Openings = Sequence[tuple[int, int]]
-"""(pool, kind) of units that may be cut out of nodes; none where the units are given."""
 
 
 def improve(
@@ -24,7 +22,6 @@ def improve(
     rules: Sequence[InsertionRules],
     openings: Openings = (),
     *,
-    running: Pairs | None = None,
     seed: int,
     rounds: int | None,
     is_time_up: Callable[[], bool],
@@ -32,7 +29,7 @@ def improve(
     """Improves the packing in place. `rounds` None: it grows with the fleet."""
     draw = random.Random(seed)
     most = rounds if rounds is not None else 400 + 10 * len(packing.instance.models)
-    now = best = key_of(packing, running)
+    now = best = key_of(packing)
     kept, idle = packing.snapshot(), 0
     patience = max(150, 600 - 5 * len(packing.instance.models))  # rounds are cheap where there is little to try
     for number in range(most if packing.instance.costs else 0):
@@ -40,8 +37,11 @@ def improve(
             break
         packing.begin()
         rule = replace(draw.choice(list(rules)), few_replicas=draw.random() < 0.4)
-        _ruin_and_recreate(packing, draw, rule, openings)
-        key = key_of(packing, running)
+        _ruin_and_recreate(packing, draw, rule, openings, is_time_up)
+        if is_time_up():
+            packing.roll_back()
+            break
+        key = key_of(packing)
         idle += 1
         if key <= now or _is_near(key, best, _TOLERANCE * (1 - number / most)):
             packing.commit()
@@ -58,7 +58,10 @@ def _is_near(key: Key, best: Key, tolerance: float) -> bool:
     return key[0] <= best[0] and key[1] <= best[1] + tolerance and best[1] > 0
 
 
-def _ruin_and_recreate(packing: Packing, draw: random.Random, rules: InsertionRules, openings: Openings) -> None:
+def _ruin_and_recreate(
+    packing: Packing, draw: random.Random, rules: InsertionRules, openings: Openings, is_time_up: Callable[[], bool]
+) -> None:
+    """Leaves the packing as it comes when time is up."""
     rates = [m.demand.rate_per_s for m in packing.instance.models]
     lost: dict[int, float] = {}
     for unit in _ruined(packing, draw):
@@ -67,15 +70,19 @@ def _ruin_and_recreate(packing: Packing, draw: random.Random, rules: InsertionRu
         if packing.nodes[unit] is not None:
             packing.close(unit)
     for model, wanted in enumerate(packing.instance.models):
-        if not packing.homes[model] and (rates[model] > 0 or wanted.min_replicas):
+        is_wanted = rates[model] > 0 or wanted.min_replicas > 0
+        if is_wanted and not packing.homes[model] and packing.instance.placeable[model]:
             lost.setdefault(model, rates[model])
     costs = packing.instance.costs[0]
     weight = {m: costs.resident_bytes[m] if draw.random() < 0.5 else lost[m] for m in lost}
     blind, regroups = draw.random() < 0.3, bool(openings) and draw.random() < _REGROUPING
-    insertion = Insertion(packing, rules, openings)
+    insertion = Insertion(packing, rules, openings, is_time_up)
     for model in sorted(lost, key=lambda m: (draw.random() if blind else -weight[m], m)):
+        if is_time_up():
+            return
         if regroups:
-            Insertion(packing, rules, _small_openings(packing, draw, openings)).insert(model, lost[model])
+            small = _small_openings(packing, draw, openings)
+            Insertion(packing, rules, small, is_time_up).insert(model, lost[model])
         if not regroups or not packing.homes[model]:
             insertion.insert(model, lost[model])
     for model in sorted(lost):
@@ -94,7 +101,8 @@ def _small_openings(packing: Packing, draw: random.Random, openings: Openings) -
 def balance(packing: Packing, is_time_up: Callable[[], bool]) -> None:
     """Shifts loads as routing will."""
     for _ in range(_BALANCING_ROUNDS):
-        for model in range(len(packing.homes)):
+        overloaded = np.flatnonzero(packing.factor < 1).tolist()
+        for model in sorted({m for u in overloaded for m in packing.parts[u]}):
             if is_time_up():
                 return
             _balance(packing, model)

@@ -1,7 +1,7 @@
 """Puts a model's load onto units that are open, or onto units yet to be cut out of nodes."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,19 @@ class Home:
 
 
 class Insertion:
-    """`openings` are the kinds of units that nodes can be cut into: (pool, kind)."""
+    """`openings` are the kinds of units that nodes can be cut into: (pool, kind). Once time is up a model gets no more
+    than one replica.
+    """
 
-    def __init__(self, packing: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        packing: Packing,
+        rules: InsertionRules,
+        openings: Sequence[tuple[int, int]] = (),
+        is_time_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._packing = packing
+        self._is_time_up = is_time_up
         self._rules = rules
         self._openings = openings
         self._kinds = sorted({*(int(k) for k in packing.kind if k >= 0), *(kind for _, kind in openings)})
@@ -56,6 +65,8 @@ class Insertion:
         """Adds replicas of `model` for so much more load, as many as it takes and its bounds admit. Load that finds no
         place within SLOs is put where it does most good.
         """
+        if not self._packing.instance.placeable[model]:
+            return
         wanted, homes = self._packing.instance.models[model], self._packing.homes[model]
         remaining = rate_per_s
         while len(homes) < self._most(wanted) and (remaining > _NO_LOAD or len(homes) < wanted.min_replicas):
@@ -63,6 +74,8 @@ class Insertion:
             if placed is None:
                 break
             remaining -= placed
+            if self._is_time_up():
+                break
         if remaining > _NO_LOAD and homes:
             given = {unit: self._packing.parts[unit][model] for unit in sorted(homes)}
             total = sum(given.values())

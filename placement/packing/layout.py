@@ -4,9 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from placement.estimation.memory import pool_blocks_beside, resident_bytes_on
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.estimation.refusal import refusal
+from placement.estimation.throughput import BYTES, FLOOR, MODELS
 from placement.nodes import FleetPlan, NodePool
 from placement.packing.packing import Packing
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
@@ -85,10 +88,31 @@ def _refusals(packing: Packing, units: Mapping[int, UnitCapacity], rule: str | N
     for number, model in enumerate(models):
         placed = len(packing.homes[number])
         if placed < model.min_replicas:
+            nearest = _nearest_to_take(packing, number)
             others = [
                 (unit, [models[m] for m in (packing.parts[u] if u >= 0 else ())])
                 for u, unit in units.items()
-                if u not in packing.homes[number]
+                if u < 0 or u in nearest
             ]
             prefix = f"{placed} of {model.min_replicas} replicas placed: " if placed else ""
             yield model.model, prefix + refusal(model, others, rule=rule)
+
+
+def _nearest_to_take(packing: Packing, model: int) -> frozenset[int]:
+    """Of every kind the open unit without the model that lacks least to take it, in bytes; only these are worth a
+    closer look where there are thousands.
+    """
+    nearest: set[int] = set()
+    for kind, costs in enumerate(packing.instance.costs):
+        units = np.array([u for u in np.flatnonzero(packing.kind == kind) if u not in packing.homes[model]], dtype=int)
+        if len(units):
+            sums = packing.sums[units]
+            missing_bytes = sums[:, BYTES] + costs.resident_bytes[model] - costs.memory_bytes
+            with_it = sums + costs.sums(model, 0.0)
+            missing_blocks = with_it[:, FLOOR] - costs.pool_beside(with_it)
+            lack = np.maximum(0, missing_bytes) + packing.instance.kinds[kind].block_bytes * np.maximum(
+                0, missing_blocks
+            )
+            lack[sums[:, MODELS] >= costs.max_models] = np.inf
+            nearest.add(int(units[lack.argmin()]))
+    return frozenset(nearest)

@@ -1,10 +1,10 @@
 """Running units that new demand overloads: replicas are added, and spare ones make room, before anything moves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from placement.packing.insertion import Insertion, InsertionRules
 from placement.packing.packing import Packing
-from placement.packing.packing_objective import Pairs, key_of
+from placement.packing.packing_objective import key_of
 
 IsTimeUp = Callable[[], bool]
 
@@ -12,19 +12,21 @@ _NO_LOAD = 1e-9
 _MOST_TRIED = 64  # units, the roomiest
 
 
-def insert_missing(packing: Packing, rules: InsertionRules, openings: Sequence[tuple[int, int]] = ()) -> None:
-    """Load that no replica has, and replicas that must be."""
-    insertion = Insertion(packing, rules, openings)
-    for model, wanted in enumerate(packing.instance.models):
-        given = sum(packing.parts[u][model] for u in packing.homes[model])
-        missing = max(0.0, wanted.demand.rate_per_s - given)
-        if missing > _NO_LOAD or len(packing.homes[model]) < wanted.min_replicas:
+def insert_missing(packing: Packing, rules: InsertionRules, is_time_up: IsTimeUp) -> None:
+    """Load that no replica has, and replicas that must be. Models without any come first, and get one in any case."""
+    insertion = Insertion(packing, rules, is_time_up=is_time_up)
+    for model in sorted(range(len(packing.homes)), key=lambda m: (bool(packing.homes[m]), m)):
+        wanted, homes = packing.instance.models[model], packing.homes[model]
+        if homes and is_time_up():
+            return
+        missing = max(0.0, wanted.demand.rate_per_s - sum(packing.parts[u][model] for u in homes))
+        if missing > _NO_LOAD or len(homes) < wanted.min_replicas:
             insertion.insert(model, missing)
 
 
 def relieve(packing: Packing, rules: InsertionRules, is_time_up: IsTimeUp) -> None:
     """Shares the load of models on overloaded units with new replicas elsewhere, the hottest first."""
-    insertion = Insertion(packing, rules)
+    insertion = Insertion(packing, rules, is_time_up=is_time_up)
     overloaded = [u for u in packing.open_units() if packing.factor[u] < 1]
     parts = [(packing.parts[u][m], u, m) for u in overloaded for m in packing.parts[u]]
     for rate, unit, model in sorted(parts, key=lambda part: (-part[0], part[1:])):
@@ -43,14 +45,14 @@ def relieve(packing: Packing, rules: InsertionRules, is_time_up: IsTimeUp) -> No
             packing.roll_back()
 
 
-def keep_spare(packing: Packing, running: Pairs, is_time_up: IsTimeUp) -> None:
-    """Replicas that run and are not needed stay where that costs nothing: a drain serves nobody."""
-    for unit, model in sorted(running):
-        if is_time_up():
-            return
+def keep_spare(packing: Packing) -> None:
+    """Replicas that run and are not needed stay where that costs nothing: a drain serves nobody. They are few, and no
+    deadline keeps this from being done: it is what makes a plan worth having that a search has changed.
+    """
+    for unit, model in sorted((packing.running or frozenset()) - packing.pairs()):
         homes = sorted(packing.homes[model])
         most = packing.instance.models[model].max_replicas  # a model that moved has others now
-        if model in packing.parts[unit] or not 0 < len(homes) < most:
+        if not 0 < len(homes) < most:
             continue
         before = key_of(packing)
         part = sum(packing.parts[u][model] for u in homes) / (len(homes) + 1)

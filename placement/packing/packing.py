@@ -29,11 +29,15 @@ Parts = Mapping[int, float]
 """Loads by model."""
 Snapshot = Mapping[int, _Saved]
 """Of the open units."""
+Pairs = frozenset[tuple[int, int]]
+"""Units and models."""
 
 
 class Packing:
     """Kinds and models are numbers of `instance`; a unit is a number too. A closed unit holds nothing, and its GPUs are
     its node's. `free_gpus` maps a pool to the free GPUs of each of its nodes, for units that are cut out of nodes.
+    `missing` counts the replicas that models must have and have not, of models that some kind of unit can hold.
+    `running` is what was there when `mark_running` was called, None before; `loaded` counts the replicas beside it.
     """
 
     def __init__(self, instance: Instance, *, free_gpus: Mapping[int, Iterable[int]] | None = None) -> None:
@@ -48,6 +52,9 @@ class Packing:
         self.homes: list[set[int]] = [set() for _ in instance.models]
         self.served_of = np.zeros(len(instance.models))
         self.gpus_used = 0
+        self.missing = sum(m.min_replicas for m, held in zip(instance.models, instance.placeable, strict=True) if held)
+        self.running: Pairs | None = None
+        self.loaded = 0
         self._alone: dict[tuple[int, float, int], float] = {}
         self._journal: dict[int, _Saved] | None = None
 
@@ -65,6 +72,13 @@ class Packing:
 
     def open_units(self) -> list[int]:
         return [int(u) for u in np.flatnonzero(self.kind != _CLOSED)]
+
+    def pairs(self) -> Pairs:
+        return frozenset((unit, model) for model, homes in enumerate(self.homes) for unit in homes)
+
+    def mark_running(self) -> None:
+        """Counts from here on what has to be loaded."""
+        self.running, self.loaded = self.pairs(), 0
 
     def costs_of(self, unit: int) -> KindCosts:
         return self.instance.costs[int(self.kind[unit])]
@@ -92,6 +106,26 @@ class Packing:
         assert not self.parts[unit], "only empty units close"
         self._remember(unit)
         self._release(unit)
+
+    def fill(self, parts: Mapping[int, Parts]) -> None:
+        """Gives many empty units their parts at once."""
+        for kind, costs in enumerate(self.instance.costs):
+            units = [u for u in parts if parts[u] and self.kind[u] == kind]
+            if not units:
+                continue
+            columns = [_columns(parts[u]) for u in units]
+            rows = np.repeat(units, [len(models) for models, _ in columns])
+            models, rates = (np.concatenate(c) for c in zip(*columns, strict=True))
+            np.add.at(self.sums, rows, costs.sums(models, rates))
+            lowest = self.minima[:, : SLACK + costs.num_ways]
+            np.minimum.at(lowest, rows, costs.minima(models, rates))
+            self.factor[units] = costs.factor(self.sums[units], lowest[units])
+            self.gpus_used += costs.num_gpus * len(units)
+            for unit in units:
+                assert not self.parts[unit], "only empty units are filled"
+                self._remember(unit)
+                self.parts[unit] = dict(parts[unit])
+                self._count(unit, {}, 1.0)
 
     def put(self, unit: int, model: int, rate_per_s: float) -> None:
         assert model not in self.parts[unit], "one replica of a model on a unit"
@@ -239,10 +273,7 @@ class Packing:
 
     def _set_parts(self, unit: int, parts: dict[int, float]) -> None:
         costs, old = self.costs_of(unit), self.parts[unit]
-        served = min(1.0, float(self.factor[unit]))
-        for model, rate in old.items():
-            self.served_of[model] -= rate * served
-            self.homes[model].discard(unit)
+        served_before = min(1.0, float(self.factor[unit]))
         self.gpus_used += costs.num_gpus * (bool(parts) - bool(old))
         self.parts[unit] = parts
         if parts:
@@ -255,10 +286,28 @@ class Packing:
             self.sums[unit] = 0.0
             self.minima[unit] = np.inf
             self.factor[unit] = LARGEST_FACTOR
-        served = min(1.0, float(self.factor[unit]))
+        self._count(unit, old, served_before)
+
+    def _count(self, unit: int, old: Parts, served_before: float) -> None:
+        """Keeps what is known of models in step with the unit's parts, which were `old`."""
+        parts, served = self.parts[unit], min(1.0, float(self.factor[unit]))
+        for model, rate in old.items():
+            self.served_of[model] -= rate * served_before
+            if model not in parts:
+                self._count_replica(unit, model, -1)
+                self.homes[model].discard(unit)
         for model, rate in parts.items():
             self.served_of[model] += rate * served
-            self.homes[model].add(unit)
+            if model not in old:
+                self.homes[model].add(unit)
+                self._count_replica(unit, model, 1)
+
+    def _count_replica(self, unit: int, model: int, change: int) -> None:
+        """`homes` has the replica, not yet gone or just come."""
+        if len(self.homes[model]) <= self.instance.models[model].min_replicas and self.instance.placeable[model]:
+            self.missing -= change
+        if self.running is not None and (unit, model) not in self.running:
+            self.loaded += change
 
     def _grow(self) -> None:
         size = len(self.kind)

@@ -2,32 +2,22 @@
 
 from placement.packing.packing import Packing
 
-Pairs = frozenset[tuple[int, int]]
-"""Units and models."""
 Key = tuple[int, float, float, int, int]
 """Less is better: replicas that are missing, the share of requests that is not served, the same for the model that has
-it worst, GPUs in use, replicas that have to be loaded."""
+it worst, GPUs in use, replicas that have to be loaded. Models that no unit can hold count nowhere."""
 
 
-def key_of(packing: Packing, running: Pairs | None = None) -> Key:
-    """`running`: what is on the units now. Where units run already, using fewer of them is no gain."""
-    models = packing.instance.models
-    missing = sum(max(0, m.min_replicas - len(h)) for m, h in zip(models, packing.homes, strict=True))
+def key_of(packing: Packing) -> Key:
+    """Returns the key of a packing. Where units run already, using fewer of them is no gain."""
     rates = packing.instance.rates_per_s
-    asked = rates > 0
+    asked = packing.instance.placeable & (rates > 0)
+    cost = (packing.gpus_used, 0) if packing.running is None else (0, packing.loaded)
     if not asked.any():
-        return missing, 0.0, 0.0, *_cost(packing, running)
-    unserved = 1.0 - float(packing.served_of.sum() / rates.sum())
-    worst = 1.0 - float((packing.served_of[asked] / rates[asked]).min())
-    return missing, round(unserved, 4), round(worst, 3), *_cost(packing, running)
-
-
-def pairs_of(packing: Packing) -> Pairs:
-    return frozenset((unit, model) for model, homes in enumerate(packing.homes) for unit in homes)
-
-
-def _cost(packing: Packing, running: Pairs | None) -> tuple[int, int]:
-    return (packing.gpus_used, 0) if running is None else (0, len(pairs_of(packing) - running))
+        return packing.missing, 0.0, 0.0, *cost
+    served, demand = packing.served_of[asked], rates[asked]
+    unserved = 1.0 - float(served.sum() / demand.sum())
+    worst = 1.0 - float((served / demand).min())
+    return packing.missing, round(unserved, 4), round(worst, 3), *cost
 
 
 def serves_all(key: Key) -> bool:

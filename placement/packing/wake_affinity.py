@@ -2,24 +2,23 @@
 
 from collections.abc import Callable, Mapping
 
-from placement.packing.packing import Packing
-from placement.packing.packing_objective import Key, Pairs, key_of, pairs_of
+from placement.packing.packing import Packing, Pairs
+from placement.packing.packing_objective import Key, key_of
 from placement.plan import UnitCapacity
 
 
-def prefer_waking(
-    packing: Packing, units: Mapping[int, UnitCapacity], running: Pairs, is_time_up: Callable[[], bool]
-) -> None:
+def prefer_waking(packing: Packing, units: Mapping[int, UnitCapacity], is_time_up: Callable[[], bool]) -> None:
     """Moves models in place to units that can wake them, wherever the plan is as good with that. What runs stays; of
     several units the quickest wake first.
     """
+    running = packing.running or frozenset()
     index = packing.instance.index
     beds: dict[int, list[tuple[float, int]]] = {}
     for number, unit in units.items():
         for name, wake_s in unit.asleep.items():
             if name in index:
                 beds.setdefault(index[name], []).append((wake_s, number))
-    for unit_number, model in sorted(pairs_of(packing) - running):
+    for unit_number, model in sorted(packing.pairs() - running) if beds else ():
         if is_time_up():
             return
         if model not in packing.parts[unit_number]:  # an exchange for another model has taken it elsewhere

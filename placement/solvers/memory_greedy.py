@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from placement.estimation.memory import bytes_for_models, pool_blocks_beside, resident_bytes_on, runs_on
 from placement.estimation.problem_arrays import Estimator
-from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
+from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas, shortage_of
 from placement.estimation.refusal import has_no_place, refusal
 from placement.launch_limits import LaunchLimits
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
@@ -156,18 +156,24 @@ class _Packing:
             return False
         if has_no_place(self._units[unit_id], self._held[unit_id]):
             return False
-        return not isinstance(self._quotas(unit_id, (*self._held[unit_id], model.model)), QuotaShortage)
+        unit, held = self._units[unit_id], (*self._held[unit_id], model.model)
+        shortage = shortage_of(
+            [self._claim(m) for m in held],
+            total_blocks=pool_blocks_beside(unit, sum(self._bytes[m, _shape(unit)] for m in held)),
+            block_bytes=unit.block_bytes,
+            num_gpus=unit.num_gpus,
+        )
+        return shortage is None
 
-    def _quotas(self, unit_id: str, models: Sequence[str]) -> dict[str, int] | QuotaShortage:
+    def _quotas(self, unit_id: str, models: Sequence[str]) -> Mapping[str, int] | QuotaShortage:
         unit = self._units[unit_id]
         held_bytes = sum(self._bytes[m, _shape(unit)] for m in models)
-        quotas = initial_quotas(
+        return initial_quotas(
             [self._claim(m) for m in models],
             total_blocks=pool_blocks_beside(unit, held_bytes),
             block_bytes=unit.block_bytes,
             num_gpus=unit.num_gpus,
         )
-        return quotas if isinstance(quotas, QuotaShortage) else dict(quotas)
 
     def _claim(self, name: str) -> QuotaClaim:
         model = self._models[name]

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from placement.estimation.lifted_models import lifts_a_model
-from placement.estimation.problem_arrays import Estimator, Instance, make_instance
+from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing.constructions import largest_first, other_constructions
-from placement.packing.improvement import Openings, balance, improve
+from placement.packing.constructions import Openings, largest_first, other_constructions
+from placement.packing.improvement import balance, improve
 from placement.packing.insertion import InsertionRules
 from placement.packing.layout import carve, plan_of_packing
 from placement.packing.overload_relief import evict_spare, insert_missing, keep_spare, relieve
 from placement.packing.packing import Packing
-from placement.packing.packing_objective import Key, Pairs, key_of, pairs_of, serves_all
+from placement.packing.packing_objective import Key, key_of, serves_all
+from placement.packing.running_packing import running_packing
 from placement.packing.spare_nodes import roomiest
 from placement.packing.spare_replicas import add_headroom
 from placement.packing.wake_affinity import prefer_waking
@@ -56,12 +57,12 @@ class SearchSolver:
         instance = make_instance(ordered, models, self.estimator)
         spread = InsertionRules(spread=True)
         if current is not None and any(current.models_of(u.unit_id) for u in ordered):
-            return self._from_running(_running(instance, ordered, current), dict(enumerate(ordered)))
+            return self._from_running(running_packing(instance, ordered, current), dict(enumerate(ordered)))
         rules = [InsertionRules(spread=s, margin=m) for m in self._margins() for s in (True, False)]
         best = self._built(lambda: Packing.of_units(instance, ordered), [rules])
         self._improve(best, [spread, InsertionRules(margin=self.least_margin)])
         add_headroom(best, dict(enumerate(ordered)), is_time_up=self.is_time_up)
-        prefer_waking(best, dict(enumerate(ordered)), frozenset(), self.is_time_up)
+        prefer_waking(best, dict(enumerate(ordered)), self.is_time_up)
         return plan_of_packing(best, dict(enumerate(ordered)), rule=_RULE)
 
     def _margins(self) -> tuple[float, float]:
@@ -69,29 +70,32 @@ class SearchSolver:
 
     def _from_running(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> Plan:
         """More replicas where load asks for them; models move only if that serves enough more."""
-        spread, running = InsertionRules(spread=True), pairs_of(packing)
+        spread = InsertionRules(spread=True)
+        packing.mark_running()
         has_idle_units = any(not packing.parts[u] for u in packing.open_units())
         balance(packing, self.is_time_up)
-        insert_missing(packing, spread)
+        insert_missing(packing, spread, self.is_time_up)
         relieve(packing, spread, self.is_time_up)
         for _ in range(_EVICTIONS):
             evict_spare(packing, self.is_time_up)
             balance(packing, self.is_time_up)
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
             add_headroom(packing, units, moves=False, is_time_up=self.is_time_up)
-        prefer_waking(packing, units, running, self.is_time_up)
-        kept, kept_shares = key_of(packing, running), packing.served_shares()
-        kept_plan = plan_of_packing(packing, units, rule=_RULE)
-        if serves_all(kept):
-            return kept_plan
-        self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)], running=running)
-        keep_spare(packing, running, self.is_time_up)
-        prefer_waking(packing, units, running, self.is_time_up)
-        better = key_of(packing, running)
+        prefer_waking(packing, units, self.is_time_up)
+        kept, kept_shares = key_of(packing), packing.served_shares()
+        if serves_all(kept) or self.is_time_up():
+            return plan_of_packing(packing, units, rule=_RULE)
+        kept_packing = packing.snapshot()
+        self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)])
+        keep_spare(packing)
+        prefer_waking(packing, units, self.is_time_up)
+        better = key_of(packing)
         gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
         if better[:2] <= kept[:2]:
             gains |= lifts_a_model(kept_shares, packing.served_shares(), self.least_model_gain)
-        return plan_of_packing(packing, units, rule=_RULE) if gains else kept_plan
+        if not gains:
+            packing.restore(kept_packing)
+        return plan_of_packing(packing, units, rule=_RULE)
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
         best = self._packed(pools, models, improves=True)
@@ -129,7 +133,7 @@ class SearchSolver:
         self, empty: Callable[[], Packing], groups: Sequence[Sequence[InsertionRules]], openings: Openings = ()
     ) -> Packing:
         best: _Built | None = None
-        for built in _builds(empty, groups, openings):
+        for built in _builds(empty, groups, openings, self.is_time_up):
             best = built if best is None or built.key < best.key else best
             # Where units are given, using fewer of them is no gain.
             if self.is_time_up() or (not openings and serves_all(best.key)):
@@ -142,14 +146,11 @@ class SearchSolver:
         packing: Packing,
         rules: Sequence[InsertionRules],
         openings: Openings = (),
-        *,
-        running: Pairs | None = None,
     ) -> None:
         improve(
             packing,
             rules,
             openings,
-            running=running,
             seed=self.seed,
             rounds=self.rounds,
             is_time_up=self.is_time_up,
@@ -184,7 +185,10 @@ class _Built:
 
 
 def _builds(
-    empty: Callable[[], Packing], groups: Sequence[Sequence[InsertionRules]], openings: Openings
+    empty: Callable[[], Packing],
+    groups: Sequence[Sequence[InsertionRules]],
+    openings: Openings,
+    is_time_up: IsTimeUp,
 ) -> Iterator[_Built]:
     """Of every rule, as long as that pays. Later groups favour larger meshes, which saves GPUs where all are served.
     In large fleets where not all are, improvement makes more of the time than further builds do.
@@ -195,36 +199,18 @@ def _builds(
             break
         tightest = min(rule.margin for rule in group)
         for rule in group:
-            first = _Built.of(largest_first(empty(), rule, openings), rule)
+            first = _Built.of(largest_first(empty(), rule, openings, is_time_up), rule)
             yield first
             best = first if best is None or first.key < best.key else best
             if rule.margin == tightest and len(first.packing.homes) <= _FEW_MODELS and not serves_all(best.key):
-                yield from _others(empty, rule, openings, chooses=True)
+                yield from _others(empty, rule, openings, is_time_up, chooses=True)
     assert best is not None, "there is a rule"
     if len(best.packing.homes) > _FEW_MODELS or serves_all(best.key):
-        yield from _others(empty, best.rule, openings, chooses=not serves_all(best.key))
+        yield from _others(empty, best.rule, openings, is_time_up, chooses=not serves_all(best.key))
 
 
 def _others(
-    empty: Callable[[], Packing], rule: InsertionRules, openings: Openings, *, chooses: bool
+    empty: Callable[[], Packing], rule: InsertionRules, openings: Openings, is_time_up: IsTimeUp, *, chooses: bool
 ) -> Iterator[_Built]:
-    return (_Built.of(p, rule) for p in other_constructions(empty, rule, openings, chooses=chooses))
-
-
-def _running(instance: Instance, units: Sequence[UnitCapacity], current: Plan) -> Packing:
-    """What runs stays, where it still fits; the hottest first."""
-    packing = Packing.of_units(instance, units)
-    numbers = {u.unit_id: i for i, u in enumerate(units)}
-    homes_of: dict[str, list[int]] = {}
-    for unit_plan in current.units:
-        for placement in unit_plan.models if unit_plan.unit_id in numbers else ():
-            homes_of.setdefault(placement.model, []).append(numbers[unit_plan.unit_id])
-    for model in sorted(range(len(instance.models)), key=lambda m: (-instance.models[m].demand.rate_per_s, m)):
-        wanted = instance.models[model]
-        homes = homes_of.get(wanted.model, [])[: wanted.max_replicas]
-        for unit in homes:
-            costs = packing.costs_of(unit)
-            part = wanted.demand.rate_per_s / len(homes)
-            if costs.runs[model] and bool(costs.holds(packing.sums[unit] + costs.sums(model, part))):
-                packing.put(unit, model, part)
-    return packing
+    others = other_constructions(empty, rule, openings, chooses=chooses, is_time_up=is_time_up)
+    return (_Built.of(p, rule) for p in others)

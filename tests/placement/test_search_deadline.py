@@ -1,0 +1,95 @@
+"""A search in a large fleet: it looks at the clock again and again, and does nothing where nothing is to be gained."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from placement_cases import make_model, make_spec, make_unit
+
+from placement.estimation.throughput import Floats, KindCosts
+from placement.plan import UnitCapacity
+from placement.problem import PlacementModel
+from placement.solvers.search import SearchSolver
+from profiler.gpus.a100_80g import DEVICE as A100_80G
+
+_MOST_AT_ONCE = 100  # evaluations of units between two looks at the clock
+
+
+@dataclass(eq=False)
+class Work:
+    """`longest`: the most evaluations without a look at the clock. Time is up at look number `ends`."""
+
+    ends: int | None = None
+    looks: int = 0
+    evaluations: int = 0
+    longest: int = 0
+    _since: int = 0
+
+    def is_time_up(self) -> bool:
+        self.looks += 1
+        self._since = 0
+        return self.ends is not None and self.looks >= self.ends
+
+    def evaluated(self) -> None:
+        self.evaluations += 1
+        self._since += 1
+        self.longest = max(self.longest, self._since)
+
+
+@pytest.fixture
+def works(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    """The last of them counts."""
+    counted: list[Work] = []
+    factor = KindCosts.factor
+
+    def counting(self: KindCosts, sums: Floats, minima: Floats) -> Floats:
+        if counted:
+            counted[-1].evaluated()
+        return factor(self, sums, minima)
+
+    monkeypatch.setattr(KindCosts, "factor", counting)
+    return counted
+
+
+def fleet(factor: float, *, num_units: int = 40) -> tuple[Sequence[UnitCapacity], Sequence[PlacementModel]]:
+    """Models of different rates; `factor` 1 fills a part of the units."""
+    draw = random.Random(3)
+    units = [
+        make_unit(f"u{i:02}", device=A100_80G, memory_mib=20 * 1024, total_blocks=400_000, num_gpus=1)
+        for i in range(num_units)
+    ]
+    spec = make_spec(num_layers=32, num_kv_heads=8, head_dim=128, hidden_size=2048)
+    models = [
+        make_model(f"m{i:02}", spec=spec, rate_per_s=factor * draw.choice((0.5, 2.0, 10.0)), max_replicas=8)
+        for i in range(60)
+    ]
+    return units, models
+
+
+@pytest.mark.parametrize("ends", [1, 30, 300, 1500])
+def test_search__time_is_up_at_any_look__ends_after_little_more_work(works: list[Work], ends: int) -> None:
+    units, models = fleet(1.0)
+    current = SearchSolver(rounds=5).solve(units, models, None)
+    _, hotter = fleet(60.0)
+    works.append(Work(ends=ends))
+
+    SearchSolver(is_time_up=works[-1].is_time_up).solve(units, hotter, current)
+
+    assert works[-1].looks >= ends
+    assert works[-1].longest <= _MOST_AT_ONCE
+
+
+def test_search__demand_as_it_was__costs_next_to_nothing(works: list[Work]) -> None:
+    """Also beside a model that no unit can hold: nothing that is tried for it helps."""
+    units, models = fleet(1.0, num_units=12)
+    huge = make_model("huge", spec=replace(make_spec(num_layers=200), hidden_size=20_480), max_replicas=8)
+    models = [*models, huge]
+    current = SearchSolver(rounds=5).solve(units, models, None)
+    works.append(Work())
+
+    again = SearchSolver(is_time_up=works[-1].is_time_up).solve(units, models, current)
+
+    assert "huge" in again.unplaced
+    assert all(set(again.units_of(m.model)) == set(current.units_of(m.model)) for m in models)
+    assert works[-1].evaluations <= len(units) + 20
