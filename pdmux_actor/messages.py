@@ -192,6 +192,17 @@ class StepTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourLoss:
+    """Counts what a model's requests have lost to another model of the unit since it came there, in seconds summed
+    over requests: of first tokens and of those after.
+    """
+
+    neighbour: str
+    ttft_s: float
+    tbt_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
     """State of one model inside a unit.
 
@@ -226,6 +237,9 @@ class ModelLoad:
     prefill_base_s: float = 0.0
     prefill_s_per_token: float = 0.0
     decode_step_s: float = 0.0
+    lost_to: tuple[NeighbourLoss, ...] = ()  # one of each other model of the unit
+    ttft_lost_s: float | None = None  # to all of them, on average over the first tokens of the last seconds
+    tbt_lost_s: float | None = None  # over the gaps of the last seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,18 @@ def unit_table(status: FleetStatus) -> FittedTable:
     """One row per model on a unit."""
     names = short_names([u.report.unit_id for u in status.units])
     table = _fitted(
-        *("unit", "model", "state", "running", "waiting", "KV blocks of quota", "in time", "TTFT met", "TBT met"),
+        *(
+            "unit",
+            "model",
+            "state",
+            "running",
+            "waiting",
+            "KV blocks of quota",
+            "in time",
+            "TTFT met",
+            "TBT met",
+            "lost to others",
+        ),
         *("tokens/s", "SMs p/d", "silent"),
         keys=2,
     )
@@ -146,7 +157,7 @@ def _unit_rows(unit: UnitStatus, short_name: str) -> Iterator[tuple[str, ...]]:
     loads = _loads(load)
     silent = f"{silent}, leaving" if report.is_leaving else silent
     if not report.models:
-        yield (short_name, *([_NONE] * 9), shares, silent)
+        yield (short_name, *([_NONE] * 10), shares, silent)
     for i, model in enumerate(report.models):
         name, tail = (short_name, (shares, silent)) if i == 0 else ("", ("", ""))
         yield (name, model.model, _phase(model), *_figures(loads.get(model.model)), *tail)
@@ -161,7 +172,7 @@ def _phase(status: ModelStatus) -> str:
 
 def _figures(load: ModelLoad | None) -> tuple[str, ...]:
     if load is None:
-        return (_NONE,) * 7
+        return (_NONE,) * 8
     return (
         str(load.running),
         str(load.waiting),
@@ -169,6 +180,7 @@ def _figures(load: ModelLoad | None) -> tuple[str, ...]:
         _share(load.request_attainment),
         _share(load.ttft_attainment),
         _share(load.tbt_attainment),
+        _lost(load),
         f"{load.output_tokens_per_s:.1f}",
     )
 
@@ -218,6 +230,9 @@ def _load_dict(load: ModelLoad | None) -> dict[str, object]:
         "request_attainment": load.request_attainment,
         "ttft_attainment": load.ttft_attainment,
         "tbt_attainment": load.tbt_attainment,
+        "ttft_lost_s": load.ttft_lost_s,
+        "tbt_lost_s": load.tbt_lost_s,
+        "lost_to": [asdict(loss) for loss in load.lost_to],
         "output_tokens_per_s": load.output_tokens_per_s,
     }
 
@@ -232,6 +247,13 @@ def _milliseconds(time_s: float | None) -> str:
 
 def _share(attainment: float | None) -> str:
     return _NONE if attainment is None else f"{attainment:.1%}"
+
+
+def _lost(load: ModelLoad) -> str:
+    """What other models cost a first token, and a gap, on average."""
+    if load.ttft_lost_s is None and load.tbt_lost_s is None:
+        return _NONE
+    return f"{_milliseconds(load.ttft_lost_s)} / {_milliseconds(load.tbt_lost_s)}"
 
 
 def _listed(units: Sequence[str]) -> str:

@@ -7,11 +7,12 @@ from dataclasses import replace
 import msgspec
 
 from pdmux_actor.kv.block_pool import BlockPool
-from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad
+from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad, NeighbourLoss
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
+from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from profiler.latency import ChunkShape
@@ -34,9 +35,11 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
     gaps_met: int
     requests: int
     requests_met: int
+    ttft_lost_s: float
+    tbt_lost_s: float
 
     @classmethod
-    def of(cls, queue: ModelQueue, now_s: float) -> "_Counts":
+    def of(cls, queue: ModelQueue, lost_to: Collection[NeighbourLoss], now_s: float) -> "_Counts":
         return cls(
             at_s=now_s,
             prompt_tokens=queue.prompt_tokens_total,
@@ -48,15 +51,25 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
             gaps_met=queue.gaps_met,
             requests=queue.requests_total,
             requests_met=queue.requests_met,
+            ttft_lost_s=sum([loss.ttft_s for loss in lost_to]),
+            tbt_lost_s=sum([loss.tbt_s for loss in lost_to]),
         )
 
 
 class LoadReporter:
     """Costs the engine a few additions per token; the rest is paid per report. `report` moves the window of counts."""
 
-    def __init__(self, pool: BlockPool, predictor: LatencyPredictor, log: DecisionLog, num_sms: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        predictor: LatencyPredictor,
+        neighbours: NeighbourSlowdown,
+        log: DecisionLog,
+        num_sms: int,
+    ) -> None:
         self._pool = pool
         self._predictor = predictor
+        self._neighbours = neighbours
         self._log = log
         self._num_sms = num_sms
         self._history: dict[str, deque[_Counts]] = {}
@@ -71,8 +84,12 @@ class LoadReporter:
         tightest_s = min((queue.tightest_tbt_s for queue in queues), default=float("inf"))
         self._history = {q.model: self._history.get(q.model, deque()) for q in queues}
         partition = lanes.partition
+        lost = self._neighbours.losses([queue.model for queue in queues])
         return LoadReport(
-            models=tuple(self._model(queue, partition.prefill_sms, partition.decode_sms, now_s) for queue in queues),
+            models=tuple(
+                self._model(queue, lost[queue.model], partition.prefill_sms, partition.decode_sms, now_s)
+                for queue in queues
+            ),
             total_blocks=self._pool.total_blocks,
             free_blocks=self._pool.free_blocks,
             cached_blocks=self._pool.cached_blocks,
@@ -98,8 +115,15 @@ class LoadReporter:
             steps=tuple(s for queue in queues for s in self._predictor.measured.of(queue.model, self._num_sms)),
         )
 
-    def _model(self, queue: ModelQueue, prefill_sms: int, decode_sms: int, now_s: float) -> ModelLoad:
-        now = _Counts.of(queue, now_s)
+    def _model(
+        self,
+        queue: ModelQueue,
+        lost_to: tuple[NeighbourLoss, ...],
+        prefill_sms: int,
+        decode_sms: int,
+        now_s: float,
+    ) -> ModelLoad:
+        now = _Counts.of(queue, lost_to, now_s)
         history = self._history[queue.model]
         history.append(now)
         while history[0].at_s < now_s - _COUNTS_WINDOW_S and len(history) > 2:
@@ -121,6 +145,9 @@ class LoadReporter:
             prefill_base_s=base_s,
             prefill_s_per_token=per_token_s,
             decode_step_s=self._decode_step_s(queue, decode_sms or self._num_sms),
+            lost_to=lost_to,
+            ttft_lost_s=_mean(now.ttft_lost_s - then.ttft_lost_s, now.first_tokens - then.first_tokens),
+            tbt_lost_s=_mean(now.tbt_lost_s - then.tbt_lost_s, now.gaps - then.gaps),
         )
 
     def _prefill_line(self, queue: ModelQueue, sms: int, *, beside: bool) -> tuple[float, float]:
@@ -144,6 +171,10 @@ def _lane_name(launch: ComputeLaunch) -> str:
 
 def _share(part: int, whole: int) -> float | None:
     return min(1.0, part / whole) if whole > 0 else None
+
+
+def _mean(total_s: float, count: int) -> float | None:
+    return max(0.0, total_s) / count if count > 0 else None
 
 
 def _decode_means(decisions: Sequence[Decision]) -> tuple[float, float]:

@@ -152,6 +152,11 @@ class LatencyPredictor:
                 phase = PREFILL_BESIDE if beside_other_lane else PREFILL
                 return flight.modelled_s * self._scale(model, phase, sms, size)
 
+    def alone_s(self, spec: ModelSpec, launch: ComputeLaunch, sms: int) -> float:
+        """Returns what a launch is expected to take with nothing beside it, on `sms` SMs."""
+        phase = PREFILL if isinstance(launch, PrefillSlice) else MIXED if isinstance(launch, MixedStep) else DECODE
+        return self.modelled_s(spec, launch, sms) * self._scale(launch.model, phase, sms, size_of(launch))
+
     def has_measured(self, launch: ComputeLaunch) -> bool:
         """Returns whether a launch of this model and kind has been measured: what is expected of the first ones is a
         guess.

@@ -34,6 +34,7 @@ from pdmux_actor.scheduling.first_tokens import FirstTokens
 from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch, LaunchCompletion, Repartition
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter
+from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
 from pdmux_actor.scheduling.policies.base import DispatchPolicy, UnitState
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -84,7 +85,8 @@ class Scheduler:
         self._results = LaunchResults(self._queues, self._batches, self._answers, self._first_tokens)
         self._prompt_order = PromptOrder()
         self._readiness = LaneReadiness()
-        self._reporter = LoadReporter(pool, self._predictor, self.log, device.num_sms)
+        self._neighbours = NeighbourSlowdown(self._lanes, self._predictor)
+        self._reporter = LoadReporter(pool, self._predictor, self._neighbours, self.log, device.num_sms)
         self._detached: list[str] = []
         self._steps_total = 0
         self._now_s = 0.0  # of the last decision
@@ -92,6 +94,8 @@ class Scheduler:
     # ---- what the engine loop calls ----
 
     def on_event(self, event: Event, now_s: float) -> None:
+        if len(self._queues) > 1:
+            self._neighbours.advance(self._queues.values(), now_s)
         match event:
             case Arrival(request=request, constraint=constraint):
                 self._arrive(TokenSequence.from_request(request, now_s, constraint))
@@ -121,6 +125,8 @@ class Scheduler:
     def decide(self, now_s: float) -> Sequence[Launch]:
         """Launches to submit now, in order."""
         launches: list[Launch] = [*self._answers.take_dropped()]
+        if len(self._queues) > 1:
+            self._neighbours.advance(self._queues.values(), now_s)
         self._now_s = now_s
         for held in self._first_tokens.take_due(now_s):
             self._answers.hand_over(held, now_s)
@@ -188,7 +194,11 @@ class Scheduler:
 
     def on_completion(self, done: LaunchCompletion) -> None:
         launch = done.launch
+        if len(self._queues) > 1:
+            self._neighbours.advance(self._queues.values(), done.finished_s)
         flight = self._lanes.land(launch, done.finished_s)
+        if len(self._queues) > 1:
+            self._neighbours.land(self._queues[launch.model], flight, done)
         if done.error is None and not done.prompt_logprobs:  # else it took longer than its like
             contexts: Sequence[int] = ()
             if flight.company_s and isinstance(launch, DecodeStep):
@@ -279,4 +289,5 @@ class Scheduler:
             del self._queues[queue.model]
             self._pool.remove_model(queue.model)
             self._predictor.forget(queue.model)
+            self._neighbours.forget(queue.model)
             self._detached.append(queue.model)

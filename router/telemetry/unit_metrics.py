@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.metrics_core import Metric
 
 from pdmux_actor.lease import ModelPhase
-from pdmux_actor.messages import LoadReport, ModelLoad
+from pdmux_actor.messages import LoadReport, ModelLoad, NeighbourLoss
 from router.admission.block_ledger import QuotaLedger
 from router.telemetry.fleet_event import EventKind
 from router.view import FleetView, ModelLoadTimes
@@ -24,8 +24,11 @@ class UnitCollector:
             unit_id, load = unit.report.unit_id, unit.report.load
             units.age.add_metric([unit_id], unit.age_s)
             loaded = () if load is None else load.models
-            for model_name in {status.model for status in unit.report.models} - {model.model for model in loaded}:
+            held = {status.model for status in unit.report.models} | {model.model for model in loaded}
+            for model_name in held - {model.model for model in loaded}:
                 models.start(unit_id, model_name)
+                for other in held - {model_name}:
+                    models.lose(unit_id, model_name, NeighbourLoss(neighbour=other, ttft_s=0.0, tbt_s=0.0))
             if load is None:
                 units.start(unit_id)
                 continue
@@ -151,6 +154,11 @@ class _ModelFamilies:
         )
         self._rate = _gauge("muxfleet_unit_tokens_per_second", "Of the last seconds", *both, "phase")
         self._preemptions = CounterMetricFamily("muxfleet_preemptions", "Sequences recomputed", labels=list(both))
+        self._lost = CounterMetricFamily(
+            "muxfleet_neighbour_slowdown_seconds",
+            "What requests lost to another model of their unit, in sum",
+            labels=["model", "neighbour", "unit", "slo"],
+        )
 
     def start(self, unit_id: str, model: str) -> None:
         """Starts the counters of a model that the unit holds and no load is reported of: its engine counts from its
@@ -176,10 +184,16 @@ class _ModelFamilies:
         self._rate.add_metric([*where, "prefill"], load.prompt_tokens_per_s)
         self._rate.add_metric([*where, "decode"], load.output_tokens_per_s)
         self._preemptions.add_metric(where, load.preemptions_total)
+        for loss in load.lost_to:
+            self.lose(unit_id, load.model, loss)
+
+    def lose(self, unit_id: str, model: str, loss: NeighbourLoss) -> None:
+        self._lost.add_metric([model, loss.neighbour, unit_id, "ttft"], loss.ttft_s)
+        self._lost.add_metric([model, loss.neighbour, unit_id, "tbt"], loss.tbt_s)
 
     def families(self) -> Iterator[Metric]:
         yield from (self._running, self._waiting, self._blocks, self._hits, self._attained, self._rate)
-        yield self._preemptions
+        yield from (self._preemptions, self._lost)
 
 
 class _ModelServerAliases:

@@ -267,6 +267,16 @@ def _multiplexing_row() -> Sequence[Panel]:
             unit="s",
         ),
         Panel(
+            title="Requests held up by neighbours",
+            queries={
+                "{{model}} by {{neighbour}}, {{slo}}": "sum by (model, neighbour, slo) "
+                "(max by (model, neighbour, unit, slo) "
+                '(rate(muxfleet_neighbour_slowdown_seconds_total{job=~"$job", model=~"$model"}[$__rate_interval])))'
+            },
+            unit="short",
+            description="Seconds per second that a model's requests lose to another model of their unit.",
+        ),
+        Panel(
             title="Fairness gap",
             queries={"{{unit}}": _of_units("muxfleet_unit_fairness_gap", model="")},
             unit="percentunit",
