@@ -120,6 +120,7 @@ TOOLS := .tools
 
 test-k8s: venv ## The Helm chart under the real Helm 3 and 4, without a cluster; ARGS="-k refusals" narrows it
 	@$(PIP) --editable '.[dev,k8s]'
+	@bash scripts/k8s_crds.sh $(TOOLS)
 	@bash scripts/k8s_tools.sh $(TOOLS)
 	@$(BIN)/python -m scripts.chart.generate --check
 	@MUXFLEET_K8S_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest $(RERUNS) -n 2 -m k8s tests/k8s $(ARGS)

@@ -55,7 +55,7 @@ def rules(groups: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     if not PROMTOOL.exists():
-        pytest.skip("needs promtool: scripts/k8s_tools.sh .tools")
+        pytest.fail("promtool is not here; scripts/k8s_tools.sh .tools fetches it")
     return subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -106,7 +106,7 @@ def test_dockerfile__recipe__is_pinned_and_runs_as_a_number() -> None:
     assert path in (CHART / "templates" / "_pods.tpl").read_text(), "where the image has it"
 
 
-@pytest.mark.parametrize("script", ["k8s_tools.sh", "check_image.sh", "kind_e2e.sh"])
+@pytest.mark.parametrize("script", ["k8s_crds.sh", "k8s_tools.sh", "check_image.sh", "kind_e2e.sh"])
 def test_scripts__bash__parses_them(script: str) -> None:
     checked = subprocess.run(["bash", "-n", ROOT / "scripts" / script], capture_output=True, text=True, check=False)
 
