@@ -57,6 +57,14 @@ def ray_auth_token() -> str:
     return os.environ.get("RAY_AUTH_TOKEN", "")
 
 
+def kubernetes_address() -> str | None:
+    """Returns the API server of the cluster whose pod this process runs in; None outside a cluster."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
 def allows_open_ray() -> bool:
     """MUXFLEET_ALLOW_OPEN_RAY=1 on a node of a Ray cluster: whoever started that knows that it asks for no token."""
     return os.environ.get("MUXFLEET_ALLOW_OPEN_RAY") == "1"

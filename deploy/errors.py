@@ -14,6 +14,10 @@ DeployError
 ├── PlaceNotFound      the fleet has no such unit or node, or several
 ├── DrainRefused       the rest of the fleet cannot hold what is to be drained
 ├── DrainTimedOut      models are still on what is drained
+├── ApiServerNotNamed  no Kubernetes API server is known here
+├── ApiServerRefused   Kubernetes' API server does not do what it is asked
+├── RolloutRefused     a RayService changed in what only another Ray cluster takes over
+├── RolloutStuck       a pod's successor does not come, or the fleet does not get whole
 ├── DemoWeightsUnavailable  the demo's trained weights cannot be had here
 ├── OutputNotWritable  a file that a command shall write cannot be written
 └── OptionNotUsable    a command's option has a value that cannot be used
@@ -159,6 +163,49 @@ class DrainTimedOut(DeployError):
         self.place = place
         self.timeout_s = timeout_s
         self.left = tuple(left)
+
+
+class ApiServerNotNamed(DeployError):
+    exit_code = 2
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this is no pod with a service account: name an API server with --api-server, for example "
+            "http://127.0.0.1:8001 beside `kubectl proxy`"
+        )
+
+
+class ApiServerRefused(DeployError):
+    """`status` is HTTP's; 0: nobody answered."""
+
+    def __init__(self, *, asked: str, status: int, reason: str) -> None:
+        super().__init__(f"{asked}: {status or 'no answer'}: {reason}")
+        self.asked = asked
+        self.status = status
+        self.reason = reason
+
+
+class RolloutRefused(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, service: str, reason: str) -> None:
+        super().__init__(
+            f"{service}: {reason}; a running Ray cluster cannot take this over: "
+            "install it with upgrade.strategy: NewCluster"
+        )
+        self.service = service
+        self.reason = reason
+
+
+class RolloutStuck(DeployError):
+    def __init__(self, *, service: str, waits_for: str, timeout_s: float) -> None:
+        super().__init__(
+            f"{service}: stopped after {timeout_s:g} s without a step, waiting for {waits_for}; the other pods serve "
+            "on: look into it (`kubectl describe`, `muxfleet status`) and upgrade again"
+        )
+        self.service = service
+        self.waits_for = waits_for
+        self.timeout_s = timeout_s
 
 
 class DemoWeightsUnavailable(DeployError):

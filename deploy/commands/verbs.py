@@ -16,6 +16,7 @@ SUMMARIES: Mapping[str, str] = {
     "cordon": "Place nothing new on a unit or a node; what is there stays and is served.",
     "drain": "Move all models away from a unit or a node, and place nothing new there.",
     "uncordon": "Let a unit or a node that was cordoned or drained take models again.",
+    "rollout": "Replace the pods of a RayService whose templates changed, one by one, in the running Ray cluster.",
     "pull": "Download models into Hugging Face's cache of this machine, where its units look for them.",
     "plan": "Print which models sit on which units, and what they will serve.",
     "explain": "Say why a model sits where it sits, and what every other unit would have given it.",

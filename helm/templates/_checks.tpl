@@ -10,6 +10,9 @@
 {{- include "muxfleet.checkPods" (dict "root" . "fleet" $fleet) -}}
 {{- include "muxfleet.checkObjectLabels" . -}}
 {{- include "muxfleet.checkFolders" (dict "root" . "fleet" $fleet) -}}
+{{- if and (include "muxfleet.isRolling" .) $fleet.gateway.api_keys (not .Values.upgrade.existingSecret) -}}
+{{- include "muxfleet.refuse" (dict "key" "upgrade.existingSecret" "value" "" "remedy" "the rolling update asks the gateway, which asks for keys, whether the fleet is whole; name a Secret with a key made by muxfleet keys new --admin, or choose another upgrade.strategy") -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "muxfleet.refuse" -}}
@@ -124,6 +127,9 @@
 {{- end -}}
 {{- else if $upgrade.gatewayClassName -}}
 {{- include "muxfleet.refuse" (dict "key" "upgrade.gatewayClassName" "value" $upgrade.gatewayClassName "remedy" "only for upgrade.strategy: NewClusterWithIncrementalUpgrade; remove it or change the strategy") -}}
+{{- end -}}
+{{- if and $upgrade.existingSecret (not (include "muxfleet.isRolling" .)) -}}
+{{- include "muxfleet.refuse" (dict "key" "upgrade.existingSecret" "value" $upgrade.existingSecret "remedy" "only for upgrade.strategy: RollingUpdate; remove it or change the strategy") -}}
 {{- end -}}
 {{- if and .Values.redis.existingSecret (not .Values.redis.address) -}}
 {{- include "muxfleet.refuse" (dict "key" "redis.existingSecret" "value" .Values.redis.existingSecret "remedy" "there is no redis.address; set it or remove the Secret") -}}

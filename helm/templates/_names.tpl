@@ -60,6 +60,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- default (printf "%s-models" (include "muxfleet.fullname" .)) .Values.modelCache.existingClaim -}}
 {{- end -}}
 
+{{- define "muxfleet.isRolling" -}}
+{{- if eq .Values.upgrade.strategy "RollingUpdate" -}}true{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.rolloutName" -}}
+{{- include "muxfleet.fullname" . | trunc 43 | trimSuffix "-" }}-rollout
+{{- end -}}
+
 {{- define "muxfleet.isIncremental" -}}
 {{- if eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade" -}}true{{- end -}}
 {{- end -}}

@@ -3,6 +3,7 @@
 {{- $root := .root -}}
 {{- $values := .root.Values -}}
 {{- include "muxfleet.checkResources" (dict "path" "autoscaling.resources" "resources" $values.autoscaling.resources) -}}
+{{- include "muxfleet.checkResources" (dict "path" "upgrade.resources" "resources" $values.upgrade.resources) -}}
 {{- include "muxfleet.checkGroup" (dict "root" $root "group" $values.head "own" dict "path" "head" "ownPath" "head") -}}
 {{- include "muxfleet.checkResources" (dict "path" "workers.resources" "resources" $values.workers.resources) -}}
 {{- include "muxfleet.checkPodLabels" (dict "path" "workers.podLabels" "labels" $values.workers.podLabels) -}}
@@ -62,7 +63,7 @@
 {{- end -}}
 
 {{- define "muxfleet.checkPodLabels" -}}
-{{- include "muxfleet.checkLabels" (dict "path" .path "labels" .labels "taken" (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "muxfleet.io/pool")) -}}
+{{- include "muxfleet.checkLabels" (dict "path" .path "labels" .labels "taken" (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "muxfleet.io/pool" "muxfleet.io/template")) -}}
 {{- end -}}
 
 {{- define "muxfleet.checkObjectLabels" -}}

@@ -1,13 +1,25 @@
 {{/*
-Pod templates of head and workers. Nothing in them may change with the chart's version or with the fleet's models: KubeRay
-answers a changed pod template with a new Ray cluster.
+Pod templates of head and workers. Nothing in them may change with the chart's version or with the fleet's models: a changed
+pod template replaces pods, or the whole Ray cluster.
 */}}
+
+{{/*
+A pod template with a label that tells it from others: by it `muxfleet rollout` knows which pods to replace. Takes what
+podTemplate takes; `labels` of the Ray node count too, for they end up in its start command.
+*/}}
+{{- define "muxfleet.labelledTemplate" -}}
+{{- $text := include "muxfleet.podTemplate" . -}}
+{{- include "muxfleet.podTemplate" (merge (dict "template" (printf "%s%s" $text (toJson .labels) | sha256sum | trunc 10)) .) -}}
+{{- end -}}
 
 {{- define "muxfleet.podLabels" -}}
 {{- include "muxfleet.selectorLabels" .root }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .pool }}
 muxfleet.io/pool: {{ . }}
+{{- end }}
+{{- with .template }}
+muxfleet.io/template: {{ . | quote }}
 {{- end }}
 {{- with .group.podLabels }}
 {{ toYaml . }}
@@ -184,7 +196,7 @@ spec:
 rayStartParams:
   num-cpus: "0"
 template:
-  {{- include "muxfleet.podTemplate" (dict "root" . "group" .Values.head "component" "head" "pool" "" "ports" $ports "resources" .Values.head.resources) | nindent 2 }}
+  {{- include "muxfleet.labelledTemplate" (dict "root" . "group" .Values.head "component" "head" "pool" "" "ports" $ports "resources" .Values.head.resources "labels" dict) | nindent 2 }}
 {{- end -}}
 
 {{/* The values of one pool's pods: `workers`, and what pools.NAME says instead. Takes root, pool (its name). */}}
@@ -221,5 +233,5 @@ labels:
 {{- end }}
 rayStartParams: {}
 template:
-  {{- include "muxfleet.podTemplate" (dict "root" .root "group" $group "component" "worker" "pool" .pool.name "ports" $ports "resources" $resources "grace" $grace) | nindent 2 }}
+  {{- include "muxfleet.labelledTemplate" (dict "root" .root "group" $group "component" "worker" "pool" .pool.name "ports" $ports "resources" $resources "grace" $grace "labels" .pool.node_labels) | nindent 2 }}
 {{- end -}}

@@ -64,9 +64,9 @@ class PodGroup(Section):
     runtime_class_name: str = ""
     """RuntimeClass of the pods, for example nvidia."""
     pod_labels: StringMap = {}
-    """Changing them builds a new Ray cluster."""
+    """Changing them replaces the pods, as upgrade.strategy says."""
     pod_annotations: StringMap = {}
-    """Changing them builds a new Ray cluster."""
+    """Changing them replaces the pods, as upgrade.strategy says."""
     env: EnvVars = []
     """Extra environment."""
     volumes: Volumes = []

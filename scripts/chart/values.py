@@ -47,10 +47,19 @@ class Autoscaling(Section):
 
 
 class Upgrade(Section):
-    """What KubeRay does when the Ray cluster itself changes. Changes of the fleet's models and SLOs never do that."""
+    """What happens when pods change: image, resources, environment. Changes of models and SLOs never touch pods."""
 
-    strategy: Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = "NewCluster"
-    """NewCluster needs the GPUs twice for a while; None applies nothing to a running cluster."""
+    strategy: Literal["RollingUpdate", "NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = "RollingUpdate"
+    """RollingUpdate replaces pods one by one, NewCluster needs the GPUs twice for a while, None applies nothing."""
+    existing_secret: SecretName = ""
+    """RollingUpdate only: Secret with an API key, where the gateway asks for keys."""
+    key: Annotated[str, StringConstraints(min_length=1)] = "api-key"
+    """Key in that Secret."""
+    resources: Resources = {
+        "requests": {"cpu": "100m", "memory": "512Mi"},
+        "limits": {"cpu": "1", "memory": "1Gi"},
+    }
+    """RollingUpdate only: of the Job that replaces the pods."""
     gateway_class_name: str = ""
     """Incremental only: a class of a Gateway API controller."""
     step_size_percent: Annotated[int, Field(ge=1, le=100)] = 10

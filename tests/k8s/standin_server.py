@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 from helm_runner import LOADER
+from standin_disruption import evict
 from standin_protobuf import MAGIC, decoded
 from standin_store import ObjectStore, Refused
 
@@ -18,9 +19,19 @@ _MINOR = "35"
 _OBJECT = re.compile(
     r"(?:/api/(?P<v1>v1)|/apis/(?P<gv>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?"
 )
+_EVICTION = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods/(?P<name>[^/]+)/eviction")
 _NAMESPACE = re.compile(r"/api/v1/namespaces/(?P<name>[^/]+)")
 _GROUP_VERSION = re.compile(r"/api/(?P<v1>v1)|/apis/(?P<gv>[^/]+/[^/]+)")
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+_EVICTION_RESOURCE = {
+    "name": "pods/eviction",
+    "singularName": "",
+    "namespaced": True,
+    "group": "policy",
+    "version": "v1",
+    "kind": "Eviction",
+    "verbs": ["create"],
+}
 Query = Mapping[str, list[str]]
 
 
@@ -54,6 +65,7 @@ def kubeconfig(address: str) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes: clients would wait 40 ms between them
     store: ObjectStore
 
     def log_message(self, *_: object) -> None:
@@ -98,6 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _object(self, path: str, query: Query, raw: bytes) -> tuple[int, Any]:
         store = self.store
+        if found := _EVICTION.fullmatch(path):
+            evict(store, found["namespace"], found["name"])
+            return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
         api_version, resource, namespace, name = _parts(path)
         kind = store.kind_of(api_version, resource)
         if self.command == "GET" and name is None:
@@ -118,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         kind_of_patch = self.headers.get("Content-Type", "")
         if "apply-patch" in kind_of_patch:
             return 200, store.apply(key, body, query.get("fieldManager", [""])[0], is_dry=is_dry)
+        if "json-patch" in kind_of_patch:
+            return 200, store.patch(key, body, is_dry=is_dry)
         if "merge-patch" not in kind_of_patch:
             raise Refused(415, "UnsupportedMediaType", kind_of_patch)
         return 200, store.merge(key, body, is_dry=is_dry)
@@ -144,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
             }
             for kind in self.store.kinds[api_version]
         ]
+        if api_version == "v1":
+            resources.append(_EVICTION_RESOURCE)
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": resources}
 
     def _openapi(self, path: str) -> Any:
@@ -207,8 +226,7 @@ def _selector(query: Query) -> Callable[[Any], bool]:
 
     def matches(item: Any) -> bool:
         own = item["metadata"].get("labels") or {}
-        name = item["metadata"]["name"]
-        return all(_label_matches(t, own) for t in labels) and all(_field_matches(t, name) for t in fields)
+        return all(_label_matches(t, own) for t in labels) and all(_field_matches(t, item) for t in fields)
 
     return matches
 
@@ -221,6 +239,8 @@ def _label_matches(term: str, labels: Mapping[str, str]) -> bool:
     return term in labels
 
 
-def _field_matches(term: str, name: str) -> bool:
+def _field_matches(term: str, item: Mapping[str, Any]) -> bool:
     key, _, value = term.replace("==", "=").partition("=")
-    return key != "metadata.name" or value == name
+    if key == "spec.nodeName":
+        return bool(item["spec"].get("nodeName") == value)
+    return key != "metadata.name" or item["metadata"]["name"] == value

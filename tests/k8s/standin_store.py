@@ -1,13 +1,14 @@
 """The objects of the API stand-in: names, versions, patches and strict validation. Knows no HTTP.
 
-It refuses what an API server with KubeRay's CRDs refuses, and unknown fields always. It has no controllers: nothing
-reconciles, no pod runs; pods and jobs count as done at once, so that hooks end.
+It refuses what an API server with KubeRay's CRDs refuses, and unknown fields always. It has no controllers of its own
+(`standin_operator` is one): no pod runs; pods and jobs count as done at once, so that hooks end. Ray's pods are the
+operator's to run, and end when it says so.
 """
 
 import copy
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +29,24 @@ class ResourceKind:
 BUILT_IN: Mapping[str, tuple[ResourceKind, ...]] = {
     "v1": (
         ResourceKind(resource="namespaces", kind="Namespace", is_namespaced=False),
+        ResourceKind(resource="nodes", kind="Node", is_namespaced=False),
         *(
             ResourceKind(resource=f"{kind.lower()}s", kind=kind)
             for kind in ("Pod", "Secret", "ConfigMap", "Service", "ServiceAccount", "PersistentVolumeClaim", "Event")
         ),
     ),
-    "apps/v1": (ResourceKind(resource="deployments", kind="Deployment"),),
+    "apps/v1": (
+        ResourceKind(resource="deployments", kind="Deployment"),
+        ResourceKind(resource="daemonsets", kind="DaemonSet"),
+    ),
     "batch/v1": (ResourceKind(resource="jobs", kind="Job"),),
     "networking.k8s.io/v1": (
         ResourceKind(resource="ingresses", kind="Ingress"),
         ResourceKind(resource="networkpolicies", kind="NetworkPolicy"),
+    ),
+    "rbac.authorization.k8s.io/v1": (
+        ResourceKind(resource="roles", kind="Role"),
+        ResourceKind(resource="rolebindings", kind="RoleBinding"),
     ),
     "policy/v1": (ResourceKind(resource="poddisruptionbudgets", kind="PodDisruptionBudget"),),
 }
@@ -108,14 +117,17 @@ class ObjectStore:
         """Kind and name of what the namespaces hold, without events."""
         with self._lock:
             return sorted(
-                (o["kind"], o["metadata"]["name"]) for o in self._objects.values() if o["kind"] != "Namespace"
+                (o["kind"], o["metadata"]["name"])
+                for o in self._objects.values()
+                if o["kind"] not in ("Namespace", "Node")
             )
 
-    def create(self, key: Key, body: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
+    def create(self, key: Key, body: dict[str, Any], *, is_dry: bool, is_checked: bool = True) -> dict[str, Any]:
+        """Unchecked: what a controller makes of an object that was checked."""
         with self._lock:
             if key in self._objects:
                 raise Refused(409, "AlreadyExists", f'{key[1]} "{key[3]}" already exists')
-            return self._write(key, body, is_dry=is_dry)
+            return self._write(key, body, is_dry=is_dry, is_checked=is_checked)
 
     def replace(self, key: Key, body: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
         with self._lock:
@@ -137,7 +149,37 @@ class ObjectStore:
                 self._applied[key, manager] = copy.deepcopy(body)
             return written
 
+    def patch(self, key: Key, operations: Sequence[Mapping[str, Any]], *, is_dry: bool) -> dict[str, Any]:
+        """JSON patch, with `test`, `add`, `replace` and `remove`."""
+        with self._lock:
+            body = self.get(key)
+            for operation in operations:
+                _patch(body, operation)
+            return self._write(key, body, is_dry=is_dry)
+
+    def set_status(self, key: Key, status: dict[str, Any]) -> None:
+        """As its controller does."""
+        with self._lock:
+            self._revision += 1
+            body = self._objects[key]
+            body["status"] = status
+            body["metadata"]["resourceVersion"] = str(self._revision)
+
+    def bind(self, key: Key, node: str) -> None:
+        """As the scheduler does."""
+        with self._lock:
+            self._objects[key]["spec"]["nodeName"] = node
+
     def delete(self, key: Key) -> dict[str, Any]:
+        """Ray's pods are told to end and stay until the operator says that they have drained."""
+        with self._lock:
+            gone = self.get(key)
+            if _is_ray_pod(gone):
+                self._objects[key]["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
+                return gone
+            return self.remove(key)
+
+    def remove(self, key: Key) -> dict[str, Any]:
         with self._lock:
             gone = self.get(key)
             del self._objects[key]
@@ -145,7 +187,7 @@ class ObjectStore:
                 del self._applied[applied]
             return gone
 
-    def _write(self, key: Key, body: dict[str, Any], *, is_dry: bool) -> dict[str, Any]:
+    def _write(self, key: Key, body: dict[str, Any], *, is_dry: bool, is_checked: bool = True) -> dict[str, Any]:
         api_version, resource, namespace, name = key
         kind = self.kind_of(api_version, resource)
         if namespace is not None and ("v1", "namespaces", None, namespace) not in self._objects:
@@ -160,7 +202,8 @@ class ObjectStore:
         body["metadata"].pop("managedFields", None)
         if namespace is not None:
             body["metadata"]["namespace"] = namespace
-        self._check(body, old)
+        if is_checked:
+            self._check(body, old)
         before = old["metadata"] if old else {}
         changed = old is None or {**old, "metadata": 0} != {**body, "metadata": 0}
         if not is_dry:
@@ -171,8 +214,10 @@ class ObjectStore:
             "creationTimestamp": before.get("creationTimestamp", "2026-01-01T00:00:00Z"),
             "generation": before.get("generation", 0) + changed,
         }
-        if body["kind"] == "Pod":
+        if body["kind"] == "Pod" and not _is_ray_pod(body):
             body["status"] = {"phase": "Succeeded"}
+        elif old is not None and "status" in old:
+            body["status"] = copy.deepcopy(old["status"])
         if not is_dry:
             self._objects[key] = copy.deepcopy(body)
         return body
@@ -183,6 +228,23 @@ class ObjectStore:
         if problems:
             name = body["metadata"]["name"]
             raise Refused(422, "Invalid", f'{body["kind"]} "{name}" is invalid: ' + "; ".join(problems[:5]))
+
+
+def _is_ray_pod(body: Mapping[str, Any]) -> bool:
+    return body["kind"] == "Pod" and "ray.io/cluster" in (body["metadata"].get("labels") or {})
+
+
+def _patch(body: Any, operation: Mapping[str, Any]) -> None:
+    *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    for part in parents:
+        body = body[int(part)] if isinstance(body, list) else body[part]
+    if operation["op"] == "test":
+        if body.get(last) != operation["value"]:
+            raise Refused(422, "Invalid", f"{operation['path']} is {body.get(last)!r}, not {operation['value']!r}")
+    elif operation["op"] == "remove":
+        del body[last]
+    else:
+        body[last] = copy.deepcopy(operation["value"])
 
 
 def _merged(live: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

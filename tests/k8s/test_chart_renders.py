@@ -172,6 +172,7 @@ def test_pods__any_ci_values__are_hardened_and_have_no_workload_on_the_head(
     documents = objects_of(rendered(helm4, chart, values))
     service = ray_service(documents)
     pods = [group["template"]["spec"] for group in groups(service)] + [p["spec"] for p in of_kind(documents, "Pod")]
+    pods += [job["spec"]["template"]["spec"] for job in of_kind(documents, "Job")]
 
     assert len(pods) >= 3
     for pod in pods:
@@ -186,7 +187,78 @@ def test_pods__any_ci_values__are_hardened_and_have_no_workload_on_the_head(
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     assert service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert service["spec"]["excludeHeadPodFromServeSvc"] is True
-    assert not re.search(r"(?i)kind: (Cluster)?Role", yaml.safe_dump_all(documents))
+    assert not re.search(r"kind: ClusterRole", yaml.safe_dump_all(documents))
+
+
+def test_rights__of_the_rolling_update__are_its_own_and_no_more(helm4: Helm, chart: Path) -> None:
+    documents = objects(helm4, chart, {})
+    (role,), (binding,), (job,) = (of_kind(documents, kind) for kind in ("Role", "RoleBinding", "Job"))
+    rights = {(r["resources"][0], *r.get("resourceNames", []), *r["verbs"]) for r in role["rules"]}
+    pods = [group["template"]["spec"]["serviceAccountName"] for group in groups(ray_service(documents))]
+
+    assert rights == {
+        ("rayservices", "fleet-muxfleet", "get"),
+        ("rayclusters", "get", "patch"),
+        ("pods", "list"),
+        ("pods/eviction", "create"),
+    }
+    assert [s["name"] for s in binding["subjects"]] == [job["spec"]["template"]["spec"]["serviceAccountName"]]
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] not in pods
+
+
+@pytest.mark.parametrize("strategy", ["NewCluster", "None"])
+def test_rights__of_other_strategies__are_none(helm4: Helm, chart: Path, strategy: str) -> None:
+    documents = objects(helm4, chart, {"upgrade": {"strategy": strategy}})
+
+    assert {d["kind"] for d in documents} & {"Role", "RoleBinding", "Job"} == set()
+    assert ray_service(documents)["spec"]["upgradeStrategy"]["type"] == strategy
+
+
+def templates(service: dict[str, Any]) -> list[str]:
+    return [group["template"]["metadata"]["labels"]["muxfleet.io/template"] for group in groups(service)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changed"),
+    [
+        ({"fleet": {"engine": {"policy": "adbs"}, "gateway": {"hold_s": 3.0}}}, [False, False]),
+        ({"podDisruptionBudget": {"maxUnavailable": 2}, "fleet": {"pools": [{"nodes": {"min": 2}}]}}, [False, False]),
+        ({"image": {"tag": "2"}}, [True, True]),
+        ({"workers": {"env": [{"name": "A", "value": "1"}]}}, [False, True]),
+        ({"fleet": {"pools": [{"node_labels": {"a": "b"}}]}}, [False, True]),
+        ({"head": {"tolerations": [{"operator": "Exists"}]}}, [True, False]),
+    ],
+    ids=str,
+)
+def test_template_label__of_pods__differs_where_their_pods_have_to_be_replaced(
+    helm4: Helm, chart: Path, overrides: dict[str, Any], changed: list[bool]
+) -> None:
+    before, after = (templates(ray_service(objects(helm4, chart, values))) for values in ({}, overrides))
+
+    assert [a != b for a, b in zip(before, after, strict=True)] == changed
+
+
+@pytest.mark.parametrize("change", [{"image": {"tag": "2"}}, {"fleet": {"pools": [{"nodes": {"min": 2}}]}}], ids=str)
+def test_rollout_job__of_changed_pods__is_another_and_waits_for_their_service(
+    helm4: Helm, chart: Path, change: dict[str, Any]
+) -> None:
+    """Helm makes Jobs before it changes RayServices, and cannot change a Job that is there."""
+    revisions, names = set(), set()
+    for values in ({}, change, {"fleet": {"engine": {"policy": "adbs"}}}):
+        documents = objects(helm4, chart, values)
+        (job,) = of_kind(documents, "Job")
+        revision = ray_service(documents)["metadata"]["annotations"]["muxfleet.io/revision"]
+        assert f"--revision={revision}" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+        revisions.add(revision)
+        names.add(job["metadata"]["name"])
+
+    assert len(revisions) == len(names) == 2
+
+
+def test_rollout_job__long_release__has_a_name_that_kubernetes_takes(helm4: Helm, chart: Path) -> None:
+    (job,) = of_kind(objects(helm4, chart, {}, release="a" * 53), "Job")
+
+    assert len(job["metadata"]["name"]) <= 63
 
 
 def test_pods__openshift__name_no_user_or_group(helm: Helm, chart: Path) -> None:

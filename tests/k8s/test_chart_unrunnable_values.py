@@ -129,6 +129,20 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: fleet.gateway.api_keys = "/etc/muxfleet/api-keys/keys.yaml": pods of pool default have no Secret or '
         "volume there; name the Secret in apiKeys.existingSecret and write /etc/muxfleet/api-keys/KEY",
     ),
+    "keys that the rolling update has not": (
+        {
+            "fleet": {"gateway": {"api_keys": "/etc/muxfleet/api-keys/keys.yaml"}},
+            "apiKeys": {"existingSecret": "keys"},
+        },
+        'muxfleet: upgrade.existingSecret = "": the rolling update asks the gateway, which asks for keys, whether the '
+        "fleet is whole; name a Secret with a key made by muxfleet keys new --admin, "
+        "or choose another upgrade.strategy",
+    ),
+    "key of a rolling update that there is none of": (
+        {"upgrade": {"existingSecret": "admin", "strategy": "NewCluster"}},
+        'muxfleet: upgrade.existingSecret = "admin": only for upgrade.strategy: RollingUpdate; remove it or change the '
+        "strategy",
+    ),
     "keys in a folder without a cache": (
         {"fleet": {"gateway": {"api_keys": "./keys.yaml"}}},
         'muxfleet: fleet.gateway.api_keys = "./keys.yaml": pods of pool default have no Secret or volume there; ',
@@ -198,6 +212,7 @@ TAKEN: Mapping[str, dict[str, Any]] = {
     "folder in a volume of one's own": {
         "fleet": {"models": [{"id": "b", "source": "./b"}], "gateway": {"api_keys": "/models/keys/keys.yaml"}},
         "workers": {"volumes": [{"name": "data"}], "volumeMounts": [{"name": "data", "mountPath": "/models/"}]},
+        "upgrade": {"existingSecret": "admin-key"},
     },
     "KV of a GPU": merged(
         pool(device="cuda", kv_memory="120GiB"), {"pools": {"p": {"resources": {"limits": {"memory": "64Gi"}}}}}

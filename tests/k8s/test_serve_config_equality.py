@@ -69,6 +69,7 @@ FLEETS |= {
 # What some of the fleets need around them; nothing of it reaches the Serve config.
 AROUND: dict[str, Any] = {
     "autoscaling": {"enabled": True},
+    "upgrade": {"strategy": "NewCluster"},
     "modelCache": {"enabled": True},
     "workers": {
         "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
