@@ -10,7 +10,10 @@ from profiler.specs import DeviceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAssignment:
-    """A model that a unit shall serve. `source` is a local folder in Hugging Face layout or a Hugging Face id."""
+    """A model that a unit shall serve. `source` is a local folder in Hugging Face layout or a Hugging Face id. With
+    `base` it is an adapter of that model, which the lease names too: `source` and `revision` are the adapter's, its
+    quota is a part of what the two have together.
+    """
 
     model: str
     source: str
@@ -19,6 +22,7 @@ class ModelAssignment:
     revision: str | None = None
     dtype: str | None = None
     max_model_len: int | None = None
+    base: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

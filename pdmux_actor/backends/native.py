@@ -160,6 +160,7 @@ class NativeEngine:
                 revision=assignment.revision,
                 dtype=assignment.dtype,
                 max_model_len=assignment.max_model_len,
+                base=assignment.base,
             ),
             within_s=self._watch.settings.load_s,
         )

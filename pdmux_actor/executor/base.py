@@ -37,12 +37,20 @@ class Executor(Protocol):
         """
         ...
 
+    def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
+        """Reads an adapter of `base`, which is loaded: its requests are in launches of `base` from now on.
+
+        Raises:
+            ModelLoadError: as `load_model`, or the adapter is of another base.
+        """
+        ...
+
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         """Gives the executor the row table `[max_rows, blocks_per_row]` that the block pool fills in place."""
         ...
 
     def detach_model(self, model: str) -> None:
-        """Frees the weights. No launch of the model is in flight."""
+        """Frees the weights of a model or an adapter. No launch with it is in flight."""
         ...
 
     def submit(self, launch: Launch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.kv_storage import KvView, Scratch
-from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, prompt_pieces
+from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, prompt_pieces, token_runs
 from pdmux_actor.executor.paged_attention import PagedAttention
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
@@ -17,8 +17,10 @@ from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, sampling_sequences
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 # What decode reads at once: small enough to stay in the last-level cache between the gather and the attention.
 _MAX_READ_BYTES = 8 * 1024 * 1024
@@ -45,6 +47,7 @@ class _PrefillState:
     rotary: Tensor
     hidden: Tensor
     next_layer: int
+    adapters: AdapterBatch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,13 @@ class ModelRunner:
                 decoder.rotary(batch.positions, prompt_pieces(launch.chunks)),
                 decoder.embed(batch.token_ids),
                 0,
+                _adapters(model, launch.chunks, ()),
             )
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
         state.hidden = self._forward(
-            model, state.batch, state.hidden, state.rotary, launch.first_layer, launch.last_layer
+            model, state.batch, state.hidden, state.rotary, launch.first_layer, launch.last_layer, state.adapters
         )
         state.next_layer = launch.last_layer
         if launch.last_layer < model.info.spec.num_layers:
@@ -118,10 +122,12 @@ class ModelRunner:
         ordered = [launch.sequences[index] for index in inputs.order]
         sampler = Sampler(ordered, model.info.eos_token_ids)
         token_ids = inputs.last_tokens(launch.sequences)
+        adapters = _adapters(model, (), ordered)
         sampled = []
         for step in range(launch.steps):
             batch = _pack(model, (), inputs, token_ids, step)
-            sampled.append(sampler.sample(model.decoder.logits(self._forward_all(model, batch)), step))
+            logits = model.decoder.logits(self._forward_all(model, batch, adapters))
+            sampled.append(sampler.sample(logits, step))
             token_ids = sampled[-1].token_ids
         tokens = list(zip(*(sampler.tokens(one_step) for one_step in sampled), strict=True))
         broken = frozenset[int]().union(*(one_step.broken_rows for one_step in sampled))
@@ -132,17 +138,25 @@ class ModelRunner:
         inputs = DecodeInputs.of(launch.sequences)
         token_ids = inputs.last_tokens(launch.sequences)
         batch = _pack(model, launch.chunks, inputs, token_ids)
-        hidden = self._forward_all(model, batch, prompt_pieces(launch.chunks))
+        decoding = [launch.sequences[index] for index in inputs.order]
+        adapters = _adapters(model, launch.chunks, decoding)
+        hidden = self._forward_all(model, batch, adapters, prompt_pieces(launch.chunks))
         sampling = [c.sequence for c in launch.chunks if c.samples]
-        sampler = Sampler([*sampling, *(launch.sequences[index] for index in inputs.order)], model.info.eos_token_ids)
+        sampler = Sampler([*sampling, *decoding], model.info.eos_token_ids)
         tokens, broken = self._sample(model, batch, hidden, sampler)
         produced = _produced(tokens, broken, [*range(len(sampling)), *(len(sampling) + inputs.order)])
         return _with_prompts(produced, model.decoder, launch.chunks, hidden)
 
-    def _forward_all(self, model: AttachedModel, batch: PackedBatch, prompts: Iterable[PromptPiece] = ()) -> Tensor:
+    def _forward_all(
+        self,
+        model: AttachedModel,
+        batch: PackedBatch,
+        adapters: AdapterBatch | None,
+        prompts: Iterable[PromptPiece] = (),
+    ) -> Tensor:
         decoder = model.decoder
         hidden, rotary = decoder.embed(batch.token_ids), decoder.rotary(batch.positions, prompts)
-        return self._forward(model, batch, hidden, rotary, 0, model.info.spec.num_layers)
+        return self._forward(model, batch, hidden, rotary, 0, model.info.spec.num_layers, adapters)
 
     def _forward(
         self,
@@ -152,9 +166,10 @@ class ModelRunner:
         rotary: Tensor,
         first_layer: int,
         last_layer: int,
+        adapters: AdapterBatch | None,
     ) -> Tensor:
         attention = PagedAttention(batch, model.kv, model.row_table, self._scratch, first_layer, last_layer)
-        return model.decoder.forward_layers(hidden, rotary, attention, first_layer, last_layer)
+        return model.decoder.forward_layers(hidden, rotary, attention, first_layer, last_layer, adapters)
 
     def _sample(
         self, model: AttachedModel, batch: PackedBatch, hidden: Tensor, sampler: Sampler
@@ -177,6 +192,11 @@ def _pack(
         tokens_per_row=model.kv.tokens_per_row,
         max_group_rows=_MAX_READ_BYTES // model.kv.row_bytes_per_layer,
     )
+
+
+def _adapters(model: AttachedModel, chunks: Sequence[Chunk], decodes: Sequence[TokenSequence]) -> AdapterBatch | None:
+    runs = token_runs(chunks, decodes)
+    return model.decoder.adapters.batch(runs) if runs else None
 
 
 def _with_prompts(produced: Produced, decoder: Decoder, chunks: Sequence[Chunk], hidden: Tensor) -> Produced:

@@ -1,6 +1,6 @@
 """Flattens chunks and decoding sequences into one run of tokens, chunks first. Numpy only touches whole arrays here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.lora import TokenRun
 from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -18,6 +19,20 @@ Ints = npt.NDArray[np.int64]
 # than half of that, unless the batch is so short that another attention call costs more than the padding.
 _MIN_ROWS_TO_SPLIT = 8
 _PADDING_ROW = -1
+
+
+def token_runs(chunks: Sequence[Chunk], decodes: Iterable[TokenSequence]) -> list[TokenRun]:
+    """Returns which tokens of a batch are of which adapter: those of chunks, then one of each decoding sequence. None
+    where all are the base's.
+    """
+    runs, first = list[TokenRun](), 0
+    lengths = [(c.sequence, c.length) for c in chunks] + [(s, 1) for s in decodes]
+    if not any(sequence.adapter for sequence, _ in lengths):
+        return runs
+    for sequence, length in lengths:
+        runs.append(TokenRun(None if sequence.adapter is None else sequence.request.model, first, length))
+        first += length
+    return runs
 
 
 def prompt_pieces(chunks: Sequence[Chunk]) -> list[PromptPiece]:

@@ -184,11 +184,14 @@ class SimulatedExecutor:
         )
         return info
 
+    def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
+        """Reads nothing: what an adapter adds to a step is not modelled."""
+
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._infos[info.model] = info
 
     def detach_model(self, model: str) -> None:
-        del self._infos[model]
+        self._infos.pop(model, None)  # none of an adapter
 
     def sleep_model(self, model: str, most_bytes: int) -> int:
         info = self._infos[model]

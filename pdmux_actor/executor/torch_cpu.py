@@ -17,6 +17,7 @@ from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, h
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.lanes import LaneThread, PinnedThread, available_cores
+from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
@@ -73,6 +74,7 @@ class TorchCpuExecutor:
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, AttachedModel] = {}
         self._asleep: dict[str, HostCopy] = {}
+        self._adapters = LoadedAdapters()
         self._runners = {number: ModelRunner(self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._lanes = {lane: LaneThread(lane.value, self._cores) for lane in Lane}
         self._lane_cores = dict.fromkeys(Lane, self._cores)
@@ -102,6 +104,9 @@ class TorchCpuExecutor:
         self._loaded[model] = loaded
         return loaded.info
 
+    def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
+        self._adapters.load(model, self._loaded.get(base) or self._attached[base], source, revision)
+
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._attached[info.model] = AttachedModel(
             info=info,
@@ -112,6 +117,7 @@ class TorchCpuExecutor:
         del self._loaded[info.model]  # last: another thread may look for it here and then there
 
     def detach_model(self, model: str) -> None:
+        self._adapters.drop(model)
         self._loaded.pop(model, None)
         self._attached.pop(model, None)
         for runner in self._runners.values():

@@ -28,6 +28,7 @@ from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
 from pdmux_actor.executor.cuda.warm_up import warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
+from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, check_room, load_decoder
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
@@ -102,6 +103,7 @@ class TorchCudaExecutor:
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, CudaModel] = {}
         self._asleep: dict[str, HostCopy] = {}
+        self._adapters = LoadedAdapters()
         self._graphs = graphs
         self._captured_batches = sorted(captured_batches, reverse=True)  # what the small ones need, a large one left
         self._runners = {number: self._new_runner() for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
@@ -143,6 +145,9 @@ class TorchCudaExecutor:
         self.hold(loaded)
         return loaded.info
 
+    def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
+        self._adapters.load(model, self._loaded.get(base) or self._attached[base], source, revision)
+
     def hold(self, loaded: LoadedModel) -> None:
         """A model that was made on the device, ready to be attached."""
         self._loaded[loaded.info.model] = loaded
@@ -174,6 +179,7 @@ class TorchCudaExecutor:
                     self._runners[FIRST_DECODE_LANE].capture(info.model, batch, sms, stream)
 
     def detach_model(self, model: str) -> None:
+        self._adapters.drop(model)
         self._loaded.pop(model, None)
         self._attached.pop(model, None)
         self._graphs.forget_model(model)
@@ -224,7 +230,7 @@ class TorchCudaExecutor:
     def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         while True:
             done = self._failed + [
-                self._complete(number) for number in sorted(self._in_flight) if self._is_done(number)
+                self._complete(n) for n, flight in sorted(self._in_flight.items()) if flight.event.query()
             ]
             self._failed = []
             if done or self._woken.is_set():
@@ -309,9 +315,6 @@ class TorchCudaExecutor:
             return sms, self._lanes.streams.stream(lane, sms)
         assert part.end_sm <= sms, f"{part} exceeds the {sms} SMs of decode"
         return part.sms, self._lanes.streams.part_stream(part.first_sm, part.sms)
-
-    def _is_done(self, number: int) -> bool:
-        return self._in_flight[number].event.query()
 
     def _complete(self, number: int) -> LaunchCompletion:
         done = self._in_flight.pop(number)

@@ -12,12 +12,18 @@ PrefixHash = bytes
 _ROWS_PER_PIECE = 64
 
 
-def prefix_root(cache_salt: str) -> PrefixHash:
-    """Names the empty prefix of a salt: no name of any prefix is that of another salt's.
+def prefix_root(cache_salt: str, kv_space: str = "") -> PrefixHash:
+    """Names the empty prefix of a salt: no name of any prefix is that of another salt's, or of another `kv_space`: what
+    other weights computed.
 
     >>> prefix_root(""), len(prefix_root("a")), prefix_root("a") == prefix_root("b")
     (b'', 16, False)
+    >>> prefix_root("", "adapter 1") == prefix_root("", "adapter 2"), prefix_root("a", "b") == prefix_root("b", "a")
+    (False, False)
     """
+    if kv_space:
+        space = hashlib.blake2b(kv_space.encode(), digest_size=16, person=b"kv space").digest()
+        return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache salt", key=space).digest()
     if not cache_salt:
         return b""
     return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache salt").digest()

@@ -14,6 +14,7 @@ from torch.nn import functional
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.logit_precision import sharpen_top_logits
+from pdmux_actor.models.lora import AdapterBatch, AdapterSlots, Site
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
 from pdmux_actor.models.rope import (
     PromptPiece,
@@ -69,6 +70,7 @@ class Decoder:
         self.config = config
         self.spec = config.spec
         self.weights = weights
+        self.adapters = AdapterSlots(config.spec, weights.embedding)
         self._operators = operators or TorchOperators()
         table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
         self._rotary = table.to(weights.embedding.device, weights.embedding.dtype)
@@ -101,14 +103,25 @@ class Decoder:
         return torch.stack((torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)), dim=1)
 
     def forward_layers(
-        self, hidden: Tensor, rotary: Tensor, attention: Attention, first_layer: int, last_layer: int
+        self,
+        hidden: Tensor,
+        rotary: Tensor,
+        attention: Attention,
+        first_layer: int,
+        last_layer: int,
+        adapters: AdapterBatch | None = None,
     ) -> Tensor:
-        """Layers `[first_layer, last_layer)` over hidden states `[tokens, hidden_size]`."""
+        """Layers `[first_layer, last_layer)` over hidden states `[tokens, hidden_size]`. `adapters`: of its tokens."""
         eps = self.config.rms_norm_eps
         for index in range(first_layer, last_layer):
             layer = self.weights.layers[index]
             normed = functional.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
-            hidden = layer.output.plus(self._attend(index, layer, normed, rotary, attention), hidden)
+            attended = self._attend(index, layer, normed, rotary, attention, adapters)
+            hidden = layer.output.plus(attended, hidden)
+            if adapters is not None:
+                adapters.add(index, Site.OUTPUT, attended, hidden)
+                hidden = self._adapted_mlp(index, layer, hidden, adapters)
+                continue
             tile_tokens = self._operators.mlp_tile_tokens or len(hidden)
             tiles = [
                 self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, len(hidden), tile_tokens)
@@ -132,9 +145,20 @@ class Decoder:
             sharpen_top_logits(logits, functional.rms_norm(hidden.float(), norm.shape, norm.float(), eps), head)
         return logits
 
-    def _attend(self, index: int, layer: LayerWeights, normed: Tensor, rotary: Tensor, attention: Attention) -> Tensor:
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        normed: Tensor,
+        rotary: Tensor,
+        attention: Attention,
+        adapters: AdapterBatch | None,
+    ) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        qkv = layer.qkv(normed).view(normed.shape[0], heads + 2 * kv_heads, -1)
+        stacked = layer.qkv(normed)
+        if adapters is not None:
+            adapters.add(index, Site.QKV, normed, stacked)
+        qkv = stacked.view(normed.shape[0], heads + 2 * kv_heads, -1)
         query_key = self._operators.rotate(
             qkv[:, : heads + kv_heads], rotary, layer.head_norms, heads, self.config.rms_norm_eps
         )
@@ -145,3 +169,13 @@ class Decoder:
         norm = layer.post_attention_norm
         normed = functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)
         return layer.down.plus(self._operators.silu_product(layer.gate_up(normed)), hidden)
+
+    def _adapted_mlp(self, index: int, layer: LayerWeights, hidden: Tensor, adapters: AdapterBatch) -> Tensor:
+        norm = layer.post_attention_norm
+        normed = functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)
+        gate_up = layer.gate_up(normed)
+        adapters.add(index, Site.GATE_UP, normed, gate_up)
+        inner = self._operators.silu_product(gate_up)
+        hidden = layer.down.plus(inner, hidden)
+        adapters.add(index, Site.DOWN, inner, hidden)
+        return hidden

@@ -95,7 +95,8 @@ def _take(queue: ModelQueue, sequence: TokenSequence) -> None:
     sequence.rows = cached + rows
     sequence.num_reused_rows = len(cached)
     sequence.num_computed_tokens = len(cached) * queue.info.geometry.tokens_per_row
-    queue.prefix_hit_tokens_total += sequence.num_computed_tokens
+    for counts in queue.counted(sequence):
+        counts.prefix_hit_tokens += sequence.num_computed_tokens
     if sequence.first_token_s is None:
         sequence.untold_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
     sequence.status = SequenceStatus.PREFILLING

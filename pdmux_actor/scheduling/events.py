@@ -33,8 +33,19 @@ class AttachModel:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachAdapter:
+    """The executor holds an adapter of `base`, which is attached; requests for it are welcome from now on."""
+
+    model: str
+    base: str
+    quota_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveModel:
-    """Ends the model's requests with an error and frees its blocks; the weights go when its launches have ended."""
+    """Ends the requests of a model, or of an adapter, with an error and frees its blocks; the weights go when its
+    launches have ended. A model's adapters have left before it.
+    """
 
     model: str
 
@@ -71,4 +82,15 @@ class Stop:
     """The engine loop returns after this turn. What still runs is not answered: drain first."""
 
 
-Event = Arrival | Abort | AttachModel | RemoveModel | SetQuotas | ResizePool | SetPolicy | ReadDecisions | Stop
+Event = (
+    Arrival
+    | Abort
+    | AttachModel
+    | AttachAdapter
+    | RemoveModel
+    | SetQuotas
+    | ResizePool
+    | SetPolicy
+    | ReadDecisions
+    | Stop
+)

@@ -8,6 +8,8 @@ import msgspec
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad, NeighbourLoss
+from pdmux_actor.scheduling.adapters import Adapters
+from pdmux_actor.scheduling.batch import PrefillBatches
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number
@@ -15,6 +17,7 @@ from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.served_counts import ServedCounts
 from profiler.latency import ChunkShape
 
 _DECISIONS_WINDOW_S = 2.0
@@ -39,21 +42,22 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
     tbt_lost_s: float
 
     @classmethod
-    def of(cls, queue: ModelQueue, lost_to: Collection[NeighbourLoss], now_s: float) -> "_Counts":
-        return cls(
-            at_s=now_s,
-            prompt_tokens=queue.prompt_tokens_total,
-            prefix_hit_tokens=queue.prefix_hit_tokens_total,
-            output_tokens=queue.output_tokens_total,
-            first_tokens=queue.first_tokens_total,
-            first_tokens_met=queue.first_tokens_met,
-            gaps=queue.gaps_total,
-            gaps_met=queue.gaps_met,
-            requests=queue.requests_total,
-            requests_met=queue.requests_met,
-            ttft_lost_s=sum([loss.ttft_s for loss in lost_to]),
-            tbt_lost_s=sum([loss.tbt_s for loss in lost_to]),
-        )
+    def of(
+        cls,
+        counts: ServedCounts,
+        now_s: float,
+        *,
+        others: Collection[ServedCounts] = (),
+        lost_to: Collection[NeighbourLoss] = (),
+    ) -> "_Counts":
+        """Leaves out what `others` have counted."""
+
+        def own(name: str) -> int:
+            total: int = getattr(counts, name) - sum([getattr(other, name) for other in others])
+            return total
+
+        lost_s = (sum([loss.ttft_s for loss in lost_to]), sum([loss.tbt_s for loss in lost_to]))
+        return cls(now_s, *[own(name) for name in cls.__struct_fields__[1:-2]], *lost_s)
 
 
 class LoadReporter:
@@ -66,13 +70,17 @@ class LoadReporter:
         neighbours: NeighbourSlowdown,
         log: DecisionLog,
         num_sms: int,
+        adapters: Adapters,
+        batches: PrefillBatches,
     ) -> None:
         self._pool = pool
         self._predictor = predictor
         self._neighbours = neighbours
         self._log = log
         self._num_sms = num_sms
-        self._history: dict[str, deque[_Counts]] = {}
+        self._history: dict[tuple[str, str], deque[_Counts]] = {}  # of queues, and of their models and adapters
+        self._adapters = adapters
+        self._batches = batches
 
     def report(
         self, queues: Collection[ModelQueue], lanes: LanesInFlight, steps_total: int, now_s: float
@@ -82,13 +90,15 @@ class LoadReporter:
         shares = lane_shares(decisions, since_s, now_s)
         predicted_s, achieved_s = _decode_means(decisions)
         tightest_s = min((queue.tightest_tbt_s for queue in queues), default=float("inf"))
-        self._history = {q.model: self._history.get(q.model, deque()) for q in queues}
+        kept = {(q.model, name) for q in queues for name in ("", q.model, *q.adapter_counts)}
+        self._history = {key: history for key, history in self._history.items() if key in kept}
         partition = lanes.partition
         lost = self._neighbours.losses([queue.model for queue in queues])
         return LoadReport(
             models=tuple(
-                self._model(queue, lost[queue.model], partition.prefill_sms, partition.decode_sms, now_s)
+                load
                 for queue in queues
+                for load in self._models(queue, lost[queue.model], partition.prefill_sms, partition.decode_sms, now_s)
             ),
             total_blocks=self._pool.total_blocks,
             free_blocks=self._pool.free_blocks,
@@ -115,24 +125,51 @@ class LoadReporter:
             steps=tuple(s for queue in queues for s in self._predictor.measured.of(queue.model, self._num_sms)),
         )
 
-    def _model(
+    def _models(
         self,
         queue: ModelQueue,
         lost_to: tuple[NeighbourLoss, ...],
         prefill_sms: int,
         decode_sms: int,
         now_s: float,
-    ) -> ModelLoad:
-        now = _Counts.of(queue, lost_to, now_s)
-        history = self._history[queue.model]
+    ) -> Sequence[ModelLoad]:
+        """Of the model, and of each of its adapters. What neighbours cost them is told of the model."""
+        base_s, per_token_s = self._prefill_line(queue, prefill_sms or self._num_sms, beside=bool(queue.running))
+        whole = replace(
+            self._timed(_load(queue), (queue.model, ""), _Counts.of(queue.counts, now_s, lost_to=lost_to)),
+            prefill_base_s=base_s,
+            prefill_s_per_token=per_token_s,
+            decode_step_s=self._decode_step_s(queue, decode_sms or self._num_sms),
+            lost_to=lost_to,
+        )
+        if not queue.adapter_counts:
+            return (whole,)
+        of_adapters, loads = tuple(queue.adapter_counts.values()), list[ModelLoad]()
+        for load in self._adapters.split(whole, queue, self._batches.sequences(queue.model)):
+            counts = queue.adapter_counts.get(load.model)
+            own = _Counts.of(queue.counts, now_s, others=of_adapters) if counts is None else _Counts.of(counts, now_s)
+            loads.append(
+                replace(
+                    self._timed(load, (queue.model, load.model), own),
+                    prefill_base_s=base_s,
+                    prefill_s_per_token=per_token_s,
+                    decode_step_s=whole.decode_step_s if load.running else 0.0,
+                    ttft_lost_s=whole.ttft_lost_s,
+                    tbt_lost_s=whole.tbt_lost_s,
+                )
+            )
+        return loads
+
+    def _timed(self, load: ModelLoad, key: tuple[str, str], now: _Counts) -> ModelLoad:
+        """Adds ratios and rates of the last seconds."""
+        history = self._history.setdefault(key, deque())
         history.append(now)
-        while history[0].at_s < now_s - _COUNTS_WINDOW_S and len(history) > 2:
+        while history[0].at_s < now.at_s - _COUNTS_WINDOW_S and len(history) > 2:
             history.popleft()
         then = history[0]
-        window_s = max(now_s - then.at_s, 1e-9) if len(history) > 1 else float("inf")
-        base_s, per_token_s = self._prefill_line(queue, prefill_sms or self._num_sms, beside=bool(queue.running))
+        window_s = max(now.at_s - then.at_s, 1e-9) if len(history) > 1 else float("inf")
         return replace(
-            queue.load(),
+            load,
             prefix_hit_ratio=_share(
                 now.prefix_hit_tokens - then.prefix_hit_tokens, now.prompt_tokens - then.prompt_tokens
             )
@@ -142,10 +179,6 @@ class LoadReporter:
             request_attainment=_share(now.requests_met - then.requests_met, now.requests - then.requests),
             prompt_tokens_per_s=(now.prompt_tokens - then.prompt_tokens) / window_s,
             output_tokens_per_s=(now.output_tokens - then.output_tokens) / window_s,
-            prefill_base_s=base_s,
-            prefill_s_per_token=per_token_s,
-            decode_step_s=self._decode_step_s(queue, decode_sms or self._num_sms),
-            lost_to=lost_to,
             ttft_lost_s=_mean(now.ttft_lost_s - then.ttft_lost_s, now.first_tokens - then.first_tokens),
             tbt_lost_s=_mean(now.tbt_lost_s - then.tbt_lost_s, now.gaps - then.gaps),
         )
@@ -161,6 +194,28 @@ class LoadReporter:
     def _decode_step_s(self, queue: ModelQueue, sms: int) -> float:
         contexts = queue.context_tokens
         return self._predictor.decode_s(queue.model, queue.info.spec, contexts, sms) if contexts else 0.0
+
+
+def _load(queue: ModelQueue) -> ModelLoad:
+    usage = queue.pool.usage(queue.model)
+    return ModelLoad(
+        model=queue.model,
+        running=queue.num_resident,
+        waiting=len(queue.waiting),
+        used_blocks=usage.used_blocks,
+        quota_blocks=usage.quota_blocks,
+        borrowed_blocks=usage.borrowed_blocks,
+        cached_blocks=usage.cached_blocks,
+        prefix_hit_tokens_total=queue.counts.prefix_hit_tokens,
+        preemptions_total=queue.counts.preemptions,
+        prompt_tokens_total=queue.counts.prompt_tokens,
+        output_tokens_total=queue.counts.output_tokens,
+        waiting_tokens=queue.waiting_tokens(),
+        requests_ended_total=queue.counts.requests,
+        requests_in_time_total=queue.counts.requests_met,
+        blocks_per_row=queue.info.geometry.blocks_per_row,
+        tokens_per_row=queue.info.geometry.tokens_per_row,
+    )
 
 
 def _lane_name(launch: ComputeLaunch) -> str:

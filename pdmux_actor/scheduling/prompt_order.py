@@ -101,12 +101,12 @@ class PromptOrder:
     def _count_first_tokens(self, queues: Mapping[str, ModelQueue]) -> None:
         for model, queue in queues.items():
             before, in_time_before = self._counted.get(model, (0, 0))
-            if queue.first_tokens_total < before:  # the model has left and come back
+            if queue.counts.first_tokens < before:  # the model has left and come back
                 before, in_time_before = 0, 0
-            if queue.first_tokens_total != before:
-                in_time = queue.first_tokens_met - in_time_before
-                self._note(model, in_time=in_time, of=queue.first_tokens_total - before)
-            self._counted[model] = (queue.first_tokens_total, queue.first_tokens_met)
+            if queue.counts.first_tokens != before:
+                in_time = queue.counts.first_tokens_met - in_time_before
+                self._note(model, in_time=in_time, of=queue.counts.first_tokens - before)
+            self._counted[model] = (queue.counts.first_tokens, queue.counts.first_tokens_met)
         if len(self._attainment) > len(queues):
             self._attainment = {model: share for model, share in self._attainment.items() if model in queues}
 

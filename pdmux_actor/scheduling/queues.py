@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.prefix_cache import HashedPieces
-from pdmux_actor.messages import FinishReason, ModelLoad
+from pdmux_actor.messages import FinishReason
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
+from pdmux_actor.scheduling.served_counts import ServedCounts
 from profiler.latency import ChunkShape
 
 _BACKGROUND_WEIGHT = 0.01  # of a sequence that gives way, beside those that do not
@@ -39,17 +40,9 @@ class ModelQueue:
     running: list[TokenSequence] = field(default_factory=list)
     num_prefilling: int = 0  # sequences inside prefill batches
     removing: bool = False
-    preemptions_total: int = 0
-    prompt_tokens_total: int = 0
-    prefix_hit_tokens_total: int = 0
-    output_tokens_total: int = 0
-    first_tokens_total: int = 0
-    first_tokens_met: int = 0  # within the request's TTFT target
-    gaps_total: int = 0
-    gaps_met: int = 0
-    requests_total: int = 0  # that ended: with their tokens, or late before
+    counts: ServedCounts = field(default_factory=ServedCounts)  # of its adapters, too
+    adapter_counts: dict[str, ServedCounts] = field(default_factory=dict)
     outgrown: list[TokenSequence] = field(default_factory=list)  # preempted, and longer than the unit takes by now
-    requests_met: int = 0  # of those, with the first token and every gap in time
     # Of `running`, until a sequence comes, goes or gets a token: policies ask several times per decision.
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
     _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
@@ -277,7 +270,8 @@ class ModelQueue:
         self.withdraw(victim)
         victim.num_computed_tokens = 0
         victim.status = SequenceStatus.WAITING
-        self.preemptions_total += 1
+        for counts in self.counted(victim):
+            counts.preemptions += 1
         if not self.takes(victim):  # the quota was lowered below what it needs
             self.outgrown.append(victim)
         elif victim.gives_way:
@@ -309,11 +303,19 @@ class ModelQueue:
         """Forgets the lengths of contexts: a running sequence has tokens more, whoever knows of them yet."""
         self._context_tokens = None
 
+    def counted(self, sequence: TokenSequence) -> tuple[ServedCounts, ...]:
+        """Returns what a sequence counts in."""
+        if sequence.adapter is None:
+            return (self.counts,)
+        return (self.counts, self.adapter_counts[sequence.request.model])
+
     def note_tokens(self, sequence: TokenSequence, num_tokens: int, now_s: float) -> None:
         """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others. A
         sequence that gives way has no targets to meet.
         """
-        self.output_tokens_total += num_tokens
+        counted = self.counted(sequence)
+        for counts in counted:
+            counts.output_tokens += num_tokens
         previous_s, sequence.last_token_s = sequence.last_token_s, now_s
         if sequence.gives_way:
             sequence.first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
@@ -321,30 +323,39 @@ class ModelQueue:
         slo = sequence.request.slo
         if previous_s is not None:
             late = now_s - previous_s > slo.tbt_s
-            self.gaps_total += num_tokens
-            self.gaps_met += num_tokens - late
+            for counts in counted:
+                counts.gaps += num_tokens
+                counts.gaps_met += num_tokens - late
             if late:
                 self._note_late(sequence)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
             if not sequence.request.output_token_ids:  # its first token came from another unit
                 late = now_s - sequence.arrival_s > slo.ttft_s
-                self.first_tokens_total += 1
-                self.first_tokens_met += not late
+                for counts in counted:
+                    counts.first_tokens += 1
+                    counts.first_tokens_met += not late
                 if late:
                     self._note_late(sequence)
 
-    def note_gaps(self, num_tokens: int, late: Iterable[TokenSequence]) -> None:
+    def note_gaps(self, told: Sequence[TokenSequence], late: Iterable[TokenSequence]) -> None:
         """Counts as `note_tokens` does, for running sequences that each got one token: those that were `late` got it
         too late.
         """
         self._context_tokens = None
-        self.output_tokens_total += num_tokens
-        self.gaps_total += num_tokens
-        self.gaps_met += num_tokens
+        num_tokens = len(told)
+        self.counts.output_tokens += num_tokens
+        self.counts.gaps += num_tokens
+        self.counts.gaps_met += num_tokens
+        for sequence in told if self.adapter_counts else ():
+            for counts in self.counted(sequence)[1:]:
+                counts.output_tokens += 1
+                counts.gaps += 1
+                counts.gaps_met += 1
         for sequence in late:
             if not sequence.gives_way:
-                self.gaps_met -= 1
+                for counts in self.counted(sequence):
+                    counts.gaps_met -= 1
                 self._note_late(sequence)
 
     def _note_late(self, sequence: TokenSequence) -> None:
@@ -360,33 +371,13 @@ class ModelQueue:
         if sequence.gives_way:
             return
         if sequence.is_late or finish in (FinishReason.STOP, FinishReason.LENGTH):
-            self.requests_total += 1
-            self.requests_met += not sequence.is_late
+            for counts in self.counted(sequence):
+                counts.requests += 1
+                counts.requests_met += not sequence.is_late
 
     def waiting_tokens(self) -> int:
         """Known tokens without KV, of what waits for a prefill."""
         return sum(len(s.token_ids) for s in self.waiting) + sum(s.num_uncomputed_tokens for s in self.partial)
-
-    def load(self) -> ModelLoad:
-        usage = self.pool.usage(self.model)
-        return ModelLoad(
-            model=self.model,
-            running=self.num_resident,
-            waiting=len(self.waiting),
-            used_blocks=usage.used_blocks,
-            quota_blocks=usage.quota_blocks,
-            borrowed_blocks=usage.borrowed_blocks,
-            cached_blocks=usage.cached_blocks,
-            prefix_hit_tokens_total=self.prefix_hit_tokens_total,
-            preemptions_total=self.preemptions_total,
-            prompt_tokens_total=self.prompt_tokens_total,
-            output_tokens_total=self.output_tokens_total,
-            waiting_tokens=self.waiting_tokens(),
-            requests_ended_total=self.requests_total,
-            requests_in_time_total=self.requests_met,
-            blocks_per_row=self.info.geometry.blocks_per_row,
-            tokens_per_row=self.info.geometry.tokens_per_row,
-        )
 
     def check_integrity(self) -> None:
         """Asserts that statuses match the queues and that rows cover the computed tokens."""

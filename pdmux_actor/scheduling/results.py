@@ -95,7 +95,7 @@ class LaunchResults:
     def _apply_tokens(self, queue: ModelQueue, sequences: Sequence[TokenSequence], done: LaunchCompletion) -> None:
         """Nearly every token is one more of a sequence that goes on: what such a token does is written out here."""
         now_s, max_len, eos, has_errors = done.finished_s, queue.max_len, queue.info.eos_token_ids, done.sequence_errors
-        told, late, num_told = list[TokenEvent](), list[TokenSequence](), 0
+        told, late, went_on = list[TokenEvent](), list[TokenSequence](), list[TokenSequence]()
         for place, (sequence, sampled) in enumerate(zip(sequences, done.tokens, strict=True)):
             sequence.in_flight = False
             token_ids, last_s = sequence.token_ids, sequence.last_token_s
@@ -118,11 +118,11 @@ class LaunchResults:
             sequence.last_token_s = now_s
             if now_s - last_s > sequence.tbt_s:
                 late.append(sequence)
-            num_told += 1
+            went_on.append(sequence)
             told.append(TokenEvent(request_id=sequence.request.request_id, tokens=sampled))
         self._answers.tell(told)
-        if num_told:
-            queue.note_gaps(num_told, late)
+        if went_on:
+            queue.note_gaps(went_on, late)
 
     def _apply(
         self,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import FinishReason, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.scheduling.adapters import Adapters
 from pdmux_actor.scheduling.answers import Answers
 from pdmux_actor.scheduling.batch import PrefillBatches
 from pdmux_actor.scheduling.block_sharing import BlockSharing
@@ -21,6 +22,7 @@ from pdmux_actor.scheduling.dispatcher import Dispatcher
 from pdmux_actor.scheduling.events import (
     Abort,
     Arrival,
+    AttachAdapter,
     AttachModel,
     Event,
     ReadDecisions,
@@ -86,7 +88,10 @@ class Scheduler:
         self._prompt_order = PromptOrder()
         self._readiness = LaneReadiness()
         self._neighbours = NeighbourSlowdown(self._lanes, self._predictor)
-        self._reporter = LoadReporter(pool, self._predictor, self._neighbours, self.log, device.num_sms)
+        self._adapters = Adapters()
+        self._reporter = LoadReporter(
+            pool, self._predictor, self._neighbours, self.log, device.num_sms, self._adapters, self._batches
+        )
         self._detached: list[str] = []
         self._steps_total = 0
         self._now_s = 0.0  # of the last decision
@@ -98,10 +103,14 @@ class Scheduler:
             self._neighbours.advance(self._queues.values(), now_s)
         match event:
             case Arrival(request=request, constraint=constraint):
-                self._arrive(TokenSequence.from_request(request, now_s, constraint))
+                adapter = self._adapters.in_use(request.model)
+                self._arrive(TokenSequence.from_request(request, now_s, constraint, adapter))
             case Abort(request_id=request_id):
                 if (sequence := self._answers.unanswered.get(request_id)) is not None:
                     self._answers.end(sequence, FinishReason.ABORT)
+            case AttachAdapter(model=model, base=base, quota_blocks=quota_blocks):
+                self._adapters.attach(model, self._queues[base], quota_blocks)
+                self._set_quotas({model: quota_blocks})
             case RemoveModel(model=model):
                 self._remove_model(model)
             case SetQuotas(quota_blocks=quotas):
@@ -120,6 +129,7 @@ class Scheduler:
         """Returns the row table `[max_rows, blocks_per_row]` for the executor."""
         table = self._pool.add_model(info.model, info.geometry, quota_blocks)
         self._queues[info.model] = ModelQueue(info=info, pool=self._pool, caches_prefixes=self._settings.prefix_cache)
+        self._adapters.lease({info.model: quota_blocks}, self._queues.values())
         return table
 
     def decide(self, now_s: float) -> Sequence[Launch]:
@@ -245,7 +255,7 @@ class Scheduler:
         unanswered, request = self._answers.unanswered, sequence.request
         assert request.request_id not in unanswered, f"request id {request.request_id} is in use"
         unanswered[request.request_id] = sequence
-        queue = self._queues.get(request.model)
+        queue = self._queues.get(sequence.model)
         if queue is None or queue.removing:
             error = f"model {request.model!r} is not on this unit"
             return self._answers.say(sequence, (), FinishReason.ERROR, error)
@@ -255,7 +265,8 @@ class Scheduler:
             error = f"{reason}; tokenise with the model's own tokenizer"
             return self._answers.say(sequence, (), FinishReason.ERROR, error)
         queue.insert_waiting(sequence, target_aware=self._policy.target_aware)
-        queue.prompt_tokens_total += len(sequence.token_ids)
+        for counts in queue.counted(sequence):
+            counts.prompt_tokens += len(sequence.token_ids)
         if not queue.takes(sequence):
             self._refuse(queue, sequence)
 
@@ -269,22 +280,28 @@ class Scheduler:
         self._answers.end(sequence, finish, f"{reason}; {remedy}")
 
     def _set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
-        self._pool.set_quotas({m: blocks for m, blocks in quota_blocks.items() if m in self._queues})
+        self._pool.set_quotas(self._adapters.lease(quota_blocks, self._queues.values()))
         for queue in self._queues.values():
             for sequence in tuple(queue.waiting):  # what a lowered quota can never hold must not wait for ever
                 if not queue.takes(sequence):
                     self._refuse(queue, sequence)
 
     def _remove_model(self, model: str) -> None:
-        queue = self._queues.get(model)
+        base = self._adapters.leave(model)
+        queue = self._queues.get(base or model)
         if queue is None:
             return
-        queue.removing = True
-        for sequence in [s for s in self._answers.unanswered.values() if s.model == model]:
+        queue.removing |= base is None
+        for sequence in [s for s in self._answers.unanswered.values() if s.request.model == model]:
             self._answers.end(sequence, FinishReason.ERROR, f"model {model!r} has left this unit")
         self._finish_removal(queue)
 
     def _finish_removal(self, queue: ModelQueue) -> None:
+        if queue.adapter_counts:
+            gone = self._adapters.gone(queue, self._batches.sequences(queue.model))
+            self._detached += gone
+            if gone:
+                self._set_quotas({})
         if queue.removing and queue.is_empty and not self._lanes.uses(queue.model):
             del self._queues[queue.model]
             self._pool.remove_model(queue.model)

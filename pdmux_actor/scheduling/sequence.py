@@ -27,6 +27,16 @@ class Precedence(IntEnum):
     BACKGROUND = 3  # it gives way to all others, in time or not
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterInUse:
+    """Names the model that a request of an adapter runs on. `kv_space`: no two adapters, nor two loads of one, share
+    KV.
+    """
+
+    base: str
+    kv_space: str
+
+
 @dataclass(slots=True, eq=False)
 class TokenSequence:
     """Cursor over a request's tokens.
@@ -58,6 +68,7 @@ class TokenSequence:
     precedence: Precedence = Precedence.IN_TIME
     kv_is_sound: bool = True  # False: never to be reused, not even as a prefix
     constraint: OutputConstraint | None = None
+    adapter: AdapterInUse | None = None
     is_stepwise: bool = False  # each token must be known on the host before the next is drawn
     _array: npt.NDArray[np.int64] | None = field(default=None, init=False, repr=False)
     _array_tokens: int = field(default=0, init=False, repr=False)
@@ -75,7 +86,11 @@ class TokenSequence:
 
     @classmethod
     def from_request(
-        cls, request: GenerateRequest, arrival_s: float, constraint: OutputConstraint | None = None
+        cls,
+        request: GenerateRequest,
+        arrival_s: float,
+        constraint: OutputConstraint | None = None,
+        adapter: AdapterInUse | None = None,
     ) -> "TokenSequence":
         processing = request.sampling.processing
         return cls(
@@ -85,6 +100,7 @@ class TokenSequence:
             num_prompt_tokens=len(request.prompt_token_ids),
             prompt_logprobs=None if request.sampling.prompt_logprobs is None else [],
             constraint=constraint,
+            adapter=adapter,
             is_stepwise=constraint is not None or (processing is not None and processing.has_phrases),
         )
 
@@ -101,7 +117,7 @@ class TokenSequence:
         """Names of the full rows among the first `num_tokens` tokens, to be read only."""
         num_rows = num_tokens // tokens_per_row
         if len(self.prefix_hashes) < num_rows:
-            root = prefix_root(self.request.cache_salt)
+            root = prefix_root(self.request.cache_salt, "" if self.adapter is None else self.adapter.kv_space)
             pieces.extend(self.prefix_hashes, self.token_ids, tokens_per_row, root)
         return self.prefix_hashes if len(self.prefix_hashes) == num_rows else self.prefix_hashes[:num_rows]
 
@@ -117,7 +133,8 @@ class TokenSequence:
 
     @property
     def model(self) -> str:
-        return self.request.model
+        """Whose launches it is in: of an adapter's request the base."""
+        return self.request.model if self.adapter is None else self.adapter.base
 
     @property
     def num_output_tokens(self) -> int:

@@ -60,7 +60,8 @@ class ResizePoolCommand(msgspec.Struct, frozen=True, tag="resize_pool"):
 
 class LoadModelCommand(msgspec.Struct, frozen=True, tag="load_model"):
     """Answered by ModelLoaded or ModelFailed with the same `call`. A model that sleeps is woken, if these are its
-    weights and their files have not changed; else it is read anew.
+    weights and their files have not changed; else it is read anew. With `base` it is an adapter of that model, which
+    was loaded before.
     """
 
     call: int
@@ -70,11 +71,12 @@ class LoadModelCommand(msgspec.Struct, frozen=True, tag="load_model"):
     revision: str | None = None
     dtype: str | None = None
     max_model_len: int | None = None
+    base: str | None = None
 
 
 class RemoveModelCommand(msgspec.Struct, frozen=True, tag="remove_model"):
     """Answered by ModelRemoved when the weights are gone: with `sleep` into host memory if that holds them, else for
-    good. Of a model that sleeps, its host memory goes.
+    good. Of a model that sleeps, its host memory goes. A model's adapters go with it.
     """
 
     call: int

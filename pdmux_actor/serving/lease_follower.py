@@ -53,7 +53,8 @@ class LeaseFollower:
     """A model that the lease no longer names, or names with other weights, takes no new streams from then on; it leaves
     the engine when its streams have ended, at the latest after `drain_timeout_s`: into host memory where the lease says
     so. Loads wait for models that leave: they may need the memory. A load that fails is tried again, with growing
-    pauses. The first load finds the KV pool sized as the lease says.
+    pauses. The first load finds the KV pool sized as the lease says. An adapter comes after its base, and leaves before
+    it.
     """
 
     def __init__(
@@ -144,6 +145,10 @@ class LeaseFollower:
             elif not self._none_leaving.is_set():
                 # no deadline: models leave within drain_timeout_s and engine.watch.load_s
                 await self._none_leaving.wait()
+            elif not held.in_engine and not self._has_base(wanted):
+                held.assignment = wanted
+                # no deadline: its base comes, or fails and is tried again, or the lease says something else
+                await held.changed.wait()
             elif not held.in_engine:
                 if await self._load(held, wanted):
                     retry_s = self._first_retry_s
@@ -168,8 +173,11 @@ class LeaseFollower:
         self._slept.pop(held.model, None)
         held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
         self._note_leaving()
+        self._tell_family(held)
         newest = self._wanted.get(held.model)
-        if newest is not None and newest.quota_blocks != wanted.quota_blocks:
+        if wanted.base is not None:  # how long its base's sequences may be has changed, too
+            await self._set_quotas(self._kept_quotas())
+        elif newest is not None and newest.quota_blocks != wanted.quota_blocks:
             await self._set_quotas({held.model: newest.quota_blocks})
         return True
 
@@ -208,6 +216,12 @@ class LeaseFollower:
             logger.warning("model %s leaves with %d streams open", held.model, held.open_streams)
         if self._keeps(held):
             return
+        while any(h.in_engine and h.assignment.base == held.model for h in self._held.values()):
+            # no deadline: adapters leave as models do
+            await held.changed.wait()
+            held.changed.clear()
+        if self._keeps(held):
+            return
         # From here on the model goes even if a lease wants it back meanwhile: it is loaded again then.
         held.in_engine = False
         held.max_model_len = None
@@ -221,9 +235,14 @@ class LeaseFollower:
             self._slept.pop(held.model, None)
         held.phase = ModelPhase.LOADING
         self._note_leaving()
+        self._tell_family(held)
 
     def _vocabulary_of(self, wanted: ModelAssignment) -> tuple[Vocabulary, frozenset[tuple[str, int]]]:
-        """Of a model that wakes it is there already. On a thread."""
+        """Of a model that wakes, and of an adapter's base, it is there already. On a thread."""
+        base = None if wanted.base is None else self._held[wanted.base]
+        if base is not None:
+            assert base.vocabulary is not None, "a base that is in the engine has its vocabulary"
+            return base.vocabulary, files_of(wanted.source)
         files, slept = files_of(wanted.source), self._slept.get(wanted.model)
         if slept is not None and slept.files == files and _weights(slept.assignment) == _weights(wanted):
             return slept.vocabulary, files
@@ -243,9 +262,24 @@ class LeaseFollower:
         return named is not None and _weights(named) == _weights(assignment)
 
     def _keeps(self, held: HeldModel) -> bool:
-        """The lease wants the weights that `held` was loaded from."""
+        """The lease wants the weights that `held` was loaded from, and those of its base."""
         wanted = self._wanted.get(held.model)
-        return wanted is not None and _weights(wanted) == _weights(held.assignment)
+        if wanted is None or _weights(wanted) != _weights(held.assignment):
+            return False
+        base = None if wanted.base is None else self._held.get(wanted.base)
+        return base is None or not base.in_engine or self._keeps(base)
+
+    def _has_base(self, wanted: ModelAssignment) -> bool:
+        if wanted.base is None:
+            return True
+        base = self._held.get(wanted.base)
+        return base is not None and base.in_engine and self._keeps(base)
+
+    def _tell_family(self, held: HeldModel) -> None:
+        """Its base, or its adapters, may have waited for it."""
+        for other in self._held.values():
+            if held.model == other.assignment.base or other.model == held.assignment.base:
+                other.changed.set()
 
     def _note_leaving(self) -> None:
         if any(held.phase is ModelPhase.DRAINING for held in self._held.values()):
@@ -259,13 +293,16 @@ class LeaseFollower:
         if lease.policy != self._policy:
             self._policy = lease.policy
             await self._engine.set_policy(lease.policy)
+        await self._set_quotas(self._kept_quotas())
+
+    def _kept_quotas(self) -> Mapping[str, int]:
         kept = [held for held in self._held.values() if held.in_engine and self._keeps(held)]
-        quotas = {held.model: self._wanted[held.model].quota_blocks for held in kept}
-        if quotas:
-            await self._set_quotas(quotas)
+        return {held.model: self._wanted[held.model].quota_blocks for held in kept}
 
     async def _set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
         """A quota also bounds how long a sequence can get."""
+        if not quota_blocks:
+            return
         for model, max_model_len in (await self._engine.set_quotas(quota_blocks)).items():
             held = self._held.get(model)
             if held is not None and held.in_engine:
@@ -285,5 +322,5 @@ class LeaseFollower:
             self.failure = error
 
 
-def _weights(assignment: ModelAssignment) -> tuple[str, str | None, str | None, int | None]:
-    return assignment.source, assignment.revision, assignment.dtype, assignment.max_model_len
+def _weights(assignment: ModelAssignment) -> tuple[str, str | None, str | None, int | None, str | None]:
+    return assignment.source, assignment.revision, assignment.dtype, assignment.max_model_len, assignment.base

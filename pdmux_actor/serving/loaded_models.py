@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
-from pdmux_actor.scheduling.events import AttachModel, RemoveModel, ResizePool
+from pdmux_actor.scheduling.events import AttachAdapter, AttachModel, RemoveModel, ResizePool
 from pdmux_actor.serving.commands import (
     Asleep,
     LoadModelCommand,
@@ -50,6 +51,8 @@ class LoadedModels:
         self._inbox = inbox
         self._sender = sender
         self._attached: dict[str, ModelInfo] = {}
+        self._quota_blocks: dict[str, int] = {}
+        self._bases: dict[str, str] = {}  # of adapters
         self._orders: SimpleQueue[LoadModelCommand | RemoveModelCommand | ResizePoolCommand] = SimpleQueue()
         self._detached: SimpleQueue[str] = SimpleQueue()
         threading.Thread(target=self._work, name="loaded-models", daemon=True).start()
@@ -58,12 +61,16 @@ class LoadedModels:
         self._orders.put(command)
 
     def max_model_lens(self, quota_blocks: Mapping[str, int]) -> dict[str, int]:
-        infos = self._attached.copy()  # read on another thread than the one that loads
-        return {
-            model: longest_sequence_tokens(infos[model], quota)
-            for model, quota in quota_blocks.items()
-            if model in infos
-        }
+        """An adapter's sequences may be as long as its base's: they have their quotas together."""
+        infos, bases = self._attached.copy(), self._bases.copy()  # read on another thread than the one that loads
+        here = {model: quota for model, quota in quota_blocks.items() if model in infos}
+        self._quota_blocks |= here
+        return {model: self._longest(infos[model], bases) for model in here}
+
+    def _longest(self, info: ModelInfo, bases: Mapping[str, str]) -> int:
+        base, leased = bases.get(info.model, info.model), self._quota_blocks.copy()
+        together = sum(quota for model, quota in leased.items() if bases.get(model, model) == base)
+        return longest_sequence_tokens(info, together)
 
     def on_detached(self, model: str) -> None:
         self._detached.put(model)
@@ -99,11 +106,18 @@ class LoadedModels:
         else:
             self._attached[command.model], self._origins[command.model] = info, origin
             self._on_loaded(command, info)
-            self._inbox.put(AttachModel(info, command.quota_blocks))
+            self._quota_blocks[command.model] = command.quota_blocks
+            if command.base is None:
+                self._inbox.put(AttachModel(info, command.quota_blocks))
+            else:
+                self._bases[command.model] = command.base
+                self._inbox.put(AttachAdapter(command.model, command.base, command.quota_blocks))
             self._tell_sleepers()
-            self._sender.send(ModelLoaded(command.call, longest_sequence_tokens(info, command.quota_blocks)))
+            self._sender.send(ModelLoaded(command.call, self._longest(info, self._bases)))
 
     def _fetch(self, command: LoadModelCommand, origin: Origin) -> ModelInfo:
+        if command.base is not None:
+            return self._fetch_adapter(command, command.base)
         try:
             return self._sleepers.wake(command.model, origin) or self._read(command)
         except ModelTooLarge:
@@ -112,6 +126,17 @@ class LoadedModels:
                 raise
             self._tell_sleepers()
             return self._read(command)
+
+    def _fetch_adapter(self, command: LoadModelCommand, base: str) -> ModelInfo:
+        """Its base in all but the name. An adapter never sleeps: it is read again in no time."""
+        if base not in self._attached or base in self._bases:
+            raise ModelLoadError(
+                model=command.model,
+                reason=f"its base {base!r} is not on this unit",
+                remedy="lease the base with it, and no adapter as a base",
+            )
+        self._executor.load_adapter(command.model, base, command.source, revision=command.revision)
+        return replace(self._attached[base], model=command.model)
 
     def _read(self, command: LoadModelCommand) -> ModelInfo:
         return self._executor.load_model(
@@ -124,18 +149,26 @@ class LoadedModels:
 
     def _remove(self, command: RemoveModelCommand) -> None:
         if command.model in self._attached:
-            origin = self._origins.pop(command.model)
-            if command.sleep:
+            for adapter in [a for a, base in self._bases.items() if base == command.model]:
+                self._take_out(adapter)
+            origin = self._origins[command.model]
+            if command.sleep and command.model not in self._bases:
                 self._sleepers.put(command.model, origin)
-            del self._attached[command.model]
-            self._inbox.put(RemoveModel(command.model))
-            # no deadline: the actor kills an engine whose model does not leave within engine.watch.load_s
-            detached = self._detached.get()
-            assert detached == command.model, f"{detached} left, {command.model} was asked to"
+            self._take_out(command.model)
         elif not command.sleep:
             self._sleepers.forget(command.model)
         self._tell_sleepers()
         self._sender.send(ModelRemoved(command.call))
+
+    def _take_out(self, model: str) -> None:
+        """Returns when the engine has let it go."""
+        del self._attached[model], self._origins[model]
+        self._quota_blocks.pop(model, None)
+        self._bases.pop(model, None)
+        self._inbox.put(RemoveModel(model))
+        # no deadline: the actor kills an engine whose model does not leave within engine.watch.load_s
+        detached = self._detached.get()
+        assert detached == model, f"{detached} left, {model} was asked to"
 
     def _tell_sleepers(self) -> None:
         told = self._sleepers.told()

@@ -33,8 +33,9 @@ class ModelForms:
         self._offers: dict[str, _Offer] = {}
 
     def offer(self, command: LoadModelCommand, info: ModelInfo) -> None:
-        """The model was loaded, or has woken."""
-        self._offers[info.model] = _Offer(command, info)
+        """The model was loaded, or has woken. An adapter has its base's vocabulary."""
+        base = None if command.base is None else self._offers.get(command.base)
+        self._offers[info.model] = base or _Offer(command, info)
 
     def compile(self, request: GenerateRequest, form: StructuredOutput) -> OutputConstraint:
         """Slow. Raises InvalidStructuredOutput."""

@@ -17,7 +17,7 @@ from pdmux_actor.scheduling.launch import (
     PrefillSlice,
     sampling_sequences,
 )
-from pdmux_actor.scheduling.sequence import TokenSequence
+from pdmux_actor.scheduling.sequence import AdapterInUse, TokenSequence
 from profiler.specs import DeviceSpec
 
 NAN_BYTE = 0xFF  # 0xFFFF and 0xFFFFFFFF are NaN in every float type
@@ -82,7 +82,10 @@ class CpuRig:
         self.infos[model], self._tables[model], self._next_row[model] = info, table, 0
         return info
 
-    def sequence(self, model: str, prompt: Sequence[int], max_new_tokens: int, **sampling: object) -> TokenSequence:
+    def sequence(
+        self, model: str, prompt: Sequence[int], max_new_tokens: int, *, base: str | None = None, **sampling: object
+    ) -> TokenSequence:
+        """Of an adapter, with `base`."""
         params = SamplingParams(max_tokens=max_new_tokens, **{"temperature": 0.0, **sampling})
         request = GenerateRequest(
             request_id=f"{model}-{len(prompt)}",
@@ -91,7 +94,8 @@ class CpuRig:
             sampling=params,
             slo=Slo(ttft_s=1.0, tbt_s=1.0),
         )
-        sequence = TokenSequence.from_request(request, 0.0)
+        adapter = None if base is None else AdapterInUse(base, f"adapter {model}")
+        sequence = TokenSequence.from_request(request, 0.0, adapter=adapter)
         self.give_rows(sequence, len(prompt) + max_new_tokens)
         return sequence
 

@@ -25,13 +25,15 @@ from pdmux_actor.executor.cuda.device_sampler import (
 )
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
-from pdmux_actor.executor.packed_batch import prompt_pieces
+from pdmux_actor.executor.packed_batch import prompt_pieces, token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 Read = Callable[[], Produced]
 """Called when the launch is over: reads what was copied to the host."""
@@ -68,6 +70,7 @@ class _PrefillState:
     rotary: Tensor
     hidden: Tensor
     next_layer: int
+    adapters: AdapterBatch | None
 
 
 class CudaRunner:
@@ -112,13 +115,14 @@ class CudaRunner:
                 model.decoder.rotary(batch.tensors["positions"], prompt_pieces(launch.chunks)),
                 model.decoder.embed(batch.tensors["token_ids"]),
                 0,
+                _adapters(model, launch.chunks, ()),
             )
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
         attention = BatchAttention(model.kv, state.batch, num_splits=1)
         state.hidden = model.decoder.forward_layers(
-            state.hidden, state.rotary, attention, launch.first_layer, launch.last_layer
+            state.hidden, state.rotary, attention, launch.first_layer, launch.last_layer, state.adapters
         )
         state.next_layer = launch.last_layer
         if launch.last_layer < model.info.spec.num_layers:
@@ -137,6 +141,7 @@ class CudaRunner:
             BatchAttention(model.kv, batch, splits),
             0,
             model.info.spec.num_layers,
+            _adapters(model, launch.chunks, launch.sequences),
         )
         return _sample_batch(model, batch, hidden, launch.chunks)
 
@@ -151,6 +156,9 @@ class CudaRunner:
         rows = bucket.sampling(launch.sequences, launch.steps)
         if not rows.is_plain:
             return partial(self._decode_with_reports, launch, model, bucket, rows, sms)
+        if any(sequence.adapter is not None for sequence in launch.sequences):
+            # Which adapters a step reads is another each time: it is not captured.
+            return partial(self._decode_adapted, launch, model, bucket, rows, sms)
         step = self._captured(model, bucket, rows.kind, sms, stream, first_sm=first_sm)
         return partial(self._decode, launch, model, bucket, rows, step)
 
@@ -184,19 +192,32 @@ class CudaRunner:
             ]
         )
 
+    def _decode_adapted(
+        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, sms: int
+    ) -> Read:
+        adapters = _adapters(model, (), launch.sequences)
+        return self._decode(launch, model, bucket, rows, lambda: bucket.step(rows.kind, sms, adapters))
+
     def _decode_with_reports(
         self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, sms: int
     ) -> Read:
         bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
-        samples: list[DeviceSample] = []
+        adapters, samples = _adapters(model, (), launch.sequences), list[DeviceSample]()
         for _ in range(launch.steps):
             earlier = [sample.token_ids for sample in samples]
-            sample = sample_with_reports(bucket.logits(sms), bucket.parameters, rows, model.eos_token_ids, earlier)
+            sample = sample_with_reports(
+                bucket.logits(sms, adapters), bucket.parameters, rows, model.eos_token_ids, earlier
+            )
             bucket.advance(sample.token_ids)
             samples.append(sample)
         on_host = [_sample_to_host(sample) for sample in samples]
         alternatives = rows.num_alternatives
         return lambda: _produced(list(zip(*(host_tokens(s, alternatives) for s in on_host), strict=True)))
+
+
+def _adapters(model: CudaModel, chunks: Sequence[Chunk], decodes: Sequence[TokenSequence]) -> AdapterBatch | None:
+    runs = token_runs(chunks, decodes)
+    return model.decoder.adapters.batch(runs) if runs else None
 
 
 def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:

@@ -17,6 +17,7 @@ from pdmux_actor.executor.cuda.device_batch import padded_rows
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
 from pdmux_actor.executor.cuda.host_stage import HostStage, layout, views
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.scheduling.sequence import TokenSequence
 
 MAX_STEPS = 16
@@ -81,9 +82,9 @@ class DecodeBucket:
         no_rows = np.zeros((0, self._kv.table.shape[1]), dtype=np.int64)
         self.load(stage, (), 1, no_rows, self.sampling((), 1))
 
-    def step(self, kind: SamplingKind, decode_sms: int) -> None:
-        """One token for each sequence, into `sampled[step counter]`."""
-        hidden = self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms))
+    def step(self, kind: SamplingKind, decode_sms: int, adapters: AdapterBatch | None = None) -> None:
+        """One token for each sequence, into `sampled[step counter]`. With `adapters` it cannot be captured."""
+        hidden = self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms), adapters)
         counter = self._inputs["step"]
         uniforms = self._inputs["uniforms"].index_select(0, counter).squeeze(0)
         token_ids = sample_rows(self._decoder.logits(hidden), self._inputs, uniforms, kind)
@@ -93,11 +94,11 @@ class DecodeBucket:
         positions.add_((positions >= 0).to(torch.int32))
         counter.add_(1)
 
-    def logits(self, decode_sms: int) -> Tensor:
+    def logits(self, decode_sms: int, adapters: AdapterBatch | None = None) -> Tensor:
         """Returns the logits of one step, for samplings that a captured step cannot do; `advance` goes on from what
         they gave.
         """
-        return self._decoder.logits(self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms)))
+        return self._decoder.logits(self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms), adapters))
 
     def advance(self, token_ids: Tensor) -> None:
         positions = self._inputs["positions"]
@@ -109,7 +110,7 @@ class DecodeBucket:
         """Sampling parameters on the device."""
         return self._inputs
 
-    def _forward(self, num_splits: int) -> Tensor:
+    def _forward(self, num_splits: int, adapters: AdapterBatch | None) -> Tensor:
         positions, row_stride, rows = (self._inputs[name] for name in ("positions", "row_stride", "rows"))
         active = positions >= 0
         contexts = positions + 1  # padding: 0
@@ -123,7 +124,7 @@ class DecodeBucket:
 
         hidden = self._decoder.embed(self._inputs["token_ids"])
         rotary = self._decoder.rotary(known)
-        return self._decoder.forward_layers(hidden, rotary, attention, 0, self._decoder.spec.num_layers)
+        return self._decoder.forward_layers(hidden, rotary, attention, 0, self._decoder.spec.num_layers, adapters)
 
     def _fixed_arrays(
         self, sequences: Sequence[TokenSequence], row_stride: int, sampling: SamplingRows

@@ -1,0 +1,44 @@
+"""The adapters of a torch executor's models."""
+
+from typing import Protocol
+
+import torch
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.lora import AdapterSlots
+from pdmux_actor.models.lora_checkpoint import read_adapter
+
+
+class _Held(Protocol):
+    """A model that is loaded, or attached."""
+
+    @property
+    def decoder(self) -> object: ...
+
+
+class LoadedAdapters:
+    """`load` and `drop` come from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, AdapterSlots] = {}  # those of its base, by adapter
+
+    def load(self, model: str, base: _Held, source: str, revision: str | None) -> None:
+        """Reads an adapter of `base`. Raises ModelLoadError."""
+        decoder = base.decoder
+        if not isinstance(decoder, Decoder):
+            raise ModelLoadError(
+                model=model,
+                reason="its base takes no adapters: they are added to muxfleet's own decoders only",
+                remedy="merge it into its base (peft: merge_and_unload) and serve the result as a model of its own",
+            )
+        with torch.inference_mode():
+            adapter = read_adapter(model, source, revision, decoder.spec, decoder.weights.embedding.dtype)
+            decoder.adapters.load(model, adapter)
+        self._slots[model] = decoder.adapters
+
+    def drop(self, model: str) -> None:
+        """What is no adapter is left alone."""
+        slots = self._slots.pop(model, None)
+        if slots is not None:
+            slots.drop(model)

@@ -1,0 +1,122 @@
+"""Knows the adapters of a unit's models: in whose launches they are, and what they may hold together."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pdmux_actor.messages import ModelLoad
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import AdapterInUse, TokenSequence
+from pdmux_actor.scheduling.served_counts import ServedCounts
+
+# Of a queue's load, what each of its models has a part of.
+_DIVIDED = (
+    "running",
+    "waiting",
+    "used_blocks",
+    "quota_blocks",
+    "prefix_hit_tokens_total",
+    "preemptions_total",
+    "prompt_tokens_total",
+    "output_tokens_total",
+    "waiting_tokens",
+    "requests_ended_total",
+    "requests_in_time_total",
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Adapter:
+    in_use: AdapterInUse
+    removing: bool = False
+
+
+class Adapters:
+    """A base and its adapters have one queue and one quota in the pool: the sum of their leases."""
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, _Adapter] = {}
+        self._leased_blocks: dict[str, int] = {}  # by the name that is served: bases, too
+        self._loads = 0
+
+    def attach(self, model: str, queue: ModelQueue, quota_blocks: int) -> None:
+        assert model not in self._adapters, f"adapter {model} is attached"
+        self._loads += 1
+        # What an adapter of the same name computed with other weights is not this one's.
+        self._adapters[model] = _Adapter(AdapterInUse(queue.model, f"{model} {self._loads}"))
+        self._leased_blocks[model] = quota_blocks
+        queue.adapter_counts[model] = ServedCounts()
+
+    def in_use(self, model: str) -> AdapterInUse | None:
+        """None: it is no adapter, or one that leaves."""
+        adapter = self._adapters.get(model)
+        return None if adapter is None or adapter.removing else adapter.in_use
+
+    def leave(self, model: str) -> str | None:
+        """Takes no more requests of an adapter. Returns its base, None if it is no adapter."""
+        adapter = self._adapters.get(model)
+        if adapter is None:
+            return None
+        adapter.removing = True
+        return adapter.in_use.base
+
+    def gone(self, queue: ModelQueue, in_batches: Iterable[TokenSequence]) -> list[str]:
+        """Forgets those that leave and have no sequence any more, and returns them."""
+        leaving = {name for name in queue.adapter_counts if self._adapters[name].removing}
+        if not leaving:
+            return []
+        gone = sorted(leaving - {s.request.model for s in (*queue.sequences(), *in_batches)})
+        for name in gone:
+            del self._adapters[name], self._leased_blocks[name], queue.adapter_counts[name]
+        return gone
+
+    def lease(self, quota_blocks: Mapping[str, int], queues: Iterable[ModelQueue]) -> dict[str, int]:
+        """Notes the quotas of models and adapters that are here. Returns those of `queues` for the pool. What names a
+        base names all of its adapters that stay: the others' part is the base's again.
+        """
+        before, self._leased_blocks, of_queues = self._leased_blocks, {}, {}
+        for queue in queues:
+            is_named, names = queue.model in quota_blocks, (queue.model, *queue.adapter_counts)
+            for name in names:
+                self._leased_blocks[name] = quota_blocks.get(name, 0 if is_named else before.get(name, 0))
+            of_queues[queue.model] = sum(self._leased_blocks[name] for name in names)
+        return of_queues
+
+    def split(self, load: ModelLoad, queue: ModelQueue, in_batches: Iterable[TokenSequence]) -> list[ModelLoad]:
+        """Divides what a queue holds among the base, which comes first, and its adapters. Cached prefixes are the
+        base's, and so is what quota was lent.
+        """
+        resident = [*queue.partial, *queue.running, *in_batches]
+        loads = []
+        for name, counts in queue.adapter_counts.items():
+            own = [s for s in resident if s.request.model == name]
+            waiting = [s for s in queue.waiting if s.request.model == name]
+            begun = [s for s in queue.partial if s.request.model == name]
+            used_blocks = len({row for s in own for row in s.rows}) * load.blocks_per_row
+            quota_blocks = self._leased_blocks[name]
+            loads.append(
+                ModelLoad(
+                    model=name,
+                    running=len(own),
+                    waiting=len(waiting),
+                    used_blocks=used_blocks,
+                    quota_blocks=quota_blocks,
+                    borrowed_blocks=max(0, used_blocks - quota_blocks),
+                    prefix_hit_tokens_total=counts.prefix_hit_tokens,
+                    preemptions_total=counts.preemptions,
+                    prompt_tokens_total=counts.prompt_tokens,
+                    output_tokens_total=counts.output_tokens,
+                    waiting_tokens=sum(len(s.token_ids) for s in waiting) + sum(s.num_uncomputed_tokens for s in begun),
+                    requests_ended_total=counts.requests,
+                    requests_in_time_total=counts.requests_met,
+                    blocks_per_row=load.blocks_per_row,
+                    tokens_per_row=load.tokens_per_row,
+                )
+            )
+        return [_less(load, loads), *loads]
+
+
+def _less(load: ModelLoad, others: Iterable[ModelLoad]) -> ModelLoad:
+    """What is left of a queue's load when its adapters' are taken away."""
+    left = {name: getattr(load, name) - sum(getattr(o, name) for o in others) for name in _DIVIDED}
+    borrowed_blocks = max(0, left["used_blocks"] - left["quota_blocks"])
+    return replace(load, **left, borrowed_blocks=borrowed_blocks)
