@@ -38,7 +38,7 @@ class LoadedAdapters:
         self._slots[model] = decoder.adapters
 
     def drop(self, model: str) -> None:
-        """What is no adapter is left alone."""
+        """Leaves alone what is no adapter."""
         slots = self._slots.pop(model, None)
         if slots is not None:
             slots.drop(model)

@@ -1,7 +1,7 @@
 """Knows the adapters of a unit's models: in whose launches they are, and what they may hold together."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pdmux_actor.messages import ModelLoad
 from pdmux_actor.scheduling.queues import ModelQueue
@@ -24,49 +24,37 @@ _DIVIDED = (
 )
 
 
-@dataclass(slots=True, eq=False)
-class _Adapter:
-    in_use: AdapterInUse
-    removing: bool = False
-
-
 class Adapters:
     """A base and its adapters have one queue and one quota in the pool: the sum of their leases."""
 
     def __init__(self) -> None:
-        self._adapters: dict[str, _Adapter] = {}
+        self.in_use: dict[str, AdapterInUse] = {}  # those that take requests, by name
+        self._bases: dict[str, str] = {}  # those that leave have one, too
         self._leased_blocks: dict[str, int] = {}  # by the name that is served: bases, too
         self._loads = 0
 
     def attach(self, model: str, queue: ModelQueue, quota_blocks: int) -> None:
-        assert model not in self._adapters, f"adapter {model} is attached"
+        assert model not in self._bases, f"adapter {model} is attached"
         self._loads += 1
         # What an adapter of the same name computed with other weights is not this one's.
-        self._adapters[model] = _Adapter(AdapterInUse(queue.model, f"{model} {self._loads}"))
+        self.in_use[model] = AdapterInUse(queue.model, f"{model} {self._loads}")
+        self._bases[model] = queue.model
         self._leased_blocks[model] = quota_blocks
         queue.adapter_counts[model] = ServedCounts()
 
-    def in_use(self, model: str) -> AdapterInUse | None:
-        """None: it is no adapter, or one that leaves."""
-        adapter = self._adapters.get(model)
-        return None if adapter is None or adapter.removing else adapter.in_use
-
     def leave(self, model: str) -> str | None:
         """Takes no more requests of an adapter. Returns its base, None if it is no adapter."""
-        adapter = self._adapters.get(model)
-        if adapter is None:
-            return None
-        adapter.removing = True
-        return adapter.in_use.base
+        self.in_use.pop(model, None)
+        return self._bases.get(model)
 
     def gone(self, queue: ModelQueue, in_batches: Iterable[TokenSequence]) -> list[str]:
         """Forgets those that leave and have no sequence any more, and returns them."""
-        leaving = {name for name in queue.adapter_counts if self._adapters[name].removing}
+        leaving = queue.adapter_counts.keys() - self.in_use.keys()
         if not leaving:
             return []
         gone = sorted(leaving - {s.request.model for s in (*queue.sequences(), *in_batches)})
         for name in gone:
-            del self._adapters[name], self._leased_blocks[name], queue.adapter_counts[name]
+            del self._bases[name], self._leased_blocks[name], queue.adapter_counts[name]
         return gone
 
     def lease(self, quota_blocks: Mapping[str, int], queues: Iterable[ModelQueue]) -> dict[str, int]:

@@ -56,8 +56,9 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
             total: int = getattr(counts, name) - sum([getattr(other, name) for other in others])
             return total
 
-        lost_s = (sum([loss.ttft_s for loss in lost_to]), sum([loss.tbt_s for loss in lost_to]))
-        return cls(now_s, *[own(name) for name in cls.__struct_fields__[1:-2]], *lost_s)
+        counted = {name: own(name) for name in ServedCounts.__slots__ if name in cls.__struct_fields__}
+        ttft_lost_s, tbt_lost_s = sum([loss.ttft_s for loss in lost_to]), sum([loss.tbt_s for loss in lost_to])
+        return cls(at_s=now_s, ttft_lost_s=ttft_lost_s, tbt_lost_s=tbt_lost_s, **counted)
 
 
 class LoadReporter:

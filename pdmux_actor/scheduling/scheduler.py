@@ -103,7 +103,7 @@ class Scheduler:
             self._neighbours.advance(self._queues.values(), now_s)
         match event:
             case Arrival(request=request, constraint=constraint):
-                adapter = self._adapters.in_use(request.model)
+                adapter = self._adapters.in_use.get(request.model)
                 self._arrive(TokenSequence.from_request(request, now_s, constraint, adapter))
             case Abort(request_id=request_id):
                 if (sequence := self._answers.unanswered.get(request_id)) is not None:

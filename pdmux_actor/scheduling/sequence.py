@@ -133,7 +133,7 @@ class TokenSequence:
 
     @property
     def model(self) -> str:
-        """Whose launches it is in: of an adapter's request the base."""
+        """Names the model whose launches it is in: of an adapter's request the base."""
         return self.request.model if self.adapter is None else self.adapter.base
 
     @property
