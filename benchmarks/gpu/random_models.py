@@ -12,6 +12,7 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder, DecoderWeights, LayerWeights
+from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms
 from pdmux_actor.models.weights import torch_dtype
@@ -74,8 +75,10 @@ def random_model(
             head_norms=HeadNorms(query=norm(spec.head_dim), key=norm(spec.head_dim)) if config.traits.qk_norm else None,
             output=Linear(weight(spec.hidden_size, spec.num_heads * spec.head_dim)),
             post_attention_norm=norm(spec.hidden_size),
-            gate_up=Linear(weight(2 * spec.intermediate_size, spec.hidden_size)),
-            down=Linear(weight(spec.hidden_size, spec.intermediate_size)),
+            feed_forward=GatedMlp(
+                gate_up=Linear(weight(2 * spec.intermediate_size, spec.hidden_size)),
+                down=Linear(weight(spec.hidden_size, spec.intermediate_size)),
+            ),
         )
 
     embedding = weight(spec.vocab_size, spec.hidden_size)

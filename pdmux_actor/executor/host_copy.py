@@ -11,7 +11,7 @@ from torch import Tensor
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder, DecoderWeights
-from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.weights_copy import copied, num_bytes_of
 
 _ALIGNMENT = 64  # a cache line; wide loads and copy engines want no less
@@ -58,16 +58,15 @@ def copy_to_host(info: ModelInfo, decoder: Decoder, region: HostRegion, copying:
         def placed(tensor: Tensor) -> Tensor:
             return region.place(tensor).copy_(tensor, non_blocking=True)
 
-        def plain(linear: Linear) -> Linear:
-            bias = None if linear.bias is None else placed(linear.bias)
-            return Linear(placed(linear.weight), bias, packed=False)
+        def plain(projection: Projection) -> Projection:
+            return projection.copied(placed, packed=False)
 
         return HostCopy(info=info, config=decoder.config, weights=copied(decoder.weights, placed, plain), region=region)
 
 
 def packed_from_host(host: HostCopy) -> DecoderWeights:
     """Packs weights for products on a CPU, whose layout is made from the host copy itself."""
-    return copied(host.weights, torch.clone, lambda linear: Linear(linear.weight, _cloned(linear.bias)))
+    return copied(host.weights, torch.clone, lambda projection: projection.repacked())
 
 
 def moved_from_host(host: HostCopy, device: torch.device, copying: Copying) -> DecoderWeights:
@@ -76,14 +75,7 @@ def moved_from_host(host: HostCopy, device: torch.device, copying: Copying) -> D
         with copying():
             return target.copy_(tensor, non_blocking=True)
 
-    def linear_of(linear: Linear) -> Linear:
-        return Linear(moved(linear.weight), None if linear.bias is None else moved(linear.bias))
-
-    return copied(host.weights, moved, linear_of)
-
-
-def _cloned(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
+    return copied(host.weights, moved, lambda projection: projection.copied(moved, packed=True))
 
 
 def _aligned(num_bytes: int) -> int:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdmux_actor.models.config import DecoderConfig
-from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
+from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.logit_precision import sharpen_top_logits
 from pdmux_actor.models.lora import AdapterBatch, AdapterSlots, Site
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
@@ -30,15 +31,14 @@ _LOOK_AHEAD_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """`qkv` stacks the Q, K and V heads, `gate_up` the gate and up projections."""
+    """`qkv` stacks the Q, K and V heads."""
 
     input_norm: Tensor
-    qkv: Linear
+    qkv: Projection
     head_norms: HeadNorms | None
-    output: Linear
+    output: Projection
     post_attention_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    feed_forward: FeedForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    lm_head: Linear
+    lm_head: Projection
 
 
 class Attention(Protocol):
@@ -168,14 +168,16 @@ class Decoder:
         """With the residual connection."""
         norm = layer.post_attention_norm
         normed = functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)
-        return layer.down.plus(self._operators.silu_product(layer.gate_up(normed)), hidden)
+        return layer.feed_forward.plus(normed, hidden, self._operators)
 
     def _adapted_mlp(self, index: int, layer: LayerWeights, hidden: Tensor, adapters: AdapterBatch) -> Tensor:
         norm = layer.post_attention_norm
         normed = functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)
-        gate_up = layer.gate_up(normed)
+        mlp = layer.feed_forward
+        assert isinstance(mlp, GatedMlp), "adapters are for dense models"
+        gate_up = mlp.gate_up(normed)
         adapters.add(index, Site.GATE_UP, normed, gate_up)
         inner = self._operators.silu_product(gate_up)
-        hidden = layer.down.plus(inner, hidden)
+        hidden = mlp.down.plus(inner, hidden)
         adapters.add(index, Site.DOWN, inner, hidden)
         return hidden

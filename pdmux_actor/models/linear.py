@@ -5,6 +5,8 @@ and lays bfloat16 weights anew at each call.
 """
 
 import platform
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +16,59 @@ from torch.nn import functional
 _LAYOUT_BATCH = 1024
 
 
+class Projection(Protocol):
+    """x W^T + bias, with x `[tokens, in]` and W `[out, in]`, however W is kept: plain, quantised, with adapters beside
+    it, or one rank's part of it.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Inputs and products have it."""
+        ...
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Returns whether single rows of W can be read, and there is no bias."""
+        ...
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows `indices` of W, in float32. Only where `has_plain_rows`."""
+        ...
+
+    def shares(self, tensor: Tensor) -> bool:
+        """Its weight is that very tensor: a tied embedding."""
+        ...
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """Sizes of the tensors that `copied` passes on, in its order."""
+        ...
+
+    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "Projection":
+        """The same over other tensors; `of_tensor` gets each in its plain layout. Not `packed`: to be kept, not
+        multiplied with.
+        """
+        ...
+
+    def repacked(self) -> "Projection":
+        """The same, packed for products on a CPU, of tensors of its own."""
+        ...
+
+    def __call__(self, inputs: Tensor) -> Tensor: ...
+
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        """The product, and `addend` of its shape added in the same pass; `addend` may be overwritten."""
+        ...
+
+
+MakeProjection = Callable[[Tensor, Tensor | None], Projection]
+"""Makes a projection of a weight `[out, in]` and a bias, which become its own."""
+
+
 class Linear:
-    """x W^T + bias, with x `[tokens, in]` and W `[out, in]`.
+    """Implements Projection over a weight of the activations' dtype.
+
+    x W^T + bias, with x `[tokens, in]` and W `[out, in]`.
 
     `packed` keeps W in oneDNN's layout only; without it W is shared with the caller (a tied embedding), and products
     with few tokens are slower.
@@ -46,8 +99,17 @@ class Linear:
         return self._weight.index_select(0, indices).float()
 
     @property
-    def num_elements(self) -> int:
-        return self._weight.numel()
+    def tensor_bytes(self) -> tuple[int, ...]:
+        weight_bytes = self._weight.numel() * self.dtype.itemsize
+        return (weight_bytes,) if self.bias is None else (weight_bytes, self.bias.nbytes)
+
+    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "Linear":
+        weight = of_tensor(self.weight)
+        return Linear(weight, None if self.bias is None else of_tensor(self.bias), packed=packed)
+
+    def repacked(self) -> "Linear":
+        """Packs it anew, without a copy on the way: the layout is made from this one's weight."""
+        return Linear(self.weight, None if self.bias is None else self.bias.clone())
 
     def shares(self, tensor: Tensor) -> bool:
         """Its weight is that very tensor: a tied embedding."""

@@ -13,7 +13,8 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.checkpoint import read_json
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
-from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.feed_forward import GatedMlp
+from pdmux_actor.models.linear import Linear, MakeProjection, Projection
 from pdmux_actor.models.operators import HeadNorms
 
 _LOG = logging.getLogger(__name__)
@@ -106,7 +107,13 @@ class _TensorReader:
         )
 
 
-def load_weights(model: str, folder: Path, config: DecoderConfig, device: torch.device | None = None) -> DecoderWeights:
+def load_weights(
+    model: str,
+    folder: Path,
+    config: DecoderConfig,
+    device: torch.device | None = None,
+    make_projection: MakeProjection = Linear,
+) -> DecoderWeights:
     """Onto `device`; None is the CPU.
 
     Raises:
@@ -116,12 +123,14 @@ def load_weights(model: str, folder: Path, config: DecoderConfig, device: torch.
     with ExitStack() as stack:
         reader = _TensorReader(model, folder, torch_dtype(spec.dtype), device, stack)
         embedding = reader.load("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        layers = tuple(_load_layer(reader, config, f"model.layers.{index}") for index in range(spec.num_layers))
+        layers = tuple(
+            _load_layer(reader, config, make_projection, f"model.layers.{index}") for index in range(spec.num_layers)
+        )
         final_norm = reader.load("model.norm.weight", spec.hidden_size)
         if spec.tie_word_embeddings:
-            lm_head = Linear(embedding, packed=False)
+            lm_head: Projection = Linear(embedding, packed=False)
         else:
-            lm_head = Linear(reader.load("lm_head.weight", spec.vocab_size, spec.hidden_size))
+            lm_head = make_projection(reader.load("lm_head.weight", spec.vocab_size, spec.hidden_size), None)
         unread = {
             name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"
         }
@@ -130,7 +139,9 @@ def load_weights(model: str, folder: Path, config: DecoderConfig, device: torch.
     return DecoderWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)
 
 
-def _load_layer(reader: _TensorReader, config: DecoderConfig, prefix: str) -> LayerWeights:
+def _load_layer(
+    reader: _TensorReader, config: DecoderConfig, make_projection: MakeProjection, prefix: str
+) -> LayerWeights:
     spec = config.spec
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -140,8 +151,9 @@ def _load_layer(reader: _TensorReader, config: DecoderConfig, prefix: str) -> La
     def stacked(owner: str, parts: Mapping[str, int], kind: str, *trailing: int) -> Tensor:
         return reader.load_stacked({f"{owner}.{name}.{kind}": size for name, size in parts.items()}, *trailing)
 
-    def projection(owner: str, parts: Mapping[str, int], in_size: int, has_bias: bool) -> Linear:
-        return Linear(stacked(owner, parts, "weight", in_size), stacked(owner, parts, "bias") if has_bias else None)
+    def projection(owner: str, parts: Mapping[str, int], in_size: int, has_bias: bool) -> Projection:
+        weight = stacked(owner, parts, "weight", in_size)
+        return make_projection(weight, stacked(owner, parts, "bias") if has_bias else None)
 
     hidden = spec.hidden_size
     return LayerWeights(
@@ -155,8 +167,10 @@ def _load_layer(reader: _TensorReader, config: DecoderConfig, prefix: str) -> La
         else None,
         output=projection(attention, {"o_proj": hidden}, q_dim, config.traits.output_bias),
         post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=projection(mlp, gate_up, hidden, config.traits.mlp_bias),
-        down=projection(mlp, {"down_proj": hidden}, spec.intermediate_size, config.traits.mlp_bias),
+        feed_forward=GatedMlp(
+            gate_up=projection(mlp, gate_up, hidden, config.traits.mlp_bias),
+            down=projection(mlp, {"down_proj": hidden}, spec.intermediate_size, config.traits.mlp_bias),
+        ),
     )
 
 

@@ -58,7 +58,7 @@ def test_load_weights__single_file__fuses_q_k_v_and_gate_up(folder: Path) -> Non
     parts = [tensors[f"{prefix}.self_attn.{name}.weight"] for name in ("q_proj", "k_proj", "v_proj")]
     assert torch.equal(layer.qkv.weight, torch.cat(parts))
     parts = [tensors[f"{prefix}.mlp.{name}.weight"] for name in ("gate_proj", "up_proj")]
-    assert torch.equal(layer.gate_up.weight, torch.cat(parts))
+    assert torch.equal(layer.feed_forward.gate_up.weight, torch.cat(parts))
     assert torch.equal(weights.lm_head.weight, tensors["lm_head.weight"])
 
 
@@ -69,7 +69,10 @@ def test_load_weights__sharded__equals_the_single_file(folder: Path) -> None:
     parts = load(folder)
 
     assert torch.equal(parts.embedding, whole.embedding)
-    assert all(torch.equal(a.down.weight, b.down.weight) for a, b in zip(parts.layers, whole.layers, strict=True))
+    assert all(
+        torch.equal(a.feed_forward.down.weight, b.feed_forward.down.weight)
+        for a, b in zip(parts.layers, whole.layers, strict=True)
+    )
 
 
 def test_load_weights__other_dtype__converts(folder: Path) -> None:

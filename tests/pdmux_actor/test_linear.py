@@ -37,3 +37,26 @@ def test_linear__unpacked__shares_the_weight() -> None:
     weight = torch.randn(8, 4)
 
     assert Linear(weight, packed=False).weight is weight
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linear__copied_or_repacked__same_products_over_tensors_of_the_sizes_it_names(
+    has_bias: bool, packed: bool
+) -> None:
+    linear = Linear(torch.randn(96, 64), torch.randn(96) if has_bias else None, packed=packed)
+    seen: list[torch.Tensor] = []
+
+    def passed_on(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.clone())
+        return seen[-1]
+
+    kept = linear.copied(passed_on, packed=False)
+
+    assert linear.tensor_bytes == tuple(tensor.nbytes for tensor in seen)
+    assert kept.weight is seen[0]
+    again = kept.repacked()
+    for tensor in seen:
+        tensor.zero_()  # what is repacked is its own
+    inputs = torch.randn(7, 64)
+    torch.testing.assert_close(again(inputs), linear(inputs), rtol=1e-5, atol=1e-5)
