@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from profiler.architectures import family_of
 from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import ModelFamily
-from profiler.families.registry import FAMILIES
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -48,8 +48,12 @@ class ModelSpec:
         """
         architectures = config.get("architectures") or ["<none>"]
         architecture = str(architectures[0])
-        if architecture not in FAMILIES:
-            raise UnsupportedModel(field="architectures", value=architecture, remedy=FAMILIES.remedy(architecture))
+        family = family_of(architecture)
+        if not family.is_planned:
+            remedy = f"{family.refusal}; SGLang by itself may serve it, a fleet does not"
+            raise UnsupportedModel(field="architectures", value=architecture, remedy=remedy)
+        if family.names is not None:
+            config = family.names(config)
         num_heads = count(config, "num_attention_heads")
         hidden_size = count(config, "hidden_size")
         spec_dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
@@ -68,7 +72,7 @@ class ModelSpec:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             dtype=spec_dtype,
             scaled_context_tokens=_scaled_context(config),
-            **_experts(FAMILIES[architecture], config),
+            **_experts(family, config),
         )
 
     def context_tokens(self, requested: int | None) -> int:
@@ -160,7 +164,10 @@ def _number(value: object) -> float:
 def _experts(family: ModelFamily, config: Mapping[str, Any]) -> dict[str, int]:
     if family.experts is None:
         return {}
-    sizes, per_token = family.experts(config), count(config, "num_experts_per_tok")
+    sizes = family.experts(config)
+    if sizes is None:
+        return {}
+    per_token = count(config, "num_experts_per_tok")
     if per_token > sizes.num_experts:
         raise UnsupportedModel(
             field="num_experts_per_tok", value=str(per_token), remedy=f"there are {sizes.num_experts} experts"

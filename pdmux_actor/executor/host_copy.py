@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.config import DecoderConfig
-from pdmux_actor.models.decoder import Decoder, DecoderWeights
+from pdmux_actor.models.decoder import AnyConfig, AnyWeights, LayeredDecoder
 from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.weights_copy import copied, num_bytes_of
 
@@ -42,17 +41,17 @@ class HostCopy:
     """`weights` cannot be computed with. `region` holds all of them."""
 
     info: ModelInfo
-    config: DecoderConfig
-    weights: DecoderWeights
+    config: AnyConfig
+    weights: AnyWeights
     region: HostRegion
 
 
-def host_bytes(weights: DecoderWeights) -> int:
+def host_bytes(weights: AnyWeights) -> int:
     """Returns what a copy of them takes."""
     return num_bytes_of(weights, _aligned)
 
 
-def copy_to_host(info: ModelInfo, decoder: Decoder, region: HostRegion, copying: Copying) -> HostCopy:
+def copy_to_host(info: ModelInfo, decoder: LayeredDecoder, region: HostRegion, copying: Copying) -> HostCopy:
     with copying():
 
         def placed(tensor: Tensor) -> Tensor:
@@ -64,12 +63,12 @@ def copy_to_host(info: ModelInfo, decoder: Decoder, region: HostRegion, copying:
         return HostCopy(info=info, config=decoder.config, weights=copied(decoder.weights, placed, plain), region=region)
 
 
-def packed_from_host(host: HostCopy) -> DecoderWeights:
+def packed_from_host(host: HostCopy) -> AnyWeights:
     """Packs weights for products on a CPU, whose layout is made from the host copy itself."""
     return copied(host.weights, torch.clone, lambda projection: projection.repacked())
 
 
-def moved_from_host(host: HostCopy, device: torch.device, copying: Copying) -> DecoderWeights:
+def moved_from_host(host: HostCopy, device: torch.device, copying: Copying) -> AnyWeights:
     def moved(tensor: Tensor) -> Tensor:
         target = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         with copying():

@@ -1,8 +1,10 @@
 """A checkpoint made ready to launch: what every torch executor does when a model is loaded."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
@@ -11,11 +13,15 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
 from pdmux_actor.models.config import DecoderConfig
-from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWeights, LayeredDecoder
+from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import DecoderOperators
+from pdmux_actor.models.transformers_config import TransformersConfig
+from pdmux_actor.models.transformers_loading import decoder_of, load_transformers_decoder
 from pdmux_actor.models.weights import load_weights
 from placement.estimation.memory import resident_bytes
 from placement.launch_limits import LaunchLimits
+from profiler.families.registry import FAMILIES
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -24,7 +30,11 @@ _LOG = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     info: ModelInfo
-    decoder: Decoder
+    decoder: LayeredDecoder
+
+
+ModelImplementation = Literal["auto", "transformers"]
+"""Whose code runs the layers: the fast decoder where it knows the family, or always that of transformers."""
 
 
 def load_decoder(
@@ -40,6 +50,7 @@ def load_decoder(
     device: torch.device | None = None,
     operators: DecoderOperators | None = None,
     launch_limits: LaunchLimits | None = None,
+    implementation: ModelImplementation = "auto",
 ) -> LoadedModel:
     """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU.
     With `launch_limits` there must be room for what launches need beside the weights, too.
@@ -49,13 +60,13 @@ def load_decoder(
     """
     folder = resolve_checkpoint(model, source, revision)
     raw_config = read_json(model, folder, "config.json")
-    config = DecoderConfig.from_config(model, raw_config, None if dtype == AUTO_DTYPE else dtype)
+    config = _config(model, raw_config, None if dtype == AUTO_DTYPE else dtype, implementation)
     if dtype == AUTO_DTYPE:
-        config = DecoderConfig.from_config(model, raw_config, fastest_dtype(config.spec))
+        config = _config(model, raw_config, fastest_dtype(config.spec), implementation)
     geometry = KvGeometry.of(config.spec, block_bytes)
     spec = config.spec
     needed_bytes = spec.weight_bytes if launch_limits is None else resident_bytes(spec, limits=launch_limits)
-    _check_block(model, config, geometry, block_bytes)
+    _check_block(model, spec, geometry, block_bytes)
     check_room(model, config.spec, needed_bytes, available_bytes)
     info = ModelInfo(
         model=model,
@@ -63,14 +74,51 @@ def load_decoder(
         geometry=geometry,
         eos_token_ids=eos_token_ids(model, folder, raw_config),
         max_model_len=_max_model_len(model, config, max_model_len),
-        own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens,
+        own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens if isinstance(config, DecoderConfig) else None,
     )
-    weights = load_weights(model, folder, config, device)
-    return LoadedModel(info=info, decoder=Decoder(config, weights, info.max_model_len, operators))
+    return LoadedModel(info=info, decoder=_decoder(info, folder, config, device, operators))
 
 
-def _check_block(model: str, config: DecoderConfig, geometry: KvGeometry, block_bytes: int) -> None:
-    spec = config.spec
+def _config(model: str, config: Mapping[str, Any], dtype: str | None, implementation: ModelImplementation) -> AnyConfig:
+    architecture = str((config.get("architectures") or [None])[0])
+    if implementation == "transformers" or architecture not in FAMILIES or FAMILIES[architecture].traits is None:
+        return TransformersConfig.from_config(model, config, dtype)
+    return DecoderConfig.from_config(model, config, dtype)
+
+
+def _decoder(
+    info: ModelInfo,
+    folder: Path,
+    config: AnyConfig,
+    device: torch.device | None,
+    operators: DecoderOperators | None,
+) -> LayeredDecoder:
+    if isinstance(config, TransformersConfig):
+        decoder = load_transformers_decoder(info.model, folder, config, device)
+        beyond = None if device is None else decoder.beyond_flash(info.max_model_len)
+        if beyond is not None:
+            raise ModelLoadError(
+                model=info.model,
+                reason=f"{config.spec.architecture} is not served on a GPU: {beyond}",
+                remedy="set max_model_len within its window, or serve it in an SGLang pool (backend: sglang)",
+            )
+        return decoder
+    weights = load_weights(info.model, folder, config, device)
+    return Decoder(config, weights, info.max_model_len, operators)
+
+
+def awakened(
+    config: AnyConfig, weights: AnyWeights, max_model_len: int, operators: DecoderOperators | None = None
+) -> LayeredDecoder:
+    """A decoder of weights that slept in host memory and are where they are computed with again."""
+    if isinstance(config, DecoderConfig) and isinstance(weights, DecoderWeights):
+        return Decoder(config, weights, max_model_len, operators)
+    assert isinstance(config, TransformersConfig)
+    assert isinstance(weights, ModuleWeights)
+    return decoder_of(config, weights)
+
+
+def _check_block(model: str, spec: ModelSpec, geometry: KvGeometry, block_bytes: int) -> None:
     if geometry.tokens_per_row == 0:
         needed_bytes = 2 * spec.head_dim * spec.dtype_bytes
         raise ModelLoadError(
@@ -91,11 +139,12 @@ def check_room(model: str, spec: ModelSpec, needed_bytes: int, available_bytes: 
         )
 
 
-def _max_model_len(model: str, config: DecoderConfig, requested: int | None) -> int:
+def _max_model_len(model: str, config: AnyConfig, requested: int | None) -> int:
     length = config.spec.context_tokens(requested)
-    window = config.traits.window_tokens
+    window = config.traits.window_tokens if isinstance(config, DecoderConfig) else config.window_tokens
     if window is not None and window < length:
-        _LOG.warning("%s: sequences are limited to its sliding window of %d tokens", model, window)
+        what = "sliding window" if isinstance(config, DecoderConfig) else "length before the rotary scaling"
+        _LOG.warning("%s: sequences are limited to its %s of %d tokens", model, what, window)
         length = window
     if requested is not None and requested > length:
         _LOG.warning("%s: max_model_len %d exceeds what the checkpoint supports, %d", model, requested, length)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, sampling_sequences
@@ -33,7 +34,7 @@ Tokens = tuple[tuple[SampledToken, ...], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedModel:
     info: ModelInfo
-    decoder: Decoder
+    decoder: LayeredDecoder
     kv: KvView
     row_table: npt.NDArray[np.int64]
 
@@ -44,7 +45,7 @@ class _PrefillState:
 
     model: str
     batch: PackedBatch
-    rotary: Tensor
+    rotary: Any
     hidden: Tensor
     next_layer: int
     adapters: AdapterBatch | None
@@ -92,15 +93,8 @@ class ModelRunner:
         model = self._models[launch.model]
         if launch.first_layer == 0:
             batch = _pack(model, launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64))
-            decoder = model.decoder
-            state = _PrefillState(
-                launch.model,
-                batch,
-                decoder.rotary(batch.positions, prompt_pieces(launch.chunks)),
-                decoder.embed(batch.token_ids),
-                0,
-                _adapters(model, launch.chunks, ()),
-            )
+            hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, prompt_pieces(launch.chunks))
+            state = _PrefillState(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
@@ -154,8 +148,7 @@ class ModelRunner:
         adapters: AdapterBatch | None,
         prompts: Iterable[PromptPiece] = (),
     ) -> Tensor:
-        decoder = model.decoder
-        hidden, rotary = decoder.embed(batch.token_ids), decoder.rotary(batch.positions, prompts)
+        hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, prompts)
         return self._forward(model, batch, hidden, rotary, 0, model.info.spec.num_layers, adapters)
 
     def _forward(
@@ -163,7 +156,7 @@ class ModelRunner:
         model: AttachedModel,
         batch: PackedBatch,
         hidden: Tensor,
-        rotary: Tensor,
+        rotary: Any,  # noqa: ANN401 - each decoder's own
         first_layer: int,
         last_layer: int,
         adapters: AdapterBatch | None,
@@ -196,10 +189,11 @@ def _pack(
 
 def _adapters(model: AttachedModel, chunks: Sequence[Chunk], decodes: Sequence[TokenSequence]) -> AdapterBatch | None:
     runs = token_runs(chunks, decodes)
-    return model.decoder.adapters.batch(runs) if runs else None
+    slots = model.decoder.adapters
+    return None if slots is None or not runs else slots.batch(runs)
 
 
-def _with_prompts(produced: Produced, decoder: Decoder, chunks: Sequence[Chunk], hidden: Tensor) -> Produced:
+def _with_prompts(produced: Produced, decoder: LayeredDecoder, chunks: Sequence[Chunk], hidden: Tensor) -> Produced:
     """Adds what the prompts themselves give."""
     logprobs = {rows.place: rows.computed(decoder, hidden).read() for rows in PromptRows.of(chunks)}
     embeddings = ComputedEmbeddings.of(chunks, decoder, hidden)

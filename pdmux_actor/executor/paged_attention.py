@@ -1,6 +1,6 @@
 """Attention of one launch: keeps new K and V in the block pool and attends over what the pool holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ from torch import Tensor
 from pdmux_actor.executor.kv_storage import KvView, Scratch, layer_blocks
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch, PackedChunk
 from pdmux_actor.models.attention import chunk_attention, decode_attention, prompt_attention
+from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class _DecodeReads:
     first: int
     last: int
     blocks: Tensor  # [layers, sequences * kv_heads * rows]
-    mask: Tensor  # [sequences, 1, 1, rows * tokens_per_row]
+    context_tokens: npt.NDArray[np.int64]  # [sequences]
+    masks: dict[int, Tensor] = field(default_factory=dict)  # by window, [sequences, 1, 1, rows * tokens_per_row]
 
 
 class PagedAttention:
@@ -59,43 +61,58 @@ class PagedAttention:
         )
         self._decodes = tuple(_decode_reads(group, blocks_of(group.rows), view) for group in batch.decodes)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN
+    ) -> Tensor:
         index = layer - self._first_layer
         if self._fresh.shape[1] > 0:
             self._view.clear(self._fresh[index])
         self._view.write(self._writes[index], self._offsets, key, value)
-        parts = [self._attend_chunk(reads, index, query, key, value) for reads in self._chunks]
-        parts += [self._attend_decodes(reads, index, query) for reads in self._decodes]
+        parts = [self._attend_chunk(reads, index, query, key, value, traits) for reads in self._chunks]
+        parts += [self._attend_decodes(reads, index, query, traits) for reads in self._decodes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_chunk(self, reads: _ChunkReads, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend_chunk(
+        self, reads: _ChunkReads, index: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits
+    ) -> Tensor:
         chunk = reads.chunk
         tokens = slice(chunk.first, chunk.first + chunk.length)
         if reads.blocks is None:
-            return prompt_attention(query[tokens], key[tokens], value[tokens])
+            return prompt_attention(query[tokens], key[tokens], value[tokens], traits)
         cached = self._view.read(reads.blocks[index], self._scratch)
         key_value = cached.view(self._view.kv_heads, -1, *cached.shape[2:])
-        return chunk_attention(query[tokens], key_value[:, : chunk.start + chunk.length])
+        return chunk_attention(query[tokens], key_value[:, : chunk.start + chunk.length], traits)
 
-    def _attend_decodes(self, reads: _DecodeReads, index: int, query: Tensor) -> Tensor:
+    def _attend_decodes(self, reads: _DecodeReads, index: int, query: Tensor, traits: AttentionTraits) -> Tensor:
         kv_heads = self._view.kv_heads
         cached = self._view.read(reads.blocks[index], self._scratch)
         key_value = cached.view(reads.last - reads.first, kv_heads, -1, *cached.shape[2:])
         queries = query[reads.first : reads.last]
-        return decode_attention(queries.view(len(queries), kv_heads, -1, queries.shape[2]), key_value, reads.mask)
+        by_kv_head = queries.view(len(queries), kv_heads, -1, queries.shape[2])
+        return decode_attention(by_kv_head, key_value, self._mask(reads, traits.window_tokens), traits)
+
+    def _mask(self, reads: _DecodeReads, window_tokens: int | None) -> Tensor:
+        """Made once per launch and window."""
+        contexts = reads.context_tokens
+        longest = int(contexts[0])  # groups are sorted by falling length
+        window = min(window_tokens or longest, longest)
+        if window not in reads.masks:
+            num_keys = reads.blocks.shape[1] // (len(contexts) * self._view.kv_heads) * self._view.tokens_per_row
+            keys = np.arange(num_keys)
+            hidden = torch.from_numpy((keys >= contexts[:, None]) | (keys < contexts[:, None] - window))
+            mask = torch.zeros(hidden.shape, dtype=self._view.dtype).masked_fill_(hidden, float("-inf"))
+            reads.masks[window] = mask[:, None, None, :]
+        return reads.masks[window]
 
 
 def _decode_reads(group: DecodeGroup, blocks: npt.NDArray[np.int64], view: KvView) -> _DecodeReads:
     """`blocks` is `[sequences, rows, layers, kv_heads]`; padding rows read the zero block."""
     padded = np.where((group.rows < 0)[:, :, None, None], view.zero_block, blocks)
-    num_sequences, num_rows = group.rows.shape
-    hidden = np.arange(num_rows * view.tokens_per_row) >= group.context_tokens[:, None]
-    mask = torch.zeros(hidden.shape, dtype=view.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
     return _DecodeReads(
         group.first,
-        group.first + num_sequences,
+        group.first + len(group.rows),
         _contiguous(padded.transpose(2, 0, 3, 1)).flatten(1),
-        mask[:, None, None, :],
+        group.context_tokens,
     )
 
 

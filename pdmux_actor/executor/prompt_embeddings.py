@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.scheduling.launch import Chunk
 
 
@@ -21,7 +21,7 @@ class ComputedEmbeddings:
     def of(
         cls,
         chunks: Sequence[Chunk],
-        decoder: Decoder,
+        decoder: LayeredDecoder,
         hidden: Tensor,
         to_host: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> "ComputedEmbeddings | None":

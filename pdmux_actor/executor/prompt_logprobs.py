@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.messages import PromptLogprob
-from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.scheduling.launch import Chunk
 
 TILE_BYTES = 32 * 1024 * 1024  # of the logits that are there at once; of their softmax there is as much again
@@ -72,7 +72,7 @@ class PromptRows:
             first += chunk.length
 
     def computed(
-        self, decoder: Decoder, hidden: Tensor, to_host: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        self, decoder: LayeredDecoder, hidden: Tensor, to_host: Callable[[Tensor], Tensor] = lambda tensor: tensor
     ) -> ComputedLogprobs:
         """`hidden` [tokens, hidden_size] are those of the launch, after the last layer. Enqueues, where a device is to
         compute it, and does not wait.

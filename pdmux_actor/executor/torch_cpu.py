@@ -18,10 +18,9 @@ from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.lanes import LaneThread, PinnedThread, available_cores
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
-from pdmux_actor.executor.loading import LoadedModel, check_room, load_decoder
+from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.scheduling.launch import (
     FIRST_DECODE_LANE,
@@ -57,9 +56,10 @@ class TorchCpuExecutor:
         num_cores: int | None = None,
         default_dtype: str | None = None,
         device: DeviceSpec | None = None,
+        implementation: ModelImplementation = "auto",
     ) -> None:
         """`num_cores` None: all this process may use. `default_dtype` None: each checkpoint's own; "auto": the fastest.
-        `device` None: measured now.
+        `device` None: measured now. `implementation`: whose code runs the layers of models.
         """
         cores = available_cores()
         if num_cores is not None and num_cores > len(cores):
@@ -70,6 +70,7 @@ class TorchCpuExecutor:
         self.unpartitioned_reason: str | None = None
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
+        self._implementation: ModelImplementation = implementation
         self._storage = KvStorage(self.total_blocks, block_bytes)
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, AttachedModel] = {}
@@ -100,6 +101,7 @@ class TorchCpuExecutor:
             block_bytes=self.block_bytes,
             available_bytes=psutil.virtual_memory().available,
             fastest_dtype=self._fastest_dtype,
+            implementation=self._implementation,
         )
         self._loaded[model] = loaded
         return loaded.info
@@ -134,7 +136,7 @@ class TorchCpuExecutor:
         host = self._asleep[model]
         spec = host.info.spec
         check_room(model, spec, spec.weight_bytes, psutil.virtual_memory().available)
-        decoder = Decoder(host.config, packed_from_host(host), host.info.max_model_len)
+        decoder = awakened(host.config, packed_from_host(host), host.info.max_model_len)
         self._loaded[model] = LoadedModel(info=host.info, decoder=decoder)
         del self._asleep[model]
         return host.info

@@ -29,9 +29,8 @@ from pdmux_actor.executor.cuda.warm_up import warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
-from pdmux_actor.executor.loading import LoadedModel, check_room, load_decoder
+from pdmux_actor.executor.loading import LoadedModel, awakened, check_room, load_decoder
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.scheduling.launch import (
@@ -206,7 +205,7 @@ class TorchCudaExecutor:
         check_room(model, host.info.spec, needed_bytes, self._free_bytes())
         with torch.inference_mode():
             weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
-            decoder = Decoder(host.config, weights, host.info.max_model_len, TritonOperators())
+            decoder = awakened(host.config, weights, host.info.max_model_len, TritonOperators())
         self.hold(LoadedModel(info=host.info, decoder=decoder))  # its kernels were compiled when it came first
         self.forget_sleeper(model)
         return host.info

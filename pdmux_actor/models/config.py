@@ -6,6 +6,7 @@ from typing import Any
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.rope import RopeConfig
+from profiler.architectures import family_of
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import DecoderTraits
 from profiler.families.registry import FAMILIES
@@ -38,10 +39,10 @@ class DecoderConfig:
     @classmethod
     def _read(cls, model: str, config: Mapping[str, Any], dtype: str | None) -> "DecoderConfig":
         spec = ModelSpec.from_config(config, dtype)
-        family = FAMILIES[spec.architecture]
+        family = family_of(spec.architecture)
         if family.traits is None:
-            reason = f"config.json: architectures={spec.architecture!r} is not supported by this engine"
-            remedy = f"use a checkpoint of one of {', '.join(_served())}, or a simulated pool"
+            reason = f"config.json: architectures={spec.architecture!r} is not supported by the native decoder"
+            remedy = f"use a checkpoint of one of {', '.join(_served())}, or transformers' code"
             raise ModelLoadError(model=model, reason=reason, remedy=remedy)
         _refuse_unsupported(model, config, spec)
         rope = RopeConfig.from_config(model, config)

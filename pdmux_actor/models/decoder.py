@@ -5,17 +5,19 @@ It knows nothing of sequences, caches or sampling: attention is a callable that 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.logit_precision import sharpen_top_logits
 from pdmux_actor.models.lora import AdapterBatch, AdapterSlots, Site
+from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
 from pdmux_actor.models.rope import (
     PromptPiece,
@@ -24,6 +26,8 @@ from pdmux_actor.models.rope import (
     rotary_table,
     theta_of_prompt,
 )
+from pdmux_actor.models.transformers_config import TransformersConfig
+from profiler.specs import ModelSpec
 
 # Look-ahead decoding may compute a few tokens past the longest sequence before its end is noticed.
 _LOOK_AHEAD_TOKENS = 256
@@ -49,8 +53,14 @@ class DecoderWeights:
     lm_head: Projection
 
 
+AnyWeights = DecoderWeights | ModuleWeights
+AnyConfig = DecoderConfig | TransformersConfig
+
+
 class Attention(Protocol):
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN
+    ) -> Tensor:
         """Keeps the new keys and values and attends to everything each token may see.
 
         query: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; returns [tokens, heads * head_dim].
@@ -58,7 +68,44 @@ class Attention(Protocol):
         ...
 
 
+class LayeredDecoder(Protocol):
+    """Is a decoder that runs a slice of its layers at a time. `rotary` stands for whatever `start` makes for them."""
+
+    spec: ModelSpec
+
+    @property
+    def config(self) -> AnyConfig: ...
+
+    @property
+    def weights(self) -> AnyWeights: ...
+
+    @property
+    def adapters(self) -> AdapterSlots | None: ...
+
+    def start(self, token_ids: Tensor, positions: Tensor, prompts: Iterable[PromptPiece] = ()) -> tuple[Tensor, Any]:
+        """[tokens] each -> hidden states [tokens, hidden_size], and what `forward_layers` needs beside them. `prompts`:
+        what of the batch is of prompts.
+        """
+        ...
+
+    def forward_layers(
+        self,
+        hidden: Tensor,
+        rotary: Any,  # noqa: ANN401 - each decoder's own
+        attention: Attention,
+        first_layer: int,
+        last_layer: int,
+        adapters: AdapterBatch | None = None,
+    ) -> Tensor: ...
+
+    def final_states(self, hidden: Tensor) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
 class Decoder:
+    """Implements LayeredDecoder."""
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -67,10 +114,10 @@ class Decoder:
         operators: DecoderOperators | None = None,
     ) -> None:
         """`operators` None: plain torch, for CPUs."""
-        self.config = config
+        self.config: DecoderConfig = config
         self.spec = config.spec
-        self.weights = weights
-        self.adapters = AdapterSlots(config.spec, weights.embedding)
+        self.weights: DecoderWeights = weights
+        self.adapters: AdapterSlots = AdapterSlots(config.spec, weights.embedding)
         self._operators = operators or TorchOperators()
         table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
         self._rotary = table.to(weights.embedding.device, weights.embedding.dtype)
@@ -78,6 +125,9 @@ class Decoder:
             weights.embedding.device
         )
         self._attention_factor = float(inverse_frequencies(config.rope, self.spec.head_dim)[1])
+
+    def start(self, token_ids: Tensor, positions: Tensor, prompts: Iterable[PromptPiece] = ()) -> tuple[Tensor, Tensor]:
+        return self.embed(token_ids), self.rotary(positions, prompts)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] -> hidden states [tokens, hidden_size]."""

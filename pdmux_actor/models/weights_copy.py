@@ -4,16 +4,19 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
+from pdmux_actor.models.decoder import AnyWeights, DecoderWeights, LayerWeights
 from pdmux_actor.models.linear import Linear, Projection
+from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import HeadNorms
 
 OfTensor = Callable[[Tensor], Tensor]
 OfProjection = Callable[[Projection], Projection]
 
 
-def copied(weights: DecoderWeights, of_tensor: OfTensor, of_projection: OfProjection) -> DecoderWeights:
+def copied(weights: AnyWeights, of_tensor: OfTensor, of_projection: OfProjection) -> AnyWeights:
     """A classifier that is the embedding stays that."""
+    if isinstance(weights, ModuleWeights):
+        return weights.mapped(of_tensor)
     embedding = of_tensor(weights.embedding)
     is_tied = weights.lm_head.shares(weights.embedding)
     return DecoderWeights(
@@ -36,7 +39,7 @@ def _layer(layer: LayerWeights, of_tensor: OfTensor, of_projection: OfProjection
     )
 
 
-def num_bytes_of(weights: DecoderWeights, rounded: Callable[[int], int]) -> int:
+def num_bytes_of(weights: AnyWeights, rounded: Callable[[int], int]) -> int:
     """Sums the bytes of all tensors, each `rounded`."""
     total = 0
 

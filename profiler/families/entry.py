@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from profiler.families.config_names import Renamed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTraits:
@@ -33,12 +35,18 @@ class ExpertSizes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
     """`name` and `model_type` are what config.json calls it (`architectures`, `model_type`); `models` is its line of
-    docs/models.md. `traits` reads config.json for muxfleet's own engine; None: that engine does not serve the family,
-    only plans, simulations and SGLang know it. `experts` reads the sizes of a mixture; None: the family is dense.
+    docs/models.md. `traits` reads config.json for the own engine's fast decoder; None: the family runs by transformers'
+    code. `experts` reads the sizes of a mixture; None: the family is dense. `names` gives config.json under Llama's
+    names. `refusal`: why transformers' code cannot run layer by layer over the paged KV cache; None: it can. Without
+    `is_planned` its shape is none that plans know. `in_sglang`: SGLang has it.
     """
 
     name: str
     model_type: str
     models: str
     traits: Traits | None = None
-    experts: Callable[[Mapping[str, Any]], ExpertSizes] | None = None
+    experts: Callable[[Mapping[str, Any]], ExpertSizes | None] | None = None
+    names: Renamed | None = None
+    refusal: str | None = None
+    is_planned: bool = True
+    in_sglang: bool = True

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.config_fields import count
+from profiler.families.config_names import llama_names
 from profiler.families.entry import ExpertSizes, ModelFamily
 
 
@@ -23,5 +24,9 @@ def _dense_layers(config: Mapping[str, Any]) -> int:
 
 
 FAMILY = ModelFamily(
-    name="Qwen3MoeForCausalLM", model_type="qwen3_moe", models="Qwen 3 30B-A3B and 235B-A22B", experts=_experts
+    name="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    models="Qwen 3 30B-A3B and 235B-A22B",
+    experts=_experts,
+    names=llama_names,  # transformers 5 saves `num_local_experts`
 )

@@ -7,8 +7,8 @@ from deploy.fleet_file.settings import EngineSection, PlacementSection
 from pdmux_actor.backends.registry import BACKENDS
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
+from profiler.architectures import all_families
 from profiler.devices import DEVICES
-from profiler.families.registry import FAMILIES
 from traces.readers.entry import READERS
 
 
@@ -40,7 +40,14 @@ def _tables() -> Mapping[str, tuple[str, str]]:
     )
     readers = ((reader.name, reader.files, reader.rows) for reader in READERS.values())
     families = (
-        (family.name, family.models, "yes" if family.traits is not None else "no") for family in FAMILIES.values()
+        (
+            family.name,
+            family.models,
+            "yes" if family.traits is not None else "",
+            "yes" if family.refusal is None else f"no: {family.refusal}",
+            "yes" if family.in_sglang and family.is_planned else "",
+        )
+        for _, family in sorted(all_families().items(), key=lambda item: (item[1].refusal is not None, item[0]))
     )
     backends = ((backend.name, backend.about, ", ".join(backend.kinds)) for backend in BACKENDS.values())
     return {
@@ -54,7 +61,10 @@ def _tables() -> Mapping[str, tuple[str, str]]:
             "devices",
             _table(("gpu_type", "SMs", "memory", "where its figures come from"), devices),
         ),
-        "docs/models.md": ("families", _table(("architecture", "models", "own engine"), families)),
+        "docs/models.md": (
+            "families",
+            _table(("architecture", "models", "native", "transformers", "SGLang"), families),
+        ),
         "docs/planner.md": (
             "solvers",
             _table(("name", "what it does"), solvers, default=PlacementSection.model_fields["solver"].default),

@@ -30,7 +30,7 @@ from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -47,7 +47,7 @@ class CudaModel:
     """`buckets` are made when first needed. `max_rows` is the most rows that a sequence can hold."""
 
     info: ModelInfo
-    decoder: Decoder
+    decoder: LayeredDecoder
     kv: DeviceKv
     row_table: npt.NDArray[np.int64]
     eos_token_ids: Tensor
@@ -67,7 +67,7 @@ class _PrefillState:
 
     model: str
     batch: DeviceBatch
-    rotary: Tensor
+    rotary: Any
     hidden: Tensor
     next_layer: int
     adapters: AdapterBatch | None
@@ -109,14 +109,10 @@ class CudaRunner:
         if launch.first_layer == 0:
             batch = stage_batch(self._stage, launch.chunks, (), model.row_table, model.kv.tokens_per_row)
             _upload_begun(model, batch)
-            state = _PrefillState(
-                launch.model,
-                batch,
-                model.decoder.rotary(batch.tensors["positions"], prompt_pieces(launch.chunks)),
-                model.decoder.embed(batch.tensors["token_ids"]),
-                0,
-                _adapters(model, launch.chunks, ()),
+            hidden, rotary = model.decoder.start(
+                batch.tensors["token_ids"], batch.tensors["positions"], prompt_pieces(launch.chunks)
             )
+            state = _PrefillState(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
@@ -135,9 +131,12 @@ class CudaRunner:
         batch = stage_batch(self._stage, launch.chunks, launch.sequences, model.row_table, model.kv.tokens_per_row)
         _upload_begun(model, batch)
         splits = decode_splits(max(1, batch.num_decodes), model.kv.kv_heads, sms)
+        hidden, rotary = model.decoder.start(
+            batch.tensors["token_ids"], batch.tensors["positions"], prompt_pieces(launch.chunks)
+        )
         hidden = model.decoder.forward_layers(
-            model.decoder.embed(batch.tensors["token_ids"]),
-            model.decoder.rotary(batch.tensors["positions"], prompt_pieces(launch.chunks)),
+            hidden,
+            rotary,
             BatchAttention(model.kv, batch, splits),
             0,
             model.info.spec.num_layers,
@@ -217,7 +216,8 @@ class CudaRunner:
 
 def _adapters(model: CudaModel, chunks: Sequence[Chunk], decodes: Sequence[TokenSequence]) -> AdapterBatch | None:
     runs = token_runs(chunks, decodes)
-    return model.decoder.adapters.batch(runs) if runs else None
+    slots = model.decoder.adapters
+    return None if slots is None or not runs else slots.batch(runs)
 
 
 def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:

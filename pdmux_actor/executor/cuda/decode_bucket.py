@@ -16,7 +16,8 @@ from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.device_batch import padded_rows
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
 from pdmux_actor.executor.cuda.host_stage import HostStage, layout, views
-from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -27,7 +28,7 @@ _PADDING = -1
 class DecodeBucket:
     """`size` sequences at most; the rest are padding, which writes no KV and samples tokens that nobody reads."""
 
-    def __init__(self, decoder: Decoder, kv: DeviceKv, size: int, max_rows: int) -> None:
+    def __init__(self, decoder: LayeredDecoder, kv: DeviceKv, size: int, max_rows: int) -> None:
         """`max_rows` is the most rows that a sequence of the model can hold."""
         self._decoder = decoder
         self._kv = kv
@@ -118,12 +119,11 @@ class DecodeBucket:
         row_places = self._places * row_stride + torch.div(known, self._kv.tokens_per_row, rounding_mode="floor")
         token_rows = torch.where(active, rows.index_select(0, row_places), _PADDING)
 
-        def attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attention(layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN) -> Tensor:
             self._kv.store(layer, token_rows, known, key, value)
-            return self._kv.attend_decodes(layer, query, rows, row_stride, contexts, num_splits)
+            return self._kv.attend_decodes(layer, traits.scaled(query), rows, row_stride, contexts, num_splits)
 
-        hidden = self._decoder.embed(self._inputs["token_ids"])
-        rotary = self._decoder.rotary(known)
+        hidden, rotary = self._decoder.start(self._inputs["token_ids"], known)
         return self._decoder.forward_layers(hidden, rotary, attention, 0, self._decoder.spec.num_layers, adapters)
 
     def _fixed_arrays(

@@ -11,6 +11,7 @@ from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
+from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,11 @@ class BatchAttention:
         self._batch = batch
         self._num_splits = num_splits
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN
+    ) -> Tensor:
         tensors, num_chunk_tokens = self._batch.tensors, self._batch.num_chunk_tokens
+        query = traits.scaled(query)
         self._kv.store(layer, tensors["rows"], tensors["positions"], key, value)
         parts = []
         if self._batch.chunks:

@@ -1,0 +1,56 @@
+"""Defines what config.json says about a decoder that runs by transformers' code, as far as it is not for that code."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdmux_actor.errors import ModelLoadError
+from profiler.architectures import family_of
+from profiler.errors import UnsupportedModel
+from profiler.specs import ModelSpec
+
+# Their frequencies follow from the longest sequence of a batch once it is beyond the original length.
+_ROTATE_BY_LENGTH = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersConfig:
+    """`window_tokens` is the longest sequence for which one batch rotates as each of its sequences alone; None: any."""
+
+    spec: ModelSpec
+    window_tokens: int | None = None
+
+    @classmethod
+    def from_config(cls, model: str, config: Mapping[str, Any], dtype: str | None) -> "TransformersConfig":
+        """Raises ModelLoadError naming what is not supported, and what would serve it."""
+        try:
+            spec = ModelSpec.from_config(config, dtype)
+        except UnsupportedModel as error:
+            reason = f"config.json: {error.field}={error.value!r} is not supported"
+            raise ModelLoadError(model=model, reason=reason, remedy=error.remedy) from error
+        refusal = family_of(spec.architecture).refusal
+        if refusal is not None:
+            reason = f"config.json: architectures={spec.architecture!r} is not served by this engine: {refusal}"
+            remedy = "an SGLang pool (backend: sglang) may serve it: docs/models.md"
+            raise ModelLoadError(model=model, reason=reason, remedy=remedy)
+        if config.get("quantization_config") is not None:
+            raise ModelLoadError(
+                model=model,
+                reason=f"config.json: quantization_config={config['quantization_config']!r} is not supported here",
+                remedy="use an unquantised checkpoint (float32, bfloat16 or float16)",
+            )
+        return cls(spec=spec, window_tokens=min(_original_lengths(config, spec), default=None))
+
+
+def _original_lengths(config: Mapping[str, Any], spec: ModelSpec) -> Iterator[int]:
+    for rope in _ropes(config.get("rope_scaling") or config.get("rope_parameters")):
+        if (rope.get("rope_type") or rope.get("type")) in _ROTATE_BY_LENGTH:
+            original = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+            yield int(original or spec.max_position_embeddings)
+
+
+def _ropes(given: object) -> Iterator[Mapping[str, Any]]:
+    """One for all layers, or one for each type of layer."""
+    if isinstance(given, Mapping):
+        yield given
+        yield from (rope for rope in given.values() if isinstance(rope, Mapping))

@@ -1,0 +1,145 @@
+"""Loads a checkpoint with transformers' own code and makes it a decoder that runs layer by layer."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.layer_seams import LayerSeams
+from pdmux_actor.models.module_weights import ModuleWeights
+from pdmux_actor.models.transformers_attention import (
+    MASK_PROBE,
+    MODEL_CODE,
+    AttentionCalls,
+    UnservableAttention,
+    register_attention,
+)
+from pdmux_actor.models.transformers_check import check_against, example_tokens
+from pdmux_actor.models.transformers_config import TransformersConfig
+from pdmux_actor.models.transformers_decoder import TransformersDecoder
+from pdmux_actor.models.weights import torch_dtype
+
+_LOG = logging.getLogger(__name__)
+_ELSEWHERE = "serve it in a pool with `backend: sglang`, if SGLang has it (docs/models.md)"
+
+
+def load_transformers_decoder(
+    model: str, folder: Path, config: TransformersConfig, device: torch.device | None = None
+) -> TransformersDecoder:
+    """Onto `device`; None is the CPU. The answer to a few tokens is compared with the model's own.
+
+    Raises:
+        ModelLoadError: the checkpoint is broken, or the model computes something that cannot be cut into layers with
+            paged attention.
+    """
+    register_attention()
+    with torch.inference_mode():
+        causal_lm = _from_checkpoint(model, folder, torch_dtype(config.spec.dtype))
+        if device is not None:
+            causal_lm = causal_lm.to(device)
+        try:
+            return _taken_apart(causal_lm, config)
+        # Anything may fail in code that nobody here has seen, when it runs in parts.
+        except (UnservableAttention, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
+                TypeError, ValueError) as error:  # fmt: skip
+            raise ModelLoadError(
+                model=model,
+                reason=f"{config.spec.architecture} is not served by this engine: {error}",
+                remedy=_ELSEWHERE,
+            ) from error
+
+
+def _from_checkpoint(model: str, folder: Path, dtype: torch.dtype) -> Any:  # noqa: ANN401 - transformers has no types
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True
+        )
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelLoadError(
+            model=model,
+            reason=f"transformers cannot load {folder}: {error}",
+            remedy="copy or download the checkpoint again, or use one that this version of transformers has",
+        ) from error
+    for kind, remedy in (
+        ("missing_keys", "check that config.json belongs to these weights and that every shard is there"),
+        ("mismatched_keys", "check that config.json belongs to these weights"),
+    ):
+        if info[kind]:
+            named = sorted(str(key) for key in info[kind])
+            raise ModelLoadError(
+                model=model,
+                reason=f"{kind.replace('_keys', '')} tensors: {', '.join(named[:3])}{' ...' if named[3:] else ''}",
+                remedy=remedy,
+            )
+    if info["unexpected_keys"]:
+        unused = sorted(info["unexpected_keys"])
+        _LOG.warning("%s: %d tensors of the checkpoint are not used, among them %s", model, len(unused), unused[0])
+    return loaded.eval().requires_grad_(False)
+
+
+def decoder_of(config: TransformersConfig, weights: ModuleWeights) -> TransformersDecoder:
+    """Makes one of weights that slept."""
+    from transformers import AutoModelForCausalLM  # has been imported before
+
+    with torch.inference_mode():
+        with torch.device("meta"):
+            causal_lm = AutoModelForCausalLM.from_config(
+                weights.config, dtype=torch_dtype(config.spec.dtype), attn_implementation="eager"
+            )
+        weights.fill(causal_lm, _layer_list(causal_lm.base_model, config.spec.num_layers))
+        causal_lm.tie_weights()
+        return _taken_apart(causal_lm.eval(), config)
+
+
+def _taken_apart(causal_lm: Any, config: TransformersConfig) -> TransformersDecoder:  # noqa: ANN401 - as above
+    spec = config.spec
+    device = next(causal_lm.parameters()).device
+    tokens = example_tokens(spec.vocab_size).to(device)
+    holder = _layer_list(causal_lm.base_model, spec.num_layers)
+    expected, returns = _own_answer(causal_lm, holder, tokens)
+    calls = AttentionCalls(spec.num_kv_heads, spec.head_dim)
+    decoder = TransformersDecoder(config, causal_lm, LayerSeams(holder, returns), calls)
+    causal_lm.config._attn_implementation = MASK_PROBE
+    check_against(decoder, calls, tokens, expected)
+    causal_lm.config._attn_implementation = MODEL_CODE
+    return decoder
+
+
+def _layer_list(base_model: nn.Module, num_layers: int) -> nn.ModuleList:
+    """The outermost list as long as config.json says."""
+    found = [
+        (name.count("."), name, module)
+        for name, module in base_model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers
+    ]
+    if not found:
+        raise UnservableAttention(f"it has no list of {num_layers} layers")
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+def _own_answer(
+    causal_lm: nn.Module, layers: Sequence[nn.Module] | nn.ModuleList, tokens: Tensor
+) -> tuple[Tensor, list[int | None]]:
+    """Logits by the model's own forward, and what each layer returns: the length of a tuple, None for no tuple."""
+    returns: list[list[int | None]] = [[] for _ in layers]
+
+    def noted(index: int) -> Any:  # noqa: ANN401 - a hook
+        return lambda _module, _inputs, made: returns[index].append(len(made) if isinstance(made, tuple) else None)
+
+    hooks = [layer.register_forward_hook(noted(index)) for index, layer in enumerate(layers)]
+    logits: Tensor = causal_lm(input_ids=tokens[None], use_cache=False).logits[0].float()
+    for hook in hooks:
+        hook.remove()
+    for index, of_layer in enumerate(returns):
+        if len(of_layer) != 1:
+            raise UnservableAttention(f"layer {index} runs {len(of_layer)} times for a token")
+    return logits, [of_layer[0] for of_layer in returns]

@@ -1,0 +1,176 @@
+"""Models that run by transformers' own code say what transformers says, however the work is cut up (invariant 6)."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpu_rig import CpuRig, make_device, make_prompt, outputs
+from tiny_models import LATENT, tiny_config, write_tiny_checkpoint
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.models.transformers_config import TransformersConfig
+from pdmux_actor.scheduling.launch import Chunk, PrefillSlice
+from pdmux_actor.scheduling.sequence import TokenSequence
+from profiler.architectures import all_families
+from profiler.families.entry import ModelFamily
+from profiler.specs import ModelSpec
+
+NEW_TOKENS = 6
+LENGTHS = (300, 1, 2, 64, 39, 41, 150, 17, 90)  # windows of the tiny models are 40 tokens long
+LARGER = {
+    "vocab_size": 3200, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 2304, "ffn_dim": 2304, "n_inner": 2304, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "word_embed_proj_dim": 1024,
+}  # fmt: skip
+SERVED = [family for family in all_families().values() if family.refusal is None]
+REFUSED = [family for family in all_families().values() if family.refusal is not None]
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def rig() -> Iterator[CpuRig]:
+    executor = TorchCpuExecutor(
+        kv_pool_bytes=32 << 20, block_bytes=2048, num_cores=1, device=make_device(1), implementation="transformers"
+    )
+    executor._storage.pool[:-1].fill_(0xFF)  # NaN in every float type: what is read must have been written
+    rig = CpuRig(executor=executor)
+    yield rig
+    rig.close()
+
+
+def assert_greedy(model: Any, sequences: Sequence[TokenSequence]) -> None:
+    """Each new token is the one that transformers' own forward has highest after all before it, and so, one after the
+    other, what its generate gives.
+    """
+    for sequence in sequences:
+        with torch.inference_mode():
+            logits = model(torch.tensor([sequence.token_ids])).logits[0, sequence.num_prompt_tokens - 1 : -1]
+        assert sequence.token_ids[sequence.num_prompt_tokens :] == logits.argmax(-1).tolist(), len(sequence.token_ids)
+
+
+def assert_generated(model: Any, sequence: TokenSequence) -> None:
+    prompt = torch.tensor([sequence.token_ids[: sequence.num_prompt_tokens]])
+    with torch.inference_mode():
+        made = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW_TOKENS, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    assert sequence.token_ids == made[0].tolist()
+
+
+def sharing_prefix(rig: CpuRig, donor: TokenSequence, cached_tokens: int) -> TokenSequence:
+    """The prompt of `donor` again, over the KV that is there of it."""
+    rows = cached_tokens // rig.infos[donor.model].geometry.tokens_per_row
+    sequence = rig.sequence(donor.model, donor.token_ids[: donor.num_prompt_tokens], NEW_TOKENS)
+    sequence.rows[:rows] = donor.rows[:rows]
+    start = rows * rig.infos[donor.model].geometry.tokens_per_row
+    chunk = Chunk(sequence, start, sequence.num_prompt_tokens - start)
+    num_layers = rig.infos[donor.model].spec.num_layers
+    rig.run(PrefillSlice(batch_id=999, model=donor.model, chunks=(chunk,), first_layer=0, last_layer=num_layers))
+    return sequence
+
+
+@pytest.mark.parametrize("family", SERVED, ids=lambda family: family.model_type)
+def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
+    rig: CpuRig, tmp_path: Path, family: ModelFamily
+) -> None:
+    model = write_tiny_checkpoint(tmp_path, family.model_type)
+    assert type(model).__name__ == family.name
+    rig.load("m", tmp_path)
+    prompts = [make_prompt(length, vocab_size=160) for length in LENGTHS]
+
+    sliced = [rig.sequence("m", prompt, NEW_TOKENS) for prompt in prompts]
+    rig.prefill(sliced, layers_per_slice=2)
+    rig.decode(sliced, NEW_TOKENS - 1, steps_per_launch=4)
+    alone = rig.sequence("m", prompts[0], NEW_TOKENS)
+    rig.prefill([alone], layers_per_slice=1)
+    rig.decode([alone], NEW_TOKENS - 1)
+    chunked = [rig.sequence("m", prompt, NEW_TOKENS) for prompt in prompts[:5]]
+    rig.generate_chunked(chunked, NEW_TOKENS, chunk_tokens=120)
+    cached = sharing_prefix(rig, sliced[0], 256)
+    rig.decode([cached], NEW_TOKENS - 1)
+
+    assert_generated(model, alone)
+    assert_greedy(model, sliced)
+    assert outputs([alone, cached, *chunked], NEW_TOKENS) == outputs([sliced[0], sliced[0], *sliced[:5]], NEW_TOKENS)
+
+
+@pytest.mark.parametrize("family", [f for f in SERVED if f.traits is not None], ids=lambda family: family.model_type)
+def test_native_architecture__both_ways__same_tokens(rig: CpuRig, tmp_path: Path, family: ModelFamily) -> None:
+    write_tiny_checkpoint(tmp_path, family.model_type, sliding_window=None)
+    native = CpuRig(executor=TorchCpuExecutor(kv_pool_bytes=16 << 20, block_bytes=2048, device=make_device(1)))
+    said = []
+    for either in (rig, native):
+        either.load("m", tmp_path)
+        sequences = [either.sequence("m", make_prompt(length, vocab_size=160), NEW_TOKENS) for length in LENGTHS]
+        either.prefill(sequences)
+        either.decode(sequences, NEW_TOKENS - 1)
+        said.append(outputs(sequences, NEW_TOKENS))
+    native.close()
+
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
+def test_refused_architecture__asked_for__says_why(family: ModelFamily) -> None:
+    config = {"architectures": [family.name], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+    with pytest.raises(ModelLoadError, match="SGLang") as refused:
+        TransformersConfig.from_config("m", {**config, "vocab_size": 100}, None)
+
+    assert family.refusal in str(refused.value)
+    assert family.name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("falcon", "0 times"), ("gpt_neox_japanese", "0 times"), ("diffllama", "2 times"), ("jamba", "0 times")],
+)
+def test_refused_architecture__loaded_all_the_same__is_found_out(
+    rig: CpuRig, tmp_path: Path, model_type: str, reason: str
+) -> None:
+    """What a newer transformers has and no table knows is not served wrongly."""
+    write_tiny_checkpoint(tmp_path, model_type)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["GPTNeoXForCausalLM"]}))
+
+    with pytest.raises(ModelLoadError, match=f"AttentionInterface {reason}.*SGLang|backend: sglang"):
+        rig.load("m", tmp_path)
+
+
+@pytest.mark.parametrize("family", SERVED, ids=lambda family: family.model_type)
+def test_parameters__by_formula__are_near_those_of_the_model(family: ModelFamily) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config(family.model_type, **LARGER, **({} if family.model_type in LATENT else {"head_dim": 128}))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    spec = ModelSpec.from_config({**config.to_dict(), "architectures": [family.name], "dtype": "float32"})
+
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    least, most = (0.8, 1.45) if spec.is_moe or family.model_type in LATENT else (0.97, 1.03)
+    assert least < spec.num_params / counted < most
+
+
+def test_causal_language_models_of_transformers__any__are_listed() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = {
+        n for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for n in ([name] if isinstance(name, str) else name)
+    }
+    assert names - set(all_families()) == set()
