@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check test-sglang test-lm-eval test-clients chart test-k8s image
+.PHONY: help venv demo test test-long check test-sglang test-lm-eval test-clients chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -53,13 +53,17 @@ check: venv ## Format, lint, types, import rules and dead code: what CI runs bef
 # Real fleets on shared machines: in CI a test that fails is tried once more, and the summary names it.
 RERUNS := $(if $(CI),--reruns 1 -rfER)
 
-# Two processes: one starts fleets and mostly waits, the other computes (tests/fleets_beside_files.py). Who narrows the
+# Three processes: one starts fleets and mostly waits, the others compute (tests/fleets_beside_files.py). Who narrows the
 # tests gets one, in which --pdb and -s work; ARGS="-n 2 ..." spreads those too. torch's threads sleep while
 # they wait: another process needs the core.
-SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
+SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(RERUNS)
 
-test: venv check ## All checks, then the tests; ARGS="-k gateway" narrows them
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(RERUNS) $(or $(ARGS),$(SPREAD))
+test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway" narrows them, to one of all
+	@$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD))
+
+test-long: venv ## The longest tests (tests/long_tests.py); ARGS="-k chaos" narrows them
+	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD))
 
 SGLANG_VENV  := .venv-sglang
 SGLANG_BIN   := $(SGLANG_VENV)/bin

@@ -35,7 +35,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fleets take longest: processes that share the tests begin with them."""
+    """Marks what `make test` leaves out. Fleets take longest: processes that share the tests begin with them."""
+    from long_tests import is_long
+
+    for item in items:
+        if is_long(item.nodeid):
+            item.add_marker(pytest.mark.long)
     if hasattr(config, "workerinput"):
         from fleets_beside_files import starts_fleets
 

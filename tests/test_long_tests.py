@@ -1,0 +1,24 @@
+"""What `make test` leaves to `make test-long` is there."""
+
+from pathlib import Path
+
+import pytest
+from long_tests import LONG, is_long
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("beginning", LONG)
+def test_long_tests__every_beginning__is_of_tests_that_are_there(beginning: str) -> None:
+    path, _, test = beginning.partition("::")
+
+    assert (ROOT / path).exists()
+    assert not test or f"def {test.partition('[')[0]}" in (ROOT / path).read_text()
+
+
+def test_ci__both_sets__are_run() -> None:
+    commands = (ROOT / ".ci/run").read_text().splitlines()
+
+    assert {"make test", "make test-long"} <= set(commands)
+    assert is_long("tests/test_extending.py::test_policy__as_the_page_shows_it__serves_requests_by_its_name")
+    assert not is_long("tests/test_long_tests.py::test_ci__both_sets__are_run")
