@@ -116,9 +116,10 @@ def _add_batches(app: FastAPI, gateway: Gateway, service: BatchService, owner_of
         body = decoded(await body_of_request(request, gateway), BatchBody)
         made = new_batch(body, service.endpoints, owner=owner.key_id, tenant=owner.tenant, now_s=time.time())
         await _file(service, owner, made.input_file_id)
+        reply = _json(await _document(service, made))  # as it is made: once it is kept, work on it may begin at once
         await service.blocking(service.batches.add, made)
         service.look()
-        return _json(await _document(service, made))
+        return reply
 
     @app.get("/v1/batches", **responses_of(BatchList, 400, 503))
     async def list_batches(request: Request) -> Response:

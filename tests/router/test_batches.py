@@ -10,6 +10,8 @@ from fake_unit import eventually
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
+from router.batches.batch_record import BatchRequest, BatchState
+from router.batches.kept_batches import KeptBatches
 
 
 async def test_batch__chat_completions_and_responses__every_line_has_one_result_by_its_id(start) -> None:
@@ -44,6 +46,20 @@ async def test_batch__chat_completions_and_responses__every_line_has_one_result_
         output = await replica.sdk.files.retrieve(ended.output_file_id)
         assert output.purpose == "batch_output"
         assert (await anext(aiter(replica.sdk.batches.list(limit=2)))).id == ended.id
+
+
+async def test_batch__work_begins_at_once__its_making_is_answered_as_made(start, monkeypatch) -> None:
+    add = KeptBatches.add
+
+    def add_and_begin(self: KeptBatches, request: BatchRequest) -> None:
+        add(self, request)
+        self.set_state(request, BatchState(status="in_progress"))
+
+    monkeypatch.setattr(KeptBatches, "add", add_and_begin)
+    async with start(await start.unit()) as replica:
+        batch = await replica.send(jsonl(line(1)))
+
+        assert batch.status == "validating"
 
 
 async def test_batch__lines_that_are_refused__are_in_the_error_file_with_their_status(start) -> None:
