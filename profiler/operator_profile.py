@@ -30,7 +30,7 @@ class MeasuredOperator:
 class OperatorProfile:
     """Holds the operators of one GPU of the mesh, on all its SMs. `per_layer` and `per_pass` by tokens, `per_row`
     (classifier, sampler) by sampled rows; None: the roofline's classifier. Attention either once for any batch, or by
-    phase.
+    phase. `all_reduce` by tokens, one of the two of a layer; None: the roofline's.
     """
 
     per_layer: MeasuredOperator
@@ -39,9 +39,10 @@ class OperatorProfile:
     prefill_attention: MeasuredOperator | None = None
     decode_attention: MeasuredOperator | None = None
     mixed_attention: MeasuredOperator | None = None
+    all_reduce: MeasuredOperator | None = None
 
     def latency(self, spec: ModelSpec, device: DeviceSpec, *, num_gpus: int = 1) -> TableLatency:
-        """Partitions of fewer SMs are scaled by the roofline of `device`; all-reduces are its, too."""
+        """Partitions of fewer SMs are scaled by the roofline of `device`."""
         layers = float(spec.num_layers)
         shared: list[tuple[float, StepTimes]] = [
             (layers, _by_count("tokens", self.per_layer)),
@@ -49,7 +50,7 @@ class OperatorProfile:
             (1.0, self._rows(spec, device, num_gpus)),
         ]
         if num_gpus > 1:
-            shared.append((2 * layers, _all_reduce(spec, device, num_gpus)))
+            shared.append((2 * layers, self._all_reduce(spec, device, num_gpus)))
         if self.mixed_attention is not None:
             any_batch = GridTable.fit(
                 MIXED_FEATURES,
@@ -71,6 +72,12 @@ class OperatorProfile:
                 mixed=SumOfTimes((*shared, (layers, prefill), (layers, decode))),
             )
         return TableLatency({spec: {device.num_sms: phases}}, beyond=RooflineLatency(device, num_gpus=num_gpus))
+
+    def _all_reduce(self, spec: ModelSpec, device: DeviceSpec, num_gpus: int) -> StepTimes:
+        if self.all_reduce is not None:
+            return _by_count("tokens", self.all_reduce)
+        costs = operator_costs(spec, device, num_gpus, device.num_sms)
+        return Trend(("one", "tokens"), (costs.all_reduce_start_s, costs.all_reduce_s_per_token))
 
     def _rows(self, spec: ModelSpec, device: DeviceSpec, num_gpus: int) -> StepTimes:
         if self.per_row is not None:
@@ -112,8 +119,3 @@ def _by_count(feature: Feature, operator: MeasuredOperator) -> GridTable:
 
 def _attention(features: tuple[Feature, ...], axes: tuple[Feature, ...], operator: MeasuredOperator) -> GridTable:
     return GridTable.fit(features, axes, operator.batches, operator.seconds)
-
-
-def _all_reduce(spec: ModelSpec, device: DeviceSpec, num_gpus: int) -> Trend:
-    costs = operator_costs(spec, device, num_gpus, device.num_sms)
-    return Trend(("one", "tokens"), (costs.all_reduce_start_s, costs.all_reduce_s_per_token))

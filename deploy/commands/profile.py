@@ -13,15 +13,30 @@ from rich.table import Table
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
+from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import check_sources, read_fleet_file
 from deploy.fleet_file.source_paths import resolve_source
 from pdmux_actor.backends.registry import BACKENDS, NAMED
 from profiler.profile import PHASES, HeldOutError, Profile
+from profiler.profile_file import write_profile
 
 if TYPE_CHECKING:
     from deploy.profiling.profiled_engines import EngineToProfile
 
 _MIB = 1024**2
+
+Imported = Annotated[
+    str | None,
+    typer.Option(
+        "--import",
+        metavar="SOURCE",
+        help="Measure nothing: read published tables, aiconfigurator:h200:vllm, of a pool with that GPU.",
+    ),
+]
+Tables = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="With --import: of the package aiconfigurator_core. Default: installed."),
+]
 
 
 def profile(
@@ -46,6 +61,8 @@ def profile(
     ] = None,
     cores: Annotated[int | None, typer.Option(help="With --checkpoint. Default: all.", min=1)] = None,
     dtype: Annotated[str | None, typer.Option(help="With --checkpoint. Default: its own.")] = None,
+    imported: Imported = None,
+    tables: Tables = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the errors as JSON.", callback=writable)
     ] = None,
@@ -59,13 +76,21 @@ def profile(
     Example: muxfleet profile examples/demo.yaml --out demo-profile.parquet
     Example: muxfleet profile fleet.yaml --backend sglang --out sglang-profile.parquet
     Example: muxfleet profile --checkpoint ./my-model --device cuda
+    Example: muxfleet profile fleet.yaml --import aiconfigurator:h200:vllm --out h200.parquet
     """
     if backend is not None and backend not in NAMED:
         raise OptionNotUsable(option="--backend", value=backend, remedy=BACKENDS.remedy(backend))
     draw = None if plot is None else _plotter(plot)
-    engine = _engine(file, checkpoint, pool=pool, backend=backend, device=device, cores=cores, dtype=dtype)
     console = terminal()
-    measured = _measure(console, engine, out, budget)
+    if imported is not None:
+        _refuse_beside_import(backend or device or cores)
+        measured = _imported(imported, tables, file, checkpoint, pool=pool, dtype=dtype)
+        write_profile(measured, out)
+    elif tables is not None:
+        raise OptionNotUsable(option="--tables", value=tables, remedy="it goes with --import")
+    else:
+        engine = _engine(file, checkpoint, pool=pool, backend=backend, device=device, cores=cores, dtype=dtype)
+        measured = _measure(console, engine, out, budget)
     errors = measured.held_out_errors()
     console.print(_table(errors))
     best, _ = measured.best_latency()
@@ -125,6 +150,30 @@ def _engine(
         max_batch_tokens=8192 if device == "cuda" else 2048,
         max_sequences=256 if device == "cuda" else 64,
     )
+
+
+def _refuse_beside_import(said: str | int | None) -> None:
+    if said is not None:
+        raise OptionNotUsable(option="--backend/--device/--cores", value=said, remedy="--import measures nothing")
+
+
+def _imported(
+    source: str, tables: Path | None, file: Path | None, checkpoint: str | None, *, pool: str | None, dtype: str | None
+) -> Profile:
+    from deploy.profiling.imported_profile import ImportedTables, import_profile, models_on  # brings pandas
+
+    asked = ImportedTables.of(source)
+    if (file is None) == (checkpoint is None):
+        given = "nothing" if file is None else "both"
+        raise OptionNotUsable(option="FLEET, --checkpoint", value=given, remedy="name a fleet file, or a checkpoint")
+    if file is not None:
+        if dtype is not None:
+            raise OptionNotUsable(option="--dtype", value=dtype, remedy="the fleet file says that (models[].dtype)")
+        specs, num_gpus = models_on(read_fleet_file(file), pool, asked.device)
+        return import_profile(asked, tables, specs, num_gpus)
+    assert checkpoint is not None
+    home = resolve_source(checkpoint, Path.cwd())
+    return import_profile(asked, tables, {Path(home).name: read_model_spec(checkpoint, home, None, dtype)}, 1)
 
 
 def _measure(console: Console, engine: "EngineToProfile", out: Path, budget_s: float) -> Profile:
