@@ -10,7 +10,10 @@ from pathlib import Path
 
 from deploy.fleet_file.settings import fleet_json_schema, read_fleet_file
 from deploy.serve.render import serve_yaml
-from scripts.chart.dashboards import dashboard_json, fleet_dashboard, units_dashboard
+from scripts.chart.dashboards.cluster_rows import cluster_dashboard
+from scripts.chart.dashboards.fleet_rows import fleet_dashboard
+from scripts.chart.dashboards.grafana_json import dashboard_json
+from scripts.chart.dashboards.unit_rows import units_dashboard
 from scripts.chart.register_tables import documents, with_table
 from scripts.chart.serve_mapping import chart_files_data
 from scripts.chart.values_file import values_table, values_yaml
@@ -32,7 +35,7 @@ def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
         chart / "files" / "fleet.json": json.dumps(chart_files_data(), indent=1, sort_keys=True) + "\n",
         **{
             chart / "files" / "dashboards" / f"{board.name}.json": dashboard_json(board)
-            for board in (fleet_dashboard(), units_dashboard())
+            for board in (fleet_dashboard(), units_dashboard(), cluster_dashboard())
         },
         chart / "README.md": with_table(chart / "README.md", "values", values_table()),
         **documents(root),

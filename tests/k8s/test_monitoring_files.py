@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 from helm_runner import CHART, CI_VALUES, ROOT, TOOLS, Helm, objects_of, of_kind
 from metrics_probe import expositions
@@ -16,7 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 pytestmark = pytest.mark.k8s
 
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
+CLUSTER = CHART / "files" / "dashboards" / "cluster.json"
 METRIC = re.compile(r"\bmuxfleet_[a-z0-9_]+")
+RAY_METRIC = re.compile(r"\bray_[a-z0-9_]+")
+RAYS_DASHBOARDS = "dashboard/modules/metrics/dashboards/*_panels.py"
+DCGM_METRIC = re.compile(r"\bDCGM_FI_\w+")
 RECORDED = re.compile(r"\bmuxfleet:[a-z0-9_:]+")
 SERIES = re.compile(r"(\w+)\{(.*)\}")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -140,9 +145,7 @@ def test_dashboard__queries__parse_and_name_what_a_gateway_exposes(
     file: Path, exposed: dict[str, set[str]], tmp_path: Path
 ) -> None:
     targets = [t for panel in json.loads(file.read_text())["panels"] for t in panel.get("targets", [])]
-    queries = [
-        t["expr"].replace("$__rate_interval", "5m").replace("$job", ".*").replace("$model", ".*") for t in targets
-    ]
+    queries = [re.sub(r"\$\w+", ".*", t["expr"].replace("$__rate_interval", "5m")) for t in targets]
     used = {name for query in queries for name in METRIC.findall(query)}
     recording = [{"record": f"query:{i}", "expr": query} for i, query in enumerate(queries)]
     (tmp_path / "queries.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recording}]}))
@@ -156,6 +159,28 @@ def test_dashboard__queries__parse_and_name_what_a_gateway_exposes(
         for name, selector in re.findall(r"(muxfleet_[a-z0-9_]+)\{([^}]*)\}", query):
             labels = set(re.findall(r"(\w+)=", selector)) - {"job"}
             assert labels <= exposed[name], f"{name} has no {labels - exposed[name]}"
+
+
+def test_dashboard__of_the_cluster__names_what_ray_declares() -> None:
+    folder = Path(ray.__file__).parent
+    files = [*folder.glob("serve/_private/*.py"), folder / "dashboard/modules/reporter/reporter_agent.py"]
+    declared = {name for file in files for name in re.findall(r'"((?:serve|node|component)_\w+)"', file.read_text())}
+    shown = {name for file in folder.glob(RAYS_DASHBOARDS) for name in RAY_METRIC.findall(file.read_text())}
+    used = set(RAY_METRIC.findall(CLUSTER.read_text())) - {"ray_io_cluster"}  # a label that the PodMonitor gives
+    bare = {name: re.sub("_(total|bucket|count|sum)$", "", name.removeprefix("ray_")) for name in used}
+    full = {name: name.removeprefix("ray_") for name in used}
+
+    assert used
+    assert not {n for n in used if n not in shown and bare[n] not in declared and full[n] not in declared}
+
+
+def test_dashboard__of_the_cluster__names_what_the_page_asks_of_dcgm() -> None:
+    """The page names counters that NVIDIA's exporter has by default."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    used = set(DCGM_METRIC.findall(CLUSTER.read_text()))
+
+    assert used
+    assert used == set(DCGM_METRIC.findall(page))
 
 
 def test_metrics__exported_ones__are_on_a_dashboard_or_documented_as_on_none(texts: tuple[str, str]) -> None:
