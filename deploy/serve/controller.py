@@ -269,7 +269,7 @@ class Controller:
                     read_model_spec, key.model, key.source, key.revision, key.dtype
                 )
             except (SourceNotFound, UnsupportedModel) as error:
-                logger.warning("checkpoint not usable: %s", error)
+                logger.warning("checkpoint not usable", extra={"model": key.model, "reason": str(error)})
                 self._problems[key] = str(error)
                 self._apply()
                 await asyncio.sleep(_RETRY_S)

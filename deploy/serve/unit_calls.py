@@ -22,11 +22,14 @@ async def read_decisions(pool: str, unit_id: str, last: int) -> bytes | None:
         calls = handle.broadcast("decisions", unit_id, last)
         answers = await calls.results_async(timeout_s=_TIMEOUT_S, return_exceptions=True)
     except (RayError, RayServeException, TimeoutError) as error:
-        logger.warning("unit %s does not tell its decisions: %r", unit_id, error)
+        logger.warning(
+            "a unit does not tell its decisions", extra={"unit": unit_id, "pool": pool, "reason": repr(error)}
+        )
         return None
     for answer in answers:
         if isinstance(answer, bytes):
             return answer
         if isinstance(answer, BaseException):
-            logger.warning("a unit of pool %s does not tell its decisions: %r", pool, answer)
+            told = {"unit": unit_id, "pool": pool, "reason": repr(answer)}
+            logger.warning("a replica of the unit's pool does not tell its decisions", extra=told)
     return None

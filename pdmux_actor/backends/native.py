@@ -44,6 +44,7 @@ from pdmux_actor.serving.commands import (
     Tokens,
     encode,
 )
+from pdmux_actor.serving.engine_log import read_line
 from pdmux_actor.serving.engine_watch import EngineWatch, WatchSettings
 from pdmux_actor.serving.own_program import own_program
 from profiler.probe import LaunchShape
@@ -231,7 +232,7 @@ class NativeEngine:
         try:
             await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
-            logger.warning("engine process %s does not end by itself", self.pid)
+            logger.warning("engine process does not end by itself", extra={"engine_pid": self.pid})
         await self._kill()
 
     async def _call(self, command: _Call, *, within_s: float | None = None) -> _Answer:
@@ -261,7 +262,7 @@ class NativeEngine:
                 for notice in notices.feed(data):
                     self._take(notice)
         except ConnectionError as error:
-            logger.info("the engine's socket broke: %s", error)
+            logger.info("the engine's socket broke", extra={"reason": repr(error)})
         finally:
             await self._note_end()
 
@@ -336,7 +337,7 @@ class NativeEngine:
         """The end of the socket then tells its death."""
         assert self._process is not None
         assert self._writer is not None
-        logger.error("engine process %s hangs and is killed: %s", self.pid, hang)
+        logger.error("engine process hangs and is killed", extra={"engine_pid": self.pid, "reason": hang})
         self._hang = hang
         if self._process.returncode is None:
             self._process.kill()
@@ -344,7 +345,7 @@ class NativeEngine:
 
     async def _log_last_words(self, death: EngineDied) -> None:
         await asyncio.wait(self._tasks[1:], timeout=1.0)
-        logger.error("%s; its last words: %s", death, self._last_words())
+        logger.error("engine process has died", extra={"reason": str(death), "last_words": self._last_words()})
 
     def _last_words(self) -> str:
         return "\n".join(self._last_lines) or "none"
@@ -363,10 +364,9 @@ class NativeEngine:
             self._note_line(unfinished)
 
     def _note_line(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
-        self._last_lines.append(text)
-        # The process's own log lines begin with their level; what else ends up here (a traceback, a library) matters.
-        logger.log(logging.INFO if text.startswith("INFO ") else logging.WARNING, "engine: %s", text)
+        said = read_line(line)
+        self._last_lines.append(said.text)
+        logger.log(said.level, said.message, extra=said.fields)
 
     async def _kill(self) -> None:
         assert self._process is not None

@@ -169,7 +169,7 @@ class PdmuxActor:
     def _note_controller(self, *, missing: bool, why: str = "") -> None:
         """One line when it goes and one when it comes back, not one per heartbeat."""
         if missing and not self._controller_missing:
-            logger.warning("the control loop does not answer, the last lease stays: %s", why)
+            logger.warning("the control loop does not answer, the last lease stays", extra={"reason": why})
         if not missing and self._controller_missing:
             logger.info("the control loop answers again")
         self._controller_missing = missing

@@ -95,7 +95,7 @@ class CommandIntake:
             case ChangePolicy(policy=policy) if policy in POLICIES:
                 self._inbox.put(SetPolicy(policy))
             case ChangePolicy(policy=policy):
-                logger.error("unknown dispatch policy %s: the one in force stays", policy)
+                logger.error("unknown dispatch policy: the one in force stays", extra={"policy": policy})
             case ReadDecisionsCommand(call=call, last=last):
                 last = max(0, min(last, MAX_DECISIONS))
                 self._inbox.put(ReadDecisions(last, partial(self._tell_decisions, call)))

@@ -21,7 +21,7 @@ class ContentionStore:
         grid: dict[GuardCell, float] = {} if profiled is None else dict(profiled.items())
         if self._path is not None:
             learned = read_guard_grid(self._path, device)
-            logger.info("contention guard: %d cells from %s", len(learned), self._path)
+            logger.info("contention guard is read", extra={"cells": len(learned), "file": str(self._path)})
             grid.update(learned)
         self.guard = ContentionGuard(grid=grid)
 
@@ -32,4 +32,6 @@ class ContentionStore:
         try:
             write_guard(self.guard, self._path, self._device)
         except (OSError, ProfileUnusable):
-            logger.exception("what the contention guard learned is lost: %s cannot be written", self._path)
+            logger.exception(
+                "what the contention guard learned is lost: its file cannot be written", extra={"file": str(self._path)}
+            )

@@ -202,7 +202,7 @@ class GatewayConnection(asyncio.Protocol):
         self._outgoing.clear()
 
     def _refuse(self, reason: str) -> None:
-        logger.warning("refused a gateway: %s", reason)
+        logger.warning("refused a gateway", extra={"reason": reason})
         self._queue(Refused(reason))
         self.close()
 

@@ -20,8 +20,9 @@ class KnownLatency:
     def check_device(self, device: DeviceSpec) -> None:
         """Predictions for shares that were not measured are scaled: worse, but no reason not to serve."""
         if device.num_sms != self.device.num_sms:
+            told = {"measured_on": self.device.num_sms, "has": device.num_sms}
             logger.warning(
-                "the profile was measured on %d SMs or cores, this engine has %d", self.device.num_sms, device.num_sms
+                "the profile was measured on another number of SMs or cores than this engine has", extra=told
             )
 
 
@@ -31,5 +32,7 @@ def read_known_latency(file: str) -> KnownLatency:
 
     profile = read_profile(Path(file))
     name, latency = profile.best_latency()
-    logger.info("latencies of %s: %s, of %s", ", ".join(profile.models) or "no model", name, file)
+    logger.info(
+        "latencies are those of a profile", extra={"models": list(profile.models), "latency": name, "file": file}
+    )
     return KnownLatency(device=profile.device, latency=latency, guard=profile.guard())

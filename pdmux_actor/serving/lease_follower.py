@@ -100,7 +100,7 @@ class LeaseFollower:
         for model, assignment in self._wanted.items():
             if model not in self._held:
                 held = self._held[model] = HeldModel(assignment)
-                self._spawn(self._follow(held))
+                self._spawn(self._follow(held), held.model)
         self._note_leaving()
         self._spawn(self._forget_sleepers())
         self._spawn(self._tune(lease))
@@ -166,7 +166,7 @@ class LeaseFollower:
             held.vocabulary, held.files = await asyncio.to_thread(self._vocabulary_of, wanted)
             held.max_model_len = await self._add_to_engine(wanted)
         except ModelLoadError as error:
-            logger.warning("a model does not load: %s", error)
+            logger.warning("a model does not load", extra={"model": held.model, "reason": str(error)})
             held.phase, held.error = ModelPhase.FAILED, str(error)
             return False
         held.in_engine = True
@@ -213,7 +213,8 @@ class LeaseFollower:
                     await held.changed.wait()
                     held.changed.clear()
         except TimeoutError:
-            logger.warning("model %s leaves with %d streams open", held.model, held.open_streams)
+            told = {"model": held.model, "streams": held.open_streams}
+            logger.warning("a model leaves with streams open", extra=told)
         if self._keeps(held):
             return
         while any(h.in_engine and h.assignment.base == held.model for h in self._held.values()):
@@ -308,8 +309,9 @@ class LeaseFollower:
             if held is not None and held.in_engine:
                 held.max_model_len = max_model_len
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[None, None, None], model: str = "") -> None:
+        """`model` is empty for what concerns several."""
+        task = asyncio.create_task(work, name=model)
         self._tasks.add(task)
         task.add_done_callback(self._note_end)
 
@@ -318,7 +320,7 @@ class LeaseFollower:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, EngineDied):  # that one shows in the engine's events
-            logger.error("following the lease failed", exc_info=error)
+            logger.error("following the lease failed", extra={"model": task.get_name()}, exc_info=error)
             self.failure = error
 
 

@@ -100,7 +100,7 @@ class LoadedModels:
             self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
         except Exception as error:
             # The process serves other models: whatever a checkpoint makes a library raise fails this model only.
-            logger.exception("loading model %s failed", command.model)
+            logger.exception("loading a model failed", extra={"model": command.model})
             reason = f"{type(error).__name__}: {error}"
             self._sender.send(ModelFailed(command.call, reason, "the unit's log has the traceback"))
         else:

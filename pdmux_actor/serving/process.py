@@ -6,7 +6,6 @@ It ends with the actor: at end-of-file on the socket, or by the kernel's parent-
 """
 
 import gc
-import logging
 import signal
 import socket
 import sys
@@ -21,6 +20,7 @@ from pdmux_actor.messages import TokenEvent
 from pdmux_actor.serving.command_intake import CommandIntake
 from pdmux_actor.serving.commands import EngineSettings, LoadReported, Started, Tokens
 from pdmux_actor.serving.contention_store import ContentionStore
+from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.executors import build_executor
 from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.known_latency import read_known_latency
@@ -45,7 +45,7 @@ def _measured(executor: HostingExecutor) -> DeviceSpec | None:
 def main(arguments: Sequence[str]) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the actor decides
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_to_actor()
     connection = socket.socket(fileno=int(arguments[0]))
     settings = msgspec.json.decode(arguments[1], type=EngineSettings)
     sender = NoticeSender(connection)

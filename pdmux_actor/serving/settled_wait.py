@@ -24,6 +24,6 @@ async def until_settled(ask: AskSettled, *, is_worth_it: Callable[[], bool], pol
                 if await ask():
                     return True
         except Exception as error:  # Ray, Serve and gRPC raise different trees for "not there" and "broken"
-            logger.info("the control loop does not say whether this unit is settled: %r", error)
+            logger.info("the control loop does not say whether this unit is settled", extra={"reason": repr(error)})
             return True
     return False

@@ -60,17 +60,21 @@ class SleepingModels:
         try:
             host_bytes = self._executor.sleep_model(model, left_bytes)
         except HostMemoryShort as short:
-            logger.warning("%s", short)
+            logger.warning("a model is not kept in host memory", extra={"model": model, "reason": str(short)})
             return
         except Exception:
             # The model leaves the device whatever happens here; others are served on.
-            logger.exception("putting model %s to sleep failed: it is read anew when it is wanted", model)
+            logger.exception(
+                "putting a model to sleep failed: it is read anew when it is wanted", extra={"model": model}
+            )
             return
         took_s = time.perf_counter() - began_s
         if not self._has_woken:
             self._s_per_byte = took_s / max(1, host_bytes)
         self._asleep[model] = _Sleeper(origin=origin, host_bytes=host_bytes)
-        logger.info("model %s sleeps: %d bytes to host memory in %.3f s", model, host_bytes, took_s)
+        logger.info(
+            "a model sleeps in host memory", extra={"model": model, "bytes": host_bytes, "took_s": round(took_s, 3)}
+        )
 
     def wake(self, model: str, origin: Origin) -> ModelInfo | None:
         """None: what sleeps here, if anything does, are not these weights. They are gone then.
@@ -89,7 +93,8 @@ class SleepingModels:
         del self._asleep[model]
         took_s = time.perf_counter() - began_s
         self._s_per_byte, self._has_woken = took_s / max(1, sleeper.host_bytes), True
-        logger.info("model %s is awake: %d bytes from host memory in %.3f s", model, sleeper.host_bytes, took_s)
+        told = {"model": model, "bytes": sleeper.host_bytes, "took_s": round(took_s, 3)}
+        logger.info("a model is awake, from host memory", extra=told)
         return info
 
     def forget(self, model: str) -> None:

@@ -116,6 +116,7 @@ class FrameConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, DeltaStream] = {}
         self._next_stream = 0
+        self._unit_id = ""  # until it tells
         self._writable = asyncio.Event()
         self._last_received_s = self._last_sent_s = self._loop.time()
         self._beat = ConnectionHeartbeat(HEARTBEAT_S / 2, self._on_beat)
@@ -165,7 +166,8 @@ class FrameConnection(asyncio.Protocol):
             self.welcomed.set_exception(error)
             self.welcomed.exception()  # whoever waited may be gone; the loss is logged below
         if self._streams:
-            logger.warning("lost a unit's stream", extra={"endpoint": self._endpoint, "reason": reason})
+            told = {"unit": self._unit_id, "endpoint": self._endpoint, "streams": len(self._streams), "reason": reason}
+            logger.warning("lost a unit's stream", extra=told)
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
@@ -211,6 +213,7 @@ class FrameConnection(asyncio.Protocol):
                         f"the unit broke the protocol: Delta {message.sequence} of stream {stream_id} is not due"
                     )
             case Welcome(unit_id=unit_id):
+                self._unit_id = unit_id
                 if not self.welcomed.done():
                     self.welcomed.set_result(unit_id)
             case Refused(reason=reason):

@@ -154,7 +154,7 @@ class SglangHost:
         self._line.send(UsePolicy(self._policy))
         tokens = sleeper.launch.quota_tokens(command.quota_blocks)
         await asyncio.to_thread(self._engine.collective_rpc, QUOTA_RPC, tokens=tokens)
-        logger.info("SGLang serves %s again, after a sleep", command.model)
+        logger.info("SGLang serves again, after a sleep", extra={"model": command.model})
         return sleeper.launch
 
     async def _start(self, command: LoadModelCommand) -> Launch:
@@ -175,7 +175,8 @@ class SglangHost:
             socket=str(self._line.path),
         )
         if launch.unmultiplexed is not None:
-            logger.warning("%s runs without multiplexing: %s", command.model, launch.unmultiplexed)
+            told = {"model": command.model, "reason": launch.unmultiplexed}
+            logger.warning("SGLang runs without multiplexing", extra=told)
         self._line.expect_hello()
         self._engine = _new_engine(command.model, launch)
         try:
@@ -199,7 +200,9 @@ class SglangHost:
         if launch.unmultiplexed is None:
             shares = " ".join(f"{prefill}+{decode}" for prefill, decode in hello.groups)
             how = f"policy {self._policy}, partitions (prefill+decode SMs) {shares}"
-        logger.info("SGLang serves %s, plugin active, %d KV tokens, %s", model, hello.total_tokens, how)
+        logger.info(
+            "SGLang serves, plugin active", extra={"model": model, "kv_tokens": hello.total_tokens, "reason": how}
+        )
 
     async def _remove(self, command: RemoveModelCommand) -> None:
         async with self._changing:  # an RPC would wait for ever for an engine that is gone
@@ -259,9 +262,10 @@ class SglangHost:
 
     def _set_policy(self, policy: str) -> None:
         if policy not in POLICIES:
-            logger.error("unknown dispatch policy %s: the one in force stays", policy)
+            logger.error("unknown dispatch policy: the one in force stays", extra={"policy": policy})
         elif self._launch is not None and (self._launch.unmultiplexed is None) and policy in FUSING_POLICIES:
-            logger.error("policy %s fuses prompts into decode steps, which SGLang's multiplexing cannot", policy)
+            told = {"policy": policy}
+            logger.error("the policy fuses prompts into decode steps, which SGLang's multiplexing cannot", extra=told)
         else:
             self._policy = policy
             if self._launch is not None:

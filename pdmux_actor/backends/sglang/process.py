@@ -5,7 +5,6 @@ detokenizer are children of this process and end with it.
 """
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import psutil
 from pdmux_actor.backends.sglang.host import SglangHost
 from pdmux_actor.backends.sglang.options import SGLANG_MEMORY_SHARE
 from pdmux_actor.serving.commands import CommandReader, EngineSettings, Shutdown, Started
+from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
@@ -34,7 +34,7 @@ _FLUSH_TIMEOUT_S = 5.0
 def main(arguments: Sequence[str]) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the actor decides
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_to_actor()
     connection = socket.socket(fileno=int(arguments[0]))
     settings = msgspec.json.decode(arguments[1], type=EngineSettings)
     with tempfile.TemporaryDirectory(prefix="muxfleet-sglang-") as folder:

@@ -109,7 +109,8 @@ class RequestStreams:
                     del self._streams[request.request_id]
                 self._put(event)
         except ValueError as error:  # how SGLang refuses a request
-            logger.info("SGLang refuses a request: %s", error)
+            told = {"generation_id": request.request_id, "model": request.model, "reason": str(error)}
+            logger.info("SGLang refuses a request", extra=told)
             self._end(request, FinishReason.ERROR, f"SGLang refused it: {error}")
 
     def _end(self, request: GenerateRequest, finish: FinishReason, error: str | None = None) -> None:

@@ -58,7 +58,7 @@ def test_sleepers__over_the_budget__second_is_not_kept(executor, attach, caplog)
     sleepers.put("b", second)
 
     assert [s.model for s in sleepers.told()] == ["a"]
-    assert "raise pools[].host_memory" in caplog.text
+    assert [(r.model, "raise pools[].host_memory" in r.reason) for r in caplog.records] == [("b", True)]
     assert sleepers.wake("b", second) is None
 
 
