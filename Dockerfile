@@ -25,7 +25,7 @@ RUN torch=$(sed -n 's/^torch==//p' constraints.txt) \
       cuda) pip install -c constraints.txt "torch===$torch" ;; \
       *)    echo "VARIANT is '$VARIANT'; it must be cpu or cuda" >&2; exit 1 ;; \
     esac
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["otel"], sep="\n")' \
       > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
 # For example sglang, for pools with `backend: sglang`. It brings its own pins, so ours do not bind it.

@@ -15,6 +15,7 @@ byte has been sent. `decide` is the one in which the scheduler starts the prompt
 import argparse
 import asyncio
 import json
+import logging
 import os
 import queue
 import socket
@@ -321,6 +322,7 @@ def main() -> None:
         folder = Path(scratch) / MODEL
         write_checkpoint(folder, (2, 64, 128, 4, 2, 16))
         threading.Thread(target=_run, args=(folder, engines, tracer, arguments), daemon=True).start()
+        logging.basicConfig(level=logging.INFO)  # else the engine would send the gateway's lines to its actor
         process.main(engines.get(timeout=START_TIMEOUT_S))
 
 

@@ -116,7 +116,7 @@ class GenerateRequest:
     `skip_special_tokens` special tokens are part of the text, but for the one that ends it. Cached prefixes are shared
     by requests of the same `cache_salt` only. One that `gives_way` has what others leave, and its KV is taken when they
     need it. One that `embeds` is told its prompt's embedding beside its first token; it asks for one token, and has no
-    `output_token_ids`.
+    `output_token_ids`. `traceparent` (W3C Trace Context) is that of the span that asks, where it is traced.
     """
 
     request_id: str
@@ -130,6 +130,7 @@ class GenerateRequest:
     cache_salt: str = ""
     gives_way: bool = False
     embeds: bool = False
+    traceparent: str = ""
 
 
 class SampledToken(NamedTuple):

@@ -36,6 +36,12 @@ class Generation:
     embeds: bool = False
     reply: ReplyShape | None = None
     client_request_id: str = ""
+    traceparent: str = ""
+
+    @property
+    def exemplar(self) -> dict[str, str] | None:
+        """Returns what names its trace beside a latency that was observed of it."""
+        return {"trace_id": self.traceparent[3:35]} if self.traceparent else None
 
     @property
     def needed_tokens(self) -> int:

@@ -109,21 +109,26 @@ class GatewayIngress:
         """Returns what this replica could route now: a gateway follows the fleet by itself, a moment behind."""
         return self._gateway.routable_models()
 
-    async def exposition(self) -> tuple[str, bytes]:
+    async def exposition(self, openmetrics: bool = False) -> tuple[str, bytes]:
         """This replica's id and its metrics."""
-        return serve.get_replica_context().replica_id.unique_id, self._gateway.metrics.exposition()
+        return serve.get_replica_context().replica_id.unique_id, self._own_metrics(openmetrics)
 
-    async def _read_metrics(self) -> bytes:
+    def _own_metrics(self, openmetrics: bool) -> bytes:
+        metrics = self._gateway.metrics
+        return metrics.openmetrics() if openmetrics else metrics.exposition()
+
+    async def _read_metrics(self, openmetrics: bool) -> bytes:
         """Of all replicas: a scrape comes through a proxy, which sends it to any of them. If they do not answer, this
         one's own.
         """
         try:
             async with asyncio.timeout(_METRICS_TIMEOUT_S):
-                return merged_exposition(dict(await (await self._siblings()).broadcast("exposition").results_async()))
+                asked = (await self._siblings()).broadcast("exposition", openmetrics)
+                return merged_exposition(dict(await asked.results_async()))
         except (RayError, RayServeException, TimeoutError) as error:
             self._gateways = None
             logger.warning("the gateways do not tell their metrics", extra={"reason": repr(error)})
-            return self._gateway.metrics.exposition()
+            return self._own_metrics(openmetrics)
 
     async def kept_response(self, response_id: str, owner: str) -> bytes | None:
         """The conversation up to that answer, if this replica gave it, for the sibling that got the next turn."""

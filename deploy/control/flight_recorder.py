@@ -129,7 +129,7 @@ class FlightRecorder:
         self._waiting.append(event)
         self._counts[event.kind] += event.count
         fields = {"unit": event.unit, "model": event.model, "request_id": event.request_id}
-        told: dict[str, object] = {"kind": event.kind.value, "reason": event.text}
+        told: dict[str, object] = {"kind": event.kind.value, "reason": event.text, "at_s": event.at_s}
         told |= {k: v for k, v in fields.items() if v}
         if event.took_s is not None:
             told["took_s"] = round(event.took_s, 3)

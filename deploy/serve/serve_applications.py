@@ -1,6 +1,7 @@
 """The Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
 
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from deploy.serve.controller import Controller
 from pdmux_actor.backends.registry import backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
-from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, new_unit_id
+from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, TraceSteps, new_unit_id
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
+from pdmux_actor.serving.otlp import span_processor
 from router.access.api_keys import KeyRing
 from router.batches.batch_settings import BatchSettings
 from router.limits import GatewayLimits
@@ -42,7 +44,18 @@ class UnitReplica(PdmuxActor):
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # as its base
         unit_id = new_unit_id(settings["pool"])
         log_from_replica(unit=unit_id)
-        await super().__init__(settings, unit_id)
+        await super().__init__(settings, unit_id, traced_steps(unit_id))
+
+
+def traced_steps(unit_id: str) -> TraceSteps | None:
+    """None: nothing is exported, and OpenTelemetry is not imported."""
+    endpoint = otlp_endpoint()
+    processor = None if endpoint is None else span_processor(endpoint)
+    if processor is None:
+        return None
+    from pdmux_actor.serving.step_spans import StepSpans
+
+    return lambda read: StepSpans(processor, unit_id=unit_id, version=version("muxfleet"), read=read)
 
 
 def units_application(shape: UnitShape, *, unit: type[UnitReplica]) -> Application:

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import uuid
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import ray
@@ -14,6 +15,8 @@ from ray.util import get_node_ip_address
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import Lease
+from pdmux_actor.messages import GenerateRequest
+from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.settled_wait import until_settled
@@ -51,6 +54,19 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     watch: WatchSettings = WatchSettings()
 
 
+ReadDecisions = Callable[[int], Awaitable[LogExcerpt]]
+"""The newest decisions of the engine, at most so many. Raises EngineDied."""
+
+
+class TracedSteps(Protocol):
+    def ended(self, request: GenerateRequest) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+TraceSteps = Callable[[ReadDecisions], TracedSteps]
+
+
 def new_unit_id(pool: str) -> str:
     return f"{pool}-{uuid.uuid4().hex[:12]}"
 
@@ -59,9 +75,11 @@ class PdmuxActor:
     """Serves one unit as a replica of `serve.deployment`. Keeps its last lease while the control loop is away."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: dict[str, Any], unit_id: str | None = None
+        self, settings: dict[str, Any], unit_id: str | None = None, trace: TraceSteps | None = None
     ) -> None:
-        """`settings` is ActorSettings as plain data. Raises EngineStartFailed, which fails the deployment visibly."""
+        """`settings` is ActorSettings as plain data. `trace` None: no request's steps are traced. Raises
+        EngineStartFailed, which fails the deployment visibly.
+        """
         self._settings = msgspec.convert(settings, ActorSettings)
         context = ray.get_runtime_context()
         self._unit = Unit(
@@ -78,6 +96,9 @@ class PdmuxActor:
             host=self._settings.host or str(get_node_ip_address()),  # type: ignore[no-untyped-call]  # Ray's
         )
         await self._unit.start()
+        self._spans = None if trace is None else trace(self._unit.decisions)
+        if self._spans is not None:
+            self._unit.on_ended = self._spans.ended
         self._controller: DeploymentHandle[Any] | None = None
         self._controller_missing = False
         self._is_settled = False
@@ -117,6 +138,8 @@ class PdmuxActor:
             logger.warning("streams are still open after the drain")
         self._heartbeats.cancel()
         await self._unit.stop()
+        if self._spans is not None:
+            await self._spans.close()
 
     async def _settle(self) -> None:
         if not await self._until_settled(self._settings.settle_timeout_s):

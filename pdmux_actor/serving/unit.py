@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pdmux_actor.backends.base import Engine, EngineCapacity
 from pdmux_actor.errors import EngineDied
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus, UnitReport
-from pdmux_actor.messages import FinishReason, TokenEvent
+from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.detokenizer import Vocabulary
 from pdmux_actor.serving.frames import SILENCE_S, Delta, Generate
@@ -74,6 +74,7 @@ class Unit:
         self._refusal: str | None = None  # why no stream is opened any more
         self._failure: str | None = None
         self._pump: asyncio.Task[None] | None = None
+        self.on_ended: Callable[[GenerateRequest], None] | None = None  # told of each request that is traced
 
     async def start(self) -> None:
         """Raises EngineStartFailed, and OSError when the address cannot be bound."""
@@ -237,6 +238,8 @@ class Unit:
         if opened is None:
             return False
         self._follower.stream_ended(opened.held)
+        if self.on_ended is not None and opened.stream.request.traceparent:
+            self.on_ended(opened.stream.request)
         if not self._streams:
             self._none_open.set()
         return True

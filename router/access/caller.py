@@ -28,7 +28,7 @@ _PRIORITIES: Mapping[str, Priority] = {p.name.lower(): p for p in Priority}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """`tenant` names the API key, or whom a trusted proxy says it asks for; `key_id` is empty without keys,
-    `request_id` the one that its client knows.
+    `request_id` the one that its client knows; `traceparent` is that of the request's span where it is traced.
     Targets that are None are the model's; tighter ones than the model's are granted to whom `may_tighten_slo` says.
     `priority` is at most `max_priority`; `names_priority`: a header asked for it, which counts before the body.
     """
@@ -42,6 +42,7 @@ class Caller:
     conversation: str = ""
     key_id: str = ""
     request_id: str = ""
+    traceparent: str = ""
     may_tighten_slo: bool = False
 
     def asking(self, priority: Priority | None, conversation: str | None) -> "Caller":

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS_TYPE
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -65,8 +66,8 @@ not answer.
 ReadEvents = Callable[[float], Awaitable[bytes | None]]
 """The events of the fleet in the last so many seconds, as JSON; None when the control loop does not answer."""
 
-ReadMetrics = Callable[[], Awaitable[bytes]]
-"""The exposition of all gateways."""
+ReadMetrics = Callable[[bool], Awaitable[bytes]]
+"""The exposition of all gateways, in OpenMetrics' format or in Prometheus' own."""
 
 # To a browser's page; without this it sees none of them.
 _SHOWN_HEADERS = (
@@ -195,9 +196,13 @@ def _add_operation_routes(app: FastAPI, gateway: Gateway, read_metrics: ReadMetr
         return Version(version=VERSION)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    async def metrics() -> Response:
-        text = gateway.metrics.exposition() if read_metrics is None else await read_metrics()
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+    async def metrics(request: Request) -> Response:
+        openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
+        if read_metrics is not None:
+            text = await read_metrics(openmetrics)
+        else:
+            text = gateway.metrics.openmetrics() if openmetrics else gateway.metrics.exposition()
+        return Response(text, headers={"content-type": OPENMETRICS_TYPE if openmetrics else CONTENT_TYPE_LATEST})
 
 
 def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDecisions) -> None:

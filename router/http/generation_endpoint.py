@@ -40,7 +40,8 @@ RequestT = TypeVar("RequestT", bound=ForGeneration)
 
 
 def _caller(request: Request, who: AccessGrant) -> Caller:
-    return replace(who.caller, request_id=request.state.request_id)
+    traceparent = getattr(request.state, "traceparent", "")
+    return replace(who.caller, request_id=request.state.request_id, traceparent=traceparent)
 
 
 async def answer(

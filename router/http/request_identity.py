@@ -4,6 +4,7 @@ import logging
 import re
 import time
 import uuid
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -15,7 +16,7 @@ from router.http.streaming import ClientDisconnected
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.request_labels import CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
 from router.telemetry.request_log import log_request
-from router.telemetry.tracing import RequestSpans
+from router.telemetry.tracing import RequestSpans, RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class RequestIdentity:
         request_id = state["request_id"] = request_id_of(Headers(scope=scope).get("x-request-id"))
         status = 0
         started_s = time.monotonic()
+        trace = None if self._spans is None else self._trace(self._spans, scope, state)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -86,9 +88,16 @@ class RequestIdentity:
             self._count_refusal(state.get("error"))
             elapsed_s = time.monotonic() - started_s
             log_request(state, endpoint=endpoint, status=status, elapsed_s=elapsed_s)
-            if self._spans is not None and endpoint in GENERATION_ENDPOINTS:
-                headers = {name: value for name, value in Headers(scope=scope).items() if name in _TRACE_HEADERS}
-                self._spans.write(state, headers=headers, endpoint=endpoint, status=status, elapsed_s=elapsed_s)
+            if self._spans is not None and trace is not None:
+                self._spans.end(trace, state, status=status)
+
+    def _trace(self, spans: RequestSpans, scope: Scope, state: dict[str, Any]) -> RequestTrace | None:
+        if scope["path"] not in GENERATION_ENDPOINTS:
+            return None
+        headers = {name: value for name, value in Headers(scope=scope).items() if name in _TRACE_HEADERS}
+        trace = spans.start(headers=headers, endpoint=scope["path"])
+        state["traceparent"] = trace.traceparent
+        return trace
 
     def _count_refusal(self, error: RouterError | None) -> None:
         if isinstance(error, RateLimited):

@@ -64,6 +64,7 @@ def embedding_generations(
             embeds=True,
             slo=report.slo,
             client_request_id=report.request_id,
+            traceparent=report.traceparent,
         )
         for index, prompt in enumerate(prompts)
     ]

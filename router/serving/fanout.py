@@ -56,6 +56,7 @@ def generations_of(
                     gives_way=gives_way,
                     slo=report.slo,
                     client_request_id=report.request_id,
+                    traceparent=report.traceparent,
                 )
             )
     return generations

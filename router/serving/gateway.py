@@ -283,7 +283,12 @@ class Gateway:
         return self.limits.max_prompt_tokens if context is None else min(context.lately, self.limits.max_prompt_tokens)
 
     def _report(self, card: ModelCard, caller: Caller) -> ServiceReport:
-        return ServiceReport(granted=caller.slo(card.slo), started_s=self._clock(), request_id=caller.request_id)
+        return ServiceReport(
+            granted=caller.slo(card.slo),
+            started_s=self._clock(),
+            request_id=caller.request_id,
+            traceparent=caller.traceparent,
+        )
 
     async def _answer(
         self,

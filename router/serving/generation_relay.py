@@ -229,6 +229,7 @@ def _continuation(generation: Generation, progress: _Progress, attempt: int, slo
         cache_salt=generation.cache_salt,
         gives_way=generation.gives_way,
         embeds=generation.embeds,
+        traceparent=generation.traceparent,
     )
 
 

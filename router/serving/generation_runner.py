@@ -58,9 +58,10 @@ class GenerationRunner:
             raise
         now_s = self._clock()
         choice = admitted.choice
-        self._metrics.queue_time.labels(generation.model).observe(now_s - started_s)
+        exemplar = generation.exemplar
+        self._metrics.queue_time.labels(generation.model).observe(now_s - started_s, exemplar)
         if was_cold:
-            self._metrics.cold_start.labels(generation.model).observe(now_s - started_s)
+            self._metrics.cold_start.labels(generation.model).observe(now_s - started_s, exemplar)
         self._metrics.choices.labels(choice.reason).inc()
         self._metrics.prefix_tokens.labels(generation.model).inc(choice.prefix_tokens)
         report.admitted(
@@ -70,7 +71,7 @@ class GenerationRunner:
             predicted_ttft_s=choice.predicted_ttft_s,
             prefix_tokens=choice.prefix_tokens,
         )
-        stopwatch = self._metrics.stopwatch(generation.model, generation.slo, started_s)
+        stopwatch = self._metrics.stopwatch(generation.model, generation.slo, started_s, exemplar)
         finished = False
         try:
             with self._metrics.in_flight.labels(generation.model).track_inprogress():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
 
 from pdmux_actor.messages import Slo
 from router.admission.block_ledger import QuotaLedger
@@ -128,17 +129,28 @@ class GatewayMetrics:
         text: bytes = generate_latest(self._registry)
         return text
 
-    def stopwatch(self, model: str, slo: Slo, now_s: float) -> "GenerationStopwatch":
-        return GenerationStopwatch(self, model, slo, now_s)
+    def openmetrics(self) -> bytes:
+        """The same in OpenMetrics' text format, which has exemplars: of latencies, the traces of some requests."""
+        text: bytes = openmetrics_text(self._registry)
+        return text
+
+    def stopwatch(
+        self, model: str, slo: Slo, now_s: float, exemplar: dict[str, str] | None = None
+    ) -> "GenerationStopwatch":
+        """`exemplar` names the trace of a generation that is traced."""
+        return GenerationStopwatch(self, model, slo, now_s, exemplar)
 
 
 class GenerationStopwatch:
     """Times one generation. Gaps are those between outputs, which may hold several tokens."""
 
-    def __init__(self, metrics: GatewayMetrics, model: str, slo: Slo, now_s: float) -> None:
+    def __init__(
+        self, metrics: GatewayMetrics, model: str, slo: Slo, now_s: float, exemplar: dict[str, str] | None
+    ) -> None:
         self._metrics = metrics
         self._model = model
         self._slo = slo
+        self._exemplar = exemplar
         self._started_s = self._previous_s = now_s
         self._gap = metrics.gap.labels(model)
         self._first = True
@@ -154,16 +166,16 @@ class GenerationStopwatch:
         if self._first:
             self._first = False
             self.ttft_met = elapsed_s <= self._slo.ttft_s
-            self._metrics.ttft.labels(self._model).observe(elapsed_s)
+            self._metrics.ttft.labels(self._model).observe(elapsed_s, self._exemplar)
             return None
         self.tbt_met = self.tbt_met and elapsed_s <= self._slo.tbt_s
-        self._gap.observe(elapsed_s)
+        self._gap.observe(elapsed_s, self._exemplar)
         return elapsed_s
 
     def on_finish(self) -> None:
         metrics, model = self._metrics, self._model
         metrics.answers.labels(model).inc()
-        metrics.duration.labels(model).observe(self._previous_s - self._started_s)
+        metrics.duration.labels(model).observe(self._previous_s - self._started_s, self._exemplar)
         metrics.slo_met.labels(model, "ttft").inc(int(self.ttft_met))
         metrics.slo_met.labels(model, "tbt").inc(int(self.tbt_met))
         metrics.in_time.labels(model).inc(int(self.ttft_met and self.tbt_met))

@@ -17,6 +17,7 @@ class ServiceReport:
     granted: GrantedSlo
     started_s: float
     request_id: str = ""
+    traceparent: str = ""
     unit_id: str = ""
     queue_s: float = 0.0
     cold_s: float = 0.0

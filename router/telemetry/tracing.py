@@ -1,41 +1,46 @@
-"""OpenTelemetry spans of requests, written when a request is over, from its service report."""
+"""OpenTelemetry spans of requests, from a gateway's point of view. Units write those of their engines below them."""
 
-import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
+from pdmux_actor.serving.otlp import span_processor
 from router.telemetry.service_report import ServiceReport
-
-logger = logging.getLogger(__name__)
 
 _NS = 1_000_000_000
 
 
 class RequestSpans:
-    """One span per request, a child of the client's `traceparent`, with children for queue, prefill and decode."""
+    """One span per request that is sampled, a child of the client's `traceparent`, with children for queue, prefill and
+    decode. Which are sampled, the client's flag says, or OTEL_TRACES_SAMPLER as OpenTelemetry has it: else all.
+    """
 
     def __init__(self, processor: SpanProcessor, *, version: str) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "muxfleet-gateway"}))
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("muxfleet", version)
 
-    def write(
-        self, state: Mapping[str, Any], *, headers: Mapping[str, str], endpoint: str, status: int, elapsed_s: float
-    ) -> None:
-        """`state` is the request's, as in the request log. The request ends now."""
-        end_ns = time.time_ns()
-        start_ns = end_ns - int(elapsed_s * _NS)
+    def start(self, *, headers: Mapping[str, str], endpoint: str) -> "RequestTrace":
+        """The request begins now."""
+        start_ns = time.time_ns()
         span = self._tracer.start_span(
             f"POST {endpoint}", context=extract(headers), kind=SpanKind.SERVER, start_time=start_ns
         )
+        return RequestTrace(span=span, start_ns=start_ns)
+
+    def end(self, trace: "RequestTrace", state: Mapping[str, Any], *, status: int) -> None:
+        """`state` is the request's, as in the request log. The request ends now."""
+        span, start_ns = trace.span, trace.start_ns
+        if not span.is_recording():
+            return
+        end_ns = max(start_ns, time.time_ns())
         span.set_attribute("http.response.status_code", status)
         span.set_attribute("gen_ai.request.model", state.get("model", ""))
         span.set_attribute("muxfleet.request_id", state["request_id"])
@@ -77,12 +82,19 @@ class RequestSpans:
         self._tracer.start_span(name, context=parent, start_time=start_ns).end(end_time=end_ns)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTrace:
+    span: Span
+    start_ns: int
+
+    @property
+    def traceparent(self) -> str:
+        """What tells others below which span theirs are (W3C Trace Context); empty for one that is not sampled."""
+        context = self.span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-01" if context.trace_flags.sampled else ""
+
+
 def otlp_spans(endpoint: str, *, version: str) -> RequestSpans | None:
     """Sends to an OTLP/HTTP collector; None, with a word in the log, when the optional package is not there."""
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError:
-        logger.error("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but `pip install 'muxfleet[otel]'` was not done")
-        return None
-    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
-    return RequestSpans(BatchSpanProcessor(exporter), version=version)
+    processor = span_processor(endpoint)
+    return None if processor is None else RequestSpans(processor, version=version)

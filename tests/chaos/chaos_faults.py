@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from fleet_process import FleetProcess, command_line
 
 from deploy.fleet_file.settings import GatewaySection
 from deploy.fleet_file.watch_section import WatchSection
+from deploy.inspection.fleet_events import fleet_events
 
 _RECOVER_S = 120.0
 _ENGINE = "pdmux_actor.serving.process"
@@ -21,6 +23,7 @@ _GATEWAY = "ServeReplica:gateway:Gateway"
 _CONTROLLER = "ServeReplica:control:Controller"
 _PAGE_BYTES = 4096
 _LONG_PROMPTS = 24
+_TOLD_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,3 +203,25 @@ async def until_balanced(fleet: FleetProcess) -> None:
             clean = clean + 1 if not any(map(float, left)) else 0
             await asyncio.sleep(0.2)
     assert clean >= 6, f"still held or running: {left}"
+
+
+def continuations(fleet: FleetProcess) -> int:
+    """Generations that lost their unit and went on, as the gateways have counted them."""
+    text = httpx.get(f"{fleet.url}/metrics", timeout=30, trust_env=False).text
+    found = re.findall(r"^muxfleet_generation_continuations_total\{.*\} ([0-9.e+]+)$", text, flags=re.MULTILINE)
+    assert found, "the counter has another name now"
+    return int(sum(map(float, found)))
+
+
+def events_of_requests(fleet: FleetProcess, *, since_s: int, moved: int) -> Counter[str]:
+    """Events of the flight recorder by kind, once it tells of so many moved requests, or all that it told in time:
+    gateways pass on what is beyond their limits after ten seconds.
+    """
+    until_s = time.monotonic() + _TOLD_S
+    while True:
+        told = Counter[str]()
+        for event in fleet_events(fleet.url, since_s=int(time.time()) - since_s + 1):
+            told[event.kind.value] += event.count
+        if told["request_moved"] >= moved or time.monotonic() > until_s:
+            return told
+        time.sleep(0.5)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from chaos_faults import FAULTS, Fault, unit_ids, until_balanced, until_well
+from chaos_faults import FAULTS, Fault, continuations, events_of_requests, unit_ids, until_balanced, until_well
 from chaos_fleet_file import fleet_of
 from chaos_load import MODELS, Load, ask_once
 from fleet_process import FleetProcess
@@ -32,6 +32,7 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
         await fault.strike(chaos_fleet)
         recovered.append(await until_well(chaos_fleet, other_than=before))
 
+    began_s, continued = int(time.time()), continuations(chaos_fleet)
     run = load.through(trouble)
 
     with capsys.disabled():
@@ -47,6 +48,14 @@ def test_fault__under_load__every_request_is_answered_once_with_its_tokens(
     if fault.silence_s is not None:  # streams go on elsewhere before who hangs is given up
         assert run.longest_silence_s() < fault.silence_s
     asyncio.run(until_balanced(chaos_fleet))
+    if fault.takes_units:
+        moved = continuations(chaos_fleet) - continued
+        told = events_of_requests(chaos_fleet, since_s=began_s, moved=moved)
+        with capsys.disabled():
+            print(f"; {moved} went on elsewhere, events: {dict(told)}", end="")
+        assert moved
+        assert told["request_moved"] == moved
+        assert told["unit_lost"] == told["unit_restarted"] >= 1
 
 
 def test_sleeper__asked_for_then_left_alone__wakes_within_the_request_and_goes_again(

@@ -9,9 +9,11 @@ from served_gateway import InlineText, running
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import Lease, ModelAssignment
+from pdmux_actor.serving.actor import TraceSteps
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.unit import Unit
 from router.serving.gateway import Gateway
+from router.telemetry.tracing import RequestSpans
 from router.view import FleetView, ModelCard, UnitView
 
 MODEL = "real"
@@ -19,21 +21,32 @@ _START_TIMEOUT_S = 150.0
 
 
 @contextlib.asynccontextmanager
-async def real_fleet(folder: Path, settings: EngineSettings) -> AsyncIterator[str]:
-    """Yields the URL of a gateway that serves the checkpoint as MODEL."""
+async def real_fleet(
+    folder: Path,
+    settings: EngineSettings,
+    *,
+    spans: RequestSpans | None = None,
+    trace: TraceSteps | None = None,
+) -> AsyncIterator[str]:
+    """Yields the URL of a gateway that serves the checkpoint as MODEL. `trace` writes the steps of traced requests."""
     unit = Unit(NativeEngine(settings), unit_id="u", node="n", pool="p", num_gpus=1)
     gateway = Gateway(start_text=InlineText.start)
     await unit.start()
+    steps = None if trace is None else trace(unit.decisions)
+    if steps is not None:
+        unit.on_ended = steps.ended
     try:
         model = ModelAssignment(model=MODEL, source=str(folder), quota_blocks=100_000, slo=EASY)
         unit.apply_lease(Lease(version=1, models=(model,), policy="mux", stream_token=TOKEN))
         await eventually(
             lambda: [s.phase.value for s in unit.report().models] == ["ready"], deadline_s=_START_TIMEOUT_S
         )
-        async with running(gateway) as url:
+        async with running(gateway, spans=spans) as url:
             card = ModelCard(model=MODEL, source=str(folder), revision=None, slo=EASY, created_s=1)
             shown = UnitView(report=unit.report(), age_s=0.1)
             gateway.update_view(FleetView(models=(card,), units=(shown,), stream_token=TOKEN))
             yield url
     finally:
+        if steps is not None:
+            await steps.close()
         await unit.stop()

@@ -11,6 +11,7 @@ from fake_unit import FakeUnit, eventually, fleet_view
 from router.batches.batch_settings import BatchSettings
 from router.http.app import create_app
 from router.serving.gateway import Gateway
+from router.telemetry.tracing import RequestSpans
 from router.text.calls import LoadTokenizer, TextAnswer, TextCall
 from router.text.worker import TextWorker
 
@@ -48,9 +49,11 @@ class ServedGateway:
 
 
 @contextlib.asynccontextmanager
-async def running(gateway: Gateway, *, batches: BatchSettings | None = None) -> AsyncIterator[str]:
+async def running(
+    gateway: Gateway, *, batches: BatchSettings | None = None, spans: RequestSpans | None = None
+) -> AsyncIterator[str]:
     config = uvicorn.Config(
-        create_app(gateway, batches=batches),
+        create_app(gateway, batches=batches, spans=spans),
         host="127.0.0.1",
         port=0,
         log_level="warning",
