@@ -69,6 +69,7 @@ class GatewayIngress:
         self._gateways: DeploymentHandle[Any] | None = None
         self._gateway = Gateway(limits)
         self._responses = ResponseStore(self._ask_siblings)
+        self._tells_events = True
         self._cors_origins = cors_origins
         self._batches = batches()
         self._read_keys = read_keys
@@ -222,15 +223,16 @@ class GatewayIngress:
         return body
 
     async def _ask(self, gateway: Gateway) -> FleetView:
-        events = gateway.events.fetch()
+        events = gateway.events.fetch() if self._tells_events else ()
+        self._tells_events = True
         try:
             told = (gateway.demand_report(), events) if events else (gateway.demand_report(),)
             asked = (await self._control_loop()).fleet_view.remote(*told)
             view: FleetView = await asked
-        except RayTaskError:  # it cannot take them: neither would it the next time
-            raise
-        except BaseException:
+        except BaseException as error:
             gateway.events.give_back(events)
+            # A control loop of another release may fail over them: the next view comes whatever they are.
+            self._tells_events = not (events and isinstance(error, RayTaskError))
             raise
         return view
 

@@ -152,11 +152,11 @@ class Controller:
         """`asked` is what clients asked the calling gateway for, `events` what went wrong with requests since it asked
         last. Waits while a fresh control loop may not have heard of all units: its callers keep what they know.
         """
-        self._recorder.take(events)
         if asked is not None:
             self._loop.hear_demand(asked, time.monotonic())
         while (view := self._loop.fleet_view(time.monotonic())) is None:
             await self._wait_for_heartbeat()
+        self._recorder.take(events)  # a caller that has given up waiting brings them again
         return replace(view, events=self._recorder.counts(), load_times=self._recorder.load_times())
 
     async def events(self, since_s: float) -> bytes:

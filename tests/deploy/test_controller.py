@@ -209,3 +209,17 @@ async def test_fleet_view__gateway_brings_events__they_are_told_counted_and_kept
     assert view.events["request_moved"] == 1
     assert moved in told
     assert [e.kind for e in told][:2] == [EventKind.CONTROLLER_STARTED, EventKind.UNIT_JOINED]
+
+
+async def test_fleet_view__gateway_gave_up_waiting_and_brings_events_again__they_count_once(tmp_path: Path) -> None:
+    controller = Controller(token="t", planner_for=in_place)
+    await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
+    moved = FleetEvent(at_s=time.time(), kind=EventKind.REQUEST_MOVED, text="lost", unit="u", model="m0")
+    demand = DemandReport(gateway_id="g", models=())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(controller.fleet_view(demand, (moved,)), 0.05)
+    await controller.heartbeat(FakeUnit(unit_id="u").report())
+
+    view = await controller.fleet_view(demand, (moved,))
+
+    assert view.events["request_moved"] == 1

@@ -7,6 +7,7 @@ import threading
 import httpx
 import pytest
 from fake_unit import FakeUnit, eventually, fleet_view
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from router import serve_deployment as serve_adapter
@@ -36,16 +37,21 @@ class ControlLoop:
         self.asked = 0
         self.demand = None
         self.decisions = Decisions()
+        self.events = []
+        self.refuses = []
 
     @property
     def fleet_view(self) -> "ControlLoop":
         return self
 
-    async def remote(self, demand):
+    async def remote(self, demand, events=()):
         self.asked += 1
         self.demand = demand
         if self.view is None:
             raise ConnectionError("no control loop")
+        if events and self.refuses:
+            raise self.refuses.pop()
+        self.events.extend(events)
         return self.view
 
 
@@ -267,3 +273,21 @@ async def test_response__next_turn_at_another_replica__goes_on(monkeypatch, toke
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "previous_response_not_found")
     assert (silent.status_code, silent.json()["error"]["code"]) == (503, "gateways_silent")
     assert silent.headers["retry-after"] == "5"
+
+
+@pytest.mark.parametrize("error", [RayTaskError("fleet_view", "", "TypeError()"), RayActorError(), TimeoutError()])
+async def test_events__control_loop_fails_over_them__come_again_and_views_come_meanwhile(
+    replica, tokenizer_folder, error
+) -> None:
+    ingress, control, http = replica
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await until_ready(http)
+        control.refuses = [error, error]
+        asked = control.asked
+        ingress._gateway.events.moved(model="m", unit="u", request_id="r", reason="gone")
+        await eventually(lambda: control.events)
+
+    assert [e.request_id for e in control.events] == ["r"]
+    assert control.refuses == []
+    assert control.asked - asked <= 6, "every second ask went without them, so that its view came"
