@@ -89,7 +89,7 @@ class RequestTrace:
 
     @property
     def traceparent(self) -> str:
-        """What tells others below which span theirs are (W3C Trace Context); empty for one that is not sampled."""
+        """Tells others below which span theirs are (W3C Trace Context); empty for one that is not sampled."""
         context = self.span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-01" if context.trace_flags.sampled else ""
 
