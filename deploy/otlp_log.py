@@ -1,5 +1,7 @@
 """Sends log records to an OpenTelemetry collector, with the fields that the JSON lines have as attributes."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ _PLAIN = str | bool | int | float
 class OtlpRecords(logging.Handler):
     """An event of the flight recorder has the event name `muxfleet.KIND` and the time when it happened."""
 
-    def __init__(self, processor: "LogRecordProcessor", *, service: str, fields: Mapping[str, str]) -> None:
+    def __init__(self, processor: LogRecordProcessor, *, service: str, fields: Mapping[str, str]) -> None:
         """`fields` are the process's own."""
         from opentelemetry.sdk._logs import LoggerProvider
         from opentelemetry.sdk.resources import Resource

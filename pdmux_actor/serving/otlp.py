@@ -1,5 +1,7 @@
 """Exports spans and log records to an OpenTelemetry collector by OTLP over HTTP, if the optional package is there."""
 
+from __future__ import annotations
+
 import logging
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:  # a process that exports nothing imports nothing of OpenTelem
 logger = logging.getLogger(__name__)
 
 
-def span_processor(endpoint: str) -> "SpanProcessor | None":
+def span_processor(endpoint: str) -> SpanProcessor | None:
     """None, with a word in the log, when the package is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -22,7 +24,7 @@ def span_processor(endpoint: str) -> "SpanProcessor | None":
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces"))
 
 
-def log_processor(endpoint: str) -> "LogRecordProcessor | None":
+def log_processor(endpoint: str) -> LogRecordProcessor | None:
     """None when the package is not installed, which `span_processor` has said."""
     try:
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
