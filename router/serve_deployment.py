@@ -12,6 +12,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from router.access.api_keys import KeyRing
+from router.access.key_usage import KeyUsage
 from router.batches.batch_settings import BatchSettings
 from router.errors import GatewaysSilent
 from router.http.app import create_app
@@ -158,6 +159,26 @@ class GatewayIngress:
             following.create_task(self._follow_fleet(gateway))
             if self._read_keys is not None:
                 following.create_task(self._follow_keys(gateway, self._read_keys))
+                following.create_task(self._follow_usage(gateway))
+
+    async def _follow_usage(self, gateway: Gateway) -> None:
+        """Begins with what keys have left of their rates, and tells it from then on, for those that come later."""
+        is_new = answering = True
+        while True:
+            told = None if is_new else gateway.access.usage()
+            try:
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    asked = (await self._control_loop()).key_usage.remote(gateway.scheduler.gateway_id, told)
+                    left: tuple[KeyUsage, ...] = await asked
+            except Exception as error:  # as in following the fleet
+                if answering:
+                    logger.warning("control loop does not keep what API keys have used", extra={"reason": repr(error)})
+                answering = False
+            else:
+                if is_new:
+                    gateway.access.restore_usage(left)
+                is_new, answering = False, True
+            await asyncio.sleep(KEYS_POLL_S)
 
     async def _follow_keys(self, gateway: Gateway, read_keys: Callable[[], KeyRing]) -> None:
         """What cannot be read changes nothing: a slip in the file neither locks everybody out nor lets everybody in."""

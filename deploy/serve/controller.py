@@ -18,6 +18,7 @@ from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
 from deploy.control.flight_log import FlightLog
 from deploy.control.flight_recorder import FlightRecorder
+from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
@@ -35,6 +36,7 @@ from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
+from router.access.key_usage import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
 from router.view import FleetView
@@ -93,6 +95,7 @@ class Controller:
         self._planner_for = planner_for or PlannerProcess().using
         self._recorder = FlightRecorder(time.time() - time.monotonic())
         self._log = FlightLog()
+        self._usages = KeyUsages()
         self._loop = ControlLoop(
             stream_token=stream_token() if token is None else token,
             # Milliseconds outrun the versions that any predecessor can have given out.
@@ -158,6 +161,15 @@ class Controller:
             await self._wait_for_heartbeat()
         self._recorder.take(events)  # a caller that has given up waiting brings them again
         return replace(view, events=self._recorder.counts(), load_times=self._recorder.load_times())
+
+    async def key_usage(self, gateway_id: str, told: tuple[KeyUsage, ...] | None) -> tuple[KeyUsage, ...]:
+        """Takes what API keys have left of the gateway's part of their rates. `told` None: it has just begun, and is
+        told what they have left of the fleet's.
+        """
+        if told is None:
+            return self._usages.left(time.time())
+        self._usages.tell(gateway_id, told, time.time())
+        return ()
 
     async def events(self, since_s: float) -> bytes:
         """The FleetEvents of the last `since_s` seconds as JSON, oldest first."""
@@ -227,6 +239,9 @@ class Controller:
         before, self._state = self._state, self._state_for(config.name, config.state)
         if before is None:
             await asyncio.to_thread(self._state.load_events, self._log)
+            usage = await asyncio.to_thread(self._state.load_usage)
+            if usage is not None:
+                self._usages.restore(usage, time.time())
             restored = await asyncio.to_thread(self._state.load)
             if restored is not None:
                 self._loop.take_over(restored)
@@ -246,6 +261,7 @@ class Controller:
         if self._state is None:
             return
         self._state.keep_events(self._log)
+        self._state.keep_usage(self._usages.kept(time.time()))
         state = self._loop.state(time.monotonic())
         if state is not None:
             self._state.keep(state)

@@ -8,6 +8,8 @@ from pathlib import Path
 from deploy.control.control_state import FORMAT, ControlState
 from deploy.control.flight_log import FORMAT as EVENT_FORMAT
 from deploy.control.flight_log import SEGMENTS, STREAMS, EventSegment, FlightLog, document_name
+from deploy.control.key_usages import FORMAT as USAGE_FORMAT
+from deploy.control.key_usages import KeptUsage
 from deploy.environment import state_folder
 from deploy.fleet_file.state_section import StateSection
 from deploy.state.cluster_store import ClusterStore
@@ -16,6 +18,7 @@ from deploy.state.state_store import StateStore
 from deploy.state.write_behind import WriteBehind
 
 _NAME = "control loop"
+_USAGE = "key usage"
 _STALE_S = 3600.0
 
 
@@ -25,6 +28,7 @@ class KeptState:
     def __init__(self, name: str, section: StateSection, documents: WriteBehind) -> None:
         self._of = (name, section)
         self.documents = documents
+        self._has_usage = False
         self._epoch_s = time.time() - time.monotonic()  # once: the same state shall make the same document
 
     def is_of(self, name: str, section: StateSection) -> bool:
@@ -46,6 +50,15 @@ class KeptState:
     def keep(self, state: ControlState) -> None:
         """Returns at once."""
         self.documents.keep(_NAME, state.shifted(self._epoch_s), format=FORMAT)
+
+    def load_usage(self) -> KeptUsage | None:
+        return self.documents.load(_USAGE, KeptUsage, format=USAGE_FORMAT)
+
+    def keep_usage(self, usage: KeptUsage) -> None:
+        """Returns at once. As long as no key has used anything, nothing is written."""
+        if usage.keys or self._has_usage:
+            self.documents.keep(_USAGE, usage, format=USAGE_FORMAT)
+        self._has_usage = bool(usage.keys)
 
     def load_events(self, log: FlightLog) -> None:
         for stream in STREAMS:

@@ -1,12 +1,13 @@
 """The gate in front of the API: keys, allow-lists and rates. Without a key ring everybody is let in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 
 from router.access.api_keys import KeyEntry, KeyRing, check_model
 from router.access.caller import Caller, api_key_of, caller_of
+from router.access.key_usage import KeyUsage
 from router.access.rate_limits import RateLimits, RateStatus
 from router.errors import AdminOnly, InvalidApiKey, RateLimited
 
@@ -84,6 +85,14 @@ class AccessControl:
     def spend(self, key_id: str, tokens: int) -> None:
         """Charges what a generation of the key took."""
         self._rates.spend(key_id, tokens, self._clock())
+
+    def usage(self) -> tuple[KeyUsage, ...]:
+        """Returns what is left to the keys that have used something."""
+        return self._rates.usage(self._clock())
+
+    def restore_usage(self, usages: Iterable[KeyUsage]) -> None:
+        """Takes over what gateways before this one have let keys use."""
+        self._rates.restore(usages, self._clock())
 
     def check_admin(self, who: AccessGrant) -> None:
         """Raises AdminOnly."""

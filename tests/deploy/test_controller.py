@@ -18,6 +18,7 @@ from deploy.serve.controller import Controller
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 from profiler.errors import UnsupportedModel
+from router.access.key_usage import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
 
@@ -223,3 +224,27 @@ async def test_fleet_view__gateway_gave_up_waiting_and_brings_events_again__they
     view = await controller.fleet_view(demand, (moved,))
 
     assert view.events["request_moved"] == 1
+
+
+async def test_controller__killed_and_started_again__tells_a_new_gateway_what_keys_owe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_KEEP_EVERY_S", 0.01)
+    config = user_config(checkpoint(tmp_path / "a"), state={"folder": str(tmp_path)})
+    first = Controller(token="t", planner_for=in_place)
+    await first.reconfigure(config)
+    assert await first.key_usage("g1", None) == ()
+    assert await first.key_usage("g1", (KeyUsage(key_id="k", tokens_left=-5.0),)) == ()
+    kept = tmp_path / "fleet.sqlite3"
+    until_s = time.monotonic() + 30
+    while not (kept.exists() and b'"key_id":"k"' in kept.read_bytes()):
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.01)
+    first._keeping.cancel()  # as a process that is killed
+
+    second = Controller(token="t", planner_for=in_place)
+    await second.reconfigure(config)
+    (told,) = await second.key_usage("g2", None)
+
+    assert told.key_id == "k"
+    assert -5.0 <= told.tokens_left < -4.0

@@ -11,6 +11,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from router import serve_deployment as serve_adapter
+from router.access.api_keys import KeyEntry, KeyRing
+from router.access.key_usage import KeyUsage
 from router.serve_deployment import GatewayIngress
 from router.view import FleetView
 
@@ -291,3 +293,29 @@ async def test_events__control_loop_fails_over_them__come_again_and_views_come_m
     assert [e.request_id for e in control.events] == ["r"]
     assert control.refuses == []
     assert control.asked - asked <= 6, "every second ask went without them, so that its view came"
+
+
+class Usage:
+    """`key_usage.remote(gateway, told)`: a new gateway is told of a debt."""
+
+    def __init__(self) -> None:
+        self.told = []
+
+    async def remote(self, gateway_id, told):
+        self.told.append(told)
+        return (KeyUsage(key_id="k", tokens_left=-1.0),) if told is None else ()
+
+
+async def test_key_usage__new_gateway__begins_with_what_keys_owe_and_tells_it_on(replica, monkeypatch) -> None:
+    ingress, control, _ = replica
+    monkeypatch.setattr(serve_adapter, "KEYS_POLL_S", 0.01)
+    control.key_usage = usage = Usage()
+    entry = KeyEntry(key_id="k", name="team", hash="sha256:0", tokens_per_minute=600)
+    ingress._gateway.access.set_keys(KeyRing([entry]))
+    following = asyncio.create_task(ingress._follow_usage(ingress._gateway))
+    await eventually(lambda: len(usage.told) >= 3)
+    following.cancel()
+
+    assert usage.told[0] is None
+    assert usage.told.count(None) == 1
+    assert [(u.key_id, -1.0 <= u.tokens_left < -0.9) for u in usage.told[1]] == [("k", True)]
