@@ -21,7 +21,8 @@
 {{- end -}}
 {{- if eq $pool.device "cpu" -}}
 {{- $kv := default (include "muxfleet.data" $root | fromJson).cpuKvBytes $pool.kv_memory -}}
-{{- with get (default dict $group.resources.limits) "memory" -}}
+{{- $resources := include "muxfleet.groupResources" (dict "group" $group "pool" $pool) | fromJson -}}
+{{- with get $resources.limits "memory" -}}
 {{- if ge ($kv | float64) (include "muxfleet.quantity" . | float64) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].kv_memory" $i) "value" ($kv | int64) "remedy" (printf "leaves nothing of its pods' memory for weights (%s.resources.limits.memory is %v); lower it or raise the limit" (ternary $ownPath "workers" (hasKey $own "resources")) .)) -}}
 {{- end -}}

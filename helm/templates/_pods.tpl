@@ -206,11 +206,29 @@ template:
 {{- toJson $group -}}
 {{- end -}}
 
+{{/*
+Requests and limits of a pool's Ray container, without its GPUs. What is named on one side only is left so: Kubernetes takes
+a limit for the request, too. Takes group, pool.
+*/}}
+{{- define "muxfleet.groupResources" -}}
+{{- $resources := deepCopy (default dict .group.resources) -}}
+{{- $devices := ternary (.pool.gpus_per_node | int64) 1 (eq .pool.device "cuda") -}}
+{{- $requests := default dict $resources.requests -}}
+{{- $limits := default dict $resources.limits -}}
+{{- range $name, $amount := dict "cpu" (printf "%d" (mul 4 $devices)) "memory" (printf "%dGi" (mul 16 $devices)) -}}
+{{- if not (or (hasKey $requests $name) (hasKey $limits $name)) -}}
+{{- $_ := set $requests $name $amount -}}
+{{- $_ := set $limits $name $amount -}}
+{{- end -}}
+{{- end -}}
+{{- toJson (merge (dict "requests" $requests "limits" $limits) $resources) -}}
+{{- end -}}
+
 {{/* Takes root, fleet, pool. */}}
 {{- define "muxfleet.workerGroup" -}}
 {{- $values := .root.Values -}}
 {{- $group := include "muxfleet.group" (dict "root" .root "pool" .pool.name) | fromJson -}}
-{{- $resources := deepCopy $group.resources -}}
+{{- $resources := include "muxfleet.groupResources" (dict "group" $group "pool" .pool) | fromJson -}}
 {{- if eq .pool.device "cuda" -}}
 {{- $gpus := dict $group.gpuResource (.pool.gpus_per_node | int64) -}}
 {{- $resources = mergeOverwrite $resources (dict "limits" $gpus "requests" (deepCopy $gpus)) -}}

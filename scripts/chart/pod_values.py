@@ -108,8 +108,5 @@ class Pool(WorkerGroup):
 class Workers(WorkerGroup):
     """Defaults of all pools; `pools.NAME` overrides them key by key."""
 
-    resources: Resources = {
-        "requests": {"cpu": "4", "memory": "16Gi"},
-        "limits": {"cpu": "4", "memory": "16Gi"},
-    }
-    """Of the Ray container. Best as large as the node: Ray sees one Ray node per pod."""
+    resources: Resources = {}
+    """Best as large as the node. What neither side names is 4 CPU and 16Gi; in cuda pools for each GPU."""
