@@ -1,6 +1,7 @@
-# The image of head, workers and clients. Two variants:
-#   docker build -t muxfleet:0.1.0 .                                  CPU
-#   docker build -t muxfleet:0.1.0-cuda --build-arg VARIANT=cuda .    NVIDIA GPUs; torch brings CUDA's libraries
+# The image of head, workers and clients. Three variants:
+#   docker build -t muxfleet:0.1.0 .                                      CPU
+#   docker build -t muxfleet:0.1.0-cuda --build-arg VARIANT=cuda .        NVIDIA GPUs; torch brings CUDA's libraries
+#   docker build -t muxfleet:0.1.0-sglang --build-arg VARIANT=sglang .    NVIDIA GPUs, for pools with `backend: sglang`
 # Any base with apt and Python 3.11 or newer as its packaged python3 will do; ours needs nothing else of it.
 ARG BASE_IMAGE=debian:bookworm-slim
 
@@ -18,31 +19,36 @@ ARG VARIANT=cpu
 ARG CPU_INDEX=https://download.pytorch.org/whl/cpu
 # A folder of wheels that the build mounts, for machines without the internet.
 ARG PIP_FIND_LINKS=
-COPY constraints.txt pyproject.toml ./
-RUN torch=$(sed -n 's/^torch==//p' constraints.txt) \
- && case "$VARIANT" in \
-      cpu)  pip install ${CPU_INDEX:+--extra-index-url "$CPU_INDEX"} -c constraints.txt "torch==$torch+cpu" ;; \
-      cuda) pip install -c constraints.txt "torch===$torch" ;; \
-      *)    echo "VARIANT is '$VARIANT'; it must be cpu or cuda" >&2; exit 1 ;; \
+COPY constraints.txt constraints-sglang-cuda.txt pyproject.toml ./
+# SGLang has pins of its own, for torch and xgrammar among others: that variant is installed by its own list.
+RUN cp constraints.txt pins.txt; \
+    case "$VARIANT" in \
+      cpu)    torch=$(sed -n 's/^torch==//p' pins.txt) \
+              && pip install ${CPU_INDEX:+--extra-index-url "$CPU_INDEX"} -c pins.txt "torch==$torch+cpu" ;; \
+      cuda)   pip install -c pins.txt "torch===$(sed -n 's/^torch==//p' pins.txt)" ;; \
+      sglang) cp constraints-sglang-cuda.txt pins.txt \
+              && pip install -c pins.txt sglang ;; \
+      *)      echo "VARIANT is '$VARIANT'; it must be cpu, cuda or sglang" >&2; exit 1 ;; \
     esac
-RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["otel"], sep="\n")' \
+# The names alone for sglang: its list has a version of each.
+RUN python -c 'import re, sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+      needed = [*p["dependencies"], *p["optional-dependencies"]["otel"]]; \
+      print(*(re.split("[<>=!~]", d)[0] if sys.argv[1] == "sglang" else d for d in needed), sep="\n")' "$VARIANT" \
       > requirements.txt \
- && pip install -c constraints.txt -r requirements.txt
-# For example sglang, for pools with `backend: sglang`. It brings its own pins, so ours do not bind it.
-ARG EXTRA_PACKAGES=
-# hadolint ignore=DL3013
-RUN if [ -n "$EXTRA_PACKAGES" ]; then pip install $EXTRA_PACKAGES; fi
+ && pip install -c pins.txt -r requirements.txt
 COPY . .
-RUN pip install -c constraints.txt --no-deps . \
+RUN pip install -c pins.txt --no-deps . \
  && muxfleet --version
 
 FROM ${BASE_IMAGE}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-# KubeRay's probes want bash and wget; on a GPU Triton compiles what launches its kernels when an engine starts.
+# KubeRay's probes want bash and wget; on a GPU Triton compiles what launches its kernels when an engine starts, and SGLang
+# kernels of its own.
 ARG VARIANT=cpu
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bash ca-certificates python3 wget \
- && if [ "$VARIANT" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev python3-dev; fi \
+ && if [ "$VARIANT" != cpu ]; then apt-get install -y --no-install-recommends gcc libc6-dev python3-dev; fi \
+ && if [ "$VARIANT" = sglang ]; then apt-get install -y --no-install-recommends g++ libnuma1; fi \
  && rm -rf /var/lib/apt/lists/* \
  && install -d -o 10001 -g 0 -m 0775 /var/lib/muxfleet /models
 COPY --from=build /opt/muxfleet /opt/muxfleet

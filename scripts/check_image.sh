@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Builds the CPU image with buildah from a Debian base made here, without Docker and without an image registry, and runs
-# it as its user: the version, the programs that KubeRay wants, a fleet that answers /health and a completion.
+# Builds an image with buildah from a Debian base made here, without Docker and without an image registry, and runs it as
+# its user: the version, the programs that KubeRay wants, and in the CPU image a fleet that answers /health and a
+# completion. VARIANT=cuda or sglang builds those, which want tens of GB of disk and, to serve, a GPU.
 # Root, on Debian or Ubuntu: apt install buildah mmdebstrap
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for program in buildah mmdebstrap curl; do
   command -v "$program" >/dev/null || { echo "$program is missing: apt install buildah mmdebstrap curl" >&2; exit 1; }
 done
+variant=${VARIANT:-cpu}
 work=${MUXFLEET_IMAGE_WORK:-$(mktemp -d)}
 mkdir -p "$work"
 B=(buildah --storage-driver overlay --root "$work/r" --runroot "$work/x")
@@ -33,7 +35,7 @@ mounts=()
 for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
   if [ -e "$file" ]; then mounts+=(-v "$file:$file:ro"); fi
 done
-arguments=(--build-arg BASE_IMAGE=localhost/debian:bookworm)
+arguments=(--build-arg BASE_IMAGE=localhost/debian:bookworm --build-arg "VARIANT=$variant")
 arguments+=(--build-arg "CPU_INDEX=${CPU_INDEX-https://download.pytorch.org/whl/cpu}")
 if [ -d "${PIP_FIND_LINKS:-}" ]; then
   mounts+=(-v "$PIP_FIND_LINKS:$PIP_FIND_LINKS:ro")
@@ -53,6 +55,13 @@ inside muxfleet --version
 if inside find /opt /etc /var/lib/muxfleet -size +0 \( -name pip.conf -o -name .netrc \) 2>/dev/null | grep .; then
   echo "the image holds the builder's configuration" >&2
   exit 1
+fi
+if [ "$variant" = sglang ]; then
+  inside python -c 'import sglang, torch, transformers, muxfleet.sglang_plugin; print("      SGLang", sglang.__version__, "torch", torch.__version__)'
+fi
+if [ "$variant" != cpu ]; then
+  echo "      not served: that needs a GPU"
+  exit 0
 fi
 # The network is this machine's: ports of our own.
 port=${MUXFLEET_IMAGE_PORT:-18431}

@@ -154,7 +154,7 @@ def _sglang_version() -> str:
     try:
         return version("sglang")
     except PackageNotFoundError as error:
-        remedy = "SGLang is not installed; pip install 'muxfleet[sglang]'"
+        remedy = "SGLang is not installed; docs/sglang.md has its environment"
         raise OptionNotUsable(option="--backend", value="sglang", remedy=remedy) from error
 
 

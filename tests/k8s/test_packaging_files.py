@@ -1,7 +1,9 @@
 """The image's recipe, the chart's own description and its values."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +15,8 @@ import pytest
 import yaml
 from helm_runner import CHART, LOADER, ROOT
 from jsonschema import Draft7Validator
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scripts.chart.generate import stale_files
 from scripts.chart.kubernetes_types import extract, marks
@@ -104,6 +108,46 @@ def test_dockerfile__recipe__is_pinned_and_runs_as_a_number() -> None:
     assert "COPY --from=build /opt/muxfleet /opt/muxfleet" in text
     path = "/opt/muxfleet/bin/muxfleet-haproxy"
     assert path in (CHART / "templates" / "_pods.tpl").read_text(), "where the image has it"
+
+
+def test_sglang_image__list_of_versions__has_all_that_muxfleet_needs_and_what_sglang_wants() -> None:
+    """xgrammar's is SGLang's: there is none that both take."""
+    lines = (ROOT / "constraints-sglang-cuda.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    names = {canonicalize_name(name): version for name, version in pins.items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["otel"]]
+    needed = [Requirement(text) for text in wanted if not text.startswith("xgrammar")]
+    tested = re.findall(
+        r"^(sglang|transformers|xgrammar|ray)==(.+)$", (ROOT / "constraints-sglang.txt").read_text(), re.M
+    )
+
+    assert not [str(r) for r in needed if not r.specifier.contains(names.get(canonicalize_name(r.name), "0"))]
+    assert {name: names[name] for name, _ in tested} == dict(tested), "what make test-sglang runs with"
+    assert len(tested) == 4
+    assert names["torch"] == "2.14.1"
+
+
+@pytest.mark.skipif(
+    not os.environ.get("MUXFLEET_IMAGES"), reason="builds images for minutes to hours: MUXFLEET_IMAGES=cpu,cuda,sglang"
+)
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("variant", ["cpu", "cuda", "sglang"])
+def test_image__built_by_buildah__runs_as_its_user(variant: str) -> None:
+    if variant not in os.environ["MUXFLEET_IMAGES"].split(","):
+        pytest.skip(f"MUXFLEET_IMAGES does not name {variant}")
+    if missing := [program for program in ("buildah", "mmdebstrap") if shutil.which(program) is None]:
+        pytest.skip(f"needs {' and '.join(missing)}: apt install buildah mmdebstrap")
+    built = subprocess.run(
+        ["bash", ROOT / "scripts" / "check_image.sh"],
+        env=os.environ | {"VARIANT": variant},
+        capture_output=True,
+        text=True,
+        timeout=7000,
+        check=False,
+    )
+
+    assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
 
 
 @pytest.mark.parametrize("script", ["k8s_crds.sh", "k8s_tools.sh", "check_image.sh", "kind_e2e.sh"])

@@ -321,7 +321,9 @@ def _new_engine(model: str, launch: Launch) -> Any:
         from sglang.srt.environ import envs
     except ImportError as error:
         raise ModelLoadError(
-            model=model, reason=f"SGLang cannot be imported: {error}", remedy="pip install 'muxfleet[sglang]'"
+            model=model,
+            reason=f"SGLang cannot be imported: {error}",
+            remedy="docs/sglang.md has its environment and image",
         ) from error
     # Dumps of a crashed scheduler take a minute, in which the unit would seem alive.
     envs.SGLANG_PYSPY_DUMP_BEFORE_CRASH.set(False)
