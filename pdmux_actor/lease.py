@@ -61,10 +61,28 @@ class SleepingWeights:
     wake_s: float
 
 
+class LoadStage(StrEnum):
+    DOWNLOADING = "downloading"
+    READING = "reading"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    """`total_bytes` is as much as is known yet."""
+
+    stage: LoadStage
+    done_bytes: int
+    total_bytes: int
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.done_bytes / max(1, self.total_bytes))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """`max_model_len` is known once the model is READY; `error` says why it FAILED and the remedy. `asleep` is told of
-    a model that is ASLEEP.
+    a model that is ASLEEP, `progress` of one that is LOADING.
     """
 
     model: str
@@ -72,6 +90,7 @@ class ModelStatus:
     max_model_len: int | None = None
     error: str | None = None
     asleep: SleepingWeights | None = None
+    progress: LoadProgress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

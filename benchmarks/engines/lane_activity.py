@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import (
     ComputeLaunch,
     DecodeStep,
@@ -120,9 +121,18 @@ class ObservedExecutor:
         return self._inner.now()
 
     def load_model(
-        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+        self,
+        model: str,
+        source: str,
+        *,
+        revision: str | None,
+        dtype: str | None,
+        max_model_len: int | None,
+        on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
-        return self._inner.load_model(model, source, revision=revision, dtype=dtype, max_model_len=max_model_len)
+        return self._inner.load_model(
+            model, source, revision=revision, dtype=dtype, max_model_len=max_model_len, on_progress=on_progress
+        )
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._specs[info.model] = info.spec

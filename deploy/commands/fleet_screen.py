@@ -75,7 +75,12 @@ def fleet_on_screen(
                 serve_fleet(fleet, outlived_by_ray=is_joining, is_lost=lambda: supervisor.is_lost) as running,
             ):
                 remaining_s = max(1.0, began_s + wait_s - time.monotonic())
-                running.wait_until_ready(on_change=screen.model, deadline_s=remaining_s, on_stage=screen.stage)
+                running.wait_until_ready(
+                    on_change=screen.model,
+                    deadline_s=remaining_s,
+                    on_stage=screen.stage,
+                    on_models=screen.note_progress,
+                )
                 supervisor.now_serving()
                 screen.close()
                 with _announced(fleet, running.url, is_joining=is_joining):

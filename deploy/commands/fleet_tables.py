@@ -7,16 +7,16 @@ from msgspec import to_builtins
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.load_bar import bar, load_bar
 from deploy.commands.measured_pace import pace_in_words
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
-from pdmux_actor.lease import ModelStatus, SleepingWeights
+from pdmux_actor.lease import LoadProgress, ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
 
 _NONE = "-"
 _SHORT_NUMBER = 5  # the dash and four digits
-_BAR_CELLS = 6
 _MOST_LISTED = 3
 
 
@@ -91,12 +91,6 @@ def short_names(unit_ids: Sequence[str]) -> Mapping[str, str]:
     return {u: u[: max(taken, len(u.rpartition("-")[0]) + _SHORT_NUMBER)] for u in unit_ids}
 
 
-def bar(share: float) -> str:
-    """Draws a share as a bar of a few cells; beyond 1 it is full."""
-    full = min(_BAR_CELLS, max(0, round(share * _BAR_CELLS)))
-    return "█" * full + "░" * (_BAR_CELLS - full)
-
-
 def decision_table(decisions: tuple[PlacementDecision, ...], *, newest: int) -> Table:
     table = _table("ago", "what", "why")
     for decision in decisions[:newest]:
@@ -164,7 +158,9 @@ def _unit_rows(unit: UnitStatus, short_name: str) -> Iterator[tuple[str, ...]]:
 
 
 def _phase(status: ModelStatus) -> str:
-    """A sleeper with the host memory that it takes and what waking it should."""
+    """A sleeper with the host memory that it takes and what waking it should, a load with how far it is."""
+    if status.progress is not None:
+        return f"{status.phase}: {load_bar(status.progress)}"
     if status.asleep is None:
         return str(status.phase)
     return f"{status.phase} ({status.asleep.host_bytes / 2**30:.1f} GiB, {status.asleep.wake_s:.1f} s)"
@@ -209,6 +205,7 @@ def _unit_dict(unit: UnitStatus) -> dict[str, object]:
                 "error": s.error,
                 **_load_dict(loads.get(s.model)),
                 **_sleep_dict(s.asleep),
+                **_progress_dict(s.progress),
             }
             for s in report.models
         ],
@@ -217,6 +214,12 @@ def _unit_dict(unit: UnitStatus) -> dict[str, object]:
 
 def _sleep_dict(asleep: SleepingWeights | None) -> dict[str, object]:
     return {} if asleep is None else {"host_bytes": asleep.host_bytes, "wake_s": asleep.wake_s}
+
+
+def _progress_dict(progress: LoadProgress | None) -> dict[str, object]:
+    if progress is None:
+        return {}
+    return {"stage": str(progress.stage), "done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
 
 
 def _load_dict(load: ModelLoad | None) -> dict[str, object]:

@@ -1,12 +1,13 @@
 """Shows what happens until a fleet serves: a line that lives on a terminal, a line per stage elsewhere."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
 
+from deploy.commands.load_bar import load_bar
 from deploy.control.fleet_status import ModelState
 from deploy.local.engine_memory import engine_memory_bytes
 
@@ -50,6 +51,7 @@ class StartScreen:
         self._stage = ""
         self._said_s = began_s
         self._looked_s = began_s
+        self._progress = ""
         self._status = Status("", console=console) if console.is_terminal else None
 
     def __enter__(self) -> None:
@@ -78,6 +80,11 @@ class StartScreen:
         self._said_s = time.monotonic()
         self._models.show(state)
 
+    def note_progress(self, models: Sequence[ModelState]) -> None:
+        """Told with the stage from now on."""
+        bars = [f"{m.model} {load_bar(m.progress)}" for m in models if m.progress is not None and not m.is_ready]
+        self._progress = "".join(f"; {bar}" for bar in bars)
+
     def stage(self, text: str) -> None:
         """May be called as often as one likes."""
         now_s = time.monotonic()
@@ -88,10 +95,10 @@ class StartScreen:
             if is_new:
                 self.line(text)
             elif now_s - self._said_s > _STILL_EVERY_S:
-                self.line(f"still {text}")
+                self.line(f"still {text}{self._progress}")
         elif is_new or now_s - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = now_s
-            self._status.update(f"{self._elapsed()}  {text}{_held()}")
+            self._status.update(f"{self._elapsed()}  {text}{self._progress}{_held()}")
 
     def _elapsed(self) -> str:
         return f"{time.monotonic() - self._began_s:5.1f} s"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from deploy.control.cordons import Cordon
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.step_evidence import StepResidual
-from pdmux_actor.lease import ModelPhase, UnitReport
+from pdmux_actor.lease import LoadProgress, ModelPhase, UnitReport
 from placement.plan import Plan
 from placement.step_correction import UNCORRECTED, StepCorrection
 
@@ -14,7 +14,7 @@ from placement.step_correction import UNCORRECTED, StepCorrection
 class ModelState:
     """`phases` has one entry per unit that has the model on its device or on the way there. `problem` says why it is
     not served, and the remedy. `is_asleep`: nobody asks for it, and no device holds it. `asleep_on`: units whose host
-    memory holds its weights. `rate_per_s` is what the control loop plans for.
+    memory holds its weights. `rate_per_s` is what the control loop plans for. `progress` is the load's that is ahead.
     """
 
     model: str
@@ -24,6 +24,7 @@ class ModelState:
     is_asleep: bool = False
     asleep_on: tuple[str, ...] = ()
     rate_per_s: float = 0.0
+    progress: LoadProgress | None = None
 
     @property
     def is_ready(self) -> bool:

@@ -6,6 +6,7 @@ from deploy.control.fleet_status import ModelState, UnitStatus
 from deploy.control.model_needs import ModelNeeds
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import CatalogModel
+from pdmux_actor.lease import LoadProgress, LoadStage
 
 
 def model_states(needs: ModelNeeds, asleep: Set[str], now_s: float) -> tuple[ModelState, ...]:
@@ -38,5 +39,11 @@ def _model_state(model: CatalogModel, needs: ModelNeeds, is_asleep: bool, now_s:
         problem=error or needs.goal.unplaced.get(model.id),
         is_asleep=is_asleep,
         asleep_on=tuple(r.unit_id for r in reports if any(s.model == model.id and s.asleep for s in r.models)),
+        progress=max((s.progress for s in statuses if s.progress is not None), key=_progressed, default=None),
         rate_per_s=needs.popularity.demand(model.id).rate_per_s,
     )
+
+
+def _progressed(progress: LoadProgress) -> tuple[bool, float]:
+    """Reading comes after the download."""
+    return progress.stage is LoadStage.READING, progress.share

@@ -66,9 +66,10 @@ class ServeFleet:
         on_change: Callable[[ModelState], None],
         deadline_s: float,
         on_stage: Callable[[str], None] = lambda stage: None,
+        on_models: Callable[[Sequence[ModelState]], None] = lambda models: None,
     ) -> None:
         """Returns when every model is READY, asleep, or has a problem that waiting does not solve. `on_stage` is told
-        what is waited for, again and again.
+        what is waited for, again and again, and before that `on_models` how far all are.
 
         Raises:
             FleetStartError: an application failed, no model became READY, or the time is over.
@@ -82,6 +83,7 @@ class ServeFleet:
                 if (model.phases, model.problem) != _seen(shown.get(model.model)):
                     shown[model.model] = model
                     on_change(model)
+            on_models(models)
             on_stage(_loading(models))
             if all(m.is_ready or m.is_asleep or m.problem is not None for m in models):
                 break

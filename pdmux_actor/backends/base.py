@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pdmux_actor.lease import ModelAssignment, SleepingWeights
+from pdmux_actor.lease import LoadProgress, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
@@ -48,6 +48,10 @@ class Engine(Protocol):
         Raises:
             ModelLoadError: the checkpoint cannot be served.
         """
+        ...
+
+    def load_progress(self, model: str) -> LoadProgress | None:
+        """Returns how far reading its weights is; None where nothing is being read, or the engine does not tell."""
         ...
 
     async def remove_model(self, model: str, *, sleep: bool = False) -> None:

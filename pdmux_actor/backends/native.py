@@ -12,7 +12,7 @@ import msgspec
 from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
-from pdmux_actor.lease import ModelAssignment, SleepingWeights
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import (
@@ -42,6 +42,7 @@ from pdmux_actor.serving.commands import (
     Submit,
     TimeLaunch,
     Tokens,
+    WeightsRead,
     encode,
 )
 from pdmux_actor.serving.engine_log import read_line
@@ -96,6 +97,7 @@ class NativeEngine:
         self._events: asyncio.Queue[Sequence[TokenEvent] | None] = asyncio.Queue()  # None: no more will come
         self._load: LoadReport | None = None
         self._asleep: Mapping[str, SleepingWeights] = {}
+        self._reading: dict[str, LoadProgress] = {}
         self._death: EngineDied | None = None
         self._was_stopped = False  # it ended because we asked it to
         self._stopping = False
@@ -151,10 +153,10 @@ class NativeEngine:
         return answer.total_blocks
 
     async def add_model(self, assignment: ModelAssignment) -> int:
-        call = next(self._call_ids)
+        self._reading.pop(assignment.model, None)
         answer = await self._call(
             LoadModelCommand(
-                call=call,
+                call=next(self._call_ids),
                 model=assignment.model,
                 source=assignment.source,
                 quota_blocks=assignment.quota_blocks,
@@ -169,6 +171,9 @@ class NativeEngine:
             raise ModelLoadError(model=assignment.model, reason=answer.reason, remedy=answer.remedy)
         assert isinstance(answer, ModelLoaded)
         return answer.max_model_len
+
+    def load_progress(self, model: str) -> LoadProgress | None:
+        return self._reading.get(model)
 
     async def remove_model(self, model: str, *, sleep: bool = False) -> None:
         # Behind the loads that were asked for before.
@@ -276,6 +281,8 @@ class NativeEngine:
                 self._watch.hear(report)
             case Asleep(models=models):
                 self._asleep = {weights.model: weights for weights in models}
+            case WeightsRead(model=model, done_bytes=done, total_bytes=total):
+                self._reading[model] = LoadProgress(stage=LoadStage.READING, done_bytes=done, total_bytes=total)
             case Started():
                 assert self._started is not None
                 self._started.set_result(notice)

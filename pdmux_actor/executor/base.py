@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import Launch, LaunchCompletion
 from profiler.specs import DeviceSpec
 
@@ -28,9 +29,17 @@ class Executor(Protocol):
         ...
 
     def load_model(
-        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+        self,
+        model: str,
+        source: str,
+        *,
+        revision: str | None,
+        dtype: str | None,
+        max_model_len: int | None,
+        on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
-        """Slow: reads weights. The model can be launched after `attach_model`.
+        """Slow: reads weights. The model can be launched after `attach_model`. `on_progress` may be told of bytes that
+        are read, on any thread.
 
         Raises:
             ModelLoadError: the checkpoint is missing, broken or unsupported; the message names the remedy.

@@ -9,11 +9,13 @@ from typing import Any, Literal
 import torch
 
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
+from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWeights, LayeredDecoder
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import DecoderOperators
 from pdmux_actor.models.transformers_config import TransformersConfig
@@ -24,6 +26,7 @@ from placement.launch_limits import LaunchLimits
 from profiler.families.registry import FAMILIES
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
+_MOST_READING_THREADS = 8  # a drive or a network file system gives no more to more
 _LOG = logging.getLogger(__name__)
 
 
@@ -51,6 +54,7 @@ def load_decoder(
     operators: DecoderOperators | None = None,
     launch_limits: LaunchLimits | None = None,
     implementation: ModelImplementation = "auto",
+    on_progress: OnProgress = ignore_progress,
 ) -> LoadedModel:
     """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU.
     With `launch_limits` there must be room for what launches need beside the weights, too.
@@ -76,7 +80,7 @@ def load_decoder(
         max_model_len=_max_model_len(model, config, max_model_len),
         own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens if isinstance(config, DecoderConfig) else None,
     )
-    return LoadedModel(info=info, decoder=_decoder(info, folder, config, device, operators))
+    return LoadedModel(info=info, decoder=_decoder(info, folder, config, device, operators, on_progress))
 
 
 def _config(model: str, config: Mapping[str, Any], dtype: str | None, implementation: ModelImplementation) -> AnyConfig:
@@ -92,6 +96,7 @@ def _decoder(
     config: AnyConfig,
     device: torch.device | None,
     operators: DecoderOperators | None,
+    on_progress: OnProgress,
 ) -> LayeredDecoder:
     if isinstance(config, TransformersConfig):
         decoder = load_transformers_decoder(info.model, folder, config, device)
@@ -103,7 +108,8 @@ def _decoder(
                 remedy="set max_model_len within its window, or serve it in an SGLang pool (backend: sglang)",
             )
         return decoder
-    weights = load_weights(info.model, folder, config, device)
+    num_threads = min(_MOST_READING_THREADS, len(available_cores()))
+    weights = load_weights(info.model, folder, config, device, num_threads=num_threads, on_progress=on_progress)
     return Decoder(config, weights, info.max_model_len, operators)
 
 

@@ -26,6 +26,7 @@ from pdmux_actor.executor.made_up_embeddings import made_up_embeddings
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import (
     PREFILL_LANE,
     ComputeLaunch,
@@ -161,7 +162,14 @@ class SimulatedExecutor:
         return total_blocks
 
     def load_model(
-        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+        self,
+        model: str,
+        source: str,
+        *,
+        revision: str | None,
+        dtype: str | None,
+        max_model_len: int | None,
+        on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         """Reads `config.json` only; no weights are needed to simulate."""
         path = Path(source) / "config.json"

@@ -22,6 +22,7 @@ from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awake
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.fastest_dtype import fastest_dtype
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import (
     FIRST_DECODE_LANE,
     PREFILL_LANE,
@@ -90,7 +91,14 @@ class TorchCpuExecutor:
         return self.total_blocks
 
     def load_model(
-        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+        self,
+        model: str,
+        source: str,
+        *,
+        revision: str | None,
+        dtype: str | None,
+        max_model_len: int | None,
+        on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         loaded = load_decoder(
             model,
@@ -98,6 +106,7 @@ class TorchCpuExecutor:
             revision=revision,
             dtype=dtype or self._default_dtype,
             max_model_len=max_model_len,
+            on_progress=on_progress,
             block_bytes=self.block_bytes,
             available_bytes=psutil.virtual_memory().available,
             fastest_dtype=self._fastest_dtype,

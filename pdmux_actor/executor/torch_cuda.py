@@ -23,14 +23,15 @@ from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.flash_attention import BUILT_IN, activate_flash_attention
 from pdmux_actor.executor.cuda.lane_device import CudaLanes, Event, LaneDevice
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
-from pdmux_actor.executor.cuda.partition_streams import PartitionStreams, open_partition_streams
-from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
+from pdmux_actor.executor.cuda.partition_streams import open_partition_streams
+from pdmux_actor.executor.cuda.told_products import products_gain_on_partition
 from pdmux_actor.executor.cuda.warm_up import warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, awakened, check_room, load_decoder
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.scheduling.launch import (
@@ -124,7 +125,14 @@ class TorchCudaExecutor:
         return torch.zeros(self.total_blocks, self.block_bytes, dtype=torch.uint8, device=self._lanes.device)
 
     def load_model(
-        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+        self,
+        model: str,
+        source: str,
+        *,
+        revision: str | None,
+        dtype: str | None,
+        max_model_len: int | None,
+        on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         with torch.inference_mode():
             loaded = load_decoder(
@@ -133,6 +141,7 @@ class TorchCudaExecutor:
                 revision=revision,
                 dtype=dtype or self._default_dtype,
                 max_model_len=max_model_len,
+                on_progress=on_progress,
                 block_bytes=self.block_bytes,
                 available_bytes=self._free_bytes(),
                 fastest_dtype=lambda spec: _FASTEST_DTYPE,
@@ -348,15 +357,6 @@ class TorchCudaExecutor:
         self._sms = {Lane.PREFILL: shares.prefill_sms, Lane.DECODE: shares.decode_sms}
 
 
-def _products_gain_when_told(device: torch.device, streams: PartitionStreams, num_sms: int) -> bool:
-    """On the largest partition beside the least one."""
-    kernels = LargeKernels(device, copy_bytes=1)
-    torch.cuda.synchronize(device)
-    stream = streams.stream(Lane.PREFILL, num_sms - streams.step_sms)
-    with torch.cuda.stream(stream):
-        return products_gain_when_told(lambda: kernels.flops_per_s(stream), torch, streams.step_sms)
-
-
 def open_cuda_executor(
     *,
     kv_pool_bytes: int,
@@ -378,7 +378,7 @@ def open_cuda_executor(
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
     streams = open_partition_streams(device, num_sms, divides_decode=divides_decode)
-    gains = streams.unpartitioned_reason is None and _products_gain_when_told(device, streams, num_sms)
+    gains = streams.unpartitioned_reason is None and products_gain_on_partition(device, streams, num_sms)
     lanes = CudaLanes(device, streams, num_sms=num_sms, tells_sms=gains or flash != BUILT_IN)
     spec = cuda_device_spec(device, step_sms=streams.step_sms)
     _LOG.info("%s: %d SMs, partitioned by %s; prefill by %s", spec.name, spec.num_sms, streams.kind, flash)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.download_bar import DownloadBar
+from pdmux_actor.models.load_progress import OnProgress
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
-def resolve_checkpoint(model: str, source: str, revision: str | None) -> Path:
-    """The local folder of `source`: a folder as it is, a Hugging Face id through the local cache or a download.
+def resolve_checkpoint(model: str, source: str, revision: str | None, on_progress: OnProgress | None = None) -> Path:
+    """The local folder of `source`: a folder as it is, a Hugging Face id through the local cache or a download, which
+    goes on where it broke off. Without `on_progress` the library draws bars of its own.
 
     Raises:
         ModelLoadError: no such folder, or the hub does not give it.
@@ -30,7 +34,14 @@ def resolve_checkpoint(model: str, source: str, revision: str | None) -> Path:
             model=model, reason=f"folder {source} does not exist", remedy="correct `source` or put the checkpoint there"
         )
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=list(_FILES)))
+        bars = None if on_progress is None else partial(DownloadBar, on_progress)
+        downloaded = snapshot_download(
+            source,
+            revision=revision,
+            allow_patterns=list(_FILES),
+            tqdm_class=bars,  # type: ignore[arg-type]  # it calls it, no more
+        )
+        return Path(downloaded)
     except HFValidationError as error:
         raise ModelLoadError(
             model=model,

@@ -150,6 +150,14 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):
     max_model_len: int
 
 
+class WeightsRead(msgspec.Struct, frozen=True, tag="weights_read"):
+    """Told a few times a second while a model's weights are read."""
+
+    model: str
+    done_bytes: int
+    total_bytes: int
+
+
 class ModelFailed(msgspec.Struct, frozen=True, tag="model_failed"):
     call: int
     reason: str
@@ -211,6 +219,7 @@ Command = (
 Notice = (
     Started
     | PoolResized
+    | WeightsRead
     | ModelLoaded
     | ModelFailed
     | ModelRemoved

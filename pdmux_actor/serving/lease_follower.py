@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from pdmux_actor.backends.base import Engine
 from pdmux_actor.errors import EngineDied, ModelLoadError
-from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus
+from pdmux_actor.lease import Lease, LoadProgress, LoadStage, ModelAssignment, ModelPhase, ModelStatus
 from pdmux_actor.models.checkpoint import files_of
+from pdmux_actor.models.load_progress import OnProgress
 from pdmux_actor.serving.detokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class HeldModel:
     files: frozenset[tuple[str, int]] = frozenset()
     max_model_len: int | None = None
     error: str | None = None
+    download: LoadProgress | None = None
     open_streams: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # the lease, or the last stream ended
 
@@ -44,9 +46,19 @@ class HeldModel:
     def model(self) -> str:
         return self.assignment.model
 
-    @property
-    def status(self) -> ModelStatus:
-        return ModelStatus(model=self.model, phase=self.phase, max_model_len=self.max_model_len, error=self.error)
+    def status(self, reading: LoadProgress | None) -> ModelStatus:
+        """`reading` is what the engine says."""
+        return ModelStatus(
+            model=self.model,
+            phase=self.phase,
+            max_model_len=self.max_model_len,
+            error=self.error,
+            progress=self.download or reading if self.phase is ModelPhase.LOADING else None,
+        )
+
+    def note_download(self, done_bytes: int, total_bytes: int) -> None:
+        """May be called on any thread."""
+        self.download = LoadProgress(stage=LoadStage.DOWNLOADING, done_bytes=done_bytes, total_bytes=total_bytes)
 
 
 class LeaseFollower:
@@ -60,7 +72,7 @@ class LeaseFollower:
     def __init__(
         self,
         engine: Engine,
-        load_vocabulary: Callable[[ModelAssignment], Vocabulary],
+        load_vocabulary: Callable[[ModelAssignment, OnProgress], Vocabulary],
         *,
         drain_timeout_s: float,
         first_retry_s: float = FIRST_RETRY_S,
@@ -113,7 +125,7 @@ class LeaseFollower:
     def statuses(self) -> tuple[ModelStatus, ...]:
         asleep = [weights for model, weights in self._engine.asleep().items() if model not in self._held]
         return (
-            *(held.status for held in self._held.values()),
+            *(held.status(self._engine.load_progress(held.model)) for held in self._held.values()),
             *(ModelStatus(model=w.model, phase=ModelPhase.ASLEEP, asleep=w) for w in asleep),
         )
 
@@ -163,7 +175,8 @@ class LeaseFollower:
     async def _load(self, held: HeldModel, wanted: ModelAssignment) -> bool:
         held.assignment, held.phase, held.error = wanted, ModelPhase.LOADING, None
         try:
-            held.vocabulary, held.files = await asyncio.to_thread(self._vocabulary_of, wanted)
+            held.vocabulary, held.files = await asyncio.to_thread(self._vocabulary_of, wanted, held.note_download)
+            held.download = None
             held.max_model_len = await self._add_to_engine(wanted)
         except ModelLoadError as error:
             logger.warning("a model does not load", extra={"model": held.model, "reason": str(error)})
@@ -238,7 +251,9 @@ class LeaseFollower:
         self._note_leaving()
         self._tell_family(held)
 
-    def _vocabulary_of(self, wanted: ModelAssignment) -> tuple[Vocabulary, frozenset[tuple[str, int]]]:
+    def _vocabulary_of(
+        self, wanted: ModelAssignment, on_download: OnProgress
+    ) -> tuple[Vocabulary, frozenset[tuple[str, int]]]:
         """Of a model that wakes, and of an adapter's base, it is there already. On a thread."""
         base = None if wanted.base is None else self._held[wanted.base]
         if base is not None:
@@ -247,7 +262,7 @@ class LeaseFollower:
         files, slept = files_of(wanted.source), self._slept.get(wanted.model)
         if slept is not None and slept.files == files and _weights(slept.assignment) == _weights(wanted):
             return slept.vocabulary, files
-        return self._load_vocabulary(wanted), files
+        return self._load_vocabulary(wanted, on_download), files
 
     async def _forget_sleepers(self) -> None:
         """Those that the lease names no more, or with other weights."""

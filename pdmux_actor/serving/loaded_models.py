@@ -22,6 +22,7 @@ from pdmux_actor.serving.commands import (
     ResizePoolCommand,
 )
 from pdmux_actor.serving.notice_sender import NoticeSender
+from pdmux_actor.serving.read_progress import ReadProgress
 from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class LoadedModels:
             revision=command.revision,
             dtype=command.dtype,
             max_model_len=command.max_model_len,
+            on_progress=ReadProgress(command.model, self._sender).note,
         )
 
     def _remove(self, command: RemoveModelCommand) -> None:

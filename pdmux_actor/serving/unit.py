@@ -10,6 +10,7 @@ from pdmux_actor.backends.base import Engine, EngineCapacity
 from pdmux_actor.errors import EngineDied
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
+from pdmux_actor.models.load_progress import OnProgress
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.detokenizer import Vocabulary
 from pdmux_actor.serving.frames import SILENCE_S, Delta, Generate
@@ -50,7 +51,7 @@ class Unit:
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
         first_retry_s: float = FIRST_RETRY_S,
         silence_s: float = SILENCE_S,
-        load_vocabulary: Callable[[ModelAssignment], Vocabulary] = load_vocabulary,
+        load_vocabulary: Callable[[ModelAssignment, OnProgress], Vocabulary] = load_vocabulary,
         engine_version: str = "",
     ) -> None:
         """`host` is bound and advertised. A gateway that says nothing for `silence_s` is taken for lost."""

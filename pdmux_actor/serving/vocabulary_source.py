@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.checkpoint import is_shape_only, resolve_checkpoint
 from pdmux_actor.models.demo_tokenizer import SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.serving.detokenizer import Vocabulary
 
 
@@ -22,13 +23,13 @@ class CheckpointNamed(Protocol):
     def revision(self) -> str | None: ...
 
 
-def load_vocabulary(assignment: CheckpointNamed) -> Vocabulary:
-    """Slow: reads files, may download.
+def load_vocabulary(assignment: CheckpointNamed, on_download: OnProgress = ignore_progress) -> Vocabulary:
+    """Slow: reads files, may download, and says how far that is.
 
     Raises:
         ModelLoadError: the checkpoint has no usable tokenizer.
     """
-    folder = resolve_checkpoint(assignment.model, assignment.source, assignment.revision)
+    folder = resolve_checkpoint(assignment.model, assignment.source, assignment.revision, on_download)
     if is_shape_only(folder):  # a simulated unit says something all the same; a real one finds no weights
         return Vocabulary(build_demo_tokenizer(SHAPE_ONLY_VOCABULARY))
     path = folder / "tokenizer.json"

@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from deploy.commands.fitted_table import FittedTable
-from deploy.commands.fleet_tables import bar, short_names
+from deploy.commands.fleet_tables import short_names
+from deploy.commands.load_bar import bar
 
 
 def drawn(table: FittedTable, width: int) -> list[str]:

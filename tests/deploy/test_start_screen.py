@@ -1,12 +1,14 @@
 import io
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from deploy.commands import start_screen
 from deploy.commands.start_screen import ModelLines, StartScreen
 from deploy.control.fleet_status import ModelState
-from pdmux_actor.lease import ModelPhase
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase
 
 
 def written(console: Console) -> str:
@@ -67,3 +69,29 @@ def test_start_screen__terminal__shows_the_stage_as_it_lives() -> None:
         time.sleep(0.3)  # the spinner draws by itself
 
     assert "loading m" in written(console)
+
+
+def test_start_screen__weights_are_read__shows_how_far_that_is() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    screen = StartScreen(console, time.monotonic(), lambda stage: None)
+    progress = LoadProgress(stage=LoadStage.READING, done_bytes=5 * 10**9, total_bytes=10 * 10**9)
+    with screen:
+        screen.note_progress([replace(state(ModelPhase.LOADING), progress=progress)])
+        screen.stage("loading m")
+        time.sleep(0.3)
+
+    assert "loading m; m reading ███░░░ 50% of 10.0 GB" in written(console)
+
+
+def test_start_screen__no_terminal__tells_how_far_it_is_now_and_then(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_screen, "_STILL_EVERY_S", -1.0)
+    screen = StartScreen(console, time.monotonic(), lambda stage: None)
+    progress = LoadProgress(stage=LoadStage.DOWNLOADING, done_bytes=10**9, total_bytes=4 * 10**9)
+    with screen:
+        screen.note_progress([replace(state(ModelPhase.LOADING), progress=progress)])
+        screen.stage("loading m")
+        screen.stage("loading m")
+
+    assert "still loading m; m downloading ██░░░░ 25% of 4.0 GB" in written(console)

@@ -14,6 +14,7 @@ from pdmux_actor.executor.base import Executor
 from pdmux_actor.inbox import EventSource
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.events import Event
 from pdmux_actor.scheduling.launch import ComputeLaunch, DropPrefill, Launch, LaunchCompletion, Repartition
 
@@ -57,9 +58,18 @@ class RecordingExecutor:
         return now_s
 
     def load_model(
-        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+        self,
+        model: str,
+        source: str,
+        *,
+        revision: str | None,
+        dtype: str | None,
+        max_model_len: int | None,
+        on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
-        return self._inner.load_model(model, source, revision=revision, dtype=dtype, max_model_len=max_model_len)
+        return self._inner.load_model(
+            model, source, revision=revision, dtype=dtype, max_model_len=max_model_len, on_progress=on_progress
+        )
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._inner.attach_model(info, row_table)
@@ -136,7 +146,14 @@ class ReplayExecutor:
         return next(self._now_s)
 
     def load_model(
-        self, model: str, source: str, *, revision: str | None, dtype: str | None, max_model_len: int | None
+        self,
+        model: str,
+        source: str,
+        *,
+        revision: str | None,
+        dtype: str | None,
+        max_model_len: int | None,
+        on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         raise AssertionError("the tape's AttachModel events carry the models")
 

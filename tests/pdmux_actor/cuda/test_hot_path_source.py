@@ -28,7 +28,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",
     ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
-    ("torch_cuda.py", "_products_gain_when_told", "synchronize"): "measures the device, at start",
+    ("told_products.py", "products_gain_on_partition", "synchronize"): "measures the device, at start",
     ("torch_cuda.py", "attach_model", "tensor"): "when a model is attached",
     ("torch_cuda.py", "_enqueue", "synchronize"): "a launch that failed",
     ("decoder.py", "__init__", "to"): "when a model is loaded",

@@ -25,7 +25,7 @@ def one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_cuda, "open_cuda_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(torch_cuda, "open_partition_streams", lambda device, num_sms, divides_decode: NoStreams())
     monkeypatch.setattr(torch_cuda, "cuda_device_spec", lambda device, *, step_sms: H200)
-    monkeypatch.setattr(torch_cuda, "_products_gain_when_told", lambda device, streams, num_sms: True)
+    monkeypatch.setattr(torch_cuda, "products_gain_on_partition", lambda device, streams, num_sms: True)
     monkeypatch.setattr(CudaLanes, "free_memory_bytes", lambda self: FREE_BYTES)
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

@@ -2,7 +2,7 @@ import asyncio
 
 from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.errors import EngineDied, ModelLoadError
-from pdmux_actor.lease import ModelAssignment, SleepingWeights
+from pdmux_actor.lease import LoadProgress, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
 from placement.launch_limits import LaunchLimits
 
@@ -20,6 +20,7 @@ class ScriptedEngine:
         self.load_gate.set()
         self.host_bytes = 0  # for weights that sleep; each model's are one byte
         self.sleeping: dict[str, SleepingWeights] = {}
+        self.reading: dict[str, LoadProgress] = {}
         self._queue: asyncio.Queue = asyncio.Queue()
         self._alive = True
         self.stalled = False
@@ -41,6 +42,9 @@ class ScriptedEngine:
             self.failing_loads -= 1
             raise ModelLoadError(model=assignment.model, reason="broken", remedy="mend it")
         return assignment.max_model_len or 4096
+
+    def load_progress(self, model: str) -> LoadProgress | None:
+        return self.reading.get(model)
 
     async def remove_model(self, model: str, *, sleep: bool = False) -> None:
         self.calls.append(("sleep" if sleep else "remove", model))

@@ -1,8 +1,10 @@
 import asyncio
+import threading
 from dataclasses import replace
 
 from scripted_engine import LAUNCH_LIMITS, step, submitted
 
+from pdmux_actor.lease import LoadProgress, LoadStage
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Generate
 
@@ -166,13 +168,38 @@ async def test_unit__checkpoint_without_tokenizer__fails_with_reason(
 
 
 async def test_unit__bug_while_following_the_lease__unit_is_ill(make_unit, fake_engine, make_lease, until):
-    def broken(assignment):
+    def broken(assignment, on_download):
         raise RuntimeError("a bug")
 
     unit = await make_unit(fake_engine, load_vocabulary=broken)
     unit.apply_lease(make_lease(1, "tiny"))
 
     await until(lambda: not unit.is_healthy())
+
+
+async def test_unit__weights_on_their_way__report_says_how_far(make_unit, fake_engine, make_lease, until, phases):
+    downloading, downloaded = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def load_vocabulary(assignment, on_download):
+        on_download(1, 4)
+        loop.call_soon_threadsafe(downloading.set)
+        assert downloaded.wait(10)
+        return object()
+
+    fake_engine.load_gate.clear()
+    unit = await make_unit(fake_engine, load_vocabulary=load_vocabulary)
+    unit.apply_lease(make_lease(1, "tiny"))
+    await downloading.wait()
+    (download,) = [s.progress for s in unit.report().models]
+    downloaded.set()
+    fake_engine.reading["tiny"] = LoadProgress(stage=LoadStage.READING, done_bytes=3, total_bytes=4)
+    await until(lambda: unit.report().models[0].progress == fake_engine.reading["tiny"])
+    fake_engine.load_gate.set()
+    await until(lambda: phases(unit) == {"tiny": "ready"})
+
+    assert download == LoadProgress(stage=LoadStage.DOWNLOADING, done_bytes=1, total_bytes=4)
+    assert unit.report().models[0].progress is None
 
 
 # ---- KV pool ----

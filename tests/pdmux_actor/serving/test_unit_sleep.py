@@ -14,7 +14,7 @@ async def test_unit__lease_lets_a_model_sleep__it_is_asleep_and_wakes_with_its_v
     fake_engine.host_bytes = 2
     read = []
 
-    def load_vocabulary(assignment):
+    def load_vocabulary(assignment, on_download):
         read.append(assignment.model)
         return object()
 
@@ -41,7 +41,7 @@ async def test_unit__tokenizer_changed_while_a_model_slept__is_read_again(
     fake_engine.host_bytes = 1
     (tmp_path / "config.json").write_text("{}")
     read = []
-    unit = await make_unit(fake_engine, load_vocabulary=lambda a: read.append(a.model) or object())
+    unit = await make_unit(fake_engine, load_vocabulary=lambda a, on_download: read.append(a.model) or object())
     here = make_assignment("a", source=str(tmp_path))
     for version, lease in enumerate(((here,), (), (here,)), 1):
         unit.apply_lease(make_lease(version, *lease, asleep=[here]))

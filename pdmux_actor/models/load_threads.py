@@ -1,0 +1,29 @@
+"""Reads parts of a checkpoint at once, each on a thread with one core's worth of torch."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def on_threads(work: Callable[[Item], Result], items: Iterable[Item], num_threads: int) -> tuple[Result, ...]:
+    """Results in the order of `items`. The first error that is met is raised; what has not begun then is left out."""
+    if num_threads == 1:
+        return tuple(map(work, items))
+    is_inference = torch.is_inference_mode_enabled()  # like torch's number of threads, it is a thread's own
+    torch_threads = torch.get_num_threads()
+
+    def worked(item: Item) -> Result:
+        with torch.inference_mode(is_inference):
+            return work(item)
+
+    pool = ThreadPoolExecutor(num_threads, "read-weights", initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        return tuple(pool.map(worked, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(torch_threads)  # also what threads that are new start with

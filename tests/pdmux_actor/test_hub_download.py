@@ -1,0 +1,101 @@
+"""Downloads from a hub of the test's own. The library reads its environment when it is imported: each is a process."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_hub import COMMIT, FakeHub, fake_hub
+
+REPO = "some-org/some-model"
+TOKEN = "hf_" + "x" * 34
+WEIGHTS = bytes(range(256)) * 20_000
+FILES = {
+    "config.json": b"{}",
+    "model-1.safetensors": WEIGHTS,
+    "model-2.safetensors": WEIGHTS[::-1],
+    "pytorch_model.bin": b"not wanted",
+}
+
+PROGRAM = """
+import json, sys
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.checkpoint import resolve_checkpoint
+told = []
+try:
+    folder = str(resolve_checkpoint("m", sys.argv[1], None, lambda done, total: told.append((done, total))))
+    print(json.dumps({"folder": folder, "told": told}))
+except ModelLoadError as error:
+    print(json.dumps({"reason": error.reason, "remedy": error.remedy}))
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with fake_hub(REPO, FILES, token=TOKEN) as serving:
+        yield serving
+
+
+def downloaded(hub: FakeHub, home: Path, **environment: str) -> Mapping[str, Any]:
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, REPO],
+        env={**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": TOKEN, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(ran.stdout)
+
+
+def test_resolve_checkpoint__hub_id__is_downloaded_under_hf_home_and_tells_how_far_it_is(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    found = downloaded(hub, tmp_path)
+
+    folder = Path(found["folder"])
+    assert folder.is_relative_to(tmp_path)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        name: content for name, content in FILES.items() if name != "pytorch_model.bin"
+    }
+    done = [done for done, _ in found["told"]]
+    assert done == sorted(done)
+    assert found["told"][-1] == [2 * len(WEIGHTS) + 2] * 2
+    assert COMMIT in found["folder"]
+
+
+def test_resolve_checkpoint__wrong_token__says_what_to_check(hub: FakeHub, tmp_path: Path) -> None:
+    found = downloaded(hub, tmp_path, HF_TOKEN="hf_" + "y" * 34)
+
+    assert REPO in found["reason"]
+    assert "HF_TOKEN" in found["remedy"]
+
+
+def test_resolve_checkpoint__download_breaks_off__goes_on_where_it_stood(tmp_path: Path) -> None:
+    content = WEIGHTS * 5  # the library keeps what came in pieces of 10 MiB
+    with fake_hub(REPO, {"model.safetensors": content}, token=TOKEN) as hub:
+        hub.break_off.add("model.safetensors")
+
+        found = downloaded(hub, tmp_path)
+
+        assert (Path(found["folder"]) / "model.safetensors").read_bytes() == content
+        ranges = [asked for method, path, asked in hub.asked if method == "GET" and "/resolve/" in path]
+    assert ranges == [None, "bytes=10485760-"]
+
+
+def test_resolve_checkpoint__offline__takes_what_is_there_and_asks_nobody(hub: FakeHub, tmp_path: Path) -> None:
+    there = downloaded(hub, tmp_path)
+    hub.asked.clear()
+
+    found = downloaded(hub, tmp_path, HF_HUB_OFFLINE="1")
+    absent = downloaded(hub, tmp_path / "empty", HF_HUB_OFFLINE="1")
+
+    assert found["folder"] == there["folder"]
+    assert REPO in absent["reason"]
+    assert "local folder" in absent["remedy"]
+    assert not hub.asked
