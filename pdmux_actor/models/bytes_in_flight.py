@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class BytesInFlight:
-    """At most `limit_bytes` at once, or one that is larger."""
+    """Admits at most `limit_bytes` at once, or one that is larger."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

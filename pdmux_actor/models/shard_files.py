@@ -41,8 +41,8 @@ def shard_files(model: str, folder: Path) -> dict[Path, frozenset[str] | None]:
 
 
 def open_shard(model: str, path: Path) -> safe_open:
-    """What is read of it is copied, not mapped: pages of a mapped file would count as memory of this process until all
-    of it is read.
+    """Opens it so that what is read of it is copied, not mapped: pages of a mapped file would count as memory of this
+    process until all of it is read.
 
     Raises:
         ModelLoadError: it is missing, truncated or no safetensors file.

@@ -9,7 +9,7 @@ from pdmux_actor.scheduling.launch import Lane
 
 
 def products_gain_on_partition(device: torch.device, streams: PartitionStreams, num_sms: int) -> bool:
-    """On the largest partition beside the least one."""
+    """Measures it on the largest partition beside the least one."""
     kernels = LargeKernels(device, copy_bytes=1)
     torch.cuda.synchronize(device)
     stream = streams.stream(Lane.PREFILL, num_sms - streams.step_sms)
