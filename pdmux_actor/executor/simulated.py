@@ -176,11 +176,8 @@ class SimulatedExecutor:
         try:
             spec = ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype)
         except FileNotFoundError:
-            raise ModelLoadError(
-                model=model,
-                reason=f"{path} does not exist",
-                remedy="set source to a local folder in Hugging Face layout",
-            ) from None
+            remedy = "set source to a local folder in Hugging Face layout"
+            raise ModelLoadError(model=model, reason=f"{path} does not exist", remedy=remedy) from None
         except (UnsupportedModel, ValueError) as error:
             raise ModelLoadError(model=model, reason=str(error), remedy="fix its config.json") from error
         info = self._infos[model] = ModelInfo(
