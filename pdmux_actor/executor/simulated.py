@@ -8,11 +8,9 @@ per sequence position, never an end-of-sequence token, so that a sequence ends a
 whose output has a form says the next best that follows it, and ends as soon as it may.
 """
 
-import json
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from threading import Condition
 from typing import Protocol
 
@@ -20,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.executor.checkpoint_shape import read_shape
 from pdmux_actor.executor.host_memory import check_host_room
 from pdmux_actor.executor.made_up_embeddings import made_up_embeddings
 from pdmux_actor.kv.geometry import KvGeometry
@@ -42,9 +40,8 @@ from pdmux_actor.scheduling.launch import (
 )
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
-from profiler.errors import UnsupportedModel
 from profiler.latency import LatencyModel
-from profiler.specs import AUTO_DTYPE, DeviceSpec, ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 
 class Clock(Protocol):
@@ -172,14 +169,7 @@ class SimulatedExecutor:
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         """Reads `config.json` only; no weights are needed to simulate."""
-        path = Path(source) / "config.json"
-        try:
-            spec = ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype)
-        except FileNotFoundError:
-            remedy = "set source to a local folder in Hugging Face layout"
-            raise ModelLoadError(model=model, reason=f"{path} does not exist", remedy=remedy) from None
-        except (UnsupportedModel, ValueError) as error:
-            raise ModelLoadError(model=model, reason=str(error), remedy="fix its config.json") from error
+        spec = read_shape(model, source, dtype)
         info = self._infos[model] = ModelInfo(
             model=model,
             spec=spec,

@@ -1,0 +1,20 @@
+"""Reads the shape of a checkpoint that has no weights, or whose weights nobody needs."""
+
+import json
+from pathlib import Path
+
+from pdmux_actor.errors import ModelLoadError
+from profiler.errors import UnsupportedModel
+from profiler.specs import AUTO_DTYPE, ModelSpec
+
+
+def read_shape(model: str, source: str, dtype: str | None) -> ModelSpec:
+    """Reads a local folder's config.json. Raises ModelLoadError."""
+    path = Path(source) / "config.json"
+    try:
+        return ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype)
+    except FileNotFoundError:
+        remedy = "set source to a local folder in Hugging Face layout"
+        raise ModelLoadError(model=model, reason=f"{path} does not exist", remedy=remedy) from None
+    except (UnsupportedModel, ValueError) as error:
+        raise ModelLoadError(model=model, reason=str(error), remedy="fix its config.json") from error
