@@ -61,10 +61,6 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         return list(self._answer("/api/v1/query", query=expression)["result"])
 
-    def names(self) -> set[str]:
-        """Of all metrics that were scraped."""
-        return set(self._http.get("/api/v1/label/__name__/values").raise_for_status().json()["data"])
-
     def is_ready(self) -> bool:
         try:
             return self._http.get("/-/ready").status_code == 200
@@ -76,16 +72,11 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(
-    program: str, folder: Path, *, port: int, gateway: str, ray_targets: Path, units: int
-) -> Iterator[Prometheus]:
-    """`gateway` is host:port; `ray_targets` is Ray's own list of what to scrape."""
+def prometheus(program: str, folder: Path, *, port: int, gateway: str, units: int) -> Iterator[Prometheus]:
+    """`gateway` is host:port."""
     (folder / "rules.yaml").write_text(yaml.safe_dump(chart_rules(units=units)))
     every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    scrapes = [
-        {"job_name": JOB, "static_configs": [{"targets": [gateway]}]},
-        {"job_name": "ray", "scrape_interval": "5s", "file_sd_configs": [{"files": [str(ray_targets)]}]},
-    ]
+    scrapes = [{"job_name": JOB, "static_configs": [{"targets": [gateway]}]}]
     config = {"global": every, "rule_files": ["rules.yaml"], "scrape_configs": scrapes}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     command = [program, f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]

@@ -45,10 +45,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
 def server(fleet: FleetProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     program = binary()
     assert program is not None, "conftest.py skips then"
-    (targets,) = fleet.session_folder().rglob("prom_metrics_service_discovery.json")
     folder = tmp_path_factory.mktemp("prometheus")
     address = fleet.url.removeprefix("http://")
-    with prometheus(program, folder, port=PORT + 1, gateway=address, ray_targets=targets, units=UNITS) as running:
+    with prometheus(program, folder, port=PORT + 1, gateway=address, units=UNITS) as running:
         until_s = time.monotonic() + 30
         while not running.has_samples():
             assert time.monotonic() < until_s, "it does not reach the gateways"
