@@ -19,13 +19,16 @@ _AGAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """`strike` breaks and goes on breaking until it is cancelled. `clients` ask without a pause meanwhile."""
+    """`strike` breaks and goes on breaking until it is cancelled. `clients` ask without a pause meanwhile. One that
+    `needs_peace` begins when all units are well.
+    """
 
     name: str
     alerts: frozenset[str]
     strike: Callable[[FleetProcess], Awaitable[None]]
     clients: int = 4
     max_tokens: int = 40
+    needs_peace: bool = True
 
 
 def _found(fleet: FleetProcess, title: str) -> list[psutil.Process]:
@@ -40,7 +43,9 @@ async def kill_an_engine(fleet: FleetProcess) -> None:
 
 
 async def nothing_but_load(fleet: FleetProcess) -> None:
-    """More requests than the units can carry and the queue may hold."""
+    """More requests than the queue may hold, and answers many times as long as those that gateways have learned from:
+    what was let in outgrows its token blocks.
+    """
 
 
 async def stop_controllers(fleet: FleetProcess) -> None:
@@ -74,15 +79,15 @@ async def end_the_fleet(fleet: FleetProcess) -> None:
 
 
 FAULTS = (
-    Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine),
+    Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine, clients=12),
     Fault(
         name="overload",
         alerts=frozenset(
             {"MuxfleetRequestsShed", "MuxfleetSloBurnFast", "MuxfleetSloBurnSlow", "MuxfleetQuotaExhausted"}
         ),
         strike=nothing_but_load,
-        clients=60,
-        max_tokens=120,
+        clients=100,
+        max_tokens=1000,
     ),
     Fault(name="control loop hung", alerts=frozenset({"MuxfleetTelemetryStale"}), strike=stop_controllers),
     Fault(
@@ -90,7 +95,13 @@ FAULTS = (
         alerts=frozenset({"MuxfleetUnitDown", "MuxfleetServerErrors"}),
         strike=kill_engines_as_they_come,
     ),
-    Fault(name="fleet ended", alerts=frozenset({"MuxfleetGatewayDown"}), strike=end_the_fleet, clients=0),
+    Fault(
+        name="fleet ended",
+        alerts=frozenset({"MuxfleetGatewayDown"}),
+        strike=end_the_fleet,
+        clients=0,
+        needs_peace=False,
+    ),
 )
 """In the order in which one fleet can bear them."""
 

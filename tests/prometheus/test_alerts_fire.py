@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 from alert_faults import FAULTS, NOT_ON_ONE_MACHINE, Fault, keep_asking
+from chaos_faults import until_well
 from chaos_fleet_file import fleet_of
 from fleet_process import FleetProcess
 from prometheus_server import Prometheus, alerts_of, binary, chart_rules, prometheus
@@ -17,7 +18,7 @@ PORT = 20711
 UNITS = 2
 PEACE_S = 8.0
 PATIENCE_S = 150.0
-POOL = {"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": UNITS, "kv_memory": "90MiB"}
+POOL = {"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": UNITS, "kv_memory": "512MiB"}
 GATEWAY = {"replicas": 2, "max_queued_requests": 4, "hold_s": 8.0}
 
 
@@ -64,13 +65,15 @@ def server(fleet: FleetProcess, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_fault__on_a_fleet_that_prometheus_watches__fires_its_alerts(
     fleet: FleetProcess, server: Prometheus, fault: Fault, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if fault.needs_peace:
+        asyncio.run(until_well(fleet, units=UNITS))
     before = server.firing()
     fired, took_s = asyncio.run(_until_fired(fleet, server, fault))
 
     with capsys.disabled():
         print(f"\n  {fault.name}: {', '.join(f'{a} after {s:.0f} s' for a, s in took_s.items())}", end="")
     assert not fault.alerts & before, "it fired before there was a reason"
-    assert fault.alerts <= fired
+    assert fault.alerts <= fired, server.figures()
 
 
 async def _until_fired(fleet: FleetProcess, server: Prometheus, fault: Fault) -> tuple[set[str], dict[str, float]]:
