@@ -86,8 +86,9 @@ class Engine(Protocol):
         """The newest report, a fraction of a second old; None before the first."""
         ...
 
-    async def decisions(self, last: int) -> LogExcerpt:
-        """The scheduler's newest decisions, at most `last`; of a large batch, not all request ids.
+    async def decisions(self, last: int, *, request_ids: tuple[str, ...] = (), within_s: float = 0.0) -> LogExcerpt:
+        """The scheduler's newest decisions, at most `last`; of a large batch, not all request ids. With `request_ids`,
+        those among them that worked on one of these in the last `within_s` seconds.
 
         Raises:
             EngineDied: the engine process ended.

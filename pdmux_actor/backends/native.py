@@ -207,8 +207,10 @@ class NativeEngine:
     def load_report(self) -> LoadReport | None:
         return self._load
 
-    async def decisions(self, last: int) -> LogExcerpt:
-        answer = await self._call(ReadDecisionsCommand(call=next(self._call_ids), last=last))
+    async def decisions(self, last: int, *, request_ids: tuple[str, ...] = (), within_s: float = 0.0) -> LogExcerpt:
+        answer = await self._call(
+            ReadDecisionsCommand(call=next(self._call_ids), last=last, request_ids=request_ids, within_s=within_s)
+        )
         assert isinstance(answer, DecisionsRead)
         return answer.excerpt
 

@@ -54,17 +54,17 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     watch: WatchSettings = WatchSettings()
 
 
-ReadDecisions = Callable[[int], Awaitable[LogExcerpt]]
-"""The newest decisions of the engine, at most so many. Raises EngineDied."""
+ReadSteps = Callable[[tuple[str, ...], float], Awaitable[LogExcerpt]]
+"""What an engine decided for requests in the last so many seconds. Raises EngineDied."""
 
 
 class TracedSteps(Protocol):
-    def ended(self, request: GenerateRequest) -> None: ...
+    def ended(self, request: GenerateRequest, lasted_s: float) -> None: ...
 
     async def close(self) -> None: ...
 
 
-TraceSteps = Callable[[ReadDecisions], TracedSteps]
+TraceSteps = Callable[[ReadSteps], TracedSteps]
 
 
 def new_unit_id(pool: str) -> str:
@@ -96,7 +96,7 @@ class PdmuxActor:
             host=self._settings.host or str(get_node_ip_address()),  # type: ignore[no-untyped-call]  # Ray's
         )
         await self._unit.start()
-        self._spans = None if trace is None else trace(self._unit.decisions)
+        self._spans = None if trace is None else trace(self._unit.steps_of)
         if self._spans is not None:
             self._unit.on_ended = self._spans.ended
         self._controller: DeploymentHandle[Any] | None = None

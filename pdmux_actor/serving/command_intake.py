@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import partial
 
 import msgspec
@@ -96,17 +96,31 @@ class CommandIntake:
                 self._inbox.put(SetPolicy(policy))
             case ChangePolicy(policy=policy):
                 logger.error("unknown dispatch policy: the one in force stays", extra={"policy": policy})
-            case ReadDecisionsCommand(call=call, last=last):
+            case ReadDecisionsCommand(last=last):
                 last = max(0, min(last, MAX_DECISIONS))
-                self._inbox.put(ReadDecisions(last, partial(self._tell_decisions, call)))
+                self._inbox.put(ReadDecisions(last, partial(self._tell_decisions, command)))
             case TimeLaunch(call=call):
                 self._sender.send(LaunchNotTimed(call, "this engine does not run SGLang"))
             case Shutdown():
                 self._inbox.put(Stop())
 
-    def _tell_decisions(self, call: int, now_s: float, decisions: Sequence[Decision]) -> None:
-        told = tuple([_with_few_ids(decision) for decision in decisions])
-        self._sender.send(DecisionsRead(call, LogExcerpt(now_s=now_s, unix_s=time.time(), decisions=told)))
+    def _tell_decisions(self, command: ReadDecisionsCommand, now_s: float, decisions: Sequence[Decision]) -> None:
+        if command.request_ids:
+            told = _of_requests(decisions, frozenset(command.request_ids), since_s=now_s - command.within_s)
+        else:
+            told = tuple([_with_few_ids(decision) for decision in decisions])
+        self._sender.send(DecisionsRead(command.call, LogExcerpt(now_s=now_s, unix_s=time.time(), decisions=told)))
+
+
+def _of_requests(decisions: Sequence[Decision], wanted: Set[str], *, since_s: float) -> tuple[Decision, ...]:
+    """On the engine's thread: no more of the log is looked at than may be of these requests."""
+    found: list[Decision] = []
+    for decision in reversed(decisions):
+        if decision.now_s < since_s:
+            break
+        if own := tuple([request_id for request_id in decision.request_ids if request_id in wanted]):
+            found.append(msgspec.structs.replace(decision, request_ids=own))
+    return tuple(reversed(found))
 
 
 def _with_few_ids(decision: Decision) -> Decision:

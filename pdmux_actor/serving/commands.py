@@ -104,10 +104,14 @@ class ChangePolicy(msgspec.Struct, frozen=True, tag="policy"):
 
 
 class ReadDecisionsCommand(msgspec.Struct, frozen=True, tag="read_decisions"):
-    """Answered by DecisionsRead with the newest `last` decisions."""
+    """Answered by DecisionsRead with the newest `last` decisions; where `request_ids` are named, with those among them
+    of the last `within_s` seconds that worked on one of these, and no other ids in them.
+    """
 
     call: int
     last: int
+    request_ids: tuple[str, ...] = ()
+    within_s: float = 0.0
 
 
 class TimeLaunch(msgspec.Struct, frozen=True, tag="time_launch"):

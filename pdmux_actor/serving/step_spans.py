@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import math
+import time
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from opentelemetry.context import Context
@@ -13,13 +15,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcerpt
+from pdmux_actor.serving.actor import ReadSteps
 
 logger = logging.getLogger(__name__)
 
 _NS = 1_000_000_000
 _GATHER_S = 0.5  # requests that end within this share one reading of the log
 _MOST_WAITING = 256
-_ALL = 1 << 20
+_SLACK_S = 0.5  # until the engine is asked
 
 
 class StepSpans:
@@ -27,10 +30,7 @@ class StepSpans:
     run of decode steps under the same partition.
     """
 
-    def __init__(
-        self, processor: SpanProcessor, *, unit_id: str, version: str, read: Callable[[int], Awaitable[LogExcerpt]]
-    ) -> None:
-        """`read` returns the engine's newest decisions, at most so many."""
+    def __init__(self, processor: SpanProcessor, *, unit_id: str, version: str, read: ReadSteps) -> None:
         resource = Resource.create({"service.name": "muxfleet-unit", "service.instance.id": unit_id})
         self._provider = TracerProvider(resource=resource, sampler=ALWAYS_ON)  # the gateway has chosen
         self._provider.add_span_processor(processor)
@@ -38,12 +38,14 @@ class StepSpans:
         self._unit_id = unit_id
         self._read = read
         self._ended: list[GenerateRequest] = []
+        self._began_s = math.inf  # the first of them
         self._writing: asyncio.Task[None] | None = None
 
-    def ended(self, request: GenerateRequest) -> None:
-        """Returns at once. A request without a `traceparent` is not traced."""
-        if request.traceparent and len(self._ended) < _MOST_WAITING:
+    def ended(self, request: GenerateRequest, lasted_s: float) -> None:
+        """Returns at once."""
+        if len(self._ended) < _MOST_WAITING:
             self._ended.append(request)
+            self._began_s = min(self._began_s, time.monotonic() - lasted_s)
             if self._writing is None:
                 self._writing = asyncio.create_task(self._write_soon())
 
@@ -56,8 +58,9 @@ class StepSpans:
     async def _write_soon(self) -> None:
         await asyncio.sleep(_GATHER_S)
         ended, self._ended, self._writing = self._ended, [], None
+        within_s, self._began_s = time.monotonic() - self._began_s + _SLACK_S, math.inf
         try:
-            excerpt = await self._read(_ALL)
+            excerpt = await self._read(tuple(request.request_id for request in ended), within_s)
         except Exception as error:  # the engine has died, or hangs: traces are the least of it
             logger.info("steps are not traced", extra={"requests": len(ended), "reason": repr(error)})
             return
@@ -86,7 +89,7 @@ class StepSpans:
                 "muxfleet.prefill_sms": first.prefill_sms,
                 "muxfleet.decode_sms": first.part_sms or first.decode_sms,
                 "muxfleet.launches": len(run),
-                "muxfleet.requests": max(len(d.request_ids) for d in run),
+                "muxfleet.requests": max(d.num_decoding + len(d.chunks) for d in run),
                 "muxfleet.prompt_tokens": sum(d.prompt_tokens for d in run),
                 "muxfleet.steps": sum(d.steps for d in run),
                 "muxfleet.busy_seconds": sum(measured_s),

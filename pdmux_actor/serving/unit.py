@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from pdmux_actor.serving.vocabulary_source import load_vocabulary
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 30.0
+_ALL_DECISIONS = 1 << 20  # an engine has fewer
 _OUR_FAULT = "the unit failed on this request; its log has the traceback"
 
 
@@ -30,6 +32,7 @@ _OUR_FAULT = "the unit failed on this request; its log has the traceback"
 class _OpenStream:
     stream: TokenStream
     held: HeldModel
+    opened_s: float = 0.0  # of a request that is traced
 
 
 class Unit:
@@ -75,7 +78,9 @@ class Unit:
         self._refusal: str | None = None  # why no stream is opened any more
         self._failure: str | None = None
         self._pump: asyncio.Task[None] | None = None
-        self.on_ended: Callable[[GenerateRequest], None] | None = None  # told of each request that is traced
+        self.on_ended: Callable[[GenerateRequest, float], None] | None = (
+            None  # of each that is traced, with its seconds
+        )
 
     async def start(self) -> None:
         """Raises EngineStartFailed, and OSError when the address cannot be bound."""
@@ -130,6 +135,10 @@ class Unit:
     async def decisions(self, last: int) -> LogExcerpt:
         """Returns what the scheduler decided lately. Raises EngineDied."""
         return await self._engine.decisions(last)
+
+    async def steps_of(self, request_ids: tuple[str, ...], within_s: float) -> LogExcerpt:
+        """Returns what the scheduler decided for these requests in the last seconds. Raises EngineDied."""
+        return await self._engine.decisions(_ALL_DECISIONS, request_ids=request_ids, within_s=within_s)
 
     def is_healthy(self) -> bool:
         """False: the engine is gone, or the unit is broken; only a restart helps."""
@@ -190,7 +199,9 @@ class Unit:
             logger.exception("a request cannot be opened", extra={"generation_id": request_id})
             send(Delta(message.stream, 0, "", [], finish=FinishReason.ERROR, error=_OUR_FAULT))
             return None
-        self._streams[request_id] = _OpenStream(stream, held)
+        self._streams[request_id] = opened = _OpenStream(stream, held)
+        if request.traceparent:
+            opened.opened_s = time.monotonic()
         held.open_streams += 1
         return stream
 
@@ -240,7 +251,7 @@ class Unit:
             return False
         self._follower.stream_ended(opened.held)
         if self.on_ended is not None and opened.stream.request.traceparent:
-            self.on_ended(opened.stream.request)
+            self.on_ended(opened.stream.request, time.monotonic() - opened.opened_s)
         if not self._streams:
             self._none_open.set()
         return True

@@ -32,7 +32,7 @@ async def real_fleet(
     unit = Unit(NativeEngine(settings), unit_id="u", node="n", pool="p", num_gpus=1)
     gateway = Gateway(start_text=InlineText.start)
     await unit.start()
-    steps = None if trace is None else trace(unit.decisions)
+    steps = None if trace is None else trace(unit.steps_of)
     if steps is not None:
         unit.on_ended = steps.ended
     try:

@@ -1,5 +1,6 @@
 """Spans as an exporter gets them: of a gateway, and of an engine below them."""
 
+import asyncio
 from functools import partial
 
 import httpx
@@ -61,8 +62,9 @@ async def test_spans__of_an_engine__lie_below_the_request_and_count_its_steps(tm
         body = {"model": REAL, "prompt": [*range(5, 45)], "max_tokens": 12, "ignore_eos": True}
         sampled = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
         other = {"traceparent": f"00-{TRACE[::-1]}-b7ad6b7169203331-00"}
-        assert (await http.post("/v1/completions", json=body, headers=other)).status_code == 200
-        assert (await http.post("/v1/completions", json=body, headers=sampled)).status_code == 200
+        asked = [http.post("/v1/completions", json=body, headers=other) for _ in range(12)]  # more than a log names
+        answers = await asyncio.gather(*asked, http.post("/v1/completions", json=body, headers=sampled))
+        assert {answer.status_code for answer in answers} == {200}
         await eventually(lambda: any(s.name == "engine decode" for s in engines.get_finished_spans()))
 
     (request,) = [s for s in ours.get_finished_spans() if s.name.startswith("POST")]
@@ -73,6 +75,7 @@ async def test_spans__of_an_engine__lie_below_the_request_and_count_its_steps(tm
     assert sum(s.attributes["muxfleet.prompt_tokens"] for s in prompts) >= 40
     assert sum(s.attributes["muxfleet.steps"] for s in steps) >= 11, "the first token is the prefill's"
     assert all(request.start_time <= s.start_time <= s.end_time <= request.end_time for s in steps)
+    assert max(s.attributes["muxfleet.requests"] for s in steps) > 8
     assert all(s.resource.attributes["service.name"] == "muxfleet-unit" for s in steps)
 
 
