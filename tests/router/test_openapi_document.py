@@ -13,7 +13,7 @@ import schemathesis
 from fake_unit import FakeUnit, fleet_view
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from served_gateway import InlineText, running
 
 from router.batches.batch_settings import BatchSettings
@@ -61,8 +61,10 @@ def served_url(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 @api.parametrize()
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_api__generated_cases__answers_as_documented(case, served_url: str) -> None:
-    # Valid by the schema is not yet acceptable: lengths depend on the model, messages on its template.
-    case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance], timeout=ANSWER_S)
+    # Valid by the schema is not yet acceptable: lengths depend on the model, messages on its template. And a part of a
+    # form is text whatever its type should be wrong by: a file that is `true` is one of four bytes.
+    of_forms = [negative_data_rejection] if case.media_type == "multipart/form-data" else []
+    case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance, *of_forms], timeout=ANSWER_S)
 
 
 @api.include(path_regex="completions|embeddings").parametrize()
