@@ -82,7 +82,7 @@ class LoadProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """`max_model_len` is known once the model is READY; `error` says why it FAILED and the remedy. `asleep` is told of
-    a model that is ASLEEP, `progress` of one that is LOADING.
+    a model that is ASLEEP, `progress` of one that is LOADING, `base` of an adapter.
     """
 
     model: str
@@ -91,6 +91,7 @@ class ModelStatus:
     error: str | None = None
     asleep: SleepingWeights | None = None
     progress: LoadProgress | None = None
+    base: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,25 @@ class ModelDemand:
         return self.prompt_tokens + self.output_tokens
 
 
+def together(model: str, demands: Sequence[ModelDemand]) -> ModelDemand:
+    """Adds up demands, as that of one model.
+
+    >>> one = ModelDemand(model="a", rate_per_s=1.0, prompt_tokens=100, output_tokens=10)
+    >>> other = ModelDemand(model="b", rate_per_s=3.0, prompt_tokens=20, output_tokens=50)
+    >>> together("a", [one, other])
+    ModelDemand(model='a', rate_per_s=4.0, prompt_tokens=40.0, output_tokens=40.0, arrival_cv=1.0)
+    """
+    rate_per_s = sum(d.rate_per_s for d in demands)
+    weights = [d.rate_per_s / rate_per_s if rate_per_s else 1 / len(demands) for d in demands]
+    return ModelDemand(
+        model=model,
+        rate_per_s=rate_per_s,
+        prompt_tokens=sum(w * d.prompt_tokens for w, d in zip(weights, demands, strict=True)),
+        output_tokens=sum(w * d.output_tokens for w, d in zip(weights, demands, strict=True)),
+        arrival_cv=max(d.arrival_cv for d in demands),
+    )
+
+
 def demand_of_trace(
     records: Iterable[TraceRecord], *, duration_s: float, default_model: str
 ) -> tuple[ModelDemand, ...]:

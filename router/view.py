@@ -10,7 +10,9 @@ from pdmux_actor.messages import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """A model the fleet offers, whether or not a unit holds it now. `can_wake`: a request makes a unit take it up."""
+    """A model the fleet offers, whether or not a unit holds it now. `can_wake`: a request makes a unit take it up.
+    `adapter_of`: the base of a LoRA adapter, whose `source` and `revision` these are: its tokenizer.
+    """
 
     model: str
     source: str
@@ -18,6 +20,7 @@ class ModelCard:
     slo: Slo
     created_s: int
     can_wake: bool = False
+    adapter_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.simulation_screen import RunProgress, decisions_table, figures_table, outcome_line, sweep_table
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
+from deploy.fleet_file.folded_adapters import with_adapters_folded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, deploy_fleet
@@ -71,6 +72,7 @@ def simulate(
     console = terminal()
     fleet = _with_nodes(read_fleet_file(file), nodes)
     check_sources(fleet)
+    fleet = fleet.model_copy(update={"models": with_adapters_folded(fleet.models)})
     asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
     stream = _stream(fleet, trace, asked)
     console.print(f"{stream.count} requests of {stream.name}, {stream.rate_per_s:.2f}/s over {stream.span_s:.0f} s")

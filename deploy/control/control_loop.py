@@ -5,6 +5,7 @@ views.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from deploy.control.adapter_leases import assignments, quotas_with_adapters
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
 from deploy.control.cordons import Cordon, Cordons, CordonScope, left_on, part_of
@@ -138,7 +139,9 @@ class ControlLoop:
             return lease
         placements = self._plan.models_of(report.unit_id)
         asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
-        return self._leases.renew(report, placements, self._catalog, asleep, registry.pool_blocks(report.unit_id))
+        models = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
+        pool_blocks = registry.pool_blocks(report.unit_id)
+        return self._leases.renew(report, models, self._catalog.policy, asleep, pool_blocks)
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
         """Takes in what a gateway has been asked for; it comes with each of its questions for the view."""
@@ -203,7 +206,7 @@ class ControlLoop:
         its place would be. Raises ModelUnknown.
         """
         self._tick(now_s)
-        needs = self._needs(now_s)
+        needs, model = self._needs(now_s), self._catalog.place_of(model)
         sleeper = self._catalog.get(model) if model in self._asleep else None
         asleep = None if sleeper is None else self._model_needs().placement(sleeper, now_s)
         models = needs.models if asleep is None else (*needs.models, asleep)
@@ -228,8 +231,8 @@ class ControlLoop:
         """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not. True
         if what it shall serve is known from before.
         """
-        quotas = {m.model: m.quota_blocks for m in report.load.models} if report.load is not None else {}
-        held = [s.model for s in report.models if s.phase in _HELD and self._catalog.get(s.model) is not None]
+        quotas = quotas_with_adapters(report)
+        held = [s.model for s in report.models if s.phase in _HELD and self._catalog.places(s.model)]
         share = report.total_blocks // max(1, len(held))
         adopted = UnitPlan(
             unit_id=report.unit_id,
@@ -289,10 +292,11 @@ class ControlLoop:
     def _note_sleep(self, now_s: float) -> None:
         self._scale_to_zero.keep_busy((u.report for u in self._fleet.registry), now_s)
         asleep = self._scale_to_zero.asleep(self._catalog, now_s)
-        if woken := self._asleep - asleep:
-            self._need_plan(f"somebody asks for {', '.join(sorted(woken))}")
-        if fallen := asleep - self._asleep:
-            self._need_plan(f"nobody asks for {', '.join(sorted(fallen))}")
+        changed = sorted(filter(self._catalog.places, asleep ^ self._asleep))  # adapters come and go with leases
+        if woken := [model for model in changed if model in self._asleep]:
+            self._need_plan(f"somebody asks for {', '.join(woken)}")
+        if fallen := [model for model in changed if model in asleep]:
+            self._need_plan(f"nobody asks for {', '.join(fallen)}")
         self._asleep = asleep
 
     # ---- plans ----

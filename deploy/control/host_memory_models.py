@@ -17,7 +17,7 @@ def sleepers_of(
     """
     left_bytes = report.host_memory_bytes
     kept: list[ModelAssignment] = []
-    known = {model.id: model for model in catalog.models}
+    known = {model.id: model for model in catalog.placed}
     has = [s for s in report.models if s.model in known.keys() - placed and s.phase is not ModelPhase.FAILED]
     for status in sorted(has, key=lambda s: (-last_used_s(s.model), s.model)):
         model = known[status.model]

@@ -1,8 +1,6 @@
 """The leases given out, with versions that only grow."""
 
-from deploy.fleet_file.model_catalog import Catalog
 from pdmux_actor.lease import Lease, ModelAssignment, UnitReport
-from placement.plan import ModelPlacement
 
 
 class LeaseBook:
@@ -26,18 +24,16 @@ class LeaseBook:
     def renew(
         self,
         report: UnitReport,
-        placements: tuple[ModelPlacement, ...],
-        catalog: Catalog,
+        models: tuple[ModelAssignment, ...],
+        policy: str,
         asleep: tuple[ModelAssignment, ...] = (),
         pool_blocks: int | None = None,
     ) -> Lease:
         """The same lease again while nothing in it changes and the unit has seen nothing newer."""
-        known = ((catalog.get(p.model), p.quota_blocks) for p in placements)
-        models = tuple(model.assignment(quota) for model, quota in known if model is not None)
         old = self._leases.get(report.unit_id)
         if (
             old is not None
-            and (old.models, old.policy, old.asleep) == (models, catalog.policy, asleep)
+            and (old.models, old.policy, old.asleep) == (models, policy, asleep)
             and old.pool_blocks == pool_blocks
             and report.lease_version <= old.version
         ):
@@ -46,7 +42,7 @@ class LeaseBook:
         lease = Lease(
             version=self._version,
             models=models,
-            policy=catalog.policy,
+            policy=policy,
             stream_token=self._stream_token,
             asleep=asleep,
             pool_blocks=pool_blocks,

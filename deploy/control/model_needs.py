@@ -12,8 +12,10 @@ from deploy.control.unit_registry import without_blocks
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from pdmux_actor.lease import ModelPhase
+from placement.demand import together
 from placement.plan import Plan, UnitPlan
 from placement.problem import PlacementModel
+from traces.timeliness import SloTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class ModelNeeds:
     def needs(self, asleep: Set[str], rules: ControlRules, now_s: float) -> Needs:
         """Models whose shape is unknown (their config.json cannot be read now) stay where they are, untouched."""
         kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in kept_plan(self.goal, self.catalog)}
-        awake = [m for m in self.catalog.models if m.id not in asleep]
+        awake = [m for m in self.catalog.placed if m.id not in asleep]
         rested_s = now_s - rules.min_residency_s
         last_used_s = self.scale_to_zero.last_used_s
         sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
@@ -44,11 +46,15 @@ class ModelNeeds:
         )
 
     def placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
-        placement = model.placement(self.popularity.demand(model.id))
+        family = (model, *self.catalog.adapters_of(model.id))
+        placement = model.placement(together(model.id, [self.popularity.demand(m.id) for m in family]))
         if placement is None:
             return None
         correction = self.fleet.learning.of_model(model.id)
-        placement = replace(placement, min_replicas=max(1, placement.min_replicas), correction=correction)
+        slo = SloTarget(
+            ttft_s=min(m.slo.ttft_s for m in family), tbt_s=min(m.slo.tbt_s for m in family)
+        )  # of the one that is in the greatest hurry
+        placement = replace(placement, min_replicas=max(1, placement.min_replicas), correction=correction, slo=slo)
         if self.fleet.held_back(model.id, now_s) is None:
             return beside_pinned(placement, self.goal, self.fleet.pinned())
         cordoned = self.fleet.cordoned()
@@ -61,7 +67,7 @@ class ModelNeeds:
 
 def kept_plan(goal: Plan, catalog: Catalog) -> tuple[UnitPlan, ...]:
     """Models of unknown shape, where they are."""
-    unknown = {m.id for m in catalog.models if m.spec is None}
+    unknown = {m.id for m in catalog.placed if m.spec is None}
     return tuple(
         UnitPlan(unit_id=u.unit_id, models=tuple(p for p in u.models if p.model in unknown)) for u in goal.units
     )

@@ -24,7 +24,10 @@ class ScaleToZero:
                     self.keep(load.model, now_s)
 
     def asleep(self, catalog: Catalog, now_s: float) -> frozenset[str]:
-        return frozenset(m.id for m in catalog.models if not self.is_awake(m, now_s))
+        """A model with an adapter that is awake is awake, too."""
+        awake = {m.id for m in catalog.models if self.is_awake(m, now_s)}
+        awake |= {catalog.place_of(model) for model in awake}
+        return frozenset(m.id for m in catalog.models if m.id not in awake)
 
     def kept(self) -> Mapping[str, float]:
         """Returns by model when it was in use last, whoever asked."""

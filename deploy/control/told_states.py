@@ -28,6 +28,7 @@ def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
 
 
 def _model_state(model: CatalogModel, needs: ModelNeeds, is_asleep: bool, now_s: float) -> ModelState:
+    place = needs.catalog.place_of(model.id)
     reports = [u.report for u in needs.fleet.registry]
     statuses = [s for r in reports for s in r.models if s.model == model.id and s.asleep is None]
     error = model.problem or next((s.error for s in statuses if s.error is not None), None)
@@ -35,8 +36,8 @@ def _model_state(model: CatalogModel, needs: ModelNeeds, is_asleep: bool, now_s:
     return ModelState(
         model=model.id,
         phases=tuple(s.phase for s in statuses),
-        planned_units=needs.goal.units_of(model.id),
-        problem=error or needs.goal.unplaced.get(model.id),
+        planned_units=needs.goal.units_of(place),
+        problem=error or needs.goal.unplaced.get(place),
         is_asleep=is_asleep,
         asleep_on=tuple(r.unit_id for r in reports if any(s.model == model.id and s.asleep for s in r.models)),
         progress=max((s.progress for s in statuses if s.progress is not None), key=_progressed, default=None),

@@ -160,7 +160,12 @@ class Fleet:
         return {unit.unit_id: unit.capacity.asleep for unit in self.registry}
 
     def _phases(self, unit_id: str) -> Mapping[str, ModelPhase]:
-        """Of models that are on the device, or on the way."""
+        """Of models that are on the device, or on the way: one is not there before its adapters are."""
         unit = self.registry.get(unit_id)
-        statuses = () if unit is None else unit.report.models
-        return {s.model: s.phase for s in statuses if s.phase is not ModelPhase.ASLEEP}
+        statuses = [s for s in (() if unit is None else unit.report.models) if s.phase is not ModelPhase.ASLEEP]
+        waits = {s.base for s in statuses if s.phase is ModelPhase.LOADING}
+        return {
+            s.model: ModelPhase.LOADING if s.phase is ModelPhase.READY and s.model in waits else s.phase
+            for s in statuses
+            if s.base is None
+        }

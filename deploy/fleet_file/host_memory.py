@@ -11,7 +11,8 @@ from deploy.fleet_file.setting_types import AutoSize
 from profiler.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from deploy.fleet_file.settings import FleetFile, ModelSection
+    from deploy.fleet_file.model_section import ModelSection
+    from deploy.fleet_file.settings import FleetFile
 
 HostMemory = AutoSize[ByteSize]
 """None: each unit's share of its node's memory."""
@@ -36,7 +37,8 @@ def check_host_memory(fleet: "FleetFile") -> None:
     asked = [(i, pool.host_memory) for i, pool in enumerate(fleet.pools) if pool.host_memory]
     if not asked:
         return
-    sizes = [(size, model.id) for model in fleet.models if (size := _weight_bytes(model, fleet.engine.dtype))]
+    models = [model for model in fleet.models if model.base is None]
+    sizes = [(size, model.id) for model in models if (size := _weight_bytes(model, fleet.engine.dtype))]
     if not sizes:
         return
     needed_bytes, smallest = min(sizes)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from deploy.fleet_file.settings import ModelSection
+from deploy.fleet_file.model_section import ModelSection
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import Slo
 from placement.demand import ModelDemand
@@ -14,13 +14,16 @@ from traces.timeliness import SloTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogModel:
-    """`spec` is None while the checkpoint's shape is unknown; `problem` says why."""
+    """`spec` is None while the checkpoint's shape is unknown; `problem` says why. `base`: of an adapter, which is
+    placed with it and has no spec.
+    """
 
     settings: ModelSection
     dtype: str | None
     created_s: int
     spec: ModelSpec | None
     problem: str | None = None
+    base: ModelSection | None = None
 
     @property
     def id(self) -> str:
@@ -31,10 +34,13 @@ class CatalogModel:
         return Slo(ttft_s=self.settings.slo.ttft_s, tbt_s=self.settings.slo.tbt_s)
 
     def card(self) -> ModelCard:
+        """Returns what gateways are told. An adapter has its base's tokenizer."""
+        text = self.base or self.settings
         return ModelCard(
             model=self.id,
-            source=self.settings.source,
-            revision=self.settings.revision,
+            source=text.source,
+            revision=text.revision,
+            adapter_of=None if self.base is None else self.base.id,
             slo=self.slo,
             created_s=self.created_s,
             can_wake=self.settings.replicas.min == 0,
@@ -49,6 +55,7 @@ class CatalogModel:
             revision=self.settings.revision,
             dtype=self.dtype,
             max_model_len=self.settings.max_model_len,
+            base=self.settings.base,
         )
 
     def prior(self) -> ModelDemand:
@@ -83,6 +90,22 @@ class CatalogModel:
 class Catalog:
     models: tuple[CatalogModel, ...]
     policy: str
+
+    @property
+    def placed(self) -> tuple[CatalogModel, ...]:
+        """All but adapters, which are wherever their base is."""
+        return tuple(m for m in self.models if m.base is None)
+
+    def places(self, model: str) -> bool:
+        return any(m.id == model for m in self.placed)
+
+    def place_of(self, model: str) -> str:
+        """Names what is placed for a model: of an adapter the base."""
+        known = self.get(model)
+        return model if known is None or known.base is None else known.base.id
+
+    def adapters_of(self, base: str) -> tuple[CatalogModel, ...]:
+        return tuple(m for m in self.models if m.base is not None and m.base.id == base)
 
     def get(self, model: str) -> CatalogModel | None:
         return next((m for m in self.models if m.id == model), None)

@@ -10,11 +10,13 @@ from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
+from deploy.fleet_file.adapter_problems import adapter_problems
 from deploy.fleet_file.batch_section import BatchSection
 from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.known_devices import unknown_device
+from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import (
     CPU_KV_BYTES,
@@ -24,7 +26,6 @@ from deploy.fleet_file.setting_types import (
     KvMemory,
     LabelKey,
     LabelValue,
-    ModelId,
     Name,
     PolicyName,
     Size,
@@ -45,51 +46,6 @@ from profiler.profile_file import read_profile
 MAX_FILE_BYTES = 1024 * 1024
 MAX_GPUS = 20_000
 _BACKENDS = " ".join(f"{name}: {BACKENDS[name].about}." for name in NAMED)
-
-
-class SloSection(Section):
-    ttft_s: PositiveFloat = 2.0
-    """Target for the time to the first token."""
-    tbt_s: PositiveFloat = 0.2
-    """Target for each gap between two tokens."""
-
-
-class DemandSection(Section):
-    """Holds what is expected of a model before it has seen traffic."""
-
-    rate_per_s: Annotated[float, Field(ge=0)] = 1.0
-    prompt_tokens: PositiveInt = 512
-    """Mean length of a prompt."""
-    output_tokens: PositiveInt = 128
-    """Mean length of an answer."""
-    arrival_cv: Annotated[float, Field(ge=0, le=100)] = 1.0
-    """Coefficient of variation of the gaps between requests (`muxfleet traces stats`); 1: Poisson, more: bursts."""
-
-
-class ReplicasSection(Section):
-    min: Annotated[int, Field(ge=0, le=10_000)] = 1
-    """0: the model is loaded when somebody asks for it and gives up its place when nobody does."""
-    max: Annotated[int, Field(ge=1, le=10_000)] = 1
-    idle_after_s: PositiveFloat = 300.0
-    """With min 0: how long nobody must have asked before the model gives up its place."""
-
-
-class ModelSection(Section):
-    id: ModelId
-    """The name clients use."""
-    source: Annotated[str, Field(min_length=1, max_length=4096)]
-    """A folder in Hugging Face layout (relative to this file), or a Hugging Face id."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hugging Face id."""
-    dtype: Dtype | None = None
-    """Default: engine.dtype."""
-    max_model_len: PositiveInt | None = None
-    """Tokens of the longest sequence, prompt and answer. Default: `max_position_embeddings` of the checkpoint. Where
-    its `config.json` scales rotary positions it may be more: the length before scaling times `factor`. SGLang pools:
-    no more than the default."""
-    slo: SloSection = SloSection()
-    demand: DemandSection = DemandSection()
-    replicas: ReplicasSection = ReplicasSection()
 
 
 class NodesSection(Section):
@@ -314,7 +270,7 @@ def check_sources(fleet: FleetFile) -> None:
     """Checks the models' sources before a command starts a fleet on this machine.
 
     Raises:
-        SourceNotFound: a local checkpoint has no config.json.
+        SourceNotFound: a local checkpoint has no config.json, an adapter no adapter_config.json.
         ProfileUnusable: a pool's profile is none, or its guard is another file or in no folder.
         HostMemoryTooSmall: a pool's host_memory holds no model.
     """
@@ -324,12 +280,11 @@ def check_sources(fleet: FleetFile) -> None:
         if pool.guard is not None:
             read_guard_grid(Path(pool.guard))
     for model in fleet.models:
-        if os.path.isabs(model.source) and not os.path.isfile(Path(model.source) / "config.json"):
-            raise SourceNotFound(
-                model=model.id,
-                source=model.source,
-                remedy="it must be a folder in Hugging Face layout with a config.json",
-            )
+        config, layout = "config.json", "a folder in Hugging Face layout with a"
+        if model.base is not None:
+            config, layout = "adapter_config.json", "a folder as PEFT saves adapters, with an"
+        if os.path.isabs(model.source) and not os.path.isfile(Path(model.source) / config):
+            raise SourceNotFound(model=model.id, source=model.source, remedy=f"it must be {layout} {config}")
     check_host_memory(fleet)
 
 
@@ -346,6 +301,8 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
         if model.replicas.max < model.replicas.min:
             remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"
             problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
+    without_adapters = [p.name for p in fleet.pools if not _takes_adapters(p, fleet.backend(p))]
+    problems += adapter_problems(fleet.models, without_adapters)
     if fleet.state.folder is not None and fleet.state.store != "file":
         remedy = f"store: {fleet.state.store} keeps no file; remove it, or set store: file"
         problems.append(Problem(path=("state", "folder"), value=fleet.state.folder, remedy=remedy))
@@ -362,6 +319,10 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
                 path=("pools", i),
             )
     return problems
+
+
+def _takes_adapters(pool: PoolSection, backend: BackendEntry) -> bool:
+    return backend.takes_adapters and (pool.mesh_gpus == 1 or pool.device == "simulated")
 
 
 def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: BackendEntry) -> list[Problem]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.settings import FleetFile, ModelSection, PoolSection, semantic_problems
+from deploy.fleet_file.model_section import ModelSection
+from deploy.fleet_file.settings import FleetFile, PoolSection, semantic_problems
 from deploy.fleet_file.yaml_source import path_text
 
 T = TypeVar("T")

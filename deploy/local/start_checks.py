@@ -37,6 +37,8 @@ def check_weights(fleet: FleetFile) -> None:
         if not folder.is_absolute():  # a Hugging Face id
             continue
         for what, patterns in (("weights", ("*.safetensors",)), ("tokenizer", ("tokenizer*", "vocab.*"))):
+            if what == "tokenizer" and model.base is not None:  # an adapter has its base's
+                continue
             if not any(next(folder.glob(pattern), None) for pattern in patterns):
                 raise SourceNotFound(
                     model=model.id,

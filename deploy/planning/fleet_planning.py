@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from deploy.errors import OptionNotUsable
+from deploy.fleet_file.folded_adapters import with_adapters_folded
 from deploy.fleet_file.model_catalog import CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import FleetFile, PoolSection
@@ -163,7 +164,7 @@ def _fleet_solver(fleet: FleetFile, estimator: Estimator, is_time_up: IsTimeUp) 
 
 
 def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
-    for settings in fleet.models:
+    for settings in with_adapters_folded(fleet.models):
         dtype = settings.dtype or fleet.engine.dtype
         spec = read_model_spec(settings.id, settings.source, settings.revision, dtype)
         model = CatalogModel(settings=settings, dtype=dtype, created_s=0, spec=spec).placement()

@@ -41,6 +41,7 @@ def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: str | None
         models=tuple(
             ModelToProfile(name=m.id, source=m.source, revision=m.revision, dtype=m.dtype or engine.dtype)
             for m in fleet.models
+            if m.base is None
         ),
         kv_pool_bytes=int(pool.kv_bytes or GPU_KV_BYTES),
         block_bytes=int(engine.block_bytes),

@@ -6,8 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 from deploy.fleet_file.batch_section import BatchSection
 from deploy.fleet_file.drain_section import DrainSection
+from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.setting_types import Dtype
-from deploy.fleet_file.settings import ModelSection, PlacementSection
+from deploy.fleet_file.settings import PlacementSection
 from deploy.fleet_file.state_section import StateSection
 from deploy.fleet_file.watch_section import WatchSection
 

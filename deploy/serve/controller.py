@@ -22,8 +22,8 @@ from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.model_specs import read_model_spec
-from deploy.fleet_file.settings import ModelSection
 from deploy.fleet_file.state_section import StateSection
 from deploy.planning.planner_process import PlannerProcess
 from deploy.planning.profiled_costs import readable_costs
@@ -124,7 +124,7 @@ class Controller:
         await self._follow_state(config)
         if self._following_nodes is None:
             self._following_nodes = asyncio.create_task(self._follow_nodes())
-        wanted = {self._spec_key(m) for m in self._config.models}
+        wanted = {self._spec_key(m) for m in self._config.models if m.base is None}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
         for key in wanted - self._specs.keys() - self._reading.keys():
@@ -310,12 +310,14 @@ class Controller:
     def _catalog_model(self, model: ModelSection) -> CatalogModel:
         key = self._spec_key(model)
         spec = self._specs.get(key)
+        assert self._config is not None
         return CatalogModel(
             settings=model,
             dtype=key.dtype,
             created_s=self._created_s[model.id],
             spec=spec,
             problem=None if spec is not None else self._problems.get(key),
+            base=next((m for m in self._config.models if m.id == model.base), None),
         )
 
 

@@ -30,9 +30,31 @@
 {{- if lt ($model.replicas.max | int64) ($model.replicas.min | int64) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.replicas.max" $key) "value" $model.replicas.max "remedy" (printf "smaller than min (%d); raise it or lower min" ($model.replicas.min | int64))) -}}
 {{- end -}}
+{{- include "muxfleet.checkAdapter" (dict "model" $model "models" $.models "key" $key) -}}
 {{- if hasPrefix "~" $model.source -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.source" $key) "value" $model.source "remedy" "pods have no home of yours; write a Hugging Face id, or a folder below modelCache.mountPath") -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A model with a base, or one that has neither source nor base. Takes model, models, key. */}}
+{{- define "muxfleet.checkAdapter" -}}
+{{- $model := .model -}}
+{{- if and $model.adapter (not $model.base) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.adapter" .key) "value" $model.adapter "remedy" "needs a base: name the model of this file that it was trained on") -}}
+{{- end -}}
+{{- if $model.base -}}
+{{- $bases := list -}}
+{{- range .models -}}{{- if not .base -}}{{- $bases = append $bases .id -}}{{- end -}}{{- end -}}
+{{- if not (has $model.base $bases) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.base" .key) "value" $model.base "remedy" (printf "is no model of the fleet, or an adapter itself; it has %s" (join ", " $bases))) -}}
+{{- end -}}
+{{- if not $model.adapter -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.base" .key) "value" $model.base "remedy" "is for adapters; write adapter: FOLDER beside it, or remove it") -}}
+{{- end -}}
+{{- end -}}
+{{- if not $model.source -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.source" .key) "value" "" "remedy" "required, but missing") -}}
 {{- end -}}
 {{- end -}}
 
@@ -53,6 +75,13 @@
 {{- end -}}
 {{- if and $refusals.nodeRange (gt (default $pool.nodes.min $pool.nodes.max | int64) ($pool.nodes.min | int64)) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $pool.nodes.max "remedy" ($refusals.nodeRange | replace "(1)" (printf "(%d)" ($pool.nodes.min | int64)))) -}}
+{{- end -}}
+{{- if or (eq $backend "sglang") (and (ne $pool.device "simulated") (gt ($pool.mesh_gpus | int64) 1)) -}}
+{{- range $j, $model := $fleet.models -}}
+{{- if $model.base -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.models[%d].base" $j) "value" $model.base "remedy" (printf "units of pool %q take no adapters (backend sglang, or mesh_gpus above 1), and may be given the base; serve it in a fleet without such a pool" $pool.name)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- include "muxfleet.checkPool" (dict "root" $root "pool" $pool "key" $key) -}}
 {{- if and (gt (len $fleet.pools) 1) (ne $pool.device "simulated") (not $pool.node_labels) -}}

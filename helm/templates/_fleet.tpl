@@ -65,6 +65,7 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $data := include "muxfleet.data" . | fromJson -}}
 {{- $fleet := include "muxfleet.section" (dict "data" $data "type" "FleetFile" "value" .Values.fleet "path" "fleet") | fromJson -}}
 {{- range $fleet.models -}}
+{{- if not .source -}}{{- $_ := set . "source" (default "" .adapter) -}}{{- end -}}
 {{- if hasPrefix "/" .source -}}
 {{- $_ := set . "source" (clean .source) -}}
 {{- else if or (hasPrefix "./" .source) (hasPrefix "../" .source) (has .source (list "." "..")) -}}

@@ -3,9 +3,10 @@
 {{- $root := .root -}}
 {{- $cache := .root.Values.modelCache -}}
 {{- range $i, $model := .root.Values.fleet.models -}}
-{{- if or (hasPrefix "./" $model.source) (hasPrefix "../" $model.source) (has $model.source (list "." "..")) -}}
+{{- $source := default "" (coalesce $model.source $model.adapter) -}}
+{{- if or (hasPrefix "./" $source) (hasPrefix "../" $source) (has $source (list "." "..")) -}}
 {{- with include "muxfleet.poolWithout" (dict "root" $root "fleet" $.fleet "path" $cache.mountPath) -}}
-{{- include "muxfleet.refuse" (dict "key" (printf "fleet.models[%d].source" $i) "value" $model.source "remedy" (printf "a folder below %s, where pods of pool %s have nothing mounted; switch modelCache.enabled on, or write a Hugging Face id" $cache.mountPath .)) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.models[%d].%s" $i (ternary "source" "adapter" (not $model.adapter))) "value" $source "remedy" (printf "a folder below %s, where pods of pool %s have nothing mounted; switch modelCache.enabled on, or write a Hugging Face id" $cache.mountPath .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -53,6 +53,7 @@ class HeldModel:
             phase=self.phase,
             max_model_len=self.max_model_len,
             error=self.error,
+            base=self.assignment.base,
             progress=self.download or reading if self.phase is ModelPhase.LOADING else None,
         )
 

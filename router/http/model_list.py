@@ -20,6 +20,8 @@ def model_entry(view: LiveView, card: ModelCard, *, lacks_tokenizer: bool) -> Mo
     return Model(
         id=card.model,
         created=card.created_s,
+        root=card.adapter_of or card.model,
+        parent=card.adapter_of,
         max_model_len=view.max_model_len(card.model),
         status="failed" if lacks_tokenizer else _status(view.phases(card.model)),
         slo=SloTargets(ttft_s=card.slo.ttft_s, tbt_s=card.slo.tbt_s),

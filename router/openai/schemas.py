@@ -150,12 +150,16 @@ class SloTargets(BaseModel):
 
 
 class Model(BaseModel):
-    """`status` is ready, loading, failed or unavailable; `max_model_len` is null until a unit was ready."""
+    """`status` is ready, loading, failed or unavailable; `max_model_len` is null until a unit was ready. Of a LoRA
+    adapter `root` and `parent` name its base; of another model `root` is its own id.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["muxfleet"] = "muxfleet"
+    root: str
+    parent: str | None
     max_model_len: int | None
     status: Literal["ready", "loading", "failed", "unavailable"]
     slo: SloTargets

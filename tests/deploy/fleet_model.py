@@ -14,7 +14,7 @@ from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.planner import Planner, PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
-from deploy.fleet_file.settings import ModelSection
+from deploy.fleet_file.model_section import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
@@ -59,6 +59,13 @@ def catalog_model(
     return CatalogModel(settings=settings, dtype=None, created_s=7, spec=spec, problem=None if spec else "not found")
 
 
+def adapter_model(model: str, base: CatalogModel, *, sleeps_after_s: float | None = None) -> CatalogModel:
+    replicas = {} if sleeps_after_s is None else {"min": 0, "idle_after_s": sleeps_after_s}
+    section = {"id": model, "base": base.id, "adapter": f"/adapters/{model}", "replicas": replicas}
+    settings = ModelSection.model_validate(section)
+    return CatalogModel(settings=settings, dtype=None, created_s=7, spec=None, base=base.settings)
+
+
 def catalog(*models: str | CatalogModel, policy: str = "mux") -> Catalog:
     return Catalog(models=tuple(m if isinstance(m, CatalogModel) else catalog_model(m) for m in models), policy=policy)
 
@@ -88,6 +95,10 @@ class FakeUnit:
     asleep: set[str] = field(default_factory=set)
     loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
 
+    @property
+    def bases(self) -> dict[str, str | None]:
+        return {a.model: a.base for a in self.lease.models} if self.lease is not None else {}
+
     def report(self) -> UnitReport:
         quotas = {a.model: a.quota_blocks for a in self.lease.models} if self.lease is not None else {}
         return UnitReport(
@@ -101,7 +112,10 @@ class FakeUnit:
             total_blocks=self.total_blocks,
             lease_version=0 if self.lease is None else self.lease.version,
             models=(
-                *(ModelStatus(model=m, phase=p, max_model_len=1024) for m, p in self.phases.items()),
+                *(
+                    ModelStatus(model=m, phase=p, max_model_len=1024, base=self.bases.get(m))
+                    for m, p in self.phases.items()
+                ),
                 *(_sleeping(m) for m in sorted(self.asleep - self.phases.keys())),
             ),
             host_memory_bytes=self.host_memory_bytes,

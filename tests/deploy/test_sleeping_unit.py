@@ -7,8 +7,8 @@ from pathlib import Path
 from deploy.control.control_loop import ControlLoop
 from deploy.control.planner import PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.model_specs import read_model_spec
-from deploy.fleet_file.settings import ModelSection
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.serving.commands import EngineSettings

@@ -8,5 +8,6 @@ BACKEND = BackendEntry(
     about="muxfleet's own engine, several models per unit",
     kinds={"cpu": "torch_cpu", "cuda": "torch_cuda"},
     reads_safetensors=True,
+    takes_adapters=True,
     fillable_bytes=fillable_bytes,
 )

@@ -9,5 +9,6 @@ BACKEND = BackendEntry(
     kinds={"simulated": "simulated"},
     stands_for="native",
     divides_models=True,
+    takes_adapters=True,
     fillable_bytes=fillable_bytes,
 )

@@ -1,0 +1,52 @@
+"""Gives a placed model's adapters their part of its lease: they are wherever it is, and need no plan."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+
+from deploy.fleet_file.model_catalog import Catalog
+from pdmux_actor.lease import ModelAssignment, UnitReport
+from placement.demand import ModelDemand
+from placement.plan import ModelPlacement
+
+
+def assignments(
+    placements: Iterable[ModelPlacement], catalog: Catalog, asleep: Set[str], demand: Callable[[str], ModelDemand]
+) -> Iterator[ModelAssignment]:
+    """Of each placed model, and of its adapters that are awake. They share its quota by what is asked of each."""
+    for placement in placements:
+        model = catalog.get(placement.model)
+        if model is None:
+            continue
+        family = (model, *(a for a in catalog.adapters_of(model.id) if a.id not in asleep))
+        quotas = shares(placement.quota_blocks, [demand(m.id) for m in family] if len(family) > 1 else [])
+        yield from (member.assignment(quota) for member, quota in zip(family, quotas, strict=True))
+
+
+def quotas_with_adapters(report: UnitReport) -> Mapping[str, int]:
+    """Returns what a unit's models and their adapters hold together, by the model."""
+    bases = {s.model: s.base for s in report.models}
+    quotas = Counter[str]()
+    for load in () if report.load is None else report.load.models:
+        quotas[bases.get(load.model) or load.model] += load.quota_blocks
+    return quotas
+
+
+def shares(quota_blocks: int, demands: list[ModelDemand]) -> list[int]:
+    """Half of a quota in equal parts, half by tokens per second in powers of two, so that leases change with what
+    matters only. The first has what rounding leaves.
+
+    >>> def of(rate_per_s): return ModelDemand(model="m", rate_per_s=rate_per_s, prompt_tokens=100, output_tokens=28)
+    >>> shares(1000, [])
+    [1000]
+    >>> shares(1000, [of(1), of(1.1)]), shares(1000, [of(1), of(8), of(0)])
+    ([500, 500], [224, 610, 166])
+    """
+    if not demands:
+        return [quota_blocks]
+    tokens_per_s = [d.rate_per_s * d.tokens_per_request for d in demands]
+    weights = [2.0 ** round(math.log2(tokens)) if tokens >= 1 else 0.0 for tokens in tokens_per_s]
+    total = sum(weights) or len(weights)
+    weights = weights if any(weights) else [1.0] * len(weights)
+    others = [int(quota_blocks * (0.5 / len(weights) + 0.5 * weight / total)) for weight in weights[1:]]
+    return [quota_blocks - sum(others), *others]
