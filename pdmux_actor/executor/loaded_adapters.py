@@ -6,6 +6,7 @@ import torch
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.lora import AdapterSlots
 from pdmux_actor.models.lora_checkpoint import read_adapter
 
@@ -26,10 +27,10 @@ class LoadedAdapters:
     def load(self, model: str, base: _Held, source: str, revision: str | None) -> None:
         """Reads an adapter of `base`. Raises ModelLoadError."""
         decoder = base.decoder
-        if not isinstance(decoder, Decoder):
+        if not isinstance(decoder, Decoder) or not _is_dense(decoder):
             raise ModelLoadError(
                 model=model,
-                reason="its base takes no adapters: they are added to muxfleet's own decoders only",
+                reason="its base takes no adapters: they are added to muxfleet's own dense decoders only",
                 remedy="merge it into its base (peft: merge_and_unload) and serve the result as a model of its own",
             )
         with torch.inference_mode():
@@ -42,3 +43,7 @@ class LoadedAdapters:
         slots = self._slots.pop(model, None)
         if slots is not None:
             slots.drop(model)
+
+
+def _is_dense(decoder: Decoder) -> bool:
+    return all(isinstance(layer.feed_forward, GatedMlp) for layer in decoder.weights.layers)
