@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
@@ -12,6 +12,14 @@ from deploy.fleet_file.setting_types import Dtype, ModelId
 
 def _without_default(schema: JsonDict) -> None:
     del schema["default"]
+
+
+def _source_or_adapter(value: object, info: ValidationInfo) -> object:
+    """Takes an adapter for its source."""
+    source = info.data.get("adapter") if value is None else value
+    if source is None:
+        raise PydanticCustomError("missing", "Field required")
+    return source
 
 
 class SloSection(Section):
@@ -49,7 +57,7 @@ class ModelSection(Section):
     adapter: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """With `base`, instead of `source`: a LoRA adapter as PEFT saves it, a folder (relative to this file) or a Hugging
     Face id."""
-    source: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+    source: Annotated[str, Field(min_length=1, max_length=4096), BeforeValidator(_source_or_adapter)] = Field(
         default=None, validate_default=True, json_schema_extra=_without_default
     )
     """A folder in Hugging Face layout (relative to this file), or a Hugging Face id."""
@@ -64,12 +72,3 @@ class ModelSection(Section):
     slo: SloSection = SloSection()
     demand: DemandSection = DemandSection()
     replicas: ReplicasSection = ReplicasSection()
-
-    @field_validator("source", mode="before")
-    @classmethod
-    def _source_of_adapter(cls, value: object, info: ValidationInfo) -> object:
-        """Takes an adapter for its source."""
-        source = info.data.get("adapter") if value is None else value
-        if source is None:
-            raise PydanticCustomError("missing", "Field required")
-        return source
