@@ -13,7 +13,7 @@ from placement.plan import ModelPlacement
 def assignments(
     placements: Iterable[ModelPlacement], catalog: Catalog, asleep: Set[str], demand: Callable[[str], ModelDemand]
 ) -> Iterator[ModelAssignment]:
-    """Of each placed model, and of its adapters that are awake. They share its quota by what is asked of each."""
+    """Makes those of each placed model, and of its adapters that are awake. They share its quota by what is asked of each."""
     for placement in placements:
         model = catalog.get(placement.model)
         if model is None:
@@ -35,12 +35,6 @@ def quotas_with_adapters(report: UnitReport) -> Mapping[str, int]:
 def shares(quota_blocks: int, demands: list[ModelDemand]) -> list[int]:
     """Half of a quota in equal parts, half by tokens per second in powers of two, so that leases change with what
     matters only. The first has what rounding leaves.
-
-    >>> def of(rate_per_s): return ModelDemand(model="m", rate_per_s=rate_per_s, prompt_tokens=100, output_tokens=28)
-    >>> shares(1000, [])
-    [1000]
-    >>> shares(1000, [of(1), of(1.1)]), shares(1000, [of(1), of(8), of(0)])
-    ([500, 500], [224, 610, 166])
     """
     if not demands:
         return [quota_blocks]

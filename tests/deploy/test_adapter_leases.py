@@ -2,8 +2,10 @@
 
 from fleet_model import TOTAL_BLOCKS, World, adapter_model, catalog, catalog_model
 
+from deploy.control.adapter_leases import shares
 from deploy.fleet_file.folded_adapters import with_adapters_folded
 from deploy.fleet_file.model_section import ModelSection
+from placement.demand import ModelDemand
 
 BASE = catalog_model("llama")
 FAMILY = (BASE, adapter_model("sql", BASE), adapter_model("legal", BASE))
@@ -118,3 +120,13 @@ def test_fold__adapters__add_their_demand_and_keep_the_tightest_targets() -> Non
     assert (folded.demand.rate_per_s, folded.demand.prompt_tokens) == (4.0, 400)
     assert (folded.slo.ttft_s, folded.slo.tbt_s) == (0.5, 0.2)
     assert folded.replicas.min == 1
+
+
+def test_shares__of_a_quota__half_equal_half_by_tokens_in_powers_of_two() -> None:
+    def of(rate_per_s: float) -> ModelDemand:
+        return ModelDemand(model="m", rate_per_s=rate_per_s, prompt_tokens=100, output_tokens=28)
+
+    assert shares(1000, []) == [1000]
+    assert shares(1000, [of(1), of(1.1)]) == [500, 500]
+    assert shares(1000, [of(1), of(8), of(0)]) == [224, 610, 166]
+    assert shares(1000, [of(0), of(0)]) == [500, 500]
