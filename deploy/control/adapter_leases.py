@@ -13,7 +13,7 @@ from placement.plan import ModelPlacement
 def assignments(
     placements: Iterable[ModelPlacement], catalog: Catalog, asleep: Set[str], demand: Callable[[str], ModelDemand]
 ) -> Iterator[ModelAssignment]:
-    """Makes those of each placed model, and of its adapters that are awake. They share its quota by what is asked of each."""
+    """Makes those of each placed model, and of its adapters that are awake. They share its quota by demand."""
     for placement in placements:
         model = catalog.get(placement.model)
         if model is None:

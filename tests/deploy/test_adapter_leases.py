@@ -128,5 +128,5 @@ def test_shares__of_a_quota__half_equal_half_by_tokens_in_powers_of_two() -> Non
 
     assert shares(1000, []) == [1000]
     assert shares(1000, [of(1), of(1.1)]) == [500, 500]
-    assert shares(1000, [of(1), of(8), of(0)]) == [224, 610, 166]
+    assert shares(1000, [of(1), of(8), of(0)]) == [223, 611, 166]
     assert shares(1000, [of(0), of(0)]) == [500, 500]
