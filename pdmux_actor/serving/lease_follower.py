@@ -256,9 +256,12 @@ class LeaseFollower:
         self, wanted: ModelAssignment, on_download: OnProgress
     ) -> tuple[Vocabulary, frozenset[tuple[str, int]]]:
         """Of a model that wakes, and of an adapter's base, it is there already. On a thread."""
-        base = None if wanted.base is None else self._held[wanted.base]
-        if base is not None:
-            assert base.vocabulary is not None, "a base that is in the engine has its vocabulary"
+        if wanted.base is not None:
+            base = self._held.get(wanted.base)
+            if base is None or base.vocabulary is None:
+                raise ModelLoadError(
+                    model=wanted.model, reason=f"its base {wanted.base!r} has just left", remedy="it is tried again"
+                )
             return base.vocabulary, files_of(wanted.source)
         files, slept = files_of(wanted.source), self._slept.get(wanted.model)
         if slept is not None and slept.files == files and _weights(slept.assignment) == _weights(wanted):
