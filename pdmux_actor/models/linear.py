@@ -94,6 +94,10 @@ class Linear:
     def has_plain_rows(self) -> bool:
         return not self._weight.is_mkldnn and self.bias is None
 
+    @property
+    def is_packed(self) -> bool:
+        return self._weight.is_mkldnn
+
     def rows(self, indices: Tensor) -> Tensor:
         """Rows `indices` of W, in float32. Only where `has_plain_rows`."""
         return self._weight.index_select(0, indices).float()

@@ -7,15 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdmux_actor.models.faster_modules import PackedLinear
+from pdmux_actor.models.linear import Linear
+
 _ELSEWHERE = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleWeights:
-    """Parameters and buffers; `config` is transformers' configuration, from which the modules are made again."""
+    """Parameters and buffers, and products whose weights are packed, which are laid out plainly one by one. `config` is
+    transformers' configuration, from which the modules are made again.
+    """
 
     config: Any
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor | Linear]
 
     @classmethod
     def of(cls, model: nn.Module, layers: Sequence[nn.Module]) -> "ModuleWeights":
@@ -23,18 +28,21 @@ class ModuleWeights:
         return cls(config=model.config, tensors={name: tensor for name, tensor, _, _ in _places(model, layers)})
 
     def mapped(self, of_tensor: Callable[[Tensor], Tensor]) -> "ModuleWeights":
-        return replace(self, tensors={name: of_tensor(tensor) for name, tensor in self.tensors.items()})
+        plain = ((name, held.weight if isinstance(held, Linear) else held) for name, held in self.tensors.items())
+        return replace(self, tensors={name: of_tensor(tensor) for name, tensor in plain})
 
     def fill(self, model: nn.Module, layers: Iterable[nn.Module]) -> None:
         """Puts the tensors into a model of the same configuration, which may be on the `meta` device."""
         for name, _, module, attribute in list(_places(model, layers)):
+            tensor = self.tensors[name]
+            assert isinstance(tensor, torch.Tensor), "weights that slept are plain"
             if attribute in module._parameters:
-                module._parameters[attribute] = nn.Parameter(self.tensors[name], requires_grad=False)
+                module._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
             else:
-                module._buffers[attribute] = self.tensors[name]
+                module._buffers[attribute] = tensor
 
 
-def _places(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor, nn.Module, str]]:
+def _places(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor | Linear, nn.Module, str]]:
     """Name, tensor, and where it is: an attribute of a module."""
     seen: set[int] = set()
     layers = tuple(layers)
@@ -44,7 +52,8 @@ def _places(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str
         for path, module in owner.named_modules():
             if owner is model and id(module) in inner:
                 continue
-            for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            held = module.held if isinstance(module, PackedLinear) else {**module._parameters, **module._buffers}
+            for attribute, tensor in held.items():
+                if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield f"{owner_name}:{path}.{attribute}", tensor, module, attribute

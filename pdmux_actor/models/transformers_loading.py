@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.faster_modules import make_faster
 from pdmux_actor.models.layer_seams import LayerSeams
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.transformers_attention import (
@@ -106,6 +107,7 @@ def _taken_apart(causal_lm: Any, config: TransformersConfig) -> TransformersDeco
     tokens = example_tokens(spec.vocab_size).to(device)
     holder = _layer_list(causal_lm.base_model, spec.num_layers)
     expected, returns = _own_answer(causal_lm, holder, tokens)
+    make_faster(causal_lm)
     calls = AttentionCalls(spec.num_kv_heads, spec.head_dim)
     decoder = TransformersDecoder(config, causal_lm, LayerSeams(holder, returns), calls)
     causal_lm.config._attn_implementation = MASK_PROBE

@@ -126,6 +126,24 @@ def test_native_architecture__both_ways__same_tokens(rig: CpuRig, tmp_path: Path
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("model_type", ["gemma2", "gpt2", "gpt_oss", "deepseek_v3"])
+def test_model__that_slept__says_the_same(rig: CpuRig, tmp_path: Path, model_type: str) -> None:
+    write_tiny_checkpoint(tmp_path, model_type)
+    rig.load("m", tmp_path)
+    said = []
+    for sleeps in (True, False):
+        sequence = rig.sequence("m", make_prompt(70, vocab_size=160), NEW_TOKENS)
+        rig.prefill([sequence])
+        rig.decode([sequence], NEW_TOKENS - 1)
+        said += outputs([sequence], NEW_TOKENS)
+        if sleeps:
+            assert rig.executor.sleep_model("m", 1 << 30) > 0
+            rig.executor.detach_model("m")
+            rig.wake("m")
+
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
 def test_refused_architecture__asked_for__says_why(family: ModelFamily) -> None:
     config = {"architectures": [family.name], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -1,0 +1,109 @@
+"""Modules that compute what some of transformers' do, faster: products by oneDNN, norms in one pass, MLPs in tiles.
+
+What a norm computes is tried out, not read from its name: Gemma's adds one to its weights.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pdmux_actor.models.linear import Linear
+
+_MLP_TILE_TOKENS = 256  # its intermediate values then stay in a CPU's cache
+_TRIED_ROWS = 3
+
+
+class PackedLinear(nn.Module):
+    """Stands for a torch.nn.Linear."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    @property
+    def weight(self) -> Tensor:
+        """In the plain layout: a copy where it is packed."""
+        return self.linear.weight
+
+    @property
+    def held(self) -> Mapping[str, Tensor | Linear | None]:
+        """What it holds by the names of a torch.nn.Linear; a packed weight as the product that holds it."""
+        return {"weight": self.linear if self.linear.is_packed else self.linear.weight, "bias": self.linear.bias}
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.linear.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        product = self.linear(inputs.reshape(-1, inputs.shape[-1]))
+        return product.view(*inputs.shape[:-1], product.shape[-1])
+
+
+class FusedNorm(nn.Module):
+    """Stands for an RMS norm; `weight` is the norm's own, `scale` what it multiplies by."""
+
+    def __init__(self, weight: nn.Parameter, scale: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self._scale = scale
+        self._eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, self._scale.shape, self._scale, self._eps)
+
+
+def make_faster(model: Any) -> None:  # noqa: ANN401 - transformers has no types
+    """Puts them in place, where a module is one of those that they stand for. On GPUs only norms."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    embedding = model.get_input_embeddings().weight
+    for owner, name, child in list(_children(model)):
+        if type(child) is nn.Linear and on_cpu:
+            bias = None if child.bias is None else child.bias.data
+            packed = child.weight is not embedding
+            setattr(owner, name, PackedLinear(Linear(child.weight.data if packed else embedding, bias, packed=packed)))
+        elif type(child).__name__.endswith("RMSNorm") and (norm := _fused(child)) is not None:
+            setattr(owner, name, norm)
+    for module in model.modules() if on_cpu else ():
+        parts = list(module.children())
+        products = [part for part in parts if isinstance(part, PackedLinear)]
+        others = [part for part in parts if next(part.parameters(), None) is not None]
+        if type(module).__name__.endswith("MLP") and len(products) > 1 and not others:
+            module.forward = _tiled(module.forward)
+
+
+def _tiled(mlp: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Runs an MLP on some tokens after the other."""
+
+    def forward(hidden: Tensor, *others: object, **named: object) -> Tensor:
+        if others or named or hidden.shape[-2] <= _MLP_TILE_TOKENS:
+            return mlp(hidden, *others, **named)
+        tiles = torch.split(hidden, _MLP_TILE_TOKENS, dim=-2)
+        return torch.cat([mlp(tile) for tile in tiles], dim=-2)
+
+    return forward
+
+
+def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    for owner in model.modules():
+        for name, child in owner.named_children():
+            yield owner, name, child
+
+
+def _fused(norm: nn.Module) -> FusedNorm | None:
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
+        return None
+    if len(list(norm.parameters())) != 1:
+        return None
+    tried = torch.linspace(-2, 3, _TRIED_ROWS * len(weight), device=weight.device, dtype=weight.dtype)
+    tried = tried.view(1, _TRIED_ROWS, len(weight))
+    expected = norm(tried)
+    for scale in (weight.data, weight.data + 1):
+        fused = FusedNorm(weight, scale, eps)
+        if torch.allclose(fused(tried), expected, rtol=2 * torch.finfo(weight.dtype).eps, atol=1e-5):
+            return fused
+    return None
