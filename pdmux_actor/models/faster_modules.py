@@ -25,12 +25,12 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """In the plain layout: a copy where it is packed."""
+        """Returns it in the plain layout: a copy where it is packed."""
         return self.linear.weight
 
     @property
     def held(self) -> Mapping[str, Tensor | Linear | None]:
-        """What it holds by the names of a torch.nn.Linear; a packed weight as the product that holds it."""
+        """Returns what it holds by the names of a torch.nn.Linear; a packed weight as the product that holds it."""
         return {"weight": self.linear if self.linear.is_packed else self.linear.weight, "bias": self.linear.bias}
 
     @property
