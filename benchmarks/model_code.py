@@ -102,7 +102,7 @@ def parser() -> ArgumentParser:
 def main() -> None:
     options = parser().parse_args()
     folder = llama_checkpoint(DEFAULT_CACHE, num_layers=4 if options.quick else 16)
-    rounds = 8 if options.quick else 40
+    rounds = 8 if options.quick else 16
     rows = [row for dtype in DTYPES for row in measure(folder, dtype, rounds, CLOCKS[options.clock])]
     columns = {
         "dtype": "{dtype}",
