@@ -86,8 +86,8 @@ FAULTS = (
             {"MuxfleetRequestsShed", "MuxfleetSloBurnFast", "MuxfleetSloBurnSlow", "MuxfleetQuotaExhausted"}
         ),
         strike=nothing_but_load,
-        clients=100,
-        max_tokens=1000,
+        clients=160,
+        max_tokens=600,
     ),
     Fault(name="control loop hung", alerts=frozenset({"MuxfleetTelemetryStale"}), strike=stop_controllers),
     Fault(

@@ -18,7 +18,7 @@ PORT = 20711
 UNITS = 2
 PEACE_S = 8.0
 PATIENCE_S = 150.0
-POOL = {"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": UNITS, "kv_memory": "512MiB"}
+POOL = {"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": UNITS, "kv_memory": "384MiB"}
 GATEWAY = {"replicas": 2, "max_queued_requests": 4, "hold_s": 8.0}
 
 
