@@ -45,7 +45,10 @@ async def informed(serve, tokenizer_folder: Path):
     return gateway
 
 
-async def test_gateway__knows_the_fleet__every_counter_has_its_series_at_0(informed) -> None:
+async def test_gateway__knows_the_fleet__every_counter_has_its_series_at_0(informed, tokenizer_folder: Path) -> None:
+    """Also what two models of a unit cost each other."""
+    loading = unit("u1", model_load(MODEL), model_load("b"), phase=ModelPhase.LOADING, reports_load=False)
+    informed.update_view(replace(fleet_view(source=tokenizer_folder), units=(loading,)))
     found = {
         family.name: [s.value for s in family.samples if s.name.endswith("_total")] for family in counters(informed)
     }
