@@ -122,10 +122,13 @@ def build_engine(
     on_load_report: Callable[[LoadReport], None] | None = None,
     on_detached: Callable[[str], None] | None = None,
     guard: ContentionGuard | None = None,
+    num_ranks: int = 1,
 ) -> tuple[EngineLoop, Inbox]:
     """An engine and the inbox that feeds it. Raises ValueError for an unknown policy."""
     inbox = Inbox(executor.wake)
-    scheduler = build_scheduler(executor, policy=policy, settings=settings, latency=latency, guard=guard)
+    scheduler = build_scheduler(
+        executor, policy=policy, settings=settings, latency=latency, guard=guard, num_ranks=num_ranks
+    )
     loop = EngineLoop(
         executor=executor,
         scheduler=scheduler,
@@ -145,12 +148,20 @@ def build_scheduler(
     latency: LatencyModel,
     guard: ContentionGuard | None = None,
     names_blocks: bool = True,
+    num_ranks: int = 1,
 ) -> Scheduler:
-    """`guard` None: one that has seen nothing yet. `names_blocks` False: the executor reads no row table."""
+    """`guard` None: one that has seen nothing yet. `names_blocks` False: the executor reads no row table. `num_ranks`
+    keep the executor's blocks.
+    """
     return Scheduler(
         policy=make_policy(policy),
         settings=settings,
-        pool=BlockPool(executor.total_blocks, lendable_share=settings.kv_lendable_share, names_blocks=names_blocks),
+        pool=BlockPool(
+            executor.total_blocks,
+            lendable_share=settings.kv_lendable_share,
+            names_blocks=names_blocks,
+            num_ranks=num_ranks,
+        ),
         device=executor.device,
         latency=latency,
         guard=guard,

@@ -8,12 +8,15 @@ from profiler.specs import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
+    """`whole` is the shape of the whole model, where `spec` is what one rank has of it."""
+
     model: str
     spec: ModelSpec
     geometry: KvGeometry
     eos_token_ids: frozenset[int]
     max_model_len: int
     own_kv_beyond_tokens: int | None = None  # longer prompts share no KV with others (RopeConfig)
+    whole: ModelSpec | None = None
 
 
 def longest_sequence_tokens(info: ModelInfo, quota_blocks: int) -> int:

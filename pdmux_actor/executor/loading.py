@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWe
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import DecoderOperators
+from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_loading import decoder_of, load_transformers_decoder
 from pdmux_actor.models.weights import load_weights
@@ -55,8 +56,10 @@ def load_decoder(
     launch_limits: LaunchLimits | None = None,
     implementation: ModelImplementation = "auto",
     on_progress: OnProgress = ignore_progress,
+    share: RankShare = WHOLE,
 ) -> LoadedModel:
-    """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU.
+    """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU. What
+    is loaded, and described, is the model's `share`.
     With `launch_limits` there must be room for what launches need beside the weights, too.
 
     Raises:
@@ -67,20 +70,22 @@ def load_decoder(
     config = _config(model, raw_config, None if dtype == AUTO_DTYPE else dtype, implementation)
     if dtype == AUTO_DTYPE:
         config = _config(model, raw_config, fastest_dtype(config.spec), implementation)
-    geometry = KvGeometry.of(config.spec, block_bytes)
-    spec = config.spec
+    _check_share(model, config, share)
+    spec = share.spec_of(config.spec)
+    geometry = KvGeometry.of(spec, block_bytes)
     needed_bytes = spec.weight_bytes if launch_limits is None else resident_bytes(spec, limits=launch_limits)
     _check_block(model, spec, geometry, block_bytes)
-    check_room(model, config.spec, needed_bytes, available_bytes)
+    check_room(model, spec, needed_bytes, available_bytes)
     info = ModelInfo(
         model=model,
-        spec=config.spec,
+        spec=spec,
         geometry=geometry,
         eos_token_ids=eos_token_ids(model, folder, raw_config),
         max_model_len=_max_model_len(model, config, max_model_len),
         own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens if isinstance(config, DecoderConfig) else None,
+        whole=None if share.num_ranks == 1 else config.spec,
     )
-    return LoadedModel(info=info, decoder=_decoder(info, folder, config, device, operators, on_progress))
+    return LoadedModel(info=info, decoder=_decoder(info, folder, config, device, operators, on_progress, share))
 
 
 def _config(model: str, config: Mapping[str, Any], dtype: str | None, implementation: ModelImplementation) -> AnyConfig:
@@ -97,6 +102,7 @@ def _decoder(
     device: torch.device | None,
     operators: DecoderOperators | None,
     on_progress: OnProgress,
+    share: RankShare,
 ) -> LayeredDecoder:
     if isinstance(config, TransformersConfig):
         decoder = load_transformers_decoder(info.model, folder, config, device)
@@ -109,8 +115,20 @@ def _decoder(
             )
         return decoder
     num_threads = min(_MOST_READING_THREADS, len(available_cores()))
-    weights = load_weights(info.model, folder, config, device, num_threads=num_threads, on_progress=on_progress)
-    return Decoder(config, weights, info.max_model_len, operators)
+    weights = load_weights(
+        info.model, folder, config, device, num_threads=num_threads, on_progress=on_progress, share=share
+    )
+    return Decoder(replace(config, spec=info.spec), weights, info.max_model_len, operators)
+
+
+def _check_share(model: str, config: AnyConfig, share: RankShare) -> None:
+    if isinstance(config, TransformersConfig) and share.num_ranks > 1:
+        raise ModelLoadError(
+            model=model,
+            reason=f"{config.spec.architecture} runs by transformers' code, which is not divided among ranks",
+            remedy="place it on a pool with mesh_gpus: 1, or with backend: sglang",
+        )
+    share.check(model, config.spec)
 
 
 def awakened(

@@ -1,6 +1,6 @@
 """Runs launches of one lane, one after the other, on whatever thread calls it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.kv_storage import KvView, Scratch
-from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, prompt_pieces, token_runs
+from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, token_runs
 from pdmux_actor.executor.paged_attention import PagedAttention
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
@@ -19,7 +19,6 @@ from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
-from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice, sampling_sequences
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -93,7 +92,7 @@ class ModelRunner:
         model = self._models[launch.model]
         if launch.first_layer == 0:
             batch = _pack(model, launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64))
-            hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, prompt_pieces(launch.chunks))
+            hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, batch.prompts)
             state = _PrefillState(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
         else:
             state = self._prefills.pop(launch.batch_id)
@@ -134,21 +133,15 @@ class ModelRunner:
         batch = _pack(model, launch.chunks, inputs, token_ids)
         decoding = [launch.sequences[index] for index in inputs.order]
         adapters = _adapters(model, launch.chunks, decoding)
-        hidden = self._forward_all(model, batch, adapters, prompt_pieces(launch.chunks))
+        hidden = self._forward_all(model, batch, adapters)
         sampling = [c.sequence for c in launch.chunks if c.samples]
         sampler = Sampler([*sampling, *decoding], model.info.eos_token_ids)
         tokens, broken = self._sample(model, batch, hidden, sampler)
         produced = _produced(tokens, broken, [*range(len(sampling)), *(len(sampling) + inputs.order)])
         return _with_prompts(produced, model.decoder, launch.chunks, hidden)
 
-    def _forward_all(
-        self,
-        model: AttachedModel,
-        batch: PackedBatch,
-        adapters: AdapterBatch | None,
-        prompts: Iterable[PromptPiece] = (),
-    ) -> Tensor:
-        hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, prompts)
+    def _forward_all(self, model: AttachedModel, batch: PackedBatch, adapters: AdapterBatch | None) -> Tensor:
+        hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, batch.prompts)
         return self._forward(model, batch, hidden, rotary, 0, model.info.spec.num_layers, adapters)
 
     def _forward(
@@ -172,6 +165,15 @@ class ModelRunner:
             return [], frozenset()
         sampled = sampler.sample(model.decoder.logits(hidden.index_select(0, batch.sample_tokens)))
         return [(token,) for token in sampler.tokens(sampled)], sampled.broken_rows
+
+
+MakeRunner = Callable[[int, Mapping[str, AttachedModel]], ModelRunner]
+"""Makes the runner of a lane, by its number, over an executor's models."""
+
+
+def lone_runner(number: int, models: Mapping[str, AttachedModel]) -> ModelRunner:
+    """A runner that no other rank works with, the same for every lane."""
+    return ModelRunner(models)
 
 
 def _pack(

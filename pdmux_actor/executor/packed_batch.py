@@ -95,7 +95,7 @@ class DecodeInputs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """`fresh_rows` get their first token from this batch and are not filled by it. `sample_tokens` are the tokens of
-    the batch whose logits are wanted: of sampling chunks, then of decodes.
+    the batch whose logits are wanted: of sampling chunks, then of decodes. `prompts` are what of it is prompts' tokens.
     """
 
     token_ids: Tensor
@@ -106,6 +106,7 @@ class PackedBatch:
     chunks: tuple[PackedChunk, ...]
     decodes: tuple[DecodeGroup, ...]
     sample_tokens: Tensor
+    prompts: tuple[PromptPiece, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -147,6 +148,7 @@ def pack(
         chunks=packed_chunks,
         decodes=_group(decodes.rows, decode_positions + 1, first_decode, tokens_per_row, max_group_rows),
         sample_tokens=torch.from_numpy(sample_tokens),
+        prompts=tuple(prompt_pieces(chunks)),
     )
 
 

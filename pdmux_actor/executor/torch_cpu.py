@@ -16,13 +16,14 @@ from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage
-from pdmux_actor.executor.lanes import LaneThread, PinnedThread, available_cores
+from pdmux_actor.executor.lanes import Job, LaneThread, PinnedThread, available_cores
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
-from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
+from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, lone_runner
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
+from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.scheduling.launch import (
     FIRST_DECODE_LANE,
     PREFILL_LANE,
@@ -58,11 +59,16 @@ class TorchCpuExecutor:
         default_dtype: str | None = None,
         device: DeviceSpec | None = None,
         implementation: ModelImplementation = "auto",
+        cores: Sequence[int] | None = None,
+        share: RankShare = WHOLE,
+        make_runner: MakeRunner = lone_runner,
     ) -> None:
-        """`num_cores` None: all this process may use. `default_dtype` None: each checkpoint's own; "auto": the fastest.
-        `device` None: measured now. `implementation`: whose code runs the layers of models.
+        """`num_cores` None: all of `cores`, which are those this process may use unless they are named.
+        `default_dtype` None: each checkpoint's own; "auto": the fastest. `device` None: measured now. `implementation`:
+        whose code runs the layers of models. `share` is what it loads of each model; `make_runner` gives each lane what
+        runs its launches.
         """
-        cores = available_cores()
+        cores = available_cores() if cores is None else tuple(cores)
         if num_cores is not None and num_cores > len(cores):
             _LOG.warning("%d cores are configured, this process may use %d", num_cores, len(cores))
         self._cores = cores[:num_cores]
@@ -77,7 +83,9 @@ class TorchCpuExecutor:
         self._attached: dict[str, AttachedModel] = {}
         self._asleep: dict[str, HostCopy] = {}
         self._adapters = LoadedAdapters()
-        self._runners = {number: ModelRunner(self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
+        self._share = share
+        self._make_runner = make_runner
+        self._runners = {number: make_runner(number, self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._lanes = {lane: LaneThread(lane.value, self._cores) for lane in Lane}
         self._lane_cores = dict.fromkeys(Lane, self._cores)
         self._completions: queue.SimpleQueue[LaunchCompletion | None] = queue.SimpleQueue()
@@ -108,9 +116,10 @@ class TorchCpuExecutor:
             max_model_len=max_model_len,
             on_progress=on_progress,
             block_bytes=self.block_bytes,
-            available_bytes=psutil.virtual_memory().available,
+            available_bytes=psutil.virtual_memory().available // self._share.num_ranks,
             fastest_dtype=self._fastest_dtype,
             implementation=self._implementation,
+            share=self._share,
         )
         self._loaded[model] = loaded
         return loaded.info
@@ -153,13 +162,21 @@ class TorchCpuExecutor:
     def forget_sleeper(self, model: str) -> None:
         del self._asleep[model]
 
+    def run(self, job: Job, lane: Lane, first_core: int, num_cores: int) -> None:
+        """Runs a job on a lane's thread behind what that does: what a rank is told to. `job` must not raise."""
+        self._lanes[lane].submit(job, self._cores[first_core : first_core + num_cores])
+
+    def run_in_place(self, job: Job, lane: Lane) -> None:
+        """Runs a job behind what the lane does, on the cores of the job before. `job` must not raise."""
+        self._lanes[lane].submit_in_place(job)
+
     def submit(self, launch: Launch) -> None:
         match launch:
             case Repartition():
                 self._repartition(launch)
             case DropPrefill(batch_id=batch_id):
                 drop = partial(self._runners[PREFILL_LANE].drop_prefill, batch_id)
-                self._lanes[Lane.PREFILL].submit_in_place(drop)
+                self.run_in_place(drop, Lane.PREFILL)
             case _:
                 job = partial(self._execute, self._runner(launch), launch)
                 self._lanes[launch.lane].submit(job, self._cores_of(launch))
@@ -201,9 +218,12 @@ class TorchCpuExecutor:
 
     def _runner(self, launch: ComputeLaunch) -> ModelRunner:
         """Each lane has its own: what a launch computes in is its lane's until it has ended."""
-        number = lane_number(launch)
+        return self.runner(lane_number(launch))
+
+    def runner(self, number: int) -> ModelRunner:
+        """Returns the runner of a lane, by its number."""
         if number not in self._runners:
-            self._runners[number] = ModelRunner(self._attached)
+            self._runners[number] = self._make_runner(number, self._attached)
         return self._runners[number]
 
     def _cores_of(self, launch: ComputeLaunch) -> tuple[int, ...]:

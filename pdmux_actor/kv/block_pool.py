@@ -41,6 +41,17 @@ class FreeBlocks:
         return np.concatenate([np.arange(self._lowest), self._stack[self._lowest : self._count]])
 
 
+class BlocksOfRanks(FreeBlocks):
+    """Free blocks where each of `num_ranks` pools gives up the block of one name at once: names for one of them."""
+
+    def __init__(self, total_blocks: int, num_ranks: int) -> None:
+        super().__init__(total_blocks // num_ranks)
+        self._num_ranks = num_ranks
+
+    def pop(self, num_blocks: int) -> Blocks:
+        return super().pop(num_blocks // self._num_ranks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockUsage:
     """`used_blocks` beyond the quota are borrowed; `cached_blocks` hold prefixes that nobody uses."""
@@ -71,12 +82,12 @@ class _ModelRows:
         "table",
     )
 
-    def __init__(self, geometry: KvGeometry, max_rows: int, quota_blocks: int, *, names_blocks: bool) -> None:
+    def __init__(self, geometry: KvGeometry, max_rows: int, quota_blocks: int, *, names_per_row: int | None) -> None:
         self.blocks_per_row = geometry.blocks_per_row
         self.leased_blocks = quota_blocks
         self.quota_blocks = quota_blocks  # what is leased, and what transfers have moved here or away since
-        named_rows = max_rows if names_blocks else 0
-        self.table: Blocks = np.zeros((named_rows, geometry.blocks_per_row), dtype=np.int64)
+        named_rows = 0 if names_per_row is None else max_rows
+        self.table: Blocks = np.zeros((named_rows, names_per_row or geometry.blocks_per_row), dtype=np.int64)
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.references: dict[int, int] = {}
         self.cache = PrefixCache()
@@ -100,12 +111,16 @@ class BlockPool:
     taking it is the scheduler's part). Beyond its quota a model may borrow what is idle, up to `lendable_share` of it.
 
     Without `names_blocks` the pool counts and tables stay empty: in a simulation nobody asks which blocks a row has.
+    Of `num_ranks` equal pools it counts all blocks; a row has as many of each, at the same places, named once.
     """
 
-    def __init__(self, total_blocks: int, *, lendable_share: float = 0.0, names_blocks: bool = True) -> None:
+    def __init__(
+        self, total_blocks: int, *, lendable_share: float = 0.0, names_blocks: bool = True, num_ranks: int = 1
+    ) -> None:
         self.total_blocks = total_blocks
         self._lendable_share = lendable_share
-        self._free = FreeBlocks(total_blocks) if names_blocks else None
+        self._num_ranks = num_ranks
+        self._free = self._named() if names_blocks else None
         self._num_free = total_blocks
         self._models: dict[str, _ModelRows] = {}
         self._idle: OrderedDict[tuple[str, int], None] = OrderedDict()  # cached rows, least recently used first
@@ -124,13 +139,19 @@ class BlockPool:
         """Gives a pool that no model is in another number of blocks."""
         assert not self._models, "blocks of a model would be lost"
         self.total_blocks = self._num_free = total_blocks
-        self._free = None if self._free is None else FreeBlocks(total_blocks)
+        self._free = None if self._free is None else self._named()
+
+    def _named(self) -> FreeBlocks:
+        if self._num_ranks == 1:
+            return FreeBlocks(self.total_blocks)
+        return BlocksOfRanks(self.total_blocks, self._num_ranks)
 
     def add_model(self, model: str, geometry: KvGeometry, quota_blocks: int) -> Blocks:
         """Returns the row table `[max_rows, blocks_per_row]`, which allocation fills in place."""
         assert model not in self._models, f"{model} is in the pool already"
         max_rows = self.total_blocks // geometry.blocks_per_row
-        rows = _ModelRows(geometry, max_rows, quota_blocks, names_blocks=self._free is not None)
+        names = None if self._free is None else geometry.blocks_per_row // self._num_ranks
+        rows = _ModelRows(geometry, max_rows, quota_blocks, names_per_row=names)
         self._models[model] = rows
         return rows.table
 
@@ -227,7 +248,7 @@ class BlockPool:
         del rows.free_rows[len(rows.free_rows) - count :]
         self._num_free -= num_blocks
         if self._free is not None:
-            rows.table[row_ids] = self._free.pop(num_blocks).reshape(count, rows.blocks_per_row)
+            rows.table[row_ids] = self._free.pop(num_blocks).reshape(count, -1)
         rows.references.update(dict.fromkeys(row_ids, 1))
         return row_ids
 
@@ -291,8 +312,9 @@ class BlockPool:
         if self._free is not None:
             owned = [np.delete(rows.table, rows.free_rows, axis=0).ravel() for rows in self._models.values()]
             blocks = np.concatenate([self._free.all(), *owned])
-            assert len(blocks) == self.total_blocks, f"{len(blocks)} blocks accounted for, {self.total_blocks} exist"
-            assert len(np.unique(blocks)) == self.total_blocks, "a block is in two rows"
+            names = self.total_blocks // self._num_ranks
+            assert len(blocks) == names, f"{len(blocks)} blocks accounted for, {names} exist"
+            assert len(np.unique(blocks)) == names, "a block is in two rows"
         used = sum(rows.used_blocks for rows in self._models.values())
         assert self._num_free + used + self._cached_blocks == self.total_blocks, "the books do not balance"
         for model, rows in self._models.items():

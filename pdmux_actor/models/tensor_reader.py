@@ -37,8 +37,10 @@ class TensorReader:
         dtype: torch.dtype,
         device: torch.device | None = None,
         on_progress: OnProgress = ignore_progress,
+        readers: int = 1,
     ) -> None:
-        """`on_progress` is told how far it is after each tensor, on the thread that read it.
+        """`readers` share the tensors among them. `on_progress` is told how far it is after each tensor, on the thread
+        that read it.
 
         Raises:
             ModelLoadError: a file is missing or broken.
@@ -55,7 +57,7 @@ class TensorReader:
         for path, names in shard_files(model, folder).items():
             opened = self._files[path] = open_shard(model, path)
             present = set(opened.keys())  # type: ignore[no-untyped-call]  # the library has no types
-            self._total_bytes += path.stat().st_size
+            self._total_bytes += path.stat().st_size // readers
             for name in present if names is None else names & present:
                 self._unread[name] = path
 
@@ -99,7 +101,7 @@ class TensorReader:
         return target
 
     def load_stacked(
-        self, sizes: Mapping[str, int], *trailing: int, parts: Mapping[str, TensorPart] | None = None
+        self, sizes: Mapping[str, int], *trailing: int, parts: Mapping[str, TensorPart | None] | None = None
     ) -> Tensor:
         """Tensors `[size, *trailing]` on top of each other, each read straight into its place."""
         target = torch.empty((sum(sizes.values()), *trailing), dtype=self._dtype, device=self._device)

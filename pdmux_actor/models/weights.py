@@ -15,7 +15,8 @@ from pdmux_actor.models.linear import Linear, MakeProjection, Projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.load_threads import on_threads
 from pdmux_actor.models.operators import HeadNorms
-from pdmux_actor.models.tensor_reader import TensorReader
+from pdmux_actor.models.rank_share import WHOLE, RankShare
+from pdmux_actor.models.tensor_reader import TensorPart, TensorReader
 from profiler.specs import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -40,28 +41,34 @@ def load_weights(
     *,
     num_threads: int = 1,
     on_progress: OnProgress = ignore_progress,
+    share: RankShare = WHOLE,
 ) -> DecoderWeights:
-    """Onto `device`; None is the CPU. What is held beside the weights is the largest product's, in its plain layout.
+    """Onto `device`; None is the CPU. `share` is what is read of the model that `config` describes. What is held beside
+    the weights is the largest product's, in its plain layout.
 
     Raises:
         ModelLoadError: a file or tensor is missing, broken or of another shape than config.json implies.
     """
     spec = config.spec
-    reader = TensorReader(model, folder, dtype=torch_dtype(spec.dtype), device=device, on_progress=on_progress)
-    in_flight = BytesInFlight(_largest_product_bytes(spec))
+    reader = TensorReader(
+        model, folder, dtype=torch_dtype(spec.dtype), device=device, on_progress=on_progress, readers=share.num_ranks
+    )
+    in_flight = BytesInFlight(_largest_product_bytes(share.spec_of(spec)))
 
     def load_layer(index: int) -> LayerWeights:
-        return _load_layer(reader, in_flight, config, make_projection, f"model.layers.{index}")
+        return _load_layer(reader, in_flight, config, make_projection, share, f"model.layers.{index}")
 
     embedding = reader.load("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = on_threads(load_layer, range(spec.num_layers), num_threads)
     final_norm = reader.load("model.norm.weight", spec.hidden_size)
+    rows = spec.vocab_size // share.num_ranks
     if spec.tie_word_embeddings:
-        lm_head: Projection = Linear(embedding, packed=False)
+        of_rank = embedding if share.divided is None else embedding[share.rank * rows : (share.rank + 1) * rows]
+        lm_head: Projection = Linear(of_rank, packed=False)
     else:
-        lm_head = make_projection(reader.load("lm_head.weight", spec.vocab_size, spec.hidden_size), None)
+        lm_head = make_projection(reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided), None)
     unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"}
-    if unread:
+    if unread and share.leads:
         _LOG.warning("%s: %d tensors of the checkpoint are not used, among them %s", model, len(unread), min(unread))
     return DecoderWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)
 
@@ -71,37 +78,51 @@ def _load_layer(
     in_flight: BytesInFlight,
     config: DecoderConfig,
     make_projection: MakeProjection,
+    share: RankShare,
     prefix: str,
 ) -> LayerWeights:
-    spec = config.spec
+    whole, spec, traits = config.spec, share.spec_of(config.spec), config.traits
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    qkv = {"q_proj": q_dim, "k_proj": kv_dim, "v_proj": kv_dim}
-    gate_up = {"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size}
+    of_kv = share.kv_heads(whole)
+    qkv = {
+        f"{attention}.q_proj": (q_dim, share.divided),
+        f"{attention}.k_proj": (kv_dim, of_kv),
+        f"{attention}.v_proj": (kv_dim, of_kv),
+    }
+    gate_up = {f"{mlp}.{name}": (spec.intermediate_size, share.divided) for name in ("gate_proj", "up_proj")}
 
-    def stacked(owner: str, parts: Mapping[str, int], kind: str, *trailing: int) -> Tensor:
-        return reader.load_stacked({f"{owner}.{name}.{kind}": size for name, size in parts.items()}, *trailing)
+    def by_rows(parts: Mapping[str, tuple[int, TensorPart | None]], has_bias: bool) -> Projection:
+        def stacked(kind: str, *trailing: int) -> Tensor:
+            sizes = {f"{name}.{kind}": size for name, (size, _) in parts.items()}
+            return reader.load_stacked(sizes, *trailing, parts={f"{n}.{kind}": part for n, (_, part) in parts.items()})
 
-    def projection(owner: str, parts: Mapping[str, int], in_size: int, has_bias: bool) -> Projection:
-        with in_flight.hold(sum(parts.values()) * in_size * reader.dtype.itemsize):
-            weight = stacked(owner, parts, "weight", in_size)
-            return make_projection(weight, stacked(owner, parts, "bias") if has_bias else None)
+        with in_flight.hold(sum(size for size, _ in parts.values()) * hidden * reader.dtype.itemsize):
+            weight = stacked("weight", hidden)
+            return make_projection(weight, stacked("bias") if has_bias else None)
+
+    def by_columns(name: str, in_size: int, has_bias: bool) -> Projection:
+        """Its products are summed over ranks: the bias is one rank's."""
+        with in_flight.hold(hidden * in_size * reader.dtype.itemsize):
+            weight = reader.load(f"{name}.weight", hidden, in_size, part=share.columns)
+            bias = reader.load(f"{name}.bias", hidden) if has_bias and share.leads else None
+            return make_projection(weight, bias)
 
     hidden = spec.hidden_size
     return LayerWeights(
         input_norm=reader.load(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=projection(attention, qkv, hidden, config.traits.qkv_bias),
+        qkv=by_rows(qkv, traits.qkv_bias),
         head_norms=HeadNorms(
             query=reader.load(f"{attention}.q_norm.weight", spec.head_dim),
             key=reader.load(f"{attention}.k_norm.weight", spec.head_dim),
         )
-        if config.traits.qk_norm
+        if traits.qk_norm
         else None,
-        output=projection(attention, {"o_proj": hidden}, q_dim, config.traits.output_bias),
+        output=by_columns(f"{attention}.o_proj", q_dim, traits.output_bias),
         post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
         feed_forward=GatedMlp(
-            gate_up=projection(mlp, gate_up, hidden, config.traits.mlp_bias),
-            down=projection(mlp, {"down_proj": hidden}, spec.intermediate_size, config.traits.mlp_bias),
+            gate_up=by_rows(gate_up, traits.mlp_bias),
+            down=by_columns(f"{mlp}.down_proj", spec.intermediate_size, traits.mlp_bias),
         ),
     )
 

@@ -29,6 +29,17 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Host
     # torch takes seconds to import and a simulated fleet does without it.
     if settings.kind == "torch_cuda":
         return _cuda_executor(settings)
+    if settings.num_gpus > 1:
+        from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
+
+        return open_tensor_parallel_executor(
+            num_ranks=settings.num_gpus,
+            num_lanes=1 + settings.scheduler.decode_lanes,
+            kv_pool_bytes=settings.kv_pool_bytes or 0,
+            block_bytes=settings.block_bytes,
+            num_cores=settings.num_cores,
+            default_dtype=settings.dtype,
+        )
     from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 
     return TorchCpuExecutor(

@@ -1,0 +1,93 @@
+"""Projections whose weights are divided among ranks. Where rows are divided (Q, K and V, gate and up) nothing has to be
+said: each rank goes on with its own heads and columns.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pdmux_actor.executor.ranks.lane_group import LaneGroup
+from pdmux_actor.models.decoder import Decoder, DecoderWeights, LayerWeights
+from pdmux_actor.models.feed_forward import GatedMlp
+from pdmux_actor.models.linear import Projection
+
+AroundHead = Callable[[int], AbstractContextManager[None]]
+"""Within it are products with the vocabulary for so many tokens: the leader calls the other ranks to them."""
+
+
+class ColumnParts:
+    """Implements Projection over the columns of W that this rank has: products are partial, and summed over ranks."""
+
+    def __init__(self, part: Projection, group: LaneGroup) -> None:
+        self._part = part
+        self._group = group
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._part.dtype
+
+    @property
+    def has_plain_rows(self) -> bool:
+        return False
+
+    def rows(self, indices: Tensor) -> Tensor:
+        raise AssertionError("a rank has no whole rows")
+
+    def shares(self, tensor: Tensor) -> bool:
+        return self._part.shares(tensor)
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        return self._part.tensor_bytes
+
+    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "ColumnParts":
+        return ColumnParts(self._part.copied(of_tensor, packed=packed), self._group)
+
+    def repacked(self) -> "ColumnParts":
+        return ColumnParts(self._part.repacked(), self._group)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._group.sum(self._part(inputs))
+
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        """The leader's part of the sum has the addend in it: all ranks get it with the rest."""
+        return self._group.sum(self._part.plus(inputs, addend) if self._group.leads else self._part(inputs))
+
+
+class VocabularyParts(ColumnParts):
+    """Implements Projection over the rows of the vocabulary that this rank has. The leader gets all logits."""
+
+    def __init__(self, part: Projection, group: LaneGroup, around: AroundHead) -> None:
+        super().__init__(part, group)
+        self._around = around
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        with self._around(len(inputs)):
+            return torch.cat(self.follow(inputs.contiguous()), dim=1)
+
+    def follow(self, inputs: Tensor) -> list[Tensor]:
+        """What a rank does that was called: `inputs` has the shape, the leader's values come."""
+        return self._group.to_leader(self._part(self._group.from_leader(inputs)))
+
+
+def on_lane(decoder: Decoder, group: LaneGroup, around_head: AroundHead) -> tuple[Decoder, VocabularyParts]:
+    """The same decoder over the same tensors, for one lane, and its head."""
+
+    def of_layer(layer: LayerWeights) -> LayerWeights:
+        feed_forward = layer.feed_forward
+        assert isinstance(feed_forward, GatedMlp), "what cannot be divided was refused when it was loaded"
+        return replace(
+            layer,
+            output=ColumnParts(layer.output, group),
+            feed_forward=replace(feed_forward, down=ColumnParts(feed_forward.down, group)),
+        )
+
+    weights: DecoderWeights = decoder.weights
+    head = VocabularyParts(weights.lm_head, group, around_head)
+    laned = copy.copy(decoder)
+    laned.weights = replace(weights, layers=tuple(map(of_layer, weights.layers)), lm_head=head)
+    return laned, head

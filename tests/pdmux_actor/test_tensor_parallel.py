@@ -1,0 +1,296 @@
+"""A unit of several ranks says what one of one rank says: gloo on this machine's cores, each other rank a process."""
+
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cpu_rig import CpuRig, make_device
+
+from pdmux_actor.engine import build_engine
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.executor.packed_batch import DecodeInputs, pack
+from pdmux_actor.executor.ranks.rank_frames import BatchOnWire
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.models.checkpoint import read_json
+from pdmux_actor.models.config import DecoderConfig
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
+from pdmux_actor.models.rank_share import RankShare
+from pdmux_actor.models.weights import load_weights
+from pdmux_actor.scheduling.events import Arrival, AttachModel, RemoveModel, SetPolicy, Stop
+from pdmux_actor.scheduling.launch import Chunk
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
+from profiler.roofline import RooflineLatency
+
+BLOCK_BYTES = 2048
+LENGTHS = (1, 150, 33, 64, 7, 97)
+# Biases, norms of heads, a tied embedding; and one KV head, which both ranks have.
+SHAPES = {
+    "biased": CheckpointShape(
+        model_type="qwen2", num_layers=2, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16
+    ),
+    "repeated": CheckpointShape(
+        model_type="qwen3", num_layers=3, hidden_size=48, intermediate_size=64, num_heads=4, num_kv_heads=1, head_dim=16
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp(name) for name in SHAPES}
+    for name, folder in folders.items():
+        write_random_checkpoint(folder, SHAPES[name], seed=3)
+    return folders
+
+
+def make_requests(policy: str) -> list[GenerateRequest]:
+    """Every third samples with a seed. Of the second model's prompts, one begins as another."""
+    return [
+        GenerateRequest(
+            request_id=f"{policy}/{model}/{place}",
+            model=model,
+            prompt_token_ids=tuple((3 * i + (place > 2)) % 200 + 20 for i in range(length)),
+            sampling=SamplingParams(
+                max_tokens=6, temperature=0.7 if place % 3 == 2 else 0.0, seed=place, ignore_eos=True
+            ),
+            slo=Slo(ttft_s=5.0, tbt_s=1.0),
+        )
+        for model in SHAPES
+        for place, length in enumerate(LENGTHS)
+    ]
+
+
+class EngineRun:
+    """An engine's loop on a thread. `executor` is closed with it."""
+
+    def __init__(self, executor, num_ranks):
+        self._executor = executor
+        self._tokens, self._errors = {}, []
+        self.prompt_logprobs = []
+        self._open, self._done = set(), threading.Event()
+        self._detached = threading.Event()
+        settings = SchedulerSettings(max_batch_tokens=256, chunk_budget_tokens=48)
+        latency = RooflineLatency(executor.device, num_gpus=num_ranks)
+        self.loop, self.inbox = build_engine(
+            executor,
+            policy="mux",
+            settings=settings,
+            latency=latency,
+            outbox=self._take,
+            on_detached=lambda model: self._detached.set(),
+            num_ranks=num_ranks,
+        )
+        self.thread = threading.Thread(target=self.loop.run)
+
+    def attach(self, info, quota_tokens=4000):
+        quota_rows = -(-quota_tokens // info.geometry.tokens_per_row)
+        self.inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))
+
+    def detach(self, model):
+        self._detached.clear()
+        self.inbox.put(RemoveModel(model))
+        assert self._detached.wait(30)
+
+    def answers(self, requests, *before):
+        self._open = {r.request_id for r in requests}
+        self._tokens = {r.request_id: [] for r in requests}
+        self.prompt_logprobs = []
+        self._done.clear()
+        for event in (*before, *map(Arrival, requests)):
+            self.inbox.put(event)
+        assert self._done.wait(120), f"unanswered: {self._open}"
+        assert not self._errors
+        return {request_id.partition("/")[2]: tokens for request_id, tokens in self._tokens.items()}
+
+    def _take(self, events):
+        for event in events:
+            if event.error is not None:
+                self._errors.append(event.error)
+            self.prompt_logprobs += event.prompt_logprobs or ()
+            self._tokens[event.request_id] += [t.token_id for t in event.tokens]
+            if event.finish is not None:
+                self._open.discard(event.request_id)
+        if not self._open:
+            self._done.set()
+
+
+@contextmanager
+def running(checkpoints, num_ranks):
+    settings = {"kv_pool_bytes": 48 << 20, "block_bytes": BLOCK_BYTES, "default_dtype": "float32"}
+    if num_ranks == 1:
+        executor = TorchCpuExecutor(**settings)
+    else:
+        executor = open_tensor_parallel_executor(num_ranks=num_ranks, num_lanes=2, shares_cores=True, **settings)
+    run = EngineRun(executor, num_ranks)
+    for model, folder in checkpoints.items():
+        info = executor.load_model(model, str(folder), revision=None, dtype=None, max_model_len=512)
+        run.attach(info)
+    run.thread.start()
+    try:
+        yield run, executor
+    finally:
+        run.inbox.put(Stop())
+        run.thread.join(30)
+        assert not run.thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoints):
+    with running(checkpoints, 1) as (run, _):
+        return run.answers(make_requests("alone"))
+
+
+@pytest.fixture(scope="module")
+def unit_of_two(checkpoints):
+    with running(checkpoints, 2) as unit:
+        yield unit
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_ranks__any_policy__say_what_one_says(unit_of_two, expected, policy: str) -> None:
+    run, _ = unit_of_two
+
+    assert run.answers(make_requests(policy), SetPolicy(policy)) == expected
+
+    report = run.loop.scheduler.load_report()
+    assert report.free_blocks + report.cached_blocks == report.total_blocks
+
+
+def test_two_ranks__blocks_of_a_row__are_counted_as_plans_do(unit_of_two, checkpoints) -> None:
+    run, executor = unit_of_two
+
+    assert executor.total_blocks == (48 << 20) // BLOCK_BYTES
+    loads = {m.model: m.quota_blocks for m in run.loop.scheduler.load_report().models}
+    # 4,000 tokens in rows of 16: layers x KV heads blocks, of one KV head as many as there are ranks
+    assert loads == {"biased": 250 * 2 * 2, "repeated": 250 * 3 * 2}
+
+
+def test_two_ranks__model_sleeps_and_wakes__says_the_same(unit_of_two, expected) -> None:
+    run, executor = unit_of_two
+    of_model = [r for r in make_requests("woken") if r.model == "biased"]
+
+    assert executor.sleep_model("biased", 1 << 30) > 0
+    run.detach("biased")
+    run.attach(executor.wake_model("biased"))
+
+    said = run.answers(of_model)
+    assert said == {name: tokens for name, tokens in expected.items() if name.startswith("biased/")}
+
+
+def prompt_logprobs_of(run):
+    request = GenerateRequest(
+        request_id="asked/biased/0",
+        model="biased",
+        prompt_token_ids=tuple(range(30, 60)),
+        sampling=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2),
+        slo=Slo(ttft_s=5.0, tbt_s=1.0),
+    )
+    run.answers([request])
+    return [found.logprob for found in run.prompt_logprobs]
+
+
+def test_two_ranks__log_probabilities_of_a_prompt__are_those_of_one(checkpoints, unit_of_two) -> None:
+    """The head is asked for more than what is sampled from."""
+    of_two = prompt_logprobs_of(unit_of_two[0])
+    with running(checkpoints, 1) as (alone, _):
+        of_one = prompt_logprobs_of(alone)
+
+    assert len(of_two) == 29
+    assert of_two == pytest.approx(of_one, abs=1e-4)
+
+
+def test_two_ranks__model_that_cannot_be_divided__names_the_field_and_others_serve_on(
+    unit_of_two, expected, tmp_path: Path
+) -> None:
+    run, executor = unit_of_two
+    odd = CheckpointShape(
+        model_type="llama", num_layers=1, hidden_size=32, intermediate_size=33, num_heads=4, num_kv_heads=2, head_dim=8
+    )
+    write_random_checkpoint(tmp_path, odd, seed=0)
+
+    with pytest.raises(ModelLoadError, match=r"intermediate_size=33 cannot be divided among 2 ranks.*mesh_gpus"):
+        executor.load_model("odd", str(tmp_path), revision=None, dtype=None, max_model_len=None)
+
+    assert run.answers(make_requests("after")) == expected
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_load_weights__parts_of_all_ranks__are_the_whole(checkpoints, num_ranks: int) -> None:
+    folder = checkpoints["biased"]
+    config = DecoderConfig.from_config("m", read_json("m", folder, "config.json"), None)
+    whole = load_weights("m", folder, config)
+
+    parts = [
+        load_weights("m", folder, config, share=RankShare(rank=rank, num_ranks=num_ranks)) for rank in range(num_ranks)
+    ]
+
+    for index, layer in enumerate(whole.layers):
+        of_ranks = [part.layers[index] for part in parts]
+        assert torch.equal(torch.cat([p.output.weight for p in of_ranks], dim=1), layer.output.weight)
+        down = [p.feed_forward.down.weight for p in of_ranks]
+        assert torch.equal(torch.cat(down, dim=1), layer.feed_forward.down.weight)
+        assert [p.output.bias for p in of_ranks[1:]] == [None] * (num_ranks - 1)
+        queries = [p.qkv.weight[: 64 // num_ranks] for p in of_ranks]
+        assert torch.equal(torch.cat(queries), layer.qkv.weight[:64])
+        keys = [p.qkv.weight[64 // num_ranks :][:16] for p in of_ranks]  # a head of 16 each, two ranks may have one
+        assert torch.equal(torch.cat(keys[:: num_ranks // 2]), layer.qkv.weight[64:96])
+        assert torch.equal(keys[0], keys[num_ranks // 2 - 1])
+    assert torch.equal(torch.cat([p.lm_head.weight for p in parts]), whole.lm_head.weight)
+
+
+def test_batch_on_wire__any_batch__arrives_as_it_was(checkpoints) -> None:
+    rig = CpuRig(executor=TorchCpuExecutor(kv_pool_bytes=8 << 20, block_bytes=4096, device=make_device()))
+    info = rig.load("biased", checkpoints["biased"], "float32")
+    prompt, decoding = rig.sequence("biased", range(40), 4), rig.sequence("biased", range(70), 4)
+    tokens_per_row = info.geometry.tokens_per_row
+    decodes = DecodeInputs.of([decoding])
+    batch = pack(
+        [Chunk(prompt, 0, 40)],
+        decodes,
+        decodes.last_tokens([decoding]),
+        step=0,
+        tokens_per_row=tokens_per_row,
+        max_group_rows=100,
+    )
+    table, arrived = rig._tables["biased"], np.zeros_like(rig._tables["biased"])
+
+    wire = BatchOnWire.of(batch, table)
+    wire.note_blocks(arrived)
+    received = wire.batch(tokens_per_row)
+
+    assert torch.equal(received.token_ids, batch.token_ids)
+    assert torch.equal(received.positions, batch.positions)
+    assert torch.equal(received.token_offsets, batch.token_offsets)
+    assert np.array_equal(received.token_rows, batch.token_rows)
+    assert np.array_equal(received.fresh_rows, batch.fresh_rows)
+    assert np.array_equal(received.chunks[0].rows, batch.chunks[0].rows)
+    assert np.array_equal(received.decodes[0].rows, batch.decodes[0].rows)
+    assert received.prompts == batch.prompts
+    assert np.array_equal(arrived[prompt.rows[: 40 // tokens_per_row]], table[prompt.rows[: 40 // tokens_per_row]])
+
+
+def test_block_pool__blocks_of_several_ranks__are_named_once_and_all_counted() -> None:
+    pool = BlockPool(96, num_ranks=2)
+    table = pool.add_model("m", KvGeometry(blocks_per_row=8, tokens_per_row=16), 96)
+
+    rows = pool.allocate_rows("m", 5)
+
+    assert rows is not None
+    assert table.shape == (12, 4)
+    assert table[rows].max() < 48
+    assert pool.used_blocks("m") == 40
+    assert pool.free_blocks == 56
+    pool.check_integrity()
+    pool.free_rows("m", rows)
+    pool.check_integrity()
+    pool.remove_model("m")
+    pool.resize(64)
+    assert pool.free_blocks == 64
+    pool.check_integrity()
