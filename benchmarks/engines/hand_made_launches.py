@@ -27,15 +27,17 @@ _TRIES_PER_STEP = 3
 class HandMadeLaunches:
     """One model that has the whole pool to itself."""
 
-    def __init__(self, executor: Executor, info: ModelInfo, *, shuffled: bool = True) -> None:
-        """`shuffled`: blocks lie anywhere in the pool, as after hours of service; else one after the other."""
+    def __init__(self, executor: Executor, info: ModelInfo, *, shuffled: bool = True, num_ranks: int = 1) -> None:
+        """`shuffled`: blocks lie anywhere in the pool, as after hours of service; else one after the other. Of
+        `num_ranks` each has its part of them, and names for its own.
+        """
         self.executor = executor
         self.info = info
         rows = executor.total_blocks // info.geometry.blocks_per_row
-        blocks = np.arange(executor.total_blocks, dtype=np.int64)
+        blocks = np.arange(executor.total_blocks // num_ranks, dtype=np.int64)
         if shuffled:
             blocks = np.random.default_rng(0).permutation(blocks)
-        self._table = blocks[: rows * info.geometry.blocks_per_row].reshape(rows, -1)
+        self._table = blocks[: rows * info.geometry.blocks_per_row // num_ranks].reshape(rows, -1)
         self._free_rows = list(range(rows))
         self._batch_id = 0
         self._in_flight = 0
