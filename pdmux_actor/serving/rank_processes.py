@@ -74,8 +74,8 @@ class RankProcesses:
         try:
             result = meanwhile()
         finally:
-            # no deadline: the actor kills an engine whose model does not load or leave within engine.watch.load_s, and
-            # a rank that ends, ends this process
+            # A rank that ends, ends this process.
+            # no deadline: the actor kills an engine whose model does not load or leave within engine.watch.load_s
             answers = tuple(self._answers.get() for _ in self._sockets)
         return answers, result
 

@@ -32,12 +32,12 @@ class LaneGroup:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Adds up all ranks' tensors, in place."""
-        self._group.allreduce([tensor]).wait()
+        _end(self._group.allreduce([tensor]))
         return tensor
 
     def from_leader(self, tensor: Tensor) -> Tensor:
         """Fills the tensor with what the leader's holds."""
-        self._group.broadcast([tensor]).wait()
+        _end(self._group.broadcast([tensor]))
         return tensor
 
     def to_leader(self, tensor: Tensor) -> list[Tensor]:
@@ -45,8 +45,13 @@ class LaneGroup:
         options = GatherOptions()
         options.rootRank = 0
         gathered = [torch.empty_like(tensor) for _ in range(self._num_ranks)] if self.leads else []
-        self._group.gather([gathered] if self.leads else [], [tensor], options).wait()
+        _end(self._group.gather([gathered] if self.leads else [], [tensor], options))
         return gathered
+
+
+def _end(work: Any) -> None:  # noqa: ANN401 - torch's class of it has no types
+    # no deadline: a rank that dies ends its unit, and an engine whose launch stands still is killed by its actor
+    work.wait()
 
 
 def open_lane_groups(store_path: str, rank: int, num_ranks: int, num_lanes: int) -> tuple[LaneGroup, ...]:

@@ -70,7 +70,7 @@ class VocabularyParts(ColumnParts):
             return torch.cat(self.follow(inputs.contiguous()), dim=1)
 
     def follow(self, inputs: Tensor) -> list[Tensor]:
-        """What a rank does that was called: `inputs` has the shape, the leader's values come."""
+        """Computes this rank's part of the logits: `inputs` has the shape, the leader's values come."""
         return self._group.to_leader(self._part(self._group.from_leader(inputs)))
 
 

@@ -14,7 +14,7 @@ _WIRE = np.dtype(np.int32)
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's process starts with. `store` is the file through which ranks meet; `cores` are its own."""
+    """Holds what a rank's process starts with. `store` is the file through which ranks meet; `cores` are its own."""
 
     rank: int
     num_ranks: int
