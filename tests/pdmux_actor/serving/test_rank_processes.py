@@ -10,6 +10,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.frames import Generate
 
 SHAPE = CheckpointShape(
@@ -85,12 +86,17 @@ async def test_unit_of_two_ranks__one_is_killed__streams_may_go_on_elsewhere_and
     assert (last.finish, last.retryable, last.engine_died) == (FinishReason.ERROR, True, True)
 
 
-async def test_unit_of_two_ranks__engine_is_killed__its_ranks_end_with_it(serving, until):
-    engine = NativeEngine(settings(2))
-    unit, _ = await serving(engine)
-    ranks = ranks_of(engine)
+async def test_unit_of_two_ranks__one_stands_still__is_found_as_a_late_launch_and_all_end(serving, make_request, until):
+    engine = NativeEngine(settings(2), watch=WatchSettings(suspect_s=0.5, kill_s=2.0, late_factor=1.0))
+    unit, peer = await serving(engine)
+    (rank,) = ranks_of(engine)
+    peer.send(Generate(stream=1, request=make_request("r", max_tokens=3000, sampling={"ignore_eos": True})))
+    while len(peer.deltas.get(1, ())) < 3:
+        assert await peer.next() is not None
 
-    os.kill(engine.pid, signal.SIGKILL)
+    os.kill(rank.pid, signal.SIGSTOP)
+    await until(lambda: not unit.is_healthy(), timeout_s=60)
 
-    await until(lambda: not any(map(is_running, ranks)), timeout_s=30)
-    await until(lambda: not unit.is_healthy(), timeout_s=30)
+    await peer.until_finished(1)
+    assert peer.deltas[1][-1].retryable
+    await until(lambda: not is_running(rank), timeout_s=30)
