@@ -156,6 +156,8 @@ class GatewaySection(Section):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     replicas: Annotated[int, Field(ge=1, le=1000)] = 2
+    node_labels: Mapping[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Ray's labels of the nodes that gateways run on. Default: any."""
     proxy: Literal["python", "haproxy"] = "python"
     """haproxy is several times cheaper per token."""
     max_body_bytes: Size = ByteSize(8 * 1024 * 1024)

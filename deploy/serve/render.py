@@ -58,7 +58,8 @@ def serve_yaml(fleet: FleetFile) -> str:
 
 def without_node_labels(fleet: FleetFile) -> FleetFile:
     """Removes node labels, for a machine that stands for all pools at once."""
-    return fleet.model_copy(update={"pools": tuple(p.model_copy(update={"node_labels": {}}) for p in fleet.pools)})
+    pools = tuple(p.model_copy(update={"node_labels": {}}) for p in fleet.pools)
+    return fleet.model_copy(update={"pools": pools, "gateway": fleet.gateway.model_copy(update={"node_labels": {}})})
 
 
 def logical_cpus(fleet: FleetFile) -> float:
@@ -143,6 +144,9 @@ def _unit_cpus(pool: PoolSection) -> float:
 
 def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
     gateway = fleet.gateway
+    actor: dict[str, Any] = {"num_cpus": _SMALL_CPUS}
+    if gateway.node_labels:
+        actor["label_selector"] = dict(gateway.node_labels)
     args = GatewayArgs(
         max_body_bytes=gateway.max_body_bytes,
         max_queued_requests=gateway.max_queued_requests,
@@ -166,7 +170,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
                 "num_replicas": gateway.replicas,
                 "max_ongoing_requests": _STREAMS_PER_GATEWAY,
                 "max_surge_percent": 100,
-                "ray_actor_options": {"num_cpus": _SMALL_CPUS},
+                "ray_actor_options": actor,
                 "health_check_period_s": 2.0,
                 "health_check_timeout_s": 5.0,
                 **_grace(fleet.drain.gateway_s),

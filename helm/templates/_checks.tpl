@@ -88,6 +88,7 @@
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "with several pools each needs its own, so that its units run on its nodes; for example {muxfleet.io/pool: %s}" $pool.name)) -}}
 {{- end -}}
 {{- end -}}
+{{- if $root.Values.gateways.nodes -}}{{- $_ := set $seen "gateways" -1 -}}{{- end -}}
 {{- range $name, $override := $root.Values.pools -}}
 {{- if not (hasKey $seen $name) -}}
 {{- include "muxfleet.refuse" (dict "key" "pools" "value" $name "remedy" (printf "no fleet pool has this name; known: %s" (keys $seen | sortAlpha | join ", "))) -}}
@@ -128,7 +129,32 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Nodes of gateways alone. Takes root, fleet. */}}
+{{- define "muxfleet.checkGatewayNodes" -}}
+{{- $labels := .fleet.gateway.node_labels -}}
+{{- $nodes := .root.Values.gateways.nodes -}}
+{{- if and $nodes (not $labels) -}}
+{{- include "muxfleet.refuse" (dict "key" "fleet.gateway.node_labels" "value" (dict) "remedy" "gateways.nodes are there for gateways: name labels of these nodes, so that they run on them; for example {muxfleet.io/gateways: own}") -}}
+{{- end -}}
+{{- $isHeld := $nodes -}}
+{{- range $i, $pool := .fleet.pools -}}
+{{- if and $nodes (eq $pool.name "gateways") -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].name" $i) "value" $pool.name "remedy" "gateways.nodes has a group of this name; choose another") -}}
+{{- end -}}
+{{- if and $nodes (eq $pool.device "cpu") (not $pool.node_labels) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].node_labels" $i) "value" (dict) "remedy" (printf "its units would also run on gateways.nodes; name labels of its own, for example {muxfleet.io/pool: %s}" $pool.name)) -}}
+{{- end -}}
+{{- $has := true -}}
+{{- range $key, $value := $labels -}}{{- if ne (get (default dict $pool.node_labels) $key) $value -}}{{- $has = false -}}{{- end -}}{{- end -}}
+{{- if $has -}}{{- $isHeld = true -}}{{- end -}}
+{{- end -}}
+{{- if not $isHeld -}}
+{{- include "muxfleet.refuse" (dict "key" "fleet.gateway.node_labels" "value" $labels "remedy" "no pool's nodes have these labels; set gateways.nodes, or remove them") -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "muxfleet.checkGateway" -}}
+{{- include "muxfleet.checkGatewayNodes" . -}}
 {{- $host := .fleet.gateway.host -}}
 {{- if or (hasPrefix "127." $host) (has $host (list "localhost" "::1")) -}}
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.host" "value" $host "remedy" "other pods cannot reach it; leave it out, or write 0.0.0.0") -}}

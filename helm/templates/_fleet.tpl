@@ -90,6 +90,16 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- toJson $fleet -}}
 {{- end -}}
 
+{{/* The groups of worker pods: the fleet's pools and, last, the nodes of gateways alone. */}}
+{{- define "muxfleet.groups" -}}
+{{- $fleet := include "muxfleet.fleet" . | fromJson -}}
+{{- $groups := $fleet.pools -}}
+{{- if .Values.gateways.nodes -}}
+{{- $groups = append $groups (dict "name" "gateways" "device" "none" "gpus_per_node" 1 "nodes" (dict "min" .Values.gateways.nodes) "node_labels" $fleet.gateway.node_labels) -}}
+{{- end -}}
+{{- toJson $groups -}}
+{{- end -}}
+
 {{/* A file of the fleet, as pods find it. Takes root, path. */}}
 {{- define "muxfleet.file" -}}
 {{- if hasPrefix "/" .path -}}{{- clean .path -}}{{- else -}}{{- printf "%s/%s" .root.Values.modelCache.mountPath .path | clean -}}{{- end -}}
@@ -157,6 +167,7 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $arguments := include "muxfleet.arguments" (dict "arguments" $data.gatewayArguments "sections" (dict "gateway" $fleet.gateway "fleet" $fleet) "nulls" true) | fromJson -}}
 {{- $grace := include "muxfleet.drainSeconds" (dict "data" $data "drain" $fleet.drain "of" "gateway") | float64 -}}
 {{- $gateway := mergeOverwrite (deepCopy $data.deployments.Gateway) (dict "num_replicas" $fleet.gateway.replicas "graceful_shutdown_timeout_s" $grace) -}}
+{{- with $fleet.gateway.node_labels -}}{{- $_ := set $gateway.ray_actor_options "label_selector" . -}}{{- end -}}
 {{- $applications = append $applications (mergeOverwrite (deepCopy $data.applications.control) (dict "deployments" (list $control))) -}}
 {{- $applications = append $applications (mergeOverwrite (deepCopy $data.applications.gateway) (dict "args" $arguments "deployments" (list $gateway))) -}}
 {{- merge (dict "http_options" (dict "host" $fleet.gateway.host "port" $fleet.gateway.port) "applications" $applications) $data.config | toYaml -}}

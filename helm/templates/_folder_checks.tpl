@@ -18,7 +18,7 @@
 {{- end -}}
 {{- if and $cache.enabled (not $cache.existingClaim) (not (has "ReadWriteMany" $cache.accessModes)) -}}
 {{- $nodes := 0 -}}
-{{- range .fleet.pools -}}{{- $nodes = add $nodes (default .nodes.min .nodes.max | int64) -}}{{- end -}}
+{{- range include "muxfleet.groups" $root | fromJsonArray -}}{{- $nodes = add $nodes (default .nodes.min .nodes.max | int64) -}}{{- end -}}
 {{- if gt ($nodes | int64) 1 -}}
 {{- include "muxfleet.refuse" (dict "key" "modelCache.accessModes" "value" $cache.accessModes "remedy" (printf "the fleet has %d nodes, which all mount the claim; write [ReadWriteMany], or name a claim that they can share in modelCache.existingClaim" ($nodes | int64))) -}}
 {{- end -}}
@@ -30,7 +30,7 @@
 {{- $root := .root -}}
 {{- $path := printf "%s/" (clean .path) -}}
 {{- $without := "" -}}
-{{- range $pool := .fleet.pools -}}
+{{- range $pool := include "muxfleet.groups" $root | fromJsonArray -}}
 {{- $folders := list -}}
 {{- if $root.Values.modelCache.enabled -}}{{- $folders = append $folders $root.Values.modelCache.mountPath -}}{{- end -}}
 {{- if $root.Values.apiKeys.existingSecret -}}{{- $folders = append $folders "/etc/muxfleet/api-keys" -}}{{- end -}}

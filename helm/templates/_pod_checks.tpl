@@ -7,7 +7,7 @@
 {{- include "muxfleet.checkGroup" (dict "root" $root "group" $values.head "own" dict "path" "head" "ownPath" "head") -}}
 {{- include "muxfleet.checkResources" (dict "path" "workers.resources" "resources" $values.workers.resources) -}}
 {{- include "muxfleet.checkPodLabels" (dict "path" "workers.podLabels" "labels" $values.workers.podLabels) -}}
-{{- range $i, $pool := .fleet.pools -}}
+{{- range $i, $pool := include "muxfleet.groups" $root | fromJsonArray -}}
 {{- $own := default dict (get $values.pools $pool.name) -}}
 {{- $group := include "muxfleet.group" (dict "root" $root "pool" $pool.name) | fromJson -}}
 {{- $ownPath := printf "pools.%s" $pool.name -}}

@@ -37,7 +37,7 @@ gcsFaultToleranceOptions:
 headGroupSpec:
   {{- include "muxfleet.headGroup" . | nindent 2 }}
 workerGroupSpecs:
-  {{- range $fleet.pools }}
+  {{- range include "muxfleet.groups" . | fromJsonArray }}
   -
     {{- include "muxfleet.workerGroup" (dict "root" $ "fleet" $fleet "pool" .) | nindent 4 }}
   {{- end }}

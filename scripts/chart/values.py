@@ -30,6 +30,13 @@ OLDEST_RAY = "2.60.0"
 """As in pyproject.toml, which a test compares."""
 
 
+class Gateways(Section):
+    """Pods for gateways alone, without GPUs. `pools.gateways` says what they look like."""
+
+    nodes: NonNegativeInt = 0
+    """How many; fleet.gateway.node_labels are theirs. 0: gateways run on the pools' nodes."""
+
+
 class Autoscaling(Section):
     """Ray's autoscaler (v2) adds worker pods between nodes.min and nodes.max of each fleet pool."""
 
@@ -312,6 +319,7 @@ class ChartValues(Section):
     workers: Workers = Workers()
     pools: dict[str, Pool] = {}
     """By name of a fleet pool: what differs from `workers`, and `image` (repository, tag, digest) of its own."""
+    gateways: Gateways = Gateways()
     autoscaling: Autoscaling = Autoscaling()
     upgrade: Upgrade = Upgrade()
     startup: Startup = Startup()

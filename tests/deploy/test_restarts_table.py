@@ -21,6 +21,7 @@ OTHER: dict[str, Any] = {
     "pools[].sglang.args": {"a": 1},
     "pools[].gpu_type": "H100",
     "pools[].node_labels": {"place": "here"},
+    "gateway.node_labels": {"place": "here"},
     "pools[].nodes.max": 3,
     "models[].dtype": "float32",
     "models[].revision": "main",

@@ -201,8 +201,8 @@ SCHEMA: Mapping[str, tuple[dict[str, Any] | None, str, str]] = {
     ),
     "unknown strategy": (
         {"upgrade": {"strategy": "NewCluter"}},
-        '- upgrade.strategy: upgrade.strategy must be one of the following: "NewCluster"',
-        "- at '/upgrade/strategy': value must be one of 'NewCluster', 'NewClusterWithIncrementalUpgrade', 'None'",
+        '- upgrade.strategy: upgrade.strategy must be one of the following: "RollingUpdate"',
+        "- at '/upgrade/strategy': value must be one of 'RollingUpdate', 'NewCluster', 'NewClusterWithIncrementalUpgrade', 'None'",
     ),
     "misspelt section key": (
         {"image": {"tga": "1"}},

@@ -10,8 +10,13 @@ pytestmark = pytest.mark.k8s
 
 
 def egress(helm: Helm, chart: Path, **values: Any) -> list[dict[str, Any]]:
-    fleet = {"models": [{"id": "a", "source": "org/a"}]}
-    outcome = helm.template(chart, overrides={"fleet": fleet, "networkPolicy": {"enabled": True}} | values)
+    """With an upgrade strategy that asks no API server: test_network_reach.py has the other."""
+    base = {
+        "fleet": {"models": [{"id": "a", "source": "org/a"}]},
+        "networkPolicy": {"enabled": True},
+        "upgrade": {"strategy": "NewCluster"},
+    }
+    outcome = helm.template(chart, overrides=base | values)
     assert outcome.code == 0, outcome.errors
     (policy,) = of_kind(objects_of(outcome.output), "NetworkPolicy")
     return list(policy["spec"]["egress"])

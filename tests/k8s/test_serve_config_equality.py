@@ -28,9 +28,11 @@ FLEETS |= {
 FLEETS |= {
     "sizes": {
         "models": [{"id": "a", "source": "org/a"}],
-        "pools": [{"kv_memory": "1.5GiB", "device_memory": "3 GB", "host_memory": "2GiB"}],
+        "pools": [
+            {"node_labels": {"for": "gateways"}, "kv_memory": "1.5GiB", "device_memory": "3 GB", "host_memory": "2GiB"}
+        ],
         "engine": {"block_bytes": "32kib"},
-        "gateway": {"max_body_bytes": 1000000, "port": 9000, "host": "0.0.0.0"},
+        "gateway": {"max_body_bytes": 1000000, "port": 9000, "host": "0.0.0.0", "node_labels": {"for": "gateways"}},
     },
     "folders": {
         "models": [
