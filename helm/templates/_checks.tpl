@@ -88,7 +88,7 @@
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "with several pools each needs its own, so that its units run on its nodes; for example {muxfleet.io/pool: %s}" $pool.name)) -}}
 {{- end -}}
 {{- end -}}
-{{- if $root.Values.gateways.nodes -}}{{- $_ := set $seen "gateways" -1 -}}{{- end -}}
+{{- if $root.Values.gateways.nodes | int64 -}}{{- $_ := set $seen "gateways" -1 -}}{{- end -}}
 {{- range $name, $override := $root.Values.pools -}}
 {{- if not (hasKey $seen $name) -}}
 {{- include "muxfleet.refuse" (dict "key" "pools" "value" $name "remedy" (printf "no fleet pool has this name; known: %s" (keys $seen | sortAlpha | join ", "))) -}}
@@ -132,11 +132,11 @@
 {{/* Nodes of gateways alone. Takes root, fleet. */}}
 {{- define "muxfleet.checkGatewayNodes" -}}
 {{- $labels := .fleet.gateway.node_labels -}}
-{{- $nodes := .root.Values.gateways.nodes -}}
+{{- $nodes := .root.Values.gateways.nodes | int64 -}}
 {{- if and $nodes (not $labels) -}}
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.node_labels" "value" (dict) "remedy" "gateways.nodes are there for gateways: name labels of these nodes, so that they run on them; for example {muxfleet.io/gateways: own}") -}}
 {{- end -}}
-{{- $isHeld := $nodes -}}
+{{- $isHeld := gt $nodes 0 -}}
 {{- range $i, $pool := .fleet.pools -}}
 {{- if and $nodes (eq $pool.name "gateways") -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].name" $i) "value" $pool.name "remedy" "gateways.nodes has a group of this name; choose another") -}}

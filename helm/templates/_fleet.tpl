@@ -94,8 +94,9 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- define "muxfleet.groups" -}}
 {{- $fleet := include "muxfleet.fleet" . | fromJson -}}
 {{- $groups := $fleet.pools -}}
-{{- if .Values.gateways.nodes -}}
-{{- $groups = append $groups (dict "name" "gateways" "device" "none" "gpus_per_node" 1 "nodes" (dict "min" .Values.gateways.nodes) "node_labels" $fleet.gateway.node_labels) -}}
+{{- $nodes := .Values.gateways.nodes | int64 -}}
+{{- if $nodes -}}
+{{- $groups = append $groups (dict "name" "gateways" "device" "none" "gpus_per_node" 1 "nodes" (dict "min" $nodes) "node_labels" $fleet.gateway.node_labels) -}}
 {{- end -}}
 {{- toJson $groups -}}
 {{- end -}}

@@ -202,7 +202,8 @@ SCHEMA: Mapping[str, tuple[dict[str, Any] | None, str, str]] = {
     "unknown strategy": (
         {"upgrade": {"strategy": "NewCluter"}},
         '- upgrade.strategy: upgrade.strategy must be one of the following: "RollingUpdate"',
-        "- at '/upgrade/strategy': value must be one of 'RollingUpdate', 'NewCluster', 'NewClusterWithIncrementalUpgrade', 'None'",
+        "- at '/upgrade/strategy': value must be one of 'RollingUpdate', 'NewCluster', "
+        "'NewClusterWithIncrementalUpgrade', 'None'",
     ),
     "misspelt section key": (
         {"image": {"tga": "1"}},
