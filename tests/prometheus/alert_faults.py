@@ -79,7 +79,7 @@ async def end_the_fleet(fleet: FleetProcess) -> None:
 
 
 FAULTS = (
-    Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine, clients=12),
+    Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine, clients=6),
     Fault(
         name="overload",
         alerts=frozenset(
