@@ -3,7 +3,7 @@
 What a norm computes is tried out, not read from its name: Gemma's adds one to its weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -59,13 +59,13 @@ def make_faster(model: Any) -> None:  # noqa: ANN401 - transformers has no types
     """Puts them in place, where a module is one of those that they stand for. On GPUs only norms."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     embedding = model.get_input_embeddings().weight
-    for owner, name, child in list(_children(model)):
-        if type(child) is nn.Linear and on_cpu:
-            bias = None if child.bias is None else child.bias.data
-            packed = child.weight is not embedding
-            setattr(owner, name, PackedLinear(Linear(child.weight.data if packed else embedding, bias, packed=packed)))
-        elif type(child).__name__.endswith("RMSNorm") and (norm := _fused(child)) is not None:
-            setattr(owner, name, norm)
+    for owner in model.modules():  # children are replaced before it comes to them: none is held once it is packed
+        for name in list(owner._modules):
+            child = owner._modules[name]
+            if type(child) is nn.Linear and on_cpu:
+                setattr(owner, name, _packed(child, embedding))
+            elif type(child).__name__.endswith("RMSNorm") and (norm := _fused(child)) is not None:
+                setattr(owner, name, norm)
     for module in model.modules() if on_cpu else ():
         parts = list(module.children())
         products = [part for part in parts if isinstance(part, PackedLinear)]
@@ -86,10 +86,12 @@ def _tiled(mlp: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
-def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    for owner in model.modules():
-        for name, child in owner.named_children():
-            yield owner, name, child
+def _packed(linear: nn.Linear, embedding: Tensor) -> PackedLinear:
+    """A head that is the embedding stays that."""
+    bias = None if linear.bias is None else linear.bias.data
+    if linear.weight is embedding:
+        return PackedLinear(Linear(embedding, bias, packed=False))
+    return PackedLinear(Linear(linear.weight.data, bias))
 
 
 def _fused(norm: nn.Module) -> FusedNorm | None:

@@ -12,6 +12,8 @@ from tiny_models import LATENT, tiny_config, write_tiny_checkpoint
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.models import faster_modules
+from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.scheduling.launch import Chunk, PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -19,7 +21,7 @@ from profiler.architectures import all_families
 from profiler.families.entry import ModelFamily
 from profiler.specs import ModelSpec
 
-NEW_TOKENS = 6
+NEW_TOKENS = 5
 LENGTHS = (300, 1, 2, 64, 39, 41, 150, 17, 90)  # windows of the tiny models are 40 tokens long
 LARGER = {
     "vocab_size": 3200, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -100,14 +102,14 @@ def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
     alone = rig.sequence("m", prompts[0], NEW_TOKENS)
     rig.prefill([alone], layers_per_slice=1)
     rig.decode([alone], NEW_TOKENS - 1)
-    chunked = [rig.sequence("m", prompt, NEW_TOKENS) for prompt in prompts[:5]]
+    chunked = [rig.sequence("m", prompt, NEW_TOKENS) for prompt in prompts[:4]]
     rig.generate_chunked(chunked, NEW_TOKENS, chunk_tokens=120)
     cached = sharing_prefix(rig, sliced[0], 256)
     rig.decode([cached], NEW_TOKENS - 1)
 
     assert_generated(model, alone)
     assert_greedy(model, sliced)
-    assert outputs([alone, cached, *chunked], NEW_TOKENS) == outputs([sliced[0], sliced[0], *sliced[:5]], NEW_TOKENS)
+    assert outputs([alone, cached, *chunked], NEW_TOKENS) == outputs([sliced[0], sliced[0], *sliced[:4]], NEW_TOKENS)
 
 
 @pytest.mark.parametrize("family", [f for f in SERVED if f.traits is not None], ids=lambda family: family.model_type)
@@ -142,6 +144,27 @@ def test_model__that_slept__says_the_same(rig: CpuRig, tmp_path: Path, model_typ
             rig.wake("m")
 
     assert said[0] == said[1]
+
+
+def test_make_faster__products__hold_no_weights_twice() -> None:
+    import weakref
+
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(tiny_config("llama"))
+    held = [weakref.ref(module.weight) for module in model.modules() if type(module) is torch.nn.Linear]
+    alive: list[int] = []
+
+    class Counting(Linear):
+        def __init__(self, *weights: Any, **named: Any) -> None:
+            super().__init__(*weights, **named)
+            alive.append(sum(weight() is not None for weight in held))
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(faster_modules, "Linear", Counting)
+        faster_modules.make_faster(model)
+
+    assert alive == [*range(len(held), 0, -1)]
 
 
 @pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
