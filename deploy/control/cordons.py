@@ -71,7 +71,7 @@ def beside_pinned(model: PlacementModel, goal: Plan, pinned: Set[str]) -> Placem
     """Returns what is left to plan of a model that has replicas on units which are not planned for: None where they
     are all that it must have.
     """
-    homes = goal.units_of(model.model)
+    homes = goal.units_of(model.model) if pinned else ()
     fixed = sum(unit_id in pinned for unit_id in homes)
     if not fixed:
         return model

@@ -34,18 +34,21 @@ class ModelNeeds:
         kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in kept_plan(self.goal, self.catalog)}
         awake = [m for m in self.catalog.placed if m.id not in asleep]
         rested_s = now_s - rules.min_residency_s
-        last_used_s = self.scale_to_zero.last_used_s
+        last_used_s, pinned = self.scale_to_zero.last_used_s, self.fleet.pinned()
         sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
         return Needs(
             units=tuple(
                 without_blocks(self.fleet.learning.corrected(u.capacity), kept.get(u.unit_id, 0))
                 for u in self.fleet.usable(now_s)
             ),
-            models=tuple(p for p in (self.placement(m, now_s) for m in awake) if p is not None),
+            models=tuple(p for p in (self._placement(m, pinned, now_s) for m in awake) if p is not None),
             sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
         )
 
     def placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
+        return self._placement(model, self.fleet.pinned(), now_s)
+
+    def _placement(self, model: CatalogModel, pinned: Set[str], now_s: float) -> PlacementModel | None:
         family = (model, *self.catalog.adapters_of(model.id))
         placement = model.placement(together(model.id, [self.popularity.demand(m.id) for m in family]))
         if placement is None:
@@ -56,7 +59,7 @@ class ModelNeeds:
         )  # of the one that is in the greatest hurry
         placement = replace(placement, min_replicas=max(1, placement.min_replicas), correction=correction, slo=slo)
         if self.fleet.held_back(model.id, now_s) is None:
-            return beside_pinned(placement, self.goal, self.fleet.pinned())
+            return beside_pinned(placement, self.goal, pinned)
         cordoned = self.fleet.cordoned()
         homes = sum(
             unit_id not in cordoned and self.fleet.phase(unit_id, model.id) is ModelPhase.READY

@@ -56,7 +56,8 @@ class Needs:
 
     def homeless(self, plan: Plan, *, but: tuple[str, ...] = ()) -> int:
         """Models that must have a replica and have none."""
-        return sum(m.min_replicas > 0 and m.model not in but and not plan.units_of(m.model) for m in self.models)
+        placed = {p.model for u in plan.units for p in u.models}.union(but)
+        return sum(m.min_replicas > 0 and m.model not in placed for m in self.models)
 
 
 def _is_like(one: PlacementModel, other: PlacementModel) -> bool:

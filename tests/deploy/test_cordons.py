@@ -7,6 +7,8 @@ from test_moves import AT_ONCE, Told, room_for, world_of
 from deploy.control.control_rules import ControlRules
 from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.planner import work_out
+from deploy.control.usable_units import Fleet
+from pdmux_actor.lease import UnitReport
 from placement.estimation.problem_arrays import Estimator
 
 SLOW = ControlRules(replan_every_s=1.0, min_residency_s=600.0, min_gain=0.0, max_moves_per_min=1)
@@ -43,6 +45,27 @@ def test_cordon__unit__keeps_what_it_has_and_takes_nothing_new() -> None:
     assert world.units["u1"].ready() == {"a"}
     assert world.units["u2"].ready() == {"b", "c"}
     assert states(world) == {"u1": "cordoned", "u2": None}
+
+
+def test_needs__of_more_models__units_are_not_asked_again_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat of a large fleet waits for it: models times units are too many."""
+    asked: list[str] = []
+    cordon_on = Fleet.cordon_on
+
+    def counting(self: Fleet, report: UnitReport) -> Cordon | None:
+        asked.append(report.unit_id)
+        return cordon_on(self, report)
+
+    monkeypatch.setattr(Fleet, "cordon_on", counting)
+    counts = []
+    for models in ("ab", "abcdef"):
+        world = world_of(Told(**dict.fromkeys(models, "u1")), *models)
+        world.beat(3)
+        asked.clear()
+        assert len(world.loop._needs(world.now_s).models) == len(models)
+        counts.append(len(asked))
+
+    assert counts[0] == counts[1]
 
 
 def test_cordon__withdrawn__unit_takes_models_again() -> None:
