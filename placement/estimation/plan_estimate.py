@@ -95,7 +95,12 @@ def estimate_models(
     units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan, estimator: Estimator
 ) -> tuple[ModelEstimate, ...]:
     """Returns `estimate`'s models alone: of a large fleet the rest takes longest."""
-    replica_table = _ReplicaTable(make_instance(units, models, estimator), units, plan)
+    return estimate_models_with(make_instance(units, models, estimator), units, plan)
+
+
+def estimate_models_with(instance: Instance, units: Sequence[UnitCapacity], plan: Plan) -> tuple[ModelEstimate, ...]:
+    """Returns `estimate_with`'s models alone, in the instance's order."""
+    replica_table = _ReplicaTable(instance, units, plan)
     return tuple(replica_table.model_estimates(replica_table.balance()))
 
 
@@ -170,15 +175,16 @@ class _ReplicaTable:
             )
 
     def model_estimates(self, factors: Floats) -> Iterator[ModelEstimate]:
-        served = self.rate * np.minimum(1.0, factors[self.unit])
+        count = len(self._instance.models)
+        served = np.bincount(self.model, weights=self.rate * np.minimum(1.0, factors[self.unit]), minlength=count)
+        replicas = np.bincount(self.model, minlength=count)
         for number, model in enumerate(self._instance.models):
-            mine = self.model == number
             meets_slo = number not in self._instance.hopeless
             yield ModelEstimate(
                 model=model.model,
                 rate_per_s=model.demand.rate_per_s,
-                served_per_s=float(served[mine].sum()) if meets_slo else 0.0,
-                replicas=int(mine.sum()),
+                served_per_s=float(served[number]) if meets_slo else 0.0,
+                replicas=int(replicas[number]),
                 meets_slo=meets_slo,
             )
 

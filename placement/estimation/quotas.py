@@ -52,6 +52,8 @@ def initial_quotas(
     shortage = shortage_of(claims, total_blocks=total_blocks, block_bytes=block_bytes, num_gpus=num_gpus)
     if shortage is not None:
         return shortage
+    if len(claims) == 1:
+        return {claims[0].model: total_blocks}
     floors = _highest_floors(claims, block_bytes, num_gpus, total_blocks=total_blocks)
     return _share(total_blocks, {claim.model: claim.kv_bytes_per_s for claim in claims}, floors)
 

@@ -18,8 +18,17 @@ _SACRIFICED_LOADS = (0.1, 0.3, 0.5, 0.2)  # parts of the fleet's work
 def largest_first(
     empty: Packing, rules: InsertionRules, openings: Openings = (), is_time_up: IsTimeUp = lambda: False
 ) -> Packing:
-    """Model after model, by the part of a unit that their load takes."""
+    """Packs model after model, by the part of a unit that their load takes; every one even if time is up."""
     return _in_turn(Insertion(empty, rules, openings, is_time_up), empty, empty.instance.orders()[0])
+
+
+def rebuilds(empty: Callable[[], Packing], rules: InsertionRules, is_time_up: IsTimeUp) -> Iterator[Packing]:
+    """Packs given units anew where not all can be served, in several ways. The last one is left unfinished when time
+    is up.
+    """
+    yield from other_constructions(empty, rules, chooses=True, is_time_up=is_time_up)
+    packing = empty()
+    yield _in_turn(Insertion(packing, rules, (), is_time_up), packing, packing.instance.orders()[0], is_time_up)
 
 
 def other_constructions(

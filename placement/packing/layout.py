@@ -84,16 +84,13 @@ def _placements(packing: Packing, number: int, unit: UnitCapacity) -> Iterator[M
 
 
 def _refusals(packing: Packing, units: Mapping[int, UnitCapacity], rule: str | None) -> Iterator[tuple[str, str]]:
-    models = packing.instance.models
+    models, unopened = packing.instance.models, [u for u in units if u < 0]
     for number, model in enumerate(models):
         placed = len(packing.homes[number])
         if placed < model.min_replicas:
             nearest = _nearest_to_take(packing, number)
-            others = [
-                (unit, [models[m] for m in (packing.parts[u] if u >= 0 else ())])
-                for u, unit in units.items()
-                if u < 0 or u in nearest
-            ]
+            others = [(units[u], [models[m] for m in packing.parts[u]]) for u in sorted(nearest & units.keys())]
+            others += [(units[u], []) for u in unopened]
             prefix = f"{placed} of {model.min_replicas} replicas placed: " if placed else ""
             yield model.model, prefix + refusal(model, others, rule=rule)
 
@@ -104,7 +101,7 @@ def _nearest_to_take(packing: Packing, model: int) -> frozenset[int]:
     """
     nearest: set[int] = set()
     for kind, costs in enumerate(packing.instance.costs):
-        units = np.array([u for u in np.flatnonzero(packing.kind == kind) if u not in packing.homes[model]], dtype=int)
+        units = np.setdiff1d(np.flatnonzero(packing.kind == kind), list(packing.homes[model]), assume_unique=True)
         if len(units):
             sums = packing.sums[units]
             missing_bytes = sums[:, BYTES] + costs.resident_bytes[model] - costs.memory_bytes

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from placement.estimation.lifted_models import lifts_a_model
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing.constructions import Openings, largest_first, other_constructions
+from placement.packing.constructions import Openings, largest_first, other_constructions, rebuilds
 from placement.packing.improvement import balance, improve
 from placement.packing.insertion import InsertionRules
 from placement.packing.layout import carve, plan_of_packing
 from placement.packing.overload_relief import evict_spare, insert_missing, keep_spare, relieve
 from placement.packing.packing import Packing
 from placement.packing.packing_objective import Key, key_of, serves_all
+from placement.packing.routed_service import RoutedService
 from placement.packing.running_packing import running_packing
 from placement.packing.spare_nodes import roomiest
 from placement.packing.spare_replicas import add_headroom
@@ -32,6 +33,7 @@ _OPENING_COSTS = (0.3, 1.0)
 _MESH_BIASES = (0.0, -0.5, -1.0)
 _FEW_MODELS = 50
 _EVICTIONS = 2
+_WORTH_REBUILDING = 0.05  # of the demand, for moving nearly everything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +77,58 @@ class SearchSolver:
         has_idle_units = any(not packing.parts[u] for u in packing.open_units())
         balance(packing, self.is_time_up)
         insert_missing(packing, spread, self.is_time_up)
-        relieve(packing, spread, self.is_time_up)
-        for _ in range(_EVICTIONS):
-            evict_spare(packing, self.is_time_up)
-            balance(packing, self.is_time_up)
+        if not serves_all(key_of(packing)):
+            self._relieve(packing, units)
         if has_idle_units:  # one that has joined: nothing moves, and it takes its part of bursts
             add_headroom(packing, units, moves=False, is_time_up=self.is_time_up)
         prefer_waking(packing, units, self.is_time_up)
-        kept, kept_shares = key_of(packing), packing.served_shares()
+        kept = key_of(packing)
         if serves_all(kept) or self.is_time_up():
             return plan_of_packing(packing, units, rule=_RULE)
-        kept_packing = packing.snapshot()
+        kept_packing, kept_service = packing.snapshot(), RoutedService.of(packing, units)
+        if kept[1] >= _WORTH_REBUILDING:
+            self._rebuild(packing, units)
         self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)])
         keep_spare(packing)
         prefer_waking(packing, units, self.is_time_up)
-        better = key_of(packing)
-        gains = better[0] < kept[0] or kept[1] - better[1] >= self.least_gain
-        if better[:2] <= kept[:2]:
-            gains |= lifts_a_model(kept_shares, packing.served_shares(), self.least_model_gain)
-        if not gains:
+        if not self._gains(kept, kept_service, key_of(packing), RoutedService.of(packing, units)):
             packing.restore(kept_packing)
         return plan_of_packing(packing, units, rule=_RULE)
+
+    def _relieve(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> None:
+        """Adds replicas for models of overloaded units, unless routing then serves less."""
+        before, packed = RoutedService.of(packing, units), packing.snapshot()
+        relieve(packing, InsertionRules(spread=True), self.is_time_up)
+        for _ in range(_EVICTIONS):
+            evict_spare(packing, self.is_time_up)
+            balance(packing, self.is_time_up)
+        if RoutedService.of(packing, units).served_share < before.served_share:
+            packing.restore(packed)
+
+    def _gains(self, kept: Key, before: RoutedService, better: Key, after: RoutedService) -> bool:
+        """Decides whether what moves is worth it, by what routing makes of both."""
+        if better[0] != kept[0]:
+            return better[0] < kept[0]
+        gain = after.served_share - before.served_share
+        is_lifted = gain >= 0 and lifts_a_model(before.by_model, after.by_model, self.least_model_gain)
+        return gain >= self.least_gain or is_lifted
+
+    def _rebuild(self, packing: Packing, units: Mapping[int, UnitCapacity]) -> None:
+        """Packs the units anew, in place, if that serves much more: from a plan for another demand small steps take
+        long.
+        """
+        least = key_of(packing)
+        for built in rebuilds(
+            lambda: Packing.of_units(packing.instance, list(units.values())),
+            InsertionRules(spread=True, margin=self.least_margin),
+            self.is_time_up,
+        ):
+            key = key_of(built)
+            if key[0] <= least[0] and key[1] <= least[1] - _WORTH_REBUILDING:
+                least = (key[0], key[1] + _WORTH_REBUILDING, *key[2:])
+                packing.restore(built.snapshot())
+            if self.is_time_up():
+                return
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
         best = self._packed(pools, models, improves=True)
