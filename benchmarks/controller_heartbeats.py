@@ -3,8 +3,8 @@
     python benchmarks/controller_heartbeats.py [--units 512] [--models 300] [--seconds 30]
 
 Units of two GPUs, models of 7B, and the demand of one of them jumps now and then. All but the planner is in this
-process, as in the product, without Ray's own calls. `cpu` are milliseconds of the controller's thread: on a machine that has
-other work, the others count how long the thread waits for a core.
+process, as in the product, without Ray's own calls. `cpu` are milliseconds of the controller's thread: on a machine
+that has other work, the others count how long the thread waits for a core.
 """
 
 import argparse

@@ -13,6 +13,7 @@ from placement.estimation.served_bound import most_served
 from placement.solvers.search import SearchSolver
 
 BUDGET_S = 1.0
+_SEARCH_SHARE = 0.85  # as the planner process divides it
 _MESH_GPUS = 2
 _FIRST_PLAN_S = 20.0
 
@@ -53,7 +54,9 @@ def replanned(num_gpus: int, num_models: int, estimator: Estimator) -> Iterator[
             for m, factor in zip(models, factors, strict=True)
         ]
         started_s = time.process_time()
-        plan = SearchSolver(estimator=estimator, is_time_up=_after(BUDGET_S)).solve(units, asked, current)
+        plan = SearchSolver(estimator=estimator, is_time_up=_after(_SEARCH_SHARE * BUDGET_S)).solve(
+            units, asked, current
+        )
         cpu_s = time.process_time() - started_s
         found = estimate(units, asked, plan, estimator)
         yield Replanned(

@@ -24,6 +24,7 @@ from pdmux_actor.serving.parent_death import die_with_parent
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 
+_SEARCH_SHARE = 0.85  # of the budget; the rest is for putting the plan together and judging it
 _NICENESS = 5  # what serves comes first
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator) -> PlannerReply:
     """The best so far, when time is up. A call that a newer one has replaced is answered too: a sign of life."""
-    until_s = time.monotonic() + call.budget_s
+    until_s = time.monotonic() + _SEARCH_SHARE * call.budget_s
 
     def is_time_up() -> bool:
         return time.monotonic() >= until_s or _has_news(connection)

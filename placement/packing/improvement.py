@@ -15,6 +15,7 @@ from placement.packing.packing_objective import Key, key_of, serves_all
 _TOLERANCE = 0.01  # of the demand
 _REGROUPING = 0.5  # of the rounds
 _MOST_BALANCED, _BALANCING_ROUNDS = 8, 5
+_MOST_OVERLOADED = 32  # units
 
 
 def improve(
@@ -99,9 +100,11 @@ def _small_openings(packing: Packing, draw: random.Random, openings: Openings) -
 
 
 def balance(packing: Packing, is_time_up: Callable[[], bool]) -> None:
-    """Shifts loads as routing will."""
+    """Shifts loads as routing will; not where so many units are overloaded that no shift helps."""
     for _ in range(_BALANCING_ROUNDS):
         overloaded = np.flatnonzero(packing.factor < 1).tolist()
+        if len(overloaded) > _MOST_OVERLOADED:
+            return
         for model in sorted({m for u in overloaded for m in packing.parts[u]}):
             if is_time_up():
                 return

@@ -10,6 +10,7 @@ IsTimeUp = Callable[[], bool]
 
 _NO_LOAD = 1e-9
 _MOST_TRIED = 64  # units, the roomiest
+_FEW_OVERLOADED, _MOST_TRIALS = 32, 40  # units; attempts where more of them are: building anew pays more
 
 
 def insert_missing(packing: Packing, rules: InsertionRules, is_time_up: IsTimeUp) -> None:
@@ -29,7 +30,8 @@ def relieve(packing: Packing, rules: InsertionRules, is_time_up: IsTimeUp) -> No
     insertion = Insertion(packing, rules, is_time_up=is_time_up)
     overloaded = [u for u in packing.open_units() if packing.factor[u] < 1]
     parts = [(packing.parts[u][m], u, m) for u in overloaded for m in packing.parts[u]]
-    for rate, unit, model in sorted(parts, key=lambda part: (-part[0], part[1:])):
+    most = len(parts) if len(overloaded) <= _FEW_OVERLOADED else _MOST_TRIALS
+    for rate, unit, model in sorted(parts, key=lambda part: (-part[0], part[1:]))[:most]:
         if is_time_up():
             return
         factor = float(packing.factor[unit])
@@ -45,11 +47,13 @@ def relieve(packing: Packing, rules: InsertionRules, is_time_up: IsTimeUp) -> No
             packing.roll_back()
 
 
-def keep_spare(packing: Packing) -> None:
-    """Replicas that run and are not needed stay where that costs nothing: a drain serves nobody. They are few, and no
-    deadline keeps this from being done: it is what makes a plan worth having that a search has changed.
+def keep_spare(packing: Packing, is_time_up: IsTimeUp) -> None:
+    """Replicas that run and are not needed stay where that costs nothing: a drain serves nobody. Some are looked at
+    even when time is up: it always is after a search that could not serve all.
     """
-    for unit, model in sorted((packing.running or frozenset()) - packing.pairs()):
+    for number, (unit, model) in enumerate(sorted((packing.running or frozenset()) - packing.pairs())):
+        if is_time_up() and number >= _MOST_TRIALS:
+            return
         homes = sorted(packing.homes[model])
         most = packing.instance.models[model].max_replicas  # a model that moved has others now
         if not 0 < len(homes) < most:
@@ -73,6 +77,7 @@ def evict_spare(packing: Packing, is_time_up: IsTimeUp) -> None:
     """Gives models of overloaded units a replica in the place of spare ones of other models, the hottest first."""
     overloaded = [u for u in packing.open_units() if packing.factor[u] < 1]
     parts = [(packing.parts[u][m], u, m) for u in overloaded for m in packing.parts[u]]
+    trials = 0
     for _, unit, model in sorted(parts, key=lambda part: (-part[0], part[1:])):
         factor = float(packing.factor[unit])
         homes = packing.homes[model]
@@ -80,7 +85,8 @@ def evict_spare(packing: Packing, is_time_up: IsTimeUp) -> None:
             continue
         others = sorted(set(packing.open_units()) - homes, key=lambda u: (-packing.factor[u], u))
         for other in others[:_MOST_TRIED]:
-            if is_time_up():
+            trials += 1
+            if is_time_up() or (trials > _MOST_TRIALS and len(overloaded) > _FEW_OVERLOADED):
                 return
             if _evicted(packing, unit, model, other):
                 break

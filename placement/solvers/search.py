@@ -89,7 +89,7 @@ class SearchSolver:
         if kept[1] >= _WORTH_REBUILDING:
             self._rebuild(packing, units)
         self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)])
-        keep_spare(packing)
+        keep_spare(packing, self.is_time_up)
         prefer_waking(packing, units, self.is_time_up)
         if not self._gains(kept, kept_service, key_of(packing), RoutedService.of(packing, units)):
             packing.restore(kept_packing)

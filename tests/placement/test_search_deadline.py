@@ -13,17 +13,20 @@ from placement.problem import PlacementModel
 from placement.solvers.search import SearchSolver
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 
-_MOST_AT_ONCE = 100  # evaluations of units between two looks at the clock
+_MOST_AT_ONCE, _MOST_AFTER = 150, 500  # evaluations of units between two looks at the clock, and once time is up
 
 
 @dataclass(eq=False)
 class Work:
-    """`longest`: the most evaluations without a look at the clock. Time is up at look number `ends`."""
+    """`longest`: the most evaluations without a look at the clock. Time is up at look number `ends`; `after` are the
+    evaluations from then on.
+    """
 
     ends: int | None = None
     looks: int = 0
     evaluations: int = 0
     longest: int = 0
+    after: int = 0
     _since: int = 0
 
     def is_time_up(self) -> bool:
@@ -35,6 +38,7 @@ class Work:
         self.evaluations += 1
         self._since += 1
         self.longest = max(self.longest, self._since)
+        self.after += self.ends is not None and self.looks >= self.ends
 
 
 @pytest.fixture
@@ -78,6 +82,7 @@ def test_search__time_is_up_at_any_look__ends_after_little_more_work(works: list
 
     assert works[-1].looks >= ends
     assert works[-1].longest <= _MOST_AT_ONCE
+    assert works[-1].after <= _MOST_AFTER
 
 
 def test_search__demand_as_it_was__costs_next_to_nothing(works: list[Work]) -> None:
