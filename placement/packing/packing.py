@@ -86,11 +86,6 @@ class Packing:
     def memory_share(self, units: npt.NDArray[np.intp], kind: int) -> Floats:
         return np.asarray(self.sums[units, BYTES] / max(1.0, self.instance.costs[kind].memory_bytes))
 
-    def served_shares(self) -> Floats:
-        """[models]: of each model's demand; all of a model that nobody asks for."""
-        rates = self.instance.rates_per_s
-        return np.divide(self.served_of, rates, out=np.ones_like(rates), where=rates > 0)
-
     def open(self, kind: int, node: Node | None = None) -> int:
         closed = np.flatnonzero(self.kind == _CLOSED)
         if len(closed) == 0:
