@@ -1,4 +1,4 @@
-"""What a packing serves once routing shares the loads: the search shares them as it likes."""
+"""Tells what a packing serves once routing shares the loads: the search shares them as it likes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
