@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 
+from pdmux_actor.messages import NeighbourLoss
 from router.http.app import create_app
 from router.serving.gateway import Gateway
 from router.telemetry.fleet_metrics import merged_exposition
@@ -70,6 +71,8 @@ def _with_load(unit: UnitView) -> UnitView:
 
 def _unit_that_decodes() -> UnitView:
     """Its load has what engines tell only while something runs."""
-    view = loaded_unit(UNIT, model_load(MODEL, ttft_attainment=1.0, tbt_attainment=1.0, request_attainment=1.0))
+    lost = NeighbourLoss(neighbour="other", ttft_s=0.5, tbt_s=0.1)
+    attained = model_load(MODEL, ttft_attainment=1.0, tbt_attainment=1.0, request_attainment=1.0, lost_to=(lost,))
+    view = loaded_unit(UNIT, attained)
     load = replace(view.report.load, decode_headroom=0.5)
     return replace(view, report=replace(view.report, load=load))
