@@ -79,7 +79,6 @@ async def end_the_fleet(fleet: FleetProcess) -> None:
 
 
 FAULTS = (
-    Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine, clients=6),
     Fault(
         name="overload",
         alerts=frozenset(
@@ -89,6 +88,7 @@ FAULTS = (
         clients=160,
         max_tokens=600,
     ),
+    Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine, clients=6),
     Fault(name="control loop hung", alerts=frozenset({"MuxfleetTelemetryStale"}), strike=stop_controllers),
     Fault(
         name="engines die as they start",
