@@ -13,6 +13,7 @@ class ModelAssignment:
     """A model that a unit shall serve. `source` is a local folder in Hugging Face layout or a Hugging Face id. With
     `base` it is an adapter of that model, which the lease names too: `source` and `revision` are the adapter's, its
     quota is a part of what the two have together.
+    `weights`: what projections become, of profiler.weight_formats.QUANTISABLE; None: what the checkpoint has.
     """
 
     model: str
@@ -21,6 +22,7 @@ class ModelAssignment:
     slo: Slo
     revision: str | None = None
     dtype: str | None = None
+    weights: str | None = None
     max_model_len: int | None = None
     base: str | None = None
 

@@ -20,13 +20,14 @@ def decode_bytes(spec: ModelSpec, context_tokens: Sequence[int]) -> float:
     batch = len(context_tokens)
     if batch == 0:
         return 0.0
-    weights = float(spec.num_params)
+    weight_bytes = float(spec.weight_bytes)
     if spec.is_moe:
         untouched = (1 - spec.experts_per_token / spec.num_experts) ** batch
-        weights -= spec.num_moe_layers * spec.num_experts * untouched * spec.params_per_expert
+        experts = spec.num_moe_layers * spec.num_experts * untouched
+        weight_bytes -= experts * spec.params_per_expert * spec.weight_format_bytes
     if not spec.tie_word_embeddings:  # of the embedding a step reads a few rows
-        weights -= spec.vocab_size * spec.hidden_size
-    return weights * spec.dtype_bytes + spec.kv_bytes_per_token * float(sum(context_tokens))
+        weight_bytes -= spec.vocab_size * spec.hidden_size * spec.dtype_bytes
+    return weight_bytes + spec.kv_bytes_per_token * float(sum(context_tokens))
 
 
 def bandwidth_demand(device: DeviceSpec, spec: ModelSpec, context_tokens: Sequence[int], step_s: float) -> float:

@@ -14,13 +14,13 @@ def linear_flops(n: int, d_i: int, d_o: int) -> int:
     return 2 * n * d_i * d_o
 
 
-def linear_bytes(n: int, d_i: int, d_o: int, s: int) -> int:
-    """B_lin = n d_i s + d_i d_o s + n d_o s.
+def linear_bytes(n: int, d_i: int, d_o: int, s: int, s_w: float | None = None) -> float:
+    """B_lin = n d_i s + d_i d_o s_w + n d_o s, where a weight takes s_w bytes; None: s, as in the paper.
 
     >>> linear_bytes(n=1, d_i=4096, d_o=4096, s=2)
     33570816
     """
-    return n * d_i * s + d_i * d_o * s + n * d_o * s
+    return n * d_i * s + d_i * d_o * (s if s_w is None else s_w) + n * d_o * s
 
 
 def attention_flops(q: int, c: int, h_q: int, d_h: int) -> int:

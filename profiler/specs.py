@@ -8,6 +8,7 @@ from profiler.architectures import family_of
 from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import ModelFamily
+from profiler.weight_formats import QUANTISABLE, WEIGHT_BYTES, checkpoint_format
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -20,6 +21,8 @@ class ModelSpec:
     `num_experts` 0 means dense. Of a mixture, `num_dense_layers` have an ordinary MLP of `intermediate_size`, the
     others a router and `num_experts` MLPs of `expert_intermediate_size`, of which a token passes `experts_per_token`.
     `scaled_context_tokens` is how far its rotary scaling reaches, if that is beyond `max_position_embeddings`, else 0.
+    `weights` is what its projections are kept in, of WEIGHT_BYTES; None: in `dtype`, as activations, KV, embedding,
+    classifier and routers are.
     """
 
     architecture: str
@@ -38,10 +41,13 @@ class ModelSpec:
     expert_intermediate_size: int = 0
     num_dense_layers: int = 0
     scaled_context_tokens: int = 0
+    weights: str | None = None
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], dtype: str | None = None) -> "ModelSpec":
-        """Reads a Hugging Face `config.json`; `dtype` overrides the checkpoint's own.
+    def from_config(
+        cls, config: Mapping[str, Any], dtype: str | None = None, weights: str | None = None
+    ) -> "ModelSpec":
+        """Reads a Hugging Face `config.json`; `dtype` and `weights` override the checkpoint's own.
 
         Raises:
             UnsupportedModel: the architecture is no registered family's, a field is missing, or is no positive number.
@@ -59,6 +65,8 @@ class ModelSpec:
         spec_dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
         if spec_dtype not in DTYPE_BYTES:
             raise UnsupportedModel(field="dtype", value=spec_dtype, remedy=f"use one of {', '.join(DTYPE_BYTES)}")
+        if weights is not None and weights not in QUANTISABLE:
+            raise UnsupportedModel(field="weights", value=weights, remedy=f"use one of {', '.join(QUANTISABLE)}")
         return cls(
             architecture=architecture,
             num_layers=count(config, "num_hidden_layers"),
@@ -72,6 +80,7 @@ class ModelSpec:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             dtype=spec_dtype,
             scaled_context_tokens=_scaled_context(config),
+            weights=weights or checkpoint_format(config),
             **_experts(family, config),
         )
 
@@ -85,6 +94,11 @@ class ModelSpec:
     @property
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def weight_format_bytes(self) -> float:
+        """Returns the bytes of one weight of a projection, on the average."""
+        return self.dtype_bytes if self.weights is None else WEIGHT_BYTES[self.weights]
 
     @property
     def is_moe(self) -> bool:
@@ -107,7 +121,16 @@ class ModelSpec:
 
     @property
     def num_params(self) -> int:
-        return self._layer_params(self.num_experts) + self._embedding_params
+        return self.num_projection_params + self.num_router_params + self._embedding_params
+
+    @property
+    def num_projection_params(self) -> int:
+        """Counts those that `weights` says the format of."""
+        return self._layer_params(self.num_experts) - self.num_router_params
+
+    @property
+    def num_router_params(self) -> int:
+        return self.num_moe_layers * self.hidden_size * self.num_experts
 
     @property
     def num_active_params(self) -> int:
@@ -118,7 +141,10 @@ class ModelSpec:
 
     @property
     def weight_bytes(self) -> int:
-        return self.num_params * self.dtype_bytes
+        return int(
+            self.num_projection_params * self.weight_format_bytes
+            + (self.num_router_params + self._embedding_params) * self.dtype_bytes
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:

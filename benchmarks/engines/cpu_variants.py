@@ -28,7 +28,7 @@ class Run:
 
 
 class Ours:
-    def __init__(self, folder: Path, dtype: str, clock: Clock) -> None:
+    def __init__(self, folder: Path, dtype: str, clock: Clock, weights: str | None = None) -> None:
         self._clock = clock
         num_cores = torch.get_num_threads()
         self._executor = TorchCpuExecutor(
@@ -37,7 +37,9 @@ class Ours:
             num_cores=num_cores,
             device=laptop_cpu(num_cores=num_cores, memory_bytes=8 * 1024**3),
         )
-        info = self._executor.load_model("m", str(folder), revision=None, dtype=dtype, max_model_len=None)
+        info = self._executor.load_model(
+            "m", str(folder), revision=None, dtype=dtype, max_model_len=None, weights=weights
+        )
         self._launches = HandMadeLaunches(self._executor, info, shuffled=False)
 
     def admit(self, prompts: Sequence[list[int]], new_tokens: int) -> list[TokenSequence]:

@@ -22,10 +22,28 @@ def llama_shape(num_layers: int) -> CheckpointShape:
     )
 
 
+def wide_llama_checkpoint(cache: Path) -> Path:
+    """200 M parameters in 8 layers, whose products are as large as those of a model of a billion."""
+    shape = CheckpointShape(
+        model_type="llama",
+        num_layers=8,
+        hidden_size=1536,
+        intermediate_size=4096,
+        num_heads=24,
+        num_kv_heads=8,
+        head_dim=64,
+        vocab_size=640,
+    )
+    return _written_once(cache / "llama-wide", shape, seed=0)
+
+
 def llama_checkpoint(cache: Path, *, num_layers: int, seed: int = 0) -> Path:
-    folder = cache / f"llama-{num_layers}-layers-{seed}"
+    return _written_once(cache / f"llama-{num_layers}-layers-{seed}", llama_shape(num_layers), seed)
+
+
+def _written_once(folder: Path, shape: CheckpointShape, seed: int) -> Path:
     complete = folder / "complete"
     if not complete.exists():
-        write_random_checkpoint(folder, llama_shape(num_layers), seed)
+        write_random_checkpoint(folder, shape, seed)
         complete.touch()
     return folder

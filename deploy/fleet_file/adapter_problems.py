@@ -6,7 +6,7 @@ from deploy.fleet_file.fleet_problems import Problem
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.yaml_source import KeyPath
 
-_OF_THE_BASE = ("dtype", "max_model_len")
+_OF_THE_BASE = ("dtype", "weights", "max_model_len")
 
 
 def adapter_problems(models: Sequence[ModelSection], without_adapters: Sequence[str]) -> Iterator[Problem]:

@@ -56,6 +56,7 @@ def _weight_bytes(model: "ModelSection", dtype: str | None) -> int | None:
     from deploy.fleet_file.model_specs import read_model_spec  # brings huggingface_hub, which most commands do without
 
     try:
-        return read_model_spec(model.id, model.source, model.revision, model.dtype or dtype).weight_bytes
+        spec = read_model_spec(model.id, model.source, model.revision, model.dtype or dtype, model.weights)
+        return spec.weight_bytes
     except (SourceNotFound, UnsupportedModel):
         return None  # whoever needs it says so

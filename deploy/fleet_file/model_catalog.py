@@ -54,6 +54,7 @@ class CatalogModel:
             slo=self.slo,
             revision=self.settings.revision,
             dtype=self.dtype,
+            weights=self.settings.weights,
             max_model_len=self.settings.max_model_len,
             base=self.settings.base,
         )

@@ -7,7 +7,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from deploy.fleet_file.section import Section
-from deploy.fleet_file.setting_types import Dtype, ModelId
+from deploy.fleet_file.setting_types import Dtype, ModelId, Weights
 
 
 def _without_default(schema: JsonDict) -> None:
@@ -65,6 +65,8 @@ class ModelSection(Section):
     """Branch, tag or commit of a Hugging Face id."""
     dtype: Dtype | None = None
     """Default: engine.dtype."""
+    weights: Weights | None = None
+    """Quantises weights of projections when a model is loaded (docs/models.md). Default: the checkpoint's own."""
     max_model_len: PositiveInt | None = None
     """Tokens of the longest sequence, prompt and answer. Default: `max_position_embeddings` of the checkpoint. Where
     its `config.json` scales rotary positions it may be more: the length before scaling times `factor`. SGLang pools:

@@ -11,14 +11,17 @@ from deploy.errors import SourceNotFound
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 
-def read_model_spec(model: str, source: str, revision: str | None, dtype: str | None) -> ModelSpec:
+def read_model_spec(
+    model: str, source: str, revision: str | None, dtype: str | None, weights: str | None = None
+) -> ModelSpec:
     """Blocks on disk, or on the network for a Hugging Face id. For dtype "auto" the larger of what it may become.
 
     Raises:
         SourceNotFound: no config.json to be had there.
         UnsupportedModel: the config.json describes a model that the engine cannot serve.
     """
-    return ModelSpec.from_config(_read_config(model, source, revision), "float32" if dtype == AUTO_DTYPE else dtype)
+    dtype = "float32" if dtype == AUTO_DTYPE else dtype
+    return ModelSpec.from_config(_read_config(model, source, revision), dtype, weights)
 
 
 def _read_config(model: str, source: str, revision: str | None) -> dict[str, Any]:

@@ -318,6 +318,7 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
                 device=pool.device,
                 gpu_type=pool.gpu_type,
                 policy=fleet.engine.policy,
+                weights=[model.weights for model in fleet.models],
                 path=("pools", i),
             )
     return problems

@@ -1,20 +1,29 @@
 """Finds what a fleet file asks of SGLang and cannot be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from deploy.fleet_file.fleet_problems import Problem
-from pdmux_actor.backends.sglang.options import SglangOptions, option_problems
+from pdmux_actor.backends.sglang.options import QUANTISED_SGLANG, SglangOptions, option_problems
 from profiler.devices import device_named
 from profiler.errors import UnknownDevice
 from profiler.specs import DeviceSpec
 
 
 def sglang_problems(
-    options: SglangOptions, *, device: str, gpu_type: str | None, policy: str, path: tuple[str | int, ...]
+    options: SglangOptions,
+    *,
+    device: str,
+    gpu_type: str | None,
+    policy: str,
+    weights: Sequence[str | None] = (),
+    path: tuple[str | int, ...],
 ) -> Iterator[Problem]:
-    """`path` is that of the pool; `device` and `gpu_type` are the pool's."""
+    """`path` is that of the pool; `device` and `gpu_type` are the pool's, `weights` those of the models."""
+    for index, asked in enumerate(weights):
+        if asked is not None:
+            yield Problem(path=("models", index, "weights"), value=asked, remedy=QUANTISED_SGLANG)
     if device == "simulated":
         remedy = "a simulated device runs no SGLang; use backend: native"
         yield Problem(path=(*path, "backend"), value="sglang", remedy=remedy)

@@ -166,7 +166,7 @@ def _fleet_solver(fleet: FleetFile, estimator: Estimator, is_time_up: IsTimeUp) 
 def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
     for settings in with_adapters_folded(fleet.models):
         dtype = settings.dtype or fleet.engine.dtype
-        spec = read_model_spec(settings.id, settings.source, settings.revision, dtype)
+        spec = read_model_spec(settings.id, settings.source, settings.revision, dtype, settings.weights)
         model = CatalogModel(settings=settings, dtype=dtype, created_s=0, spec=spec).placement()
         assert model is not None, "its spec is known"
         yield model

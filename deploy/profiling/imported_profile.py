@@ -50,7 +50,10 @@ def models_on(fleet: FleetFile, pool_name: str | None, device: DeviceSpec) -> tu
         names = ", ".join(p.name for p in able) or "none"
         remedy = f"pools of {device.name} (gpu_type) in the fleet file: {names}"
         raise OptionNotUsable(option="--pool", value=pool_name or "the first", remedy=remedy)
-    specs = {m.id: read_model_spec(m.id, m.source, m.revision, m.dtype or fleet.engine.dtype) for m in fleet.models}
+    specs = {
+        m.id: read_model_spec(m.id, m.source, m.revision, m.dtype or fleet.engine.dtype, m.weights)
+        for m in fleet.models
+    }
     return specs, chosen[0].mesh_gpus
 
 

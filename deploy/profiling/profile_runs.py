@@ -39,7 +39,9 @@ def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: str | None
     engine = fleet.engine
     return EngineToProfile(
         models=tuple(
-            ModelToProfile(name=m.id, source=m.source, revision=m.revision, dtype=m.dtype or engine.dtype)
+            ModelToProfile(
+                name=m.id, source=m.source, revision=m.revision, dtype=m.dtype or engine.dtype, weights=m.weights
+            )
             for m in fleet.models
             if m.base is None
         ),

@@ -24,6 +24,7 @@ class ModelToProfile:
     source: str
     revision: str | None = None
     dtype: str | None = None
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,7 @@ class _Native:
             source=model.source,
             revision=model.revision,
             dtype=model.dtype,
+            weights=model.weights,
             max_batch_tokens=self._engine.max_batch_tokens,
             max_sequences=self._engine.max_sequences,
         )

@@ -70,6 +70,7 @@ class _SpecKey:
     source: str
     revision: str | None
     dtype: str | None
+    weights: str | None
 
 
 class Controller:
@@ -275,14 +276,18 @@ class Controller:
     def _spec_key(self, model: ModelSection) -> _SpecKey:
         assert self._config is not None
         return _SpecKey(
-            model=model.id, source=model.source, revision=model.revision, dtype=model.dtype or self._config.dtype
+            model=model.id,
+            source=model.source,
+            revision=model.revision,
+            dtype=model.dtype or self._config.dtype,
+            weights=model.weights,
         )
 
     async def _read_spec(self, key: _SpecKey) -> None:
         while True:
             try:
                 self._specs[key] = await asyncio.to_thread(
-                    read_model_spec, key.model, key.source, key.revision, key.dtype
+                    read_model_spec, key.model, key.source, key.revision, key.dtype, key.weights
                 )
             except (SourceNotFound, UnsupportedModel) as error:
                 logger.warning("checkpoint not usable", extra={"model": key.model, "reason": str(error)})

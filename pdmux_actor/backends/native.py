@@ -162,6 +162,7 @@ class NativeEngine:
                 quota_blocks=assignment.quota_blocks,
                 revision=assignment.revision,
                 dtype=assignment.dtype,
+                weights=assignment.weights,
                 max_model_len=assignment.max_model_len,
                 base=assignment.base,
             ),

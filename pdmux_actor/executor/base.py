@@ -36,10 +36,11 @@ class Executor(Protocol):
         revision: str | None,
         dtype: str | None,
         max_model_len: int | None,
+        weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
-        """Slow: reads weights. The model can be launched after `attach_model`. `on_progress` may be told of bytes that
-        are read, on any thread.
+        """Slow: reads weights, quantises them into `weights`. The model can be launched after `attach_model`.
+        `on_progress` may be told of bytes that are read, on any thread.
 
         Raises:
             ModelLoadError: the checkpoint is missing, broken or unsupported; the message names the remedy.

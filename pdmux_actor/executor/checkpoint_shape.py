@@ -8,11 +8,11 @@ from profiler.errors import UnsupportedModel
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 
-def read_shape(model: str, source: str, dtype: str | None) -> ModelSpec:
+def read_shape(model: str, source: str, dtype: str | None, weights: str | None = None) -> ModelSpec:
     """Reads a local folder's config.json. Raises ModelLoadError."""
     path = Path(source) / "config.json"
     try:
-        return ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype)
+        return ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype, weights)
     except FileNotFoundError:
         remedy = "set source to a local folder in Hugging Face layout"
         raise ModelLoadError(model=model, reason=f"{path} does not exist", remedy=remedy) from None

@@ -33,6 +33,12 @@ class LoadedAdapters:
                 reason="its base takes no adapters: they are added to muxfleet's own dense decoders only",
                 remedy="merge it into its base (peft: merge_and_unload) and serve the result as a model of its own",
             )
+        if decoder.spec.is_moe:
+            raise ModelLoadError(
+                model=model,
+                reason="its base is a mixture of experts, and adapters are for dense models",
+                remedy="merge it into its base (peft: merge_and_unload) and serve the result as a model of its own",
+            )
         with torch.inference_mode():
             adapter = read_adapter(model, source, revision, decoder.spec, decoder.weights.embedding.dtype)
             decoder.adapters.load(model, adapter)

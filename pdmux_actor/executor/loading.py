@@ -18,6 +18,7 @@ from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWe
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import DecoderOperators
+from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_loading import decoder_of, load_transformers_decoder
@@ -47,6 +48,7 @@ def load_decoder(
     *,
     revision: str | None,
     dtype: str | None,
+    weights: str | None,
     max_model_len: int | None,
     block_bytes: int,
     available_bytes: int,
@@ -67,9 +69,9 @@ def load_decoder(
     """
     folder = resolve_checkpoint(model, source, revision)
     raw_config = read_json(model, folder, "config.json")
-    config = _config(model, raw_config, None if dtype == AUTO_DTYPE else dtype, implementation)
+    config = _config(model, raw_config, None if dtype == AUTO_DTYPE else dtype, implementation, weights)
     if dtype == AUTO_DTYPE:
-        config = _config(model, raw_config, fastest_dtype(config.spec), implementation)
+        config = _config(model, raw_config, fastest_dtype(config.spec), implementation, weights)
     _check_share(model, config, share)
     spec = share.spec_of(config.spec)
     geometry = KvGeometry.of(spec, block_bytes)
@@ -88,11 +90,20 @@ def load_decoder(
     return LoadedModel(info=info, decoder=_decoder(info, folder, config, device, operators, on_progress, share))
 
 
-def _config(model: str, config: Mapping[str, Any], dtype: str | None, implementation: ModelImplementation) -> AnyConfig:
+def _config(
+    model: str,
+    config: Mapping[str, Any],
+    dtype: str | None,
+    implementation: ModelImplementation,
+    weights: str | None,
+) -> AnyConfig:
     architecture = str((config.get("architectures") or [None])[0])
     if implementation == "transformers" or architecture not in FAMILIES or FAMILIES[architecture].traits is None:
+        if weights is not None:
+            reason = f"weights={weights} is for native decoders, {architecture} runs by transformers' code"
+            raise ModelLoadError(model=model, reason=reason, remedy="remove `weights`, or use a native architecture")
         return TransformersConfig.from_config(model, config, dtype)
-    return DecoderConfig.from_config(model, config, dtype)
+    return DecoderConfig.from_config(model, config, dtype, weights)
 
 
 def _decoder(
@@ -114,9 +125,19 @@ def _decoder(
                 remedy="set max_model_len within its window, or serve it in an SGLang pool (backend: sglang)",
             )
         return decoder
+    if device is not None and device.type != "cpu" and config.spec.is_moe and config.spec.weights is not None:
+        reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
+        raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
     num_threads = min(_MOST_READING_THREADS, len(available_cores()))
     weights = load_weights(
-        info.model, folder, config, device, num_threads=num_threads, on_progress=on_progress, share=share
+        info.model,
+        folder,
+        config,
+        device,
+        projection_maker(config.spec.weights),
+        num_threads=num_threads,
+        on_progress=on_progress,
+        share=share,
     )
     return Decoder(replace(config, spec=info.spec), weights, info.max_model_len, operators)
 
@@ -157,9 +178,10 @@ def check_room(model: str, spec: ModelSpec, needed_bytes: int, available_bytes: 
     if needed_bytes > available_bytes:
         raise ModelTooLarge(
             model=model,
-            reason=f"its weights as {spec.dtype}{' and workspace' if needed_bytes > spec.weight_bytes else ''} take "
-            f"{needed_bytes} bytes, {available_bytes} are free",
-            remedy="use a smaller model or dtype, a smaller KV pool, or place fewer models here",
+            reason=f"its weights as {spec.weights or spec.dtype}"
+            f"{' and workspace' if needed_bytes > spec.weight_bytes else ''} take {needed_bytes} bytes, "
+            f"{available_bytes} are free",
+            remedy="use a smaller model or dtype, `weights: int8`, a smaller KV pool, or place fewer models here",
         )
 
 

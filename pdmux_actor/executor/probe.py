@@ -39,11 +39,12 @@ class ExecutorProbe:
         source: str,
         revision: str | None = None,
         dtype: str | None = None,
+        weights: str | None = None,
         max_batch_tokens: int = 2048,
         max_sequences: int = 64,
     ) -> None:
         """Loads the model. Raises ModelLoadError."""
-        info = executor.load_model(model, source, revision=revision, dtype=dtype, max_model_len=None)
+        info = executor.load_model(model, source, revision=revision, dtype=dtype, weights=weights, max_model_len=None)
         self._executor = executor
         self._info = info
         self._pool = BlockPool(executor.total_blocks)

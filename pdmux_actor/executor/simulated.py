@@ -166,10 +166,11 @@ class SimulatedExecutor:
         revision: str | None,
         dtype: str | None,
         max_model_len: int | None,
+        weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         """Reads `config.json` only; no weights are needed to simulate."""
-        spec = read_shape(model, source, dtype)
+        spec = read_shape(model, source, dtype, weights)
         info = self._infos[model] = ModelInfo(
             model=model,
             spec=spec,

@@ -106,6 +106,7 @@ class TorchCpuExecutor:
         revision: str | None,
         dtype: str | None,
         max_model_len: int | None,
+        weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         loaded = load_decoder(
@@ -113,6 +114,7 @@ class TorchCpuExecutor:
             source,
             revision=revision,
             dtype=dtype or self._default_dtype,
+            weights=weights,
             max_model_len=max_model_len,
             on_progress=on_progress,
             block_bytes=self.block_bytes,

@@ -132,6 +132,7 @@ class TorchCudaExecutor:
         revision: str | None,
         dtype: str | None,
         max_model_len: int | None,
+        weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         with torch.inference_mode():
@@ -140,6 +141,7 @@ class TorchCudaExecutor:
                 source,
                 revision=revision,
                 dtype=dtype or self._default_dtype,
+                weights=weights,
                 max_model_len=max_model_len,
                 on_progress=on_progress,
                 block_bytes=self.block_bytes,
@@ -371,8 +373,7 @@ def open_cuda_executor(
     """Its device's `memory_bytes` are what KV and models may fill. Without `captures` decode runs launch by launch.
     `divides_decode`: several models decode at once, each on a part of the decode share.
 
-    Raises:
-        DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
+    Raises DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
     """
     device = open_cuda_device(device_index)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count

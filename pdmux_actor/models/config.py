@@ -21,10 +21,12 @@ class DecoderConfig:
     traits: DecoderTraits
 
     @classmethod
-    def from_config(cls, model: str, config: Mapping[str, Any], dtype: str | None) -> "DecoderConfig":
+    def from_config(
+        cls, model: str, config: Mapping[str, Any], dtype: str | None, weights: str | None = None
+    ) -> "DecoderConfig":
         """Raises ModelLoadError naming the field of config.json that is missing or not supported."""
         try:
-            return cls._read(model, config, dtype)
+            return cls._read(model, config, dtype, weights)
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
             remedy = error.remedy
@@ -37,8 +39,8 @@ class DecoderConfig:
             ) from error
 
     @classmethod
-    def _read(cls, model: str, config: Mapping[str, Any], dtype: str | None) -> "DecoderConfig":
-        spec = ModelSpec.from_config(config, dtype)
+    def _read(cls, model: str, config: Mapping[str, Any], dtype: str | None, weights: str | None) -> "DecoderConfig":
+        spec = ModelSpec.from_config(config, dtype, weights)
         family = family_of(spec.architecture)
         if family.traits is None:
             reason = f"config.json: architectures={spec.architecture!r} is not supported by the native decoder"

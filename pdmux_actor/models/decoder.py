@@ -172,7 +172,7 @@ class Decoder:
                 adapters.add(index, Site.OUTPUT, attended, hidden)
                 hidden = self._adapted_mlp(index, layer, hidden, adapters)
                 continue
-            tile_tokens = self._operators.mlp_tile_tokens or len(hidden)
+            tile_tokens = (layer.feed_forward.is_tiled and self._operators.mlp_tile_tokens) or len(hidden)
             tiles = [
                 self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, len(hidden), tile_tokens)
             ]

@@ -11,6 +11,11 @@ from pdmux_actor.models.operators import DecoderOperators
 
 
 class FeedForward(Protocol):
+    @property
+    def is_tiled(self) -> bool:
+        """Returns whether a CPU does better with tiles of a launch's tokens, whose values stay in its cache."""
+        ...
+
     def plus(self, inputs: Tensor, addend: Tensor, operators: DecoderOperators) -> Tensor:
         """Its output for normed `inputs`, and `addend`, the residual; both are [tokens, hidden_size], and `addend` may
         be overwritten.
@@ -28,6 +33,10 @@ class GatedMlp:
 
     gate_up: Projection
     down: Projection
+
+    @property
+    def is_tiled(self) -> bool:
+        return True
 
     def plus(self, inputs: Tensor, addend: Tensor, operators: DecoderOperators) -> Tensor:
         return self.down.plus(operators.silu_product(self.gate_up(inputs)), addend)

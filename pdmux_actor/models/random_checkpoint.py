@@ -39,7 +39,9 @@ _NON_TEXT_SCALE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointShape:
-    """`model_type` is that of a family in profiler/families that the engine serves; float32."""
+    """`model_type` is that of a family in profiler/families that the engine serves; float32. Experts are for
+    families that are mixtures; each is as large as an MLP of the others.
+    """
 
     model_type: str
     num_layers: int
@@ -56,6 +58,8 @@ class CheckpointShape:
     sliding_window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    num_experts: int = 8
+    experts_per_token: int = 2
 
 
 DEMO_SHAPES: Mapping[str, CheckpointShape] = MappingProxyType(
@@ -101,6 +105,9 @@ def write_random_checkpoint(folder: Path, shape: CheckpointShape, seed: int) -> 
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = _config(shape, end_ids)
     traits = _FAMILIES[shape.model_type][1](config)
+    if traits.mixture is not None:
+        config |= _of_mixture(shape)
+        traits = _FAMILIES[shape.model_type][1](config)
     tensors = _random_tensors(shape, traits, seed, _text_scale(tokenizer))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     _write_json(folder / "config.json", config)
@@ -144,6 +151,16 @@ def _config(shape: CheckpointShape, end_ids: list[int | None]) -> dict[str, Any]
     }
 
 
+def _of_mixture(shape: CheckpointShape) -> dict[str, Any]:
+    return {
+        "num_experts": shape.num_experts,
+        "num_local_experts": shape.num_experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.intermediate_size,
+        "norm_topk_prob": True,
+    }
+
+
 def _text_scale(tokenizer: Tokenizer) -> Floats:
     """`[vocab_size]`: 1 for ids that decode to ASCII text on their own and for end tokens, less for the others."""
     ends = {tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)}
@@ -182,12 +199,15 @@ def _random_tensors(shape: CheckpointShape, traits: DecoderTraits, seed: int, te
         if traits.qk_norm:
             tensors[f"{attention}.q_norm.weight"] = norm(shape.head_dim)
             tensors[f"{attention}.k_norm.weight"] = norm(shape.head_dim)
-        inner = shape.intermediate_size
-        for name, rows, columns in (
-            ("gate_proj", inner, hidden),
-            ("up_proj", inner, hidden),
-            ("down_proj", hidden, inner),
-        ):
+        inner, mixture = shape.intermediate_size, traits.mixture
+        sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        if mixture is not None:
+            tensors[f"{prefix}.{mixture.router}.weight"] = matrix(shape.num_experts, hidden)
+            for expert in range(shape.num_experts):
+                for name, (rows, columns) in zip((mixture.gate, mixture.up, mixture.down), sizes, strict=True):
+                    tensors[f"{prefix}.{mixture.experts}.{expert}.{name}.weight"] = matrix(rows, columns)
+            continue
+        for name, (rows, columns) in zip(("gate_proj", "up_proj", "down_proj"), sizes, strict=True):
             tensors[f"{prefix}.mlp.{name}.weight"] = matrix(rows, columns)
             if traits.mlp_bias:
                 tensors[f"{prefix}.mlp.{name}.bias"] = vector(rows)

@@ -10,10 +10,11 @@ from torch import Tensor
 from pdmux_actor.models.bytes_in_flight import BytesInFlight
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
-from pdmux_actor.models.feed_forward import GatedMlp
+from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.linear import Linear, MakeProjection, Projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.load_threads import on_threads
+from pdmux_actor.models.mixture_loading import load_mixture
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.tensor_reader import TensorPart, TensorReader
@@ -56,7 +57,7 @@ def load_weights(
     in_flight = BytesInFlight(_largest_product_bytes(share.spec_of(spec)))
 
     def load_layer(index: int) -> LayerWeights:
-        return _load_layer(reader, in_flight, config, make_projection, share, f"model.layers.{index}")
+        return _load_layer(reader, in_flight, config, make_projection, share, index)
 
     embedding = reader.load("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = on_threads(load_layer, range(spec.num_layers), num_threads)
@@ -66,7 +67,7 @@ def load_weights(
         of_rank = embedding if share.divided is None else embedding[share.rank * rows : (share.rank + 1) * rows]
         lm_head: Projection = Linear(of_rank, packed=False)
     else:
-        lm_head = make_projection(reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided), None)
+        lm_head = Linear(reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided))
     unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"}
     if unread and share.leads:
         _LOG.warning("%s: %d tensors of the checkpoint are not used, among them %s", model, len(unread), min(unread))
@@ -79,9 +80,10 @@ def _load_layer(
     config: DecoderConfig,
     make_projection: MakeProjection,
     share: RankShare,
-    prefix: str,
+    index: int,
 ) -> LayerWeights:
     whole, spec, traits = config.spec, share.spec_of(config.spec), config.traits
+    prefix = f"model.layers.{index}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     of_kv = share.kv_heads(whole)
@@ -109,6 +111,16 @@ def _load_layer(
             return make_projection(weight, bias)
 
     hidden = spec.hidden_size
+
+    def feed_forward() -> FeedForward:
+        mixture = traits.mixture
+        if mixture is not None and index not in mixture.dense_layers:
+            return load_mixture(reader, in_flight, mixture, spec, prefix, make_projection)
+        return GatedMlp(
+            gate_up=by_rows(gate_up, traits.mlp_bias),
+            down=by_columns(f"{mlp}.down_proj", spec.intermediate_size, traits.mlp_bias),
+        )
+
     return LayerWeights(
         input_norm=reader.load(f"{prefix}.input_layernorm.weight", hidden),
         qkv=by_rows(qkv, traits.qkv_bias),
@@ -120,15 +132,17 @@ def _load_layer(
         else None,
         output=by_columns(f"{attention}.o_proj", q_dim, traits.output_bias),
         post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
-        feed_forward=GatedMlp(
-            gate_up=by_rows(gate_up, traits.mlp_bias),
-            down=by_columns(f"{mlp}.down_proj", spec.intermediate_size, traits.mlp_bias),
-        ),
+        feed_forward=feed_forward(),
     )
 
 
 def _largest_product_bytes(spec: ModelSpec) -> int:
     """Of one that is laid anew for products: an embedding stays as it was read."""
     qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    rows = max(qkv, 2 * spec.intermediate_size, 0 if spec.tie_word_embeddings else spec.vocab_size)
+    rows = max(
+        qkv,
+        2 * spec.intermediate_size,
+        2 * spec.expert_intermediate_size,
+        0 if spec.tie_word_embeddings else spec.vocab_size,
+    )
     return rows * spec.hidden_size * spec.dtype_bytes

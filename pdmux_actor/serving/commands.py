@@ -70,6 +70,7 @@ class LoadModelCommand(msgspec.Struct, frozen=True, tag="load_model"):
     quota_blocks: int
     revision: str | None = None
     dtype: str | None = None
+    weights: str | None = None
     max_model_len: int | None = None
     base: str | None = None
 

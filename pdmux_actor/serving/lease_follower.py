@@ -343,5 +343,6 @@ class LeaseFollower:
             self.failure = error
 
 
-def _weights(assignment: ModelAssignment) -> tuple[str, str | None, str | None, int | None, str | None]:
-    return assignment.source, assignment.revision, assignment.dtype, assignment.max_model_len, assignment.base
+def _weights(assignment: ModelAssignment) -> tuple[str | int | None, ...]:
+    described = assignment.source, assignment.revision, assignment.dtype, assignment.weights
+    return *described, assignment.max_model_len, assignment.base

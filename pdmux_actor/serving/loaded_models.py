@@ -145,6 +145,7 @@ class LoadedModels:
             command.source,
             revision=command.revision,
             dtype=command.dtype,
+            weights=command.weights,
             max_model_len=command.max_model_len,
             on_progress=ReadProgress(command.model, self._sender).note,
         )

@@ -115,5 +115,5 @@ class SleepingModels:
         return host_bytes * (self._s_per_byte or 0.0)
 
 
-def _weights(command: LoadModelCommand) -> tuple[str, str, str | None, str | None, int | None]:
-    return command.model, command.source, command.revision, command.dtype, command.max_model_len
+def _weights(command: LoadModelCommand) -> tuple[str | int | None, ...]:
+    return command.model, command.source, command.revision, command.dtype, command.weights, command.max_model_len

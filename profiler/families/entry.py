@@ -8,9 +8,25 @@ from profiler.families.config_names import Renamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureTraits:
+    """Holds where a checkpoint keeps a mixture of experts: `router`, and below `experts` each one's `gate`, `up` and
+    `down`. `normalises`: the shares of the experts that a token passes sum to one. `dense_layers` have an ordinary MLP.
+    """
+
+    router: str
+    experts: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    normalises: bool = True
+    dense_layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTraits:
     """Holds what layers have beyond RMS norms, rotary attention and a gated MLP. `qk_norm`: queries and keys are normed
     head by head. `window_tokens` is the longest sequence for which full attention equals the model's own; None: any.
+    `mixture`: what is in place of MLPs.
     """
 
     qkv_bias: bool = False
@@ -18,6 +34,7 @@ class DecoderTraits:
     mlp_bias: bool = False
     qk_norm: bool = False
     window_tokens: int | None = None
+    mixture: MixtureTraits | None = None
 
 
 Traits = Callable[[Mapping[str, Any]], DecoderTraits]

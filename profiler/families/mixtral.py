@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.config_fields import count
-from profiler.families.entry import ExpertSizes, ModelFamily
+from profiler.families.entry import DecoderTraits, ExpertSizes, MixtureTraits, ModelFamily
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertSizes:
@@ -13,4 +13,18 @@ def _experts(config: Mapping[str, Any]) -> ExpertSizes:
     )
 
 
-FAMILY = ModelFamily(name="MixtralForCausalLM", model_type="mixtral", models="Mixtral 8x7B and 8x22B", experts=_experts)
+def _traits(config: Mapping[str, Any]) -> DecoderTraits:
+    window = config.get("sliding_window")
+    mixture = MixtureTraits(
+        router="block_sparse_moe.gate", experts="block_sparse_moe.experts", gate="w1", up="w3", down="w2"
+    )
+    return DecoderTraits(window_tokens=None if window is None else int(window), mixture=mixture)
+
+
+FAMILY = ModelFamily(
+    name="MixtralForCausalLM",
+    model_type="mixtral",
+    models="Mixtral 8x7B and 8x22B",
+    traits=_traits,
+    experts=_experts,
+)

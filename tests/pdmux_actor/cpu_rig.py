@@ -68,8 +68,11 @@ class CpuRig:
         dtype: str | None = None,
         max_rows: int = 400,
         max_model_len: int | None = None,
+        weights: str | None = None,
     ) -> ModelInfo:
-        info = self.executor.load_model(model, str(folder), revision=None, dtype=dtype, max_model_len=max_model_len)
+        info = self.executor.load_model(
+            model, str(folder), revision=None, dtype=dtype, max_model_len=max_model_len, weights=weights
+        )
         return self._attach(info, max_rows)
 
     def wake(self, model: str, max_rows: int = 400) -> ModelInfo:

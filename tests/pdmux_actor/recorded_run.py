@@ -65,10 +65,17 @@ class RecordingExecutor:
         revision: str | None,
         dtype: str | None,
         max_model_len: int | None,
+        weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         return self._inner.load_model(
-            model, source, revision=revision, dtype=dtype, max_model_len=max_model_len, on_progress=on_progress
+            model,
+            source,
+            revision=revision,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            weights=weights,
+            on_progress=on_progress,
         )
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
@@ -153,6 +160,7 @@ class ReplayExecutor:
         revision: str | None,
         dtype: str | None,
         max_model_len: int | None,
+        weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
         raise AssertionError("the tape's AttachModel events carry the models")

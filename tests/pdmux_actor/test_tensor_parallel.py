@@ -217,6 +217,8 @@ def test_two_ranks__model_that_cannot_be_divided__names_the_field_and_others_ser
 
     with pytest.raises(ModelLoadError, match=r"intermediate_size=33 cannot be divided among 2 ranks.*mesh_gpus"):
         executor.load_model("odd", str(tmp_path), revision=None, dtype=None, max_model_len=None)
+    with pytest.raises(ModelLoadError, match=r"weights=int8 is not divided among 2 ranks.*remove `weights`"):
+        executor.load_model("odd", str(tmp_path), revision=None, dtype=None, max_model_len=None, weights="int8")
 
     assert run.answers(make_requests("after")) == expected
 

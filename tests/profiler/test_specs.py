@@ -134,3 +134,47 @@ def test_context_tokens__rotary_scaling__is_as_far_as_an_operator_may_go(
     assert spec.context_tokens(None) == named
     assert spec.context_tokens(10**7) == longest
     assert spec.context_tokens(1000) == 1000
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "weights"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8"),
+        ({"quant_method": "gptq", "bits": 3}, None),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            "fp8",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            "int4",
+        ),
+        ({"quant_method": "compressed-tensors"}, None),
+        (None, None),
+    ],
+)
+def test_weights__of_a_quantised_checkpoint__are_what_its_config_says(
+    quantisation: dict[str, Any] | None, weights: str | None
+) -> None:
+    assert ModelSpec.from_config({**LLAMA_3_8B, "quantization_config": quantisation}).weights == weights
+
+
+@pytest.mark.parametrize(("weights", "gib"), [(None, 15.0), ("int8", 8.5), ("int4", 5.4)])
+def test_weight_bytes__of_llama_3_8b__leave_embeddings_in_their_dtype(weights: str | None, gib: float) -> None:
+    spec = ModelSpec.from_config(LLAMA_3_8B, weights=weights)
+
+    assert spec.weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+    assert spec.kv_bytes_per_token == ModelSpec.from_config(LLAMA_3_8B).kv_bytes_per_token
+
+
+def test_weights__unknown__names_those_there_are() -> None:
+    with pytest.raises(UnsupportedModel, match="int8, int4"):
+        ModelSpec.from_config(LLAMA_3_8B, weights="int3")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pdmux_actor.backends.sglang.options import (
+    QUANTISED_SGLANG,
     SGLANG_MEMORY_SHARE,
     SPLIT_PREFILL_ARCHITECTURES,
     SglangOptions,
@@ -51,6 +52,9 @@ def plan_launch(
     Raises:
         ModelLoadError: the checkpoint cannot be served, or the options do not go together.
     """
+    if model.weights is not None:
+        reason = f"models[].weights = {model.weights} is for muxfleet's own engine"
+        raise ModelLoadError(model=model.model, reason=reason, remedy=QUANTISED_SGLANG)
     checkpoint = resolve_checkpoint(model.model, model.source, model.revision)
     spec = spec_of(model.model, checkpoint, model.dtype or settings.dtype)
     options = settings.sglang

@@ -35,6 +35,10 @@ SPLIT_PREFILL_ARCHITECTURES = frozenset(
     }
 )
 
+QUANTISED_SGLANG = (
+    "SGLang quantises by its own argument: remove it, and set pools[].sglang.args: {torchao_config: int8wo}"
+)
+
 # Policies that ask for fused steps: SGLang's multiplexing loop runs prefill and decode in launches of their own.
 FUSING_POLICIES = frozenset(name for name, policy in POLICIES.items() if policy.fuses)
 

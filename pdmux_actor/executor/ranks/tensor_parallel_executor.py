@@ -78,8 +78,15 @@ class TensorParallelExecutor:
         revision: str | None,
         dtype: str | None,
         max_model_len: int | None,
+        weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
+        if weights is not None:
+            raise ModelLoadError(
+                model=model,
+                reason=f"weights={weights} is not divided among {self.num_ranks} ranks",
+                remedy="remove `weights`, or place it on a pool with mesh_gpus: 1",
+            )
         dtype = dtype or self._default_dtype
 
         def load_own() -> ModelInfo:

@@ -1,0 +1,187 @@
+"""Projections whose weights are kept in 8 or 4 bits; which kernels multiply them was measured
+(docs/measurements/engine.md).
+"""
+
+import platform
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pdmux_actor.models.linear import Linear, MakeProjection, Projection
+from pdmux_actor.models.quantised_weight import (
+    QuantisedWeight,
+    rounded_to_int4,
+    rounded_to_int8,
+)
+
+_INT8_MAX = 127
+_UINT8_ZERO = 128  # oneDNN's fast kernels take unsigned activations
+_PACKED_FOR_TOKENS = 16
+_CUDA_INNER_TILES = 8
+
+
+def projection_maker(weights: str | None) -> MakeProjection:
+    """Returns what makes projections of weights that are kept so; `weights` is ModelSpec's."""
+    if weights is None:
+        return Linear
+    return _int4_or_int8 if weights == "int4" else _int8
+
+
+def _int8(weight: Tensor, bias: Tensor | None) -> Projection:
+    return Int8Linear(rounded_to_int8(weight), bias)
+
+
+def _int4_or_int8(weight: Tensor, bias: Tensor | None) -> Projection:
+    rounded = rounded_to_int4(weight)
+    return _int8(weight, bias) if rounded is None else Int4Linear.of(rounded, bias)
+
+
+class Int8Linear:
+    """Implements Projection over int8 weights with a scale for each row.
+
+    On an x86 CPU each token's activations are rounded to 8 bits with a scale of their own (torchao's int8 dynamic
+    activations), and the product is one of integers: exact, and the same in any batch. Elsewhere they stay as they are.
+    """
+
+    def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None, *, packed: bool = True) -> None:
+        assert weight.middle is None, "4 bits are Int4Linear's"
+        self.bias = bias
+        self._scale = weight.scale
+        self._rounds_activations = weight.levels.device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
+        self._levels = weight.levels
+        if self._rounds_activations and packed:
+            shape = [_PACKED_FOR_TOKENS, weight.levels.shape[1]]
+            self._levels = torch.ops.onednn.qlinear_prepack(weight.levels, shape)
+        self._row_scale = weight.scale.float()
+        self._zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
+        # float16 would overflow before the tokens' own scales come in.
+        self._product_dtype = torch.bfloat16 if weight.scale.dtype == torch.bfloat16 else torch.float32
+
+    @property
+    def quantised(self) -> QuantisedWeight:
+        levels = self._levels.to_dense().t().contiguous() if self._levels.is_mkldnn else self._levels
+        return QuantisedWeight(levels=levels, scale=self._scale)
+
+    @property
+    def weight(self) -> Tensor:
+        """W, a copy."""
+        return self.quantised.dense()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._scale.dtype
+
+    @property
+    def has_plain_rows(self) -> bool:
+        return False
+
+    def rows(self, indices: Tensor) -> Tensor:
+        raise AssertionError("a quantised weight has no plain rows")
+
+    def shares(self, tensor: Tensor) -> bool:
+        return False
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        sizes = (self._levels.numel(), self._scale.nbytes)
+        return sizes if self.bias is None else (*sizes, self.bias.nbytes)
+
+    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "Int8Linear":
+        weight = self.quantised
+        copy = QuantisedWeight(levels=of_tensor(weight.levels), scale=of_tensor(weight.scale))
+        return Int8Linear(copy, None if self.bias is None else of_tensor(self.bias), packed=packed)
+
+    def repacked(self) -> "Int8Linear":
+        """Packs it anew, without a copy of the levels on the way."""
+        weight = QuantisedWeight(levels=self.quantised.levels, scale=self._scale.clone())
+        return Int8Linear(weight, None if self.bias is None else self.bias.clone())
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if not self._rounds_activations:
+            product: Tensor = torch.ops.aten._weight_int8pack_mm(inputs, self._levels, self._scale)
+        else:
+            product = self._integer_product(inputs)
+        return product if self.bias is None else product.add_(self.bias)
+
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        return addend.add_(self(inputs))
+
+    def _integer_product(self, inputs: Tensor) -> Tensor:
+        """Takes x for s (q - 128), with s = max |x| / 127 for each token."""
+        steps = torch.linalg.vector_norm(inputs, float("inf"), dim=1, keepdim=True, dtype=torch.float32)
+        steps = steps.clamp_(min=torch.finfo(torch.float32).tiny * _INT8_MAX).div_(_INT8_MAX)
+        levels = inputs.div(steps).add_(_UINT8_ZERO + 0.5).to(torch.uint8)  # the cast cuts off
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            levels, 1.0, _UINT8_ZERO, self._levels, self._row_scale, self._zeros, None, 1.0, 0, self._product_dtype,
+            "none", [], "",
+        )  # fmt: skip
+        return product.mul_(steps).to(inputs.dtype)
+
+
+class Int4Linear:
+    """Implements Projection over 4-bit weights with scale and middle for each group of columns, by torch's kernels."""
+
+    def __init__(self, levels: Tensor, scales: Tensor, group: int, bias: Tensor | None = None) -> None:
+        """`levels` as the device's kernel has packed them; `scales` [groups, out, 2] of scales and middles."""
+        self.bias = bias
+        self._levels, self._scales, self._group = levels, scales, group
+        self._multiply = (
+            torch.ops.aten._weight_int4pack_mm_for_cpu
+            if levels.device.type == "cpu"
+            else torch.ops.aten._weight_int4pack_mm
+        )
+
+    @classmethod
+    def of(cls, weight: QuantisedWeight, bias: Tensor | None = None) -> "Int4Linear":
+        assert weight.middle is not None, "8 bits are Int8Linear's"
+        levels = weight.levels
+        if levels.device.type == "cpu":
+            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.int(), 1)
+        else:
+            pairs = (levels[:, ::2] << 4) | levels[:, 1::2]
+            packed = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), _CUDA_INNER_TILES)
+        scales = torch.stack((weight.scale.t(), weight.middle.t()), dim=2).contiguous()
+        return cls(packed, scales, levels.shape[1] // weight.scale.shape[1], bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """W, a copy."""
+        columns = self._scales.shape[0] * self._group
+        unit = torch.eye(columns, dtype=self.dtype, device=self._scales.device)
+        product: Tensor = self._multiply(unit, self._levels, self._group, self._scales)
+        return product.t().contiguous()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._scales.dtype
+
+    @property
+    def has_plain_rows(self) -> bool:
+        return False
+
+    def rows(self, indices: Tensor) -> Tensor:
+        raise AssertionError("a quantised weight has no plain rows")
+
+    def shares(self, tensor: Tensor) -> bool:
+        return False
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        sizes = (self._levels.nbytes, self._scales.nbytes)
+        return sizes if self.bias is None else (*sizes, self.bias.nbytes)
+
+    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "Int4Linear":
+        """The layout stays: a copy goes back to the kind of device that it came from."""
+        levels, scales = of_tensor(self._levels), of_tensor(self._scales)
+        return Int4Linear(levels, scales, self._group, None if self.bias is None else of_tensor(self.bias))
+
+    def repacked(self) -> "Int4Linear":
+        return self.copied(torch.clone, packed=True)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        product: Tensor = self._multiply(inputs, self._levels, self._group, self._scales)
+        return product if self.bias is None else product.add_(self.bias)
+
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        return addend.add_(self(inputs))

@@ -1,0 +1,115 @@
+"""Projections over weights of 8 and 4 bits."""
+
+import pytest
+import torch
+
+from pdmux_actor.models.linear import Projection
+from pdmux_actor.models.quantised import Int4Linear, Int8Linear, projection_maker
+from pdmux_actor.models.quantised_weight import rounded_to_int4, rounded_to_int8
+
+DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2), (torch.float16, 3e-3)]
+ROWS, COLUMNS = 96, 256
+
+
+def made(kind: str, dtype: torch.dtype, has_bias: bool) -> Projection:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(ROWS, COLUMNS, generator=generator).to(dtype)
+    bias = torch.randn(ROWS, generator=generator).to(dtype) if has_bias else None
+    return projection_maker(kind)(weight, bias)
+
+
+def rounded_activations(inputs: torch.Tensor) -> torch.Tensor:
+    """What an int8 projection takes its inputs for on a CPU, in float64."""
+    exact = inputs.double()
+    steps = exact.abs().amax(dim=1, keepdim=True) / 127
+    return (exact / steps).round() * steps
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised__any_dtype__multiplies_what_it_holds(
+    kind: str, dtype: torch.dtype, tolerance: float, has_bias: bool, num_tokens: int
+) -> None:
+    projection = made(kind, dtype, has_bias)
+    inputs = torch.randn(num_tokens, COLUMNS, generator=torch.Generator().manual_seed(2)).to(dtype)
+    addend = torch.ones(num_tokens, ROWS, dtype=dtype)
+    taken = rounded_activations(inputs) if kind == "int8" else inputs.double()
+    exact = taken @ projection.weight.double().t()
+    exact += 0 if projection.bias is None else projection.bias.double()
+
+    with torch.inference_mode():
+        product, total = projection(inputs), projection.plus(inputs, addend)
+
+    assert product.dtype == dtype
+    scale = exact.norm()
+    # Activations at a rounding's edge may go either way in another order of operations: a few steps in all.
+    assert (product.double() - exact).norm() / scale < tolerance + (1e-3 if kind == "int8" else 0)
+    assert (total.double() - 1 - exact).norm() / scale < tolerance + (1e-3 if kind == "int8" else 0)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("int8", 0.02), ("int4", 0.12)])
+def test_quantised__against_the_weights_it_was_made_of__errs_within_its_bound(kind: str, most: float) -> None:
+    weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1))
+    inputs = torch.randn(64, COLUMNS, generator=torch.Generator().manual_seed(3))
+    exact = inputs @ weight.t()
+
+    product = projection_maker(kind)(weight, None)(inputs)
+
+    assert 0 < (product - exact).norm() / exact.norm() < most
+
+
+def test_int8__rows_of_a_batch__are_those_of_each_token_alone() -> None:
+    projection = made("int8", torch.bfloat16, has_bias=True)
+    inputs = torch.randn(9, COLUMNS, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+
+    alone = torch.cat([projection(row[None]) for row in inputs])
+
+    assert torch.equal(projection(inputs), alone)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised__tokens_and_weights_of_zero__give_zero(kind: str) -> None:
+    projection = projection_maker(kind)(torch.zeros(ROWS, COLUMNS), None)
+
+    assert torch.equal(projection(torch.zeros(2, COLUMNS)), torch.zeros(2, ROWS))
+    assert torch.equal(projection(torch.ones(2, COLUMNS)), torch.zeros(2, ROWS))
+
+
+def test_int4__shapes_that_no_kernel_has__are_kept_as_int8() -> None:
+    assert isinstance(projection_maker("int4")(torch.randn(64, 48), None), Int8Linear)
+    assert isinstance(projection_maker("int4")(torch.randn(33, 64), None), Int8Linear)
+    assert isinstance(projection_maker("int4")(torch.randn(64, 96), None), Int4Linear)
+
+
+@pytest.mark.parametrize("make", [rounded_to_int8, rounded_to_int4])
+def test_rounded__what_it_stands_for__rounds_to_itself(make) -> None:
+    once = make(torch.randn(ROWS, COLUMNS)).dense()
+
+    again = make(once).dense()
+
+    torch.testing.assert_close(again, once, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised__copied_or_repacked__same_products_over_tensors_of_the_sizes_it_names(
+    kind: str, has_bias: bool
+) -> None:
+    projection = made(kind, torch.bfloat16, has_bias)
+    seen: list[torch.Tensor] = []
+
+    def passed_on(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.clone())
+        return seen[-1]
+
+    kept = projection.copied(passed_on, packed=False)
+    again = kept.repacked()
+    sizes = tuple(tensor.nbytes for tensor in seen)
+    for tensor in seen:
+        tensor.zero_()  # what is repacked is its own
+
+    assert projection.tensor_bytes == sizes
+    inputs = torch.randn(7, COLUMNS).to(torch.bfloat16)
+    assert torch.equal(again(inputs), projection(inputs))

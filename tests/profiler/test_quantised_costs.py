@@ -1,0 +1,40 @@
+"""What 8- and 4-bit weights change of predicted times and of memory."""
+
+import pytest
+
+from placement.estimation.memory import resident_bytes, workspace_bytes
+from profiler.bandwidth_sharing import decode_bytes
+from profiler.gpus.h100 import DEVICE as H100
+from profiler.roofline import RooflineLatency
+from profiler.specs import ModelSpec
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def spec(weights: str | None) -> ModelSpec:
+    return ModelSpec.from_config(LLAMA, weights=weights)
+
+
+@pytest.mark.parametrize(("weights", "bytes_saved"), [("int8", 1.0), ("int4", 2 - 0.5 - 4 / 128)])
+def test_decode__of_one_token__saves_the_time_that_the_bytes_took(weights: str, bytes_saved: float) -> None:
+    latency, params = RooflineLatency(H100), spec(None).num_projection_params
+    saved_s = latency.decode_s(spec(None), [100], 132) - latency.decode_s(spec(weights), [100], 132)
+
+    assert saved_s == pytest.approx(params * bytes_saved / H100.memory_bandwidth_bytes_per_s, rel=0.02)
+    saved_bytes = decode_bytes(spec(None), [100]) - decode_bytes(spec(weights), [100])
+    assert saved_bytes == pytest.approx(params * bytes_saved)
+
+
+def test_resident_bytes__of_int8_weights__leave_the_workspace_as_it_is() -> None:
+    assert workspace_bytes(spec("int8")) == workspace_bytes(spec(None))
+    saved = resident_bytes(spec(None)) - resident_bytes(spec("int8"))
+    assert saved == spec(None).num_projection_params
