@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long check test-sglang test-lm-eval test-clients chart test-k8s image
+.PHONY: help venv demo test test-long test-all check test-sglang test-lm-eval test-clients chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -64,6 +64,9 @@ test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway
 
 test-long: venv ## The longest tests (tests/long_tests.py); ARGS="-k chaos" narrows them
 	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD))
+
+test-all: venv check ## What the two before run, in one go: the longest wait while others compute; CI's
+	@$(PYTEST) $(or $(ARGS),$(SPREAD))
 
 SGLANG_VENV  := .venv-sglang
 SGLANG_BIN   := $(SGLANG_VENV)/bin

@@ -17,8 +17,12 @@ def test_long_tests__every_beginning__is_of_tests_that_are_there(beginning: str)
 
 
 def test_ci__both_sets__are_run() -> None:
-    commands = (ROOT / ".ci/run").read_text().splitlines()
+    commands = (ROOT / ".ci/run").read_text()
+    targets = (ROOT / "Makefile").read_text()
 
-    assert {"make test", "make test-long"} <= set(commands)
+    assert "\nmake test-all " in commands
+    assert "\nmake test-k8s " in commands
+    assert "test-all: venv check" in targets
+    assert "$(PYTEST) $(or $(ARGS),$(SPREAD))" in targets  # no marker: nothing is left out
     assert is_long("tests/test_extending.py::test_policy__as_the_page_shows_it__serves_requests_by_its_name")
     assert not is_long("tests/test_long_tests.py::test_ci__both_sets__are_run")

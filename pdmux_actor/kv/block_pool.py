@@ -248,7 +248,7 @@ class BlockPool:
         del rows.free_rows[len(rows.free_rows) - count :]
         self._num_free -= num_blocks
         if self._free is not None:
-            rows.table[row_ids] = self._free.pop(num_blocks).reshape(count, -1)
+            rows.table[row_ids] = self._free.pop(num_blocks).reshape(count, rows.table.shape[1])
         rows.references.update(dict.fromkeys(row_ids, 1))
         return row_ids
 

@@ -18,6 +18,7 @@ import msgspec
 from pdmux_actor.executor.ranks.following_rank import FollowingRank
 from pdmux_actor.executor.ranks.lane_group import measured_links, open_lane_groups
 from pdmux_actor.executor.ranks.rank_frames import FromRank, RankSettings, ToRank
+from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.frames import FrameSplitter, framed
 from pdmux_actor.serving.parent_death import die_with_parent
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_to_actor()  # by way of the engine process, whose standard error it has
     connection = socket.socket(fileno=int(arguments[0]))
     settings = msgspec.json.decode(arguments[1], type=RankSettings)
     groups = open_lane_groups(settings.store, settings.rank, settings.num_ranks, settings.num_lanes)
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
     except ConnectionError:
         pass  # the same as end-of-file: the leader is gone
     except Exception:
-        logger.exception("rank %d cannot go on", settings.rank)
+        logger.exception("a rank cannot go on", extra={"rank": settings.rank})
         os._exit(_EXIT_FAILED)
     os._exit(0)  # a lane may wait in a sum whose leader has gone
 

@@ -82,7 +82,7 @@ class RankProcesses:
     def end_unit(self, reason: str) -> None:
         if self._closing:
             return
-        logger.error("this unit of %d ranks ends: %s", self.num_ranks, reason)
+        logger.error("this unit of several ranks ends", extra={"ranks": self.num_ranks, "reason": reason})
         sys.stderr.flush()
         os._exit(_EXIT_LOST)
 
@@ -105,7 +105,7 @@ class RankProcesses:
                 for body in splitter.feed(data):
                     self._answers.put(decoder.decode(body))
         except OSError as error:
-            logger.info("the socket of rank %d broke: %s", rank, error)
+            logger.info("the socket of a rank broke", extra={"rank": rank, "error": str(error)})
         self.end_unit(f"the process of rank {rank} has ended")
 
 

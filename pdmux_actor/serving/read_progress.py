@@ -28,10 +28,5 @@ class ReadProgress:
             self._sender.send(WeightsRead(self._model, done_bytes, total_bytes))
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
-            logger.info(
-                "model %s: %.1f of %.1f GB read in %.0f s",
-                self._model,
-                done_bytes / 1e9,
-                total_bytes / 1e9,
-                now_s - self._began_s,
-            )
+            read = {"done_bytes": done_bytes, "total_bytes": total_bytes, "elapsed_s": round(now_s - self._began_s, 1)}
+            logger.info("weights are read", extra={"model": self._model, **read})

@@ -14,7 +14,10 @@ from deploy.serve.fleet_change import FleetChange, change_between, only_at_start
 from deploy.serve.render import serve_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "operations.md"
-BASE: dict[str, Any] = {"models": [{"id": "a", "source": "/a"}], "pools": [{"name": "one"}, {"name": "two"}]}
+BASE: dict[str, Any] = {
+    "models": [{"id": "a", "source": "/a"}, {"id": "b", "source": "/b"}],
+    "pools": [{"name": "one"}, {"name": "two"}],
+}
 # Where the type does not say what another value would be.
 OTHER: dict[str, Any] = {
     "pools[].sglang.decode_sms": [16],
@@ -24,6 +27,7 @@ OTHER: dict[str, Any] = {
     "gateway.node_labels": {"place": "here"},
     "pools[].nodes.max": 3,
     "models[].dtype": "float32",
+    "models[].base": "b",
     "models[].revision": "main",
     "pools[].backend": "sglang",
     "placement.min_gain": 0.5,

@@ -93,7 +93,7 @@ def test_launch__cannot_multiplex__serves_and_says_why(checkpoint, tmp_path, wha
         ({"policy": "duetserve"}, ("multiplexing", "mux or muxwise")),
         ({"options": SglangOptions(decode_sms=(35,))}, ("decode_sms", "choose from 20")),
         ({"options": SglangOptions(args={"speculative_algorithm": "EAGLE"})}, ("speculative_algorithm", "remove it")),
-        ({"architecture": "GPT2LMHeadModel"}, ("GPT2LMHeadModel",)),
+        ({"architecture": "MambaForCausalLM"}, ("MambaForCausalLM",)),
     ],
 )
 def test_launch__what_cannot_be__is_refused_with_the_remedy(checkpoint, tmp_path, what, words):
