@@ -1,4 +1,4 @@
-"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI runs all (`make test-all`)."""
+"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI runs all of them."""
 
 from collections.abc import Sequence
 

@@ -94,7 +94,7 @@ def test_session__run_with_a_tail__ends_early_and_judges_what_came(tiny_session:
     # With a place for two: the others' first tokens never come, one of them would not have been due.
     outcome = tiny_session.run(
         [request("a", 0.0, 60.0), request("b", 0.0, 60.0), request("late", 0.0, 0.01), request("early", 0.0, 600.0)],
-        tail_s=8.0,  # an interpreted kernel takes a second on a busy machine
+        tail_s=8.0,  # interpreted kernels
     )
 
     by_name = {len(r.token_times_s) > 0: r for r in outcome.requests}
