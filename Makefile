@@ -65,7 +65,7 @@ test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway
 test-long: venv ## The longest tests (tests/long_tests.py); ARGS="-k chaos" narrows them
 	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD))
 
-test-all: venv check ## What the two before run, in one go: the longest wait while others compute; CI's
+test-all: venv check ## What the two before run, in one go: the longest wait while others compute
 	@$(PYTEST) $(or $(ARGS),$(SPREAD))
 
 SGLANG_VENV  := .venv-sglang

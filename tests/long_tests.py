@@ -1,4 +1,4 @@
-"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI runs all of them."""
+"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI leaves them out, too."""
 
 from collections.abc import Sequence
 

@@ -16,13 +16,13 @@ def test_long_tests__every_beginning__is_of_tests_that_are_there(beginning: str)
     assert not test or f"def {test.partition('[')[0]}" in (ROOT / path).read_text()
 
 
-def test_ci__both_sets__are_run() -> None:
+def test_ci__all_but_the_longest__are_run_and_the_longest_have_a_command() -> None:
     commands = (ROOT / ".ci/run").read_text()
     targets = (ROOT / "Makefile").read_text()
 
-    assert "\nmake test-all " in commands
+    assert "\nmake test " in commands
     assert "\nmake test-k8s " in commands
-    assert "test-all: venv check" in targets
-    assert "$(PYTEST) $(or $(ARGS),$(SPREAD))" in targets  # no marker: nothing is left out
+    assert '$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD))' in targets
+    assert "$(PYTEST) -m long $(or $(ARGS),$(SPREAD))" in targets
     assert is_long("tests/test_extending.py::test_policy__as_the_page_shows_it__serves_requests_by_its_name")
-    assert not is_long("tests/test_long_tests.py::test_ci__both_sets__are_run")
+    assert not is_long("tests/test_long_tests.py::test_ci__all_but_the_longest")
