@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,24 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.launch import PrefillSlice
+from pdmux_actor.scheduling.sequence import TokenSequence
 
 BLOCK_BYTES = 16 * 1024
+Sizes = Mapping[str, int]
 _TOP_KERNELS = 20
 _SPAN = "hot path"
 
 
-def drive(launches: HandMadeLaunches, *, batch: int, context: int, prompt: int, slices: int, layers: int) -> None:
-    """`slices` prefill slices of `layers` layers each, with decode steps of `batch` sequences beside them."""
+def drive(
+    launches: HandMadeLaunches,
+    decoding: Sequence[TokenSequence],
+    prompts: Sequence[TokenSequence],
+    *,
+    slices: int,
+    layers: int,
+) -> None:
+    """`slices` prefill slices of `layers` layers each, with decode steps of `decoding` beside them."""
     num_layers = launches.info.spec.num_layers
-    decoding = launches.sequences([context] * batch)
-    prompts = launches.sequences([prompt])
     decode, whole = launches.decode_launch(decoding), launches.prefill_launch(prompts)
 
     def next_slice(launch: PrefillSlice) -> PrefillSlice:
@@ -68,16 +75,18 @@ def drive(launches: HandMadeLaunches, *, batch: int, context: int, prompt: int, 
             elif done_slices < slices:
                 launches.submit(decode)
                 in_flight += 1
-    launches.free([*decoding, *prompts])
 
 
-def trace_of(launches: HandMadeLaunches, sizes: dict[str, int], activities: Sequence[ProfilerActivity]) -> list[Event]:
-    """Of a second go: the first one compiles, captures and allocates."""
-    drive(launches, **sizes)
+def trace_of(launches: HandMadeLaunches, sizes: Sizes, activities: Sequence[ProfilerActivity]) -> list[Event]:
+    """Of a second go with the same sequences: the first one compiles, captures and allocates, and says which blocks
+    their rows have. Nobody computed their contexts, so that fresh ones would have to say it again, which waits.
+    """
+    decoding, prompts = launches.sequences([sizes["context"]] * sizes["batch"]), launches.sequences([sizes["prompt"]])
+    drive(launches, decoding, prompts, slices=sizes["slices"], layers=sizes["layers"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         with profile(activities=list(activities)) as profiled, record_function(_SPAN):
-            drive(launches, **sizes)
+            drive(launches, decoding, prompts, slices=sizes["slices"], layers=sizes["layers"])
         profiled.export_chrome_trace(str(path))
         return within(json.loads(path.read_text())["traceEvents"], _SPAN)
 
@@ -85,7 +94,7 @@ def trace_of(launches: HandMadeLaunches, sizes: dict[str, int], activities: Sequ
 def run(
     executor: TorchCudaExecutor,
     shape: str,
-    sizes: dict[str, int],
+    sizes: Sizes,
     kept: KeptRows,
     *,
     activities: Sequence[ProfilerActivity] = (ProfilerActivity.CPU, ProfilerActivity.CUDA),

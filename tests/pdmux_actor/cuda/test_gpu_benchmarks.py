@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ from gpu.random_models import SHAPES
 from torch.profiler import ProfilerActivity
 
 from pdmux_actor.errors import DeviceUnavailable
+from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import PREFILL_LANE, Lane
 from profiler.gpus.h200 import DEVICE as H200
@@ -273,6 +275,36 @@ def test_hot_path__tiny_model__drives_both_lanes_and_reads_its_trace(tmp_path: P
     assert {stream.lane for stream in executor._lanes.used} == set(Lane)
     assert executor._runners[PREFILL_LANE]._prefills == {}
     assert picture.stat().st_size > 1000
+
+
+def test_hot_path__second_go__sends_no_row_that_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads: list[int] = []
+    goes: list[int] = []
+    upload, drive = DeviceKv.upload_missing, hot_path.drive
+
+    def counted_upload(self: DeviceKv, rows: np.ndarray, row_table: np.ndarray) -> None:
+        uploads.append(len(goes))
+        upload(self, rows, row_table)
+
+    def counted_drive(*arguments: object, **sizes: int) -> None:
+        goes.append(1)
+        drive(*arguments, **sizes)
+
+    monkeypatch.setattr(DeviceKv, "upload_missing", counted_upload)
+    monkeypatch.setattr(hot_path, "drive", counted_drive)
+    sizes = {"batch": 3, "context": 9, "prompt": 6, "slices": 2, "layers": 1}
+
+    hot_path.run(
+        tiny_executor(),
+        "tiny",
+        sizes,
+        KeptRows(None, ("kernel",)),
+        activities=[ProfilerActivity.CPU],
+        dtype="float32",
+    )
+
+    assert len(goes) == 2
+    assert uploads == [1]  # waits for its copy: it has no place in what is profiled
 
 
 @pytest.mark.parametrize("script", ["floors", "goodput", "hot_path", "kernels", "questions", "shared"])
