@@ -26,7 +26,9 @@ class ModelProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """`models` by name; `machine` are facts to read the figures by. `device` has the rates that were measured."""
+    """`models` by name; `machine` are facts to read the figures by. `device` has the rates that were measured.
+    `host_s`: what a step takes beside its launch, where that was measured.
+    """
 
     engine: str
     device: DeviceSpec
@@ -34,6 +36,7 @@ class Profile:
     machine: Mapping[str, str]
     models: Mapping[str, ModelProfile]
     partition_rates: tuple[PartitionRate, ...] = ()
+    host_s: float | None = None
 
     def latency_models(self, *, with_held_out: bool = True) -> dict[str, LatencyModel]:
         """Returns the latency models by name. Models that were not measured are answered by the roofline."""

@@ -47,6 +47,7 @@ def write_profile(profile: Profile, path: Path) -> None:
         "machine": dict(profile.machine),
         "models": {name: asdict(model.spec) for name, model in profile.models.items()},
         "partition_rates": [asdict(rate) for rate in profile.partition_rates],
+        "host_s": profile.host_s,
     }
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_KEY: json.dumps(head).encode()}))
     unfinished = path.with_name(path.name + ".part")
@@ -92,6 +93,7 @@ def _profile(head: Mapping[str, Any], rows: list[dict[str, Any]]) -> Profile:
             for name, spec in head["models"].items()
         },
         partition_rates=tuple(PartitionRate(**rate) for rate in head.get("partition_rates", ())),
+        host_s=head.get("host_s"),
     )
 
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from deploy.commands.json_file import writable, write_json
+from deploy.commands.profile_run import profile_of_run
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.model_specs import read_model_spec
@@ -37,32 +38,43 @@ Tables = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="With --import: of the package aiconfigurator_core. Default: installed."),
 ]
+FromRun = Annotated[
+    str | None,
+    typer.Option(
+        "--from-run", metavar="URL", help="Fit rates and host time to a short run of an OpenAI-compatible endpoint."
+    ),
+]
+Model = Annotated[str | None, typer.Option(help="With --from-run: a model of the fleet. Default: its only one.")]
+ApiKey = Annotated[str | None, typer.Option(help="With --from-run. Default: MUXFLEET_API_KEY.")]
+Fleet = Annotated[Path | None, typer.Argument(metavar="[FLEET]", help="Fleet file; its first cpu or cuda pool.")]
+Checkpoint = Annotated[
+    str | None, typer.Option(metavar="SOURCE", help="A folder or Hugging Face id instead of a fleet.")
+]
+Out = Annotated[Path, typer.Option(metavar="PARQUET", help="The profile; goes on where it ends.", callback=writable)]
+Budget = Annotated[float, typer.Option(metavar="S", help="Seconds to measure for, all models.", min=1.0, max=1e6)]
+Backend = Annotated[
+    str | None, typer.Option(help=f"The first pool of the fleet file with that backend: {', '.join(NAMED)}.")
+]
+Device = Annotated[
+    Literal["cpu", "cuda"] | None, typer.Option(help="With --checkpoint: cores, or an NVIDIA GPU. Default: cpu.")
+]
 
 
 def profile(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FLEET]", help="Fleet file; its first cpu or cuda pool.")
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="A folder or Hugging Face id instead of a fleet.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="PARQUET", help="The profile; goes on where it ends.", callback=writable)
-    ] = Path("profile.parquet"),
-    budget: Annotated[
-        float, typer.Option(metavar="S", help="Seconds to measure for, all models.", min=1.0, max=1e6)
-    ] = 150.0,
+    file: Fleet = None,
+    checkpoint: Checkpoint = None,
+    out: Out = Path("profile.parquet"),
+    budget: Budget = 150.0,
     pool: Annotated[str | None, typer.Option(help="A pool of the fleet file.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help=f"The first pool of the fleet file with that backend: {', '.join(NAMED)}.")
-    ] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="With --checkpoint: cores, or an NVIDIA GPU. Default: cpu.")
-    ] = None,
+    backend: Backend = None,
+    device: Device = None,
     cores: Annotated[int | None, typer.Option(help="With --checkpoint. Default: all.", min=1)] = None,
     dtype: Annotated[str | None, typer.Option(help="With --checkpoint. Default: its own.")] = None,
     imported: Imported = None,
     tables: Tables = None,
+    from_run: FromRun = None,
+    model: Model = None,
+    api_key: ApiKey = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the errors as JSON.", callback=writable)
     ] = None,
@@ -77,12 +89,19 @@ def profile(
     Example: muxfleet profile fleet.yaml --backend sglang --out sglang-profile.parquet
     Example: muxfleet profile --checkpoint ./my-model --device cuda
     Example: muxfleet profile fleet.yaml --import aiconfigurator:h200:vllm --out h200.parquet
+    Example: muxfleet profile fleet.yaml --from-run http://10.0.0.7:8000 --model llama --out vllm.parquet
     """
     if backend is not None and backend not in NAMED:
         raise OptionNotUsable(option="--backend", value=backend, remedy=BACKENDS.remedy(backend))
     draw = None if plot is None else _plotter(plot)
     console = terminal()
-    if imported is not None:
+    if from_run is not None:
+        _refuse_beside_run(checkpoint or imported or backend or device or cores or dtype or tables)
+        measured = profile_of_run(console, from_run, file, pool=pool, model=model, api_key=api_key, budget_s=budget)
+        write_profile(measured, out)
+    elif (said := model or (api_key and "(not shown)")) is not None:
+        raise OptionNotUsable(option="--model, --api-key", value=said, remedy="they go with --from-run")
+    elif imported is not None:
         _refuse_beside_import(backend or device or cores)
         measured = _imported(imported, tables, file, checkpoint, pool=pool, dtype=dtype)
         write_profile(measured, out)
@@ -150,6 +169,12 @@ def _engine(
         max_batch_tokens=8192 if device == "cuda" else 2048,
         max_sequences=256 if device == "cuda" else 64,
     )
+
+
+def _refuse_beside_run(said: object) -> None:
+    if said is not None:
+        remedy = "--from-run takes a fleet file and asks the endpoint; leave them out"
+        raise OptionNotUsable(option="--checkpoint/--import/--backend/--device/--dtype", value=said, remedy=remedy)
 
 
 def _refuse_beside_import(said: str | int | None) -> None:

@@ -31,7 +31,9 @@ class UnitHardware:
 def hardware_of(pool: PoolSection) -> UnitHardware:
     if pool.profile is not None:
         profile = read_profile(Path(pool.profile))
-        host_s = CPU_HOST_S if pool.gpu_type is None else GPU_HOST_S
+        host_s = profile.host_s
+        if host_s is None:
+            host_s = CPU_HOST_S if pool.gpu_type is None else GPU_HOST_S
         _, latency = profile.best_latency()
         return UnitHardware(device=profile.device, num_gpus=profile.num_gpus, latency=latency, host_s=host_s)
     if pool.gpu_type is not None:

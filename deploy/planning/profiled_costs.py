@@ -30,7 +30,11 @@ def profiled_costs(profiles: Mapping[str, str]) -> FleetCosts:
         """Reads what a profile says of such units; for meshes of other sizes the device's figures."""
         return latencies.get((device, num_gpus)) or roofline_of(device, num_gpus)
 
-    return FleetCosts(estimator=Estimator(latency_of=latency_of), profiled={pool: p.device for pool, p in read.items()})
+    host_s = {p.device: p.host_s for p in read.values() if p.host_s is not None}
+    return FleetCosts(
+        estimator=Estimator(latency_of=latency_of, measured_host_s=host_s),
+        profiled={pool: p.device for pool, p in read.items()},
+    )
 
 
 def readable_costs(profiles: Mapping[str, str]) -> FleetCosts:

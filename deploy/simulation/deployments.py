@@ -132,8 +132,8 @@ def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
 def _hardware(pool: PoolSection, num_gpus: int) -> UnitHardware:
     """Of all units of that size: they share what the latency model remembers."""
     hardware = hardware_of(pool)
-    if pool.gpu_type is not None:  # the solver may have chosen another size of units than the file's
-        return gpu_hardware(hardware.device, num_gpus)
+    if pool.gpu_type is not None and hardware.num_gpus != num_gpus:  # the solver has chosen another size of units
+        return replace(gpu_hardware(hardware.device, num_gpus), host_s=hardware.host_s)
     return hardware
 
 

@@ -24,7 +24,7 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Host
             total_blocks=(settings.kv_pool_bytes or 0) // settings.block_bytes,
             block_bytes=settings.block_bytes,
             clock=RealClock(),
-            host_s=0.0 if settings.device_type is None else GPU_HOST_S,
+            host_s=_simulated_host_s(settings, known),
         )
     # torch takes seconds to import and a simulated fleet does without it.
     if settings.kind == "torch_cuda":
@@ -64,6 +64,12 @@ def _cuda_executor(settings: EngineSettings) -> HostingExecutor:
         divides_decode=settings.scheduler.decode_lanes > 1,
         launch_limits=settings.scheduler.launch_limits(),
     )
+
+
+def _simulated_host_s(settings: EngineSettings, known: KnownLatency | None) -> float:
+    if known is not None and known.host_s is not None:
+        return known.host_s
+    return 0.0 if settings.device_type is None else GPU_HOST_S
 
 
 def _simulated_device(settings: EngineSettings) -> DeviceSpec:

@@ -16,6 +16,7 @@ class KnownLatency:
     device: DeviceSpec
     latency: LatencyModel
     guard: ContentionGuard
+    host_s: float | None = None
 
     def check_device(self, device: DeviceSpec) -> None:
         """Predictions for shares that were not measured are scaled: worse, but no reason not to serve."""
@@ -35,4 +36,4 @@ def read_known_latency(file: str) -> KnownLatency:
     logger.info(
         "latencies are those of a profile", extra={"models": list(profile.models), "latency": name, "file": file}
     )
-    return KnownLatency(device=profile.device, latency=latency, guard=profile.guard())
+    return KnownLatency(device=profile.device, latency=latency, guard=profile.guard(), host_s=profile.host_s)

@@ -1,7 +1,7 @@
 """A placement problem in arrays: models by index, kinds of units by index."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ _UNSHARED = (Sharing(decode_dilation=1.0, prefill_dilation=1.0, decode_loss=1.0,
 class Estimator:
     """Holds what the estimate of a fleet rests on. `contention`: how much longer decode takes beside prefill than its
     SMs alone explain. `max_running_sequences`: of one model on one unit; None: what its engine's launch limits
-    say. `host_s`: what the host adds to every launch on a GPU, `cpu_host_s` on cores.
+    say. `host_s`: what the host adds to every launch on a GPU, `cpu_host_s` on cores, `measured_host_s` on devices
+    where that was measured.
     """
 
     latency_of: LatencyOf = roofline_of
@@ -37,9 +38,13 @@ class Estimator:
     max_running_sequences: int | None = None
     host_s: float = 0.5e-3  # plan a step, launch its graph, read what was sampled (MuxWise §3.2.2, DuetServe §4.3)
     cpu_host_s: float = 0.2e-3
+    measured_host_s: Mapping[DeviceSpec, float] = field(default_factory=dict)
 
     def host_s_of(self, device: DeviceSpec | None) -> float:
         """Returns what the host adds to every launch; a device of unknown speed counts as a CPU."""
+        measured_s = None if device is None else self.measured_host_s.get(device)
+        if measured_s is not None:
+            return measured_s
         return self.cpu_host_s if device is None or device.name.partition("-")[0] == "cpu" else self.host_s
 
     def costs(self, kinds: Sequence["UnitKind"], models: Sequence[PlacementModel]) -> tuple[KindCosts, ...]:
