@@ -78,8 +78,8 @@ def rungs_within(*, batch_tokens: int, sequences: int, sequence_tokens: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenLaunch:
-    """What clients saw of a launch, host and way included. `host_shares`: a launch that makes several tokens of each
-    sequence has a part of the host's time in each step.
+    """Holds what clients saw of a launch, host and way included. `host_shares`: a launch that makes several tokens of
+    each sequence has a part of the host's time in each step.
     """
 
     launch: LaunchShape

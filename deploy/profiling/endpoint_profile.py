@@ -27,7 +27,7 @@ SendRung = Callable[[Rung], Sequence[RequestOutcome]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class EndpointModel:
     """A model of a fleet file, on the pool whose hardware the endpoint runs on."""
 
     name: str
@@ -40,7 +40,7 @@ class ServedModel:
 class FittedRun:
     """`before` is what the pool's device was taken for without the run."""
 
-    model: ServedModel
+    model: EndpointModel
     launches: tuple[SeenLaunch, ...]
     before: RateFit
     after: RateFit
@@ -68,7 +68,7 @@ class FittedRun:
         )
 
 
-def served_model(fleet: FleetFile, pool_name: str | None, model_name: str | None) -> ServedModel:
+def served_model(fleet: FleetFile, pool_name: str | None, model_name: str | None) -> EndpointModel:
     """Returns the model to ask for and the pool that the endpoint runs on; by default the only model, the first pool.
 
     Raises:
@@ -88,11 +88,11 @@ def served_model(fleet: FleetFile, pool_name: str | None, model_name: str | None
     spec = read_model_spec(
         chosen.id, chosen.source, chosen.revision, chosen.dtype or fleet.engine.dtype, chosen.weights
     )
-    return ServedModel(name=chosen.id, spec=spec, pool=pools[0], fleet=fleet)
+    return EndpointModel(name=chosen.id, spec=spec, pool=pools[0], fleet=fleet)
 
 
 def fit_endpoint(
-    model: ServedModel, send: SendRung, *, budget_s: float, now: Callable[[], float] = time.perf_counter
+    model: EndpointModel, send: SendRung, *, budget_s: float, now: Callable[[], float] = time.perf_counter
 ) -> FittedRun:
     """Sends rungs, round by round, until the budget is spent, and fits what they showed. A rung is not begun that would
     end after it.
