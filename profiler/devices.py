@@ -62,5 +62,8 @@ def laptop_cpu(*, num_cores: int, memory_bytes: int) -> DeviceSpec:
         # One core of two drew all of the bandwidth that two draw; prefill gained 1.75x = 2 ** 0.8 from the second.
         bandwidth_saturation_share=0.12,
         compute_scaling_exponent=0.8,
-        source="AVX2 core near 3 GHz, two DDR4 channels, an order of magnitude; scaling measured on two cores",
+        # gloo between two processes over loopback, each on a core.
+        link_bandwidth_bytes_per_s=0.8 * GIGA,
+        all_reduce_start_s=65e-6,
+        source="AVX2 core near 3 GHz, two DDR4 channels, an order of magnitude; scaling, links: two cores",
     )

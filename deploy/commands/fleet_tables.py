@@ -59,7 +59,7 @@ def gateway_table(figures: Mapping[str, ModelFigures]) -> FittedTable:
 
 
 def unit_table(status: FleetStatus) -> FittedTable:
-    """One row per model on a unit."""
+    """One row per model on a unit; "x2" behind its name: it is of two GPUs, or ranks."""
     names = short_names([u.report.unit_id for u in status.units])
     table = _fitted(
         *(
@@ -144,6 +144,7 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
 
 def _unit_rows(unit: UnitStatus, short_name: str) -> Iterator[tuple[str, ...]]:
     report = unit.report
+    short_name = short_name if report.num_gpus == 1 else f"{short_name} x{report.num_gpus}"
     load = report.load
     shares = _NONE if load is None else f"{load.prefill_sms}/{load.decode_sms}"
     silent = "out" if unit.out_for_s else f"{unit.silent_s:.1f} s"
@@ -188,6 +189,7 @@ def _unit_dict(unit: UnitStatus) -> dict[str, object]:
         "unit": report.unit_id,
         "node": report.node,
         "pool": report.pool,
+        "num_gpus": report.num_gpus,
         "report_age_s": unit.silent_s,
         "out_for_s": unit.out_for_s,
         "cordon": unit.cordon_state,

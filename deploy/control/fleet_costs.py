@@ -30,7 +30,7 @@ class FleetCosts:
             return profiled
         name, _, cores = report.device.partition("-")
         if name == "cpu" and cores.isdigit():
-            return laptop_cpu(num_cores=int(cores), memory_bytes=report.memory_bytes)
+            return laptop_cpu(num_cores=int(cores), memory_bytes=report.memory_bytes // report.num_gpus)
         known = DEVICES.get(report.device)
         return known if known is not None or report.measured_device is None else _rounded(report.measured_device)
 

@@ -85,7 +85,7 @@ class PoolSection(Section):
     """For cuda and simulated: a device the profiler knows, for example H100."""
     gpus_per_node: Annotated[int, Field(ge=1, le=128)] = 1
     mesh_gpus: Literal[1, 2, 4, 8] = 1
-    """GPUs of one unit: one tensor-parallel group."""
+    """GPUs of one unit: one tensor-parallel group. For cpu: processes that divide a unit's cores and models."""
     nodes: NodesSection = NodesSection()
     node_labels: Mapping[LabelKey, LabelValue] = Field(default_factory=dict)
     """Labels of the Ray nodes that the pool's units run on, for example {muxfleet.io/pool: h100}. Default: any node.
@@ -112,8 +112,13 @@ class PoolSection(Section):
         return self.kv_memory or (CPU_KV_BYTES if self.device != "cuda" and self.gpu_type is None else None)
 
     @property
+    def devices_per_node(self) -> int:
+        """Counts what units are made of, `mesh_gpus` each: GPUs, or ranks of the one unit that a node of CPUs is."""
+        return self.mesh_gpus if self.device == "cpu" else self.gpus_per_node
+
+    @property
     def num_units(self) -> int:
-        return self.nodes.min * self.gpus_per_node // self.mesh_gpus
+        return self.nodes.min * self.devices_per_node // self.mesh_gpus
 
 
 class EngineSection(Section):
@@ -334,12 +339,16 @@ def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: Back
     def refuse(key: str, value: object, remedy: str) -> None:
         problems.append(Problem(path=(*path, *key.split(".")), value=value, remedy=remedy))
 
-    if pool.device == "cuda" and not backend.divides_models and pool.mesh_gpus > 1:
-        refuse("mesh_gpus", pool.mesh_gpus, "muxfleet's own engine uses one GPU; set 1, or backend: sglang for more")
+    if pool.device not in backend.divides_on and pool.mesh_gpus > 1:
+        able = " or ".join(name for name, other in BACKENDS.items() if pool.device in other.divides_on)
+        remedy = f"backend {backend.name} divides no model on {pool.device}; set 1, or backend: {able}"
+        refuse("mesh_gpus", pool.mesh_gpus, remedy)
     if backend.name != "sglang" and pool.sglang != SglangSection():
         refuse("sglang", None, "this pool's backend is native; set backend: sglang or remove it")
-    if pool.gpus_per_node % pool.mesh_gpus:
+    if pool.devices_per_node % pool.mesh_gpus:
         refuse("mesh_gpus", pool.mesh_gpus, f"must divide gpus_per_node ({pool.gpus_per_node})")
+    if pool.device == "cpu" and pool.cores is not None and pool.cores % pool.mesh_gpus:
+        refuse("cores", pool.cores, f"each of mesh_gpus ({pool.mesh_gpus}) ranks has as many; set a multiple of it")
     if pool.nodes.max is not None and pool.nodes.max < pool.nodes.min:
         refuse("nodes.max", pool.nodes.max, f"smaller than min ({pool.nodes.min}); raise it or lower min")
     elif pool.nodes.max is not None and pool.nodes.max > pool.nodes.min:

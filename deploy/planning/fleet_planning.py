@@ -18,7 +18,7 @@ from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served, most_served_of_nodes
 from placement.launch_limits import LaunchLimits
-from placement.nodes import NodePool
+from placement.nodes import MESH_SIZES, NodePool
 from placement.plan import Plan, UnitCapacity
 from placement.pool_sizing import size_pools, with_pools_of
 from placement.problem import FleetSolver, PlacementModel
@@ -130,12 +130,13 @@ def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
         NodePool(
             name=pool.name,
             num_nodes=pool.nodes.min,
-            gpus_per_node=pool.gpus_per_node,
+            gpus_per_node=pool.devices_per_node,
             device=hardware_of(pool).device,
             memory_bytes=_memory_bytes(fleet, pool) // pool.mesh_gpus,
             block_bytes=fleet.engine.block_bytes,
             total_blocks=_pool_bytes(fleet, pool) // pool.mesh_gpus // fleet.engine.block_bytes,
             sizes_pool=pool.kv_bytes is None,
+            mesh_sizes=(pool.mesh_gpus,) if pool.device == "cpu" else MESH_SIZES,
             max_models=fleet.backend(pool).max_models,
             launch_limits=_launch_limits(fleet),
         )
@@ -183,7 +184,7 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             total_blocks=_pool_bytes(fleet, pool) // fleet.engine.block_bytes,
             sizes_pool=pool.kv_bytes is None,
             pool=pool.name,
-            node=f"{pool.name}/{i * pool.mesh_gpus // pool.gpus_per_node}",
+            node=f"{pool.name}/{i * pool.mesh_gpus // pool.devices_per_node}",
             device=device,
             max_models=fleet.backend(pool).max_models,
             launch_limits=_launch_limits(fleet),

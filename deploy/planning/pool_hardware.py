@@ -38,8 +38,13 @@ def hardware_of(pool: PoolSection) -> UnitHardware:
         return UnitHardware(device=profile.device, num_gpus=profile.num_gpus, latency=latency, host_s=host_s)
     if pool.gpu_type is not None:
         return gpu_hardware(device_named(pool.gpu_type), pool.mesh_gpus)
-    device = laptop_cpu(num_cores=pool.cores or os.cpu_count() or 1, memory_bytes=psutil.virtual_memory().total)
-    return UnitHardware(device=device, num_gpus=1, latency=RooflineLatency(device), host_s=CPU_HOST_S)
+    num_ranks = pool.mesh_gpus
+    device = laptop_cpu(
+        num_cores=max(1, (pool.cores or os.cpu_count() or 1) // num_ranks),
+        memory_bytes=psutil.virtual_memory().total // num_ranks,
+    )
+    latency = RooflineLatency(device, num_gpus=num_ranks)
+    return UnitHardware(device=device, num_gpus=num_ranks, latency=latency, host_s=CPU_HOST_S)
 
 
 def host_memory_of(pool: PoolSection, num_gpus: int) -> int:
@@ -48,7 +53,7 @@ def host_memory_of(pool: PoolSection, num_gpus: int) -> int:
         return int(pool.host_memory)
     if pool.gpu_type is not None:
         return host_share_of_gpus(device_named(pool.gpu_type), num_gpus)
-    return host_share_bytes(psutil.virtual_memory().total, pool.gpus_per_node // pool.mesh_gpus)
+    return host_share_bytes(psutil.virtual_memory().total, pool.devices_per_node // pool.mesh_gpus)
 
 
 def gpu_hardware(device: DeviceSpec, num_gpus: int) -> UnitHardware:

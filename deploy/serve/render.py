@@ -139,7 +139,7 @@ def _unit_deployment(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
 
 
 def _unit_cpus(pool: PoolSection) -> float:
-    return float(pool.cores or 1) if pool.device == "cpu" else _SMALL_CPUS
+    return float(pool.cores or pool.mesh_gpus) if pool.device == "cpu" else _SMALL_CPUS
 
 
 def _gateway_application(fleet: FleetFile) -> dict[str, Any]:

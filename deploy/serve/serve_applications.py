@@ -132,7 +132,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             device_type=shape.gpu_type,
             device_memory_bytes=shape.device_memory_bytes,
             host_memory_bytes=shape.host_memory_bytes,
-            units_per_node=shape.gpus_per_node // shape.num_gpus,
+            units_per_node=max(1, shape.gpus_per_node // shape.num_gpus),
             profile=shape.profile,
             guard=shape.guard,
             scheduler=SchedulerSettings(

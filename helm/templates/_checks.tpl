@@ -70,8 +70,9 @@
 {{- $_ := set $seen $pool.name $i -}}
 {{- $backend := default $fleet.engine.backend $pool.backend -}}
 {{- $refusals := (include "muxfleet.data" $root | fromJson).refusals -}}
-{{- if and (eq $pool.device "cuda") (eq $backend "native") $refusals.nativeMesh (gt ($pool.mesh_gpus | int64) 1) -}}
-{{- include "muxfleet.refuse" (dict "key" (printf "%s.mesh_gpus" $key) "value" $pool.mesh_gpus "remedy" $refusals.nativeMesh) -}}
+{{- $undivided := get $refusals.mesh (printf "%s %s" $backend $pool.device) -}}
+{{- if and $undivided (gt ($pool.mesh_gpus | int64) 1) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.mesh_gpus" $key) "value" $pool.mesh_gpus "remedy" $undivided) -}}
 {{- end -}}
 {{- if and $refusals.nodeRange (gt (default $pool.nodes.min $pool.nodes.max | int64) ($pool.nodes.min | int64)) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $pool.nodes.max "remedy" ($refusals.nodeRange | replace "(1)" (printf "(%d)" ($pool.nodes.min | int64)))) -}}
@@ -99,7 +100,7 @@
 {{- define "muxfleet.checkPool" -}}
 {{- $key := .key -}}
 {{- $pool := .pool -}}
-{{- if mod ($pool.gpus_per_node | int64) ($pool.mesh_gpus | int64) -}}
+{{- if and (ne $pool.device "cpu") (mod ($pool.gpus_per_node | int64) ($pool.mesh_gpus | int64)) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.mesh_gpus" $key) "value" $pool.mesh_gpus "remedy" (printf "must divide gpus_per_node (%d)" ($pool.gpus_per_node | int64))) -}}
 {{- end -}}
 {{- $max := default $pool.nodes.min $pool.nodes.max | int64 -}}
@@ -111,6 +112,9 @@
 {{- end -}}
 {{- if and (eq $pool.device "cpu") (ne ($pool.gpus_per_node | int64) 1) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.gpus_per_node" $key) "value" $pool.gpus_per_node "remedy" "a cpu pool has one device per node; remove it") -}}
+{{- end -}}
+{{- if and (eq $pool.device "cpu") $pool.cores (mod (default 0 $pool.cores | int64) ($pool.mesh_gpus | int64)) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.cores" $key) "value" $pool.cores "remedy" (printf "each of mesh_gpus (%d) ranks has as many; set a multiple of it" ($pool.mesh_gpus | int64))) -}}
 {{- end -}}
 {{- if and (eq $pool.device "cpu") $pool.gpu_type -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.gpu_type" $key) "value" $pool.gpu_type "remedy" "a cpu pool has no GPUs; remove it") -}}

@@ -107,7 +107,8 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- end -}}
 
 {{- define "muxfleet.unitsOf" -}}
-{{- div (mul (.nodes.min | int64) (.gpus_per_node | int64)) (.mesh_gpus | int64) -}}
+{{- if eq .device "cpu" -}}{{- .nodes.min | int64 -}}
+{{- else -}}{{- div (mul (.nodes.min | int64) (.gpus_per_node | int64)) (.mesh_gpus | int64) -}}{{- end -}}
 {{- end -}}
 
 {{/* Seconds that what goes may take, as the fleet's drain says. Takes data, drain, of (unit, gateway, node, pod). */}}
@@ -151,7 +152,7 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $_ := set $shape "sglang" $options -}}
 {{- end -}}
 {{- $actor := dict "num_cpus" $data.smallCpus -}}
-{{- if eq $pool.device "cpu" -}}{{- $_ := set $actor "num_cpus" (default 1 $pool.cores) -}}{{- end -}}
+{{- if eq $pool.device "cpu" -}}{{- $_ := set $actor "num_cpus" (default $pool.mesh_gpus $pool.cores) -}}{{- end -}}
 {{- if eq $pool.device "cuda" -}}{{- $_ := set $actor "num_gpus" $pool.mesh_gpus -}}{{- end -}}
 {{- if $pool.node_labels -}}{{- $_ := set $actor "label_selector" $pool.node_labels -}}{{- end -}}
 {{- $grace := include "muxfleet.drainSeconds" (dict "data" $data "drain" $fleet.drain "of" "unit") | float64 -}}

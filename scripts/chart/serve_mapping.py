@@ -6,7 +6,7 @@ fleet. The templates do the rest; a test compares their result with `muxfleet re
 
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ByteSize
@@ -91,7 +91,7 @@ def chart_files_data() -> dict[str, Any]:
         "cpuKvBytes": int(CPU_KV_BYTES),
         "gpuTypes": sorted(DEVICES),
         "refusals": {
-            "nativeMesh": _refusal(PoolSection(device="cuda", gpus_per_node=2, mesh_gpus=2), "mesh_gpus"),
+            "mesh": dict(_undivided()),
             "nodeRange": _refusal(PoolSection(nodes=NodesSection(min=1, max=2)), "nodes", "max"),
         },
         "haproxyEnvironment": dict(HAPROXY),
@@ -103,6 +103,18 @@ def _refusal(pool: PoolSection, *path: str) -> str:
     """What this release says of a key of a pool; empty when it takes the value."""
     probe = FleetFile(models=(ModelSection(id="probe", source="probe/probe"),), pools=(pool,))
     return next((p.remedy for p in semantic_problems(probe) if p.path == ("pools", 0, *path)), "")
+
+
+def _undivided() -> Iterator[tuple[str, str]]:
+    """By backend and device: what this release says of units of several where it divides no model."""
+    for backend, device in (("native", "cpu"), ("native", "cuda"), ("sglang", "cpu"), ("sglang", "cuda")):
+        pool = PoolSection(device=device, backend=backend, gpu_type=_gpu_of(device), gpus_per_node=2, mesh_gpus=2)
+        if remedy := _refusal(pool, "mesh_gpus"):
+            yield f"{backend} {device}", remedy
+
+
+def _gpu_of(device: str) -> str | None:
+    return None if device == "cpu" else next(iter(DEVICES))
 
 
 def _sources(args: type[Args]) -> dict[str, str]:

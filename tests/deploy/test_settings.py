@@ -97,9 +97,12 @@ BAD_FILES = {
         "models: [{id: a b, source: x}]",
         ['f.yaml:1: models[0].id = "a b": must be letters, digits and ._:-/ that begin with a letter or digit'],
     ),
-    "cuda": (
-        MODEL + "pools: [{device: cuda, gpus_per_node: 2, mesh_gpus: 2}]",
-        ["f.yaml:2: pools[0].mesh_gpus = 2: muxfleet's own engine uses one GPU; set 1, or backend: sglang for more"],
+    "sglang on ranks of cores": (
+        MODEL + "pools: [{backend: sglang, mesh_gpus: 2, cores: 3}]",
+        [
+            "f.yaml:2: pools[0].mesh_gpus = 2: backend sglang divides no model on cpu; set 1, or backend: native",
+            "f.yaml:2: pools[0].cores = 3: each of mesh_gpus (2) ranks has as many; set a multiple of it",
+        ],
     ),
     "mesh does not divide the node": (
         MODEL + "pools: [{device: simulated, gpus_per_node: 6, mesh_gpus: 4}]",

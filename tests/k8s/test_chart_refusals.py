@@ -58,6 +58,10 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         pool(gpus_per_node=2, mesh_gpus=2),
         "muxfleet: fleet.pools[0].gpus_per_node = 2: a cpu pool has one device per node; remove it",
     ),
+    "cores that ranks cannot share": (
+        pool(cores=3, mesh_gpus=2),
+        "muxfleet: fleet.pools[0].cores = 3: each of mesh_gpus (2) ranks has as many; set a multiple of it",
+    ),
     "cpu with a GPU type": (
         pool(gpu_type="H100"),
         'muxfleet: fleet.pools[0].gpu_type = "H100": a cpu pool has no GPUs; remove it',
@@ -293,17 +297,21 @@ def test_checks__cluster_without_an_api__is_told_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides"),
+    ("path", "overrides"),
     [
-        ("nativeMesh", pool(device="cuda", gpus_per_node=2, mesh_gpus=2)),
-        ("nodeRange", pool(nodes={"min": 1, "max": 2}) | {"autoscaling": {"enabled": True}}),
+        (("mesh", "native cpu"), pool(mesh_gpus=2)),
+        (("mesh", "sglang cpu"), pool(backend="sglang", mesh_gpus=2)),
+        (("mesh", "native cuda"), pool(device="cuda", gpus_per_node=2, mesh_gpus=2)),
+        (("nodeRange",), pool(nodes={"min": 1, "max": 2}) | {"autoscaling": {"enabled": True}}),
     ],
 )
 def test_checks__what_the_fleet_file_refuses_in_this_release__the_chart_refuses_too(
-    helm: Helm, chart: Path, name: str, overrides: dict[str, Any]
+    helm: Helm, chart: Path, path: tuple[str, ...], overrides: dict[str, Any]
 ) -> None:
     """And takes once `make chart` has found that the release takes it."""
-    refusal = json.loads((CHART / "files" / "fleet.json").read_text())["refusals"][name]
+    refusal = json.loads((CHART / "files" / "fleet.json").read_text())["refusals"]
+    for key in path:
+        refusal = refusal.get(key, "")
 
     outcome = helm.template(chart, overrides=merged(FLEET, overrides))
 

@@ -57,6 +57,13 @@ FLEETS |= {
                 "node_labels": {"muxfleet.io/pool": "big"},
             },
             {
+                "name": "ranks",
+                "device": "cpu",
+                "mesh_gpus": 2,
+                "nodes": {"min": 2},
+                "node_labels": {"muxfleet.io/pool": "ranks"},
+            },
+            {
                 "name": "small",
                 "device": "cpu",
                 "cores": 2,

@@ -161,7 +161,7 @@ def test_tensor_parallel__more_gpus__are_faster_by_less_than_their_number(num_gp
 
 def test_tensor_parallel__device_without_links__is_our_own_fault() -> None:
     with pytest.raises(AssertionError, match="no links"):
-        RooflineLatency(LAPTOP, num_gpus=2).decode_s(LLAMA_3_8B, [1], 1)
+        RooflineLatency(replace(LAPTOP, link_bandwidth_bytes_per_s=0.0), num_gpus=2).decode_s(LLAMA_3_8B, [1], 1)
 
 
 def test_experts__decode__reads_those_that_are_chosen() -> None:

@@ -14,7 +14,7 @@ BACKEND = BackendEntry(
     kinds={"cpu": "sglang_cpu", "cuda": "sglang_cuda"},
     program="pdmux_actor.backends.sglang.process",
     max_models=1,
-    divides_models=True,
+    divides_on=("cuda",),
     is_watched=False,
     fillable_bytes=_fillable_bytes,
 )

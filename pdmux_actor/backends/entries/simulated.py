@@ -8,7 +8,7 @@ BACKEND = BackendEntry(
     about="native on a simulated device: made-up tokens at the speed of a GPU model",
     kinds={"simulated": "simulated"},
     stands_for="native",
-    divides_models=True,
+    divides_on=("simulated",),
     takes_adapters=True,
     fillable_bytes=fillable_bytes,
 )
