@@ -1,5 +1,6 @@
 """The outermost layer: a request id on every response, the last word on our own errors, and the request count."""
 
+import asyncio
 import logging
 import re
 import time
@@ -76,6 +77,10 @@ class RequestIdentity:
             if status == 0:  # nobody reads it, but servers insist on an answer
                 await Response(status_code=CLIENT_CLOSED)(scope, receive, send_with_id)
             status = CLIENT_CLOSED
+        except asyncio.CancelledError:  # so Serve tells of a client that left
+            logger.info("client left", extra={"request_id": request_id})
+            status = CLIENT_CLOSED
+            raise
         except Exception:
             told = {"request_id": request_id, "model": state.get("model", ""), "endpoint": scope["path"][:200]}
             logger.exception("request failed by our own error", extra=told)

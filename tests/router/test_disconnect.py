@@ -10,6 +10,7 @@ from fake_unit import FakeUnit, eventually
 from fleet_values import fleet, is_idle
 from fleet_values import unit as fleet_unit
 
+from router.http.app import create_app
 from router.limits import GatewayLimits
 from router.live_view import LiveView
 
@@ -69,6 +70,45 @@ async def test_client__leaves_while_held__stops_waiting(serve) -> None:
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         await eventually(lambda: b'status="499"} 1.0' in served.gateway.metrics.exposition())
         assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client__left_and_the_server_cancels_its_request__is_499_in_count_and_log(serve, caplog, stream) -> None:
+    """Serve's direct ingress: the task of the request is cancelled, before its answer began or in its midst."""
+    unit = FakeUnit(token_gap_s=0.02)
+    served = await serve(unit)
+    app = create_app(served.gateway)
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 2000, "stream": stream}).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    sent: list[dict] = []
+    bodies = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict:
+        return bodies.pop() if bodies else await asyncio.Future()
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    caplog.set_level("INFO", logger="muxfleet.requests")
+    request = asyncio.create_task(app(scope, receive, send))
+    await eventually(lambda: len(sent) > 2 if stream else unit.requests)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+
+    found = served.gateway.metrics.exposition().decode()
+    labels = f'endpoint="/v1/completions",model="{MODEL}",status='
+    assert f'muxfleet_requests_total{{{labels}"499"}} 1.0' in found
+    assert f'{labels}"0"' not in found
+    assert [json.loads(r.message)["status"] for r in caplog.records if r.name == "muxfleet.requests"] == [499]
+    await eventually(lambda: len(unit.cancelled) == 1)
 
 
 async def test_held_request__unit_arrives__is_served(serve) -> None:
