@@ -4,8 +4,9 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from placement.target_mix import OWN_TARGETS, TargetMix, mixed
 from traces.record import TraceRecord
 
 _FEWEST_GAPS = 10  # of which a variation says anything
@@ -14,7 +15,7 @@ _FEWEST_GAPS = 10  # of which a variation says anything
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDemand:
     """`prompt_tokens` and `output_tokens` are means over requests. `arrival_cv`: coefficient of variation of the gaps
-    between requests; 1 is Poisson, bursts are more.
+    between requests; 1 is Poisson, bursts are more. `targets`: which ones requests name instead of the model's own.
     """
 
     model: str
@@ -22,6 +23,7 @@ class ModelDemand:
     prompt_tokens: float
     output_tokens: float
     arrival_cv: float = 1.0
+    targets: TargetMix = field(default=OWN_TARGETS, repr=False)
 
     @property
     def tokens_per_request(self) -> float:
@@ -44,6 +46,7 @@ def together(model: str, demands: Sequence[ModelDemand]) -> ModelDemand:
         prompt_tokens=sum(w * d.prompt_tokens for w, d in zip(weights, demands, strict=True)),
         output_tokens=sum(w * d.output_tokens for w, d in zip(weights, demands, strict=True)),
         arrival_cv=max(d.arrival_cv for d in demands),
+        targets=mixed((w, d.targets) for w, d in zip(weights, demands, strict=True)),
     )
 
 

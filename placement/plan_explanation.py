@@ -16,6 +16,7 @@ from placement.packing.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
 from placement.step_correction import UNCORRECTED, StepCorrection
+from traces.timeliness import SloTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,17 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTargets:
+    """Says that a model is planned for other targets than its `own`, since its requests name them; `tighter` is the
+    share of those that name tighter ones.
+    """
+
+    own: SloTarget
+    planned: SloTarget
+    tighter: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """`rejected`: the closest first. `unplaced` says why replicas are missing. `asleep`: units whose host memory holds
     its weights, with the seconds that waking it takes there. `correction` is what the model's measured steps say of the
@@ -56,6 +68,7 @@ class Explanation:
     unplaced: str | None
     asleep: Mapping[str, float] = field(default_factory=dict)
     correction: StepCorrection = UNCORRECTED
+    targets: PlannedTargets | None = None
 
 
 def explain(
@@ -69,6 +82,7 @@ def explain(
     if model not in {m.model for m in models}:
         raise ModelUnknown(model=model, known=tuple(sorted(m.model for m in models)))
     found = estimate(units, models, plan, estimator)
+    asked = next(m for m in models if m.model == model)
     trial = _Trial(model, units, models, found, estimator)
     return Explanation(
         model=next(m for m in found.models if m.model == model),
@@ -76,8 +90,15 @@ def explain(
         rejected=tuple(sorted(trial.rejections(), key=_closeness)),
         unplaced=plan.unplaced.get(model),
         asleep={u.unit_id: u.asleep[model] for u in units if model in u.asleep},
-        correction=next(m.correction for m in models if m.model == model),
+        correction=asked.correction,
+        targets=_planned_targets(asked),
     )
+
+
+def _planned_targets(model: PlacementModel) -> PlannedTargets | None:
+    if model.slo is None or model.target is None or model.target == model.slo:
+        return None
+    return PlannedTargets(own=model.slo, planned=model.target, tighter=model.demand.targets.tighter(model.slo))
 
 
 def _closeness(rejection: Rejection) -> tuple[bool, float, float, str]:

@@ -27,6 +27,11 @@ class PlacementModel:
     slo: SloTarget | None = None
     correction: StepCorrection = UNCORRECTED
 
+    @property
+    def target(self) -> SloTarget | None:
+        """Returns what is planned for: its `slo`, as far as its requests name no other targets."""
+        return None if self.slo is None else self.demand.targets.planned(self.slo)
+
 
 class Solver(Protocol):
     def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:

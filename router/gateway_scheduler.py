@@ -44,6 +44,7 @@ class GatewayScheduler:
         self._router = UnitRouter(gateway_id, routing or RoutingSettings())
         self.admission = Admission(self._router, self.ledger, admission or AdmissionSettings())
         self._arrivals = DemandCounts()
+        self._own_targets: dict[str, Slo] = {}
         self._running: dict[str, _Running] = {}
         self._held: dict[str, int] = {}
 
@@ -51,6 +52,7 @@ class GatewayScheduler:
         """Call `pump` after it."""
         self._router.update_view(view, now_s)
         self.ledger.update(block_budgets(view), num_gateways=view.num_gateways)
+        self._own_targets = {card.model: card.slo for card in view.models}
         targets_s = {card.model: card.slo.ttft_s for card in view.models}
         self._arrivals.keep_models(frozenset(targets_s))
         self.admission.keep_models(targets_s)
@@ -65,6 +67,8 @@ class GatewayScheduler:
 
     def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
         self._arrivals.asked(request.model, request.prompt_tokens)
+        if (own := self._own_targets.get(request.model)) is not None:
+            self._arrivals.targets(request.model, request.slo, own)
         decision = self.admission.offer(request, now_s)
         if not isinstance(decision, Queue):
             self._note(request, decision, now_s)

@@ -21,7 +21,7 @@ from deploy.planning.plan_file import read_plan
 from placement import plan_explanation as explanations
 from placement.errors import ModelUnknown
 from placement.plan import Plan, UnitCapacity
-from placement.plan_explanation import Explanation
+from placement.plan_explanation import Explanation, PlannedTargets
 from placement.problem import PlacementModel
 from placement.solvers.registry import SOLVERS
 
@@ -91,6 +91,8 @@ def show(console: Console, told: Explanation) -> None:
         console.print(f"  asleep on {unit_id}: its weights are in host memory there, {wake_s:.1f} s from ready")
     if (pace := pace_in_words(told.correction)) is not None:
         console.print(f"  wherever it runs, this model {pace}")
+    if told.targets is not None:
+        console.print(f"  {_targets(told.targets)}", soft_wrap=True)
     for home in told.homes:
         replica = next(r for r in home.unit.replicas if r.model == figures.model)
         beside = f"beside {', '.join(home.neighbours)}" if home.neighbours else "alone"
@@ -104,6 +106,14 @@ def show(console: Console, told: Explanation) -> None:
             console.print(f"    this unit {pace}")
     if told.rejected:
         console.print(_rejections(told))
+
+
+def _targets(targets: PlannedTargets) -> str:
+    planned, own = (
+        f"{t.ttft_s:.3g} s to the first token and {t.tbt_s * 1e3:.3g} ms between tokens"
+        for t in (targets.planned, targets.own)
+    )
+    return f"planned for {planned}: {targets.tighter:.0%} of its requests ask for tighter targets than its own, {own}"
 
 
 def _rejections(told: Explanation) -> Table:

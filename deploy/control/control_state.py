@@ -9,6 +9,7 @@ from deploy.control.cordons import Cordons
 from deploy.control.decision_history import NotedDecision
 from deploy.control.step_evidence import MeasuredUnit
 from placement.plan import Plan
+from placement.target_mix import OWN_TARGETS, TargetMix
 
 FORMAT = 1
 
@@ -23,6 +24,7 @@ class KeptDemand:
     prompt_tokens: float
     output_tokens: float
     last_asked_s: float | None
+    targets: TargetMix = OWN_TARGETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ def _is_like(one: PlacementModel, other: PlacementModel) -> bool:
         (now.output_tokens, then.output_tokens, 1.0),
     ]
     is_close = all(math.isclose(a, b, rel_tol=_SAME_DEMAND, abs_tol=nothing) for a, b, nothing in figures)
-    return is_close and replace(one, demand=then) == other
+    return is_close and one.target == other.target and replace(one, demand=then) == other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

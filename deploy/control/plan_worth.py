@@ -41,7 +41,7 @@ def appraise(needs: Needs, plan: Plan, estimator: Estimator) -> Appraisal:
     t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
     """
     found = estimate_models(needs.units, needs.models, plan, estimator)
-    targets_s = {m.model: math.inf if m.slo is None else m.slo.ttft_s for m in needs.models}
+    targets_s = {m.model: math.inf if m.target is None else m.target.ttft_s for m in needs.models}
     asked_per_s = sum(m.rate_per_s for m in found)
     in_time_per_s = sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found)
     return Appraisal(

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deploy.control.attainment_watch import AttainmentWatch
 from deploy.control.control_state import KeptDemand
 from deploy.control.rate_estimate import RateEstimate, RateTuning
+from deploy.control.target_learning import TargetLearning
 from placement.demand import ModelDemand
 from router.admission.demand_report import DemandReport, ModelAsked
 
@@ -24,6 +25,7 @@ class _Asked:
     prompt_tokens: float
     output_tokens: float
     arrival_cv: float
+    targets: TargetLearning = field(default_factory=TargetLearning)
     requests: int = 0
     prompts: int = 0
     outputs: int = 0
@@ -67,6 +69,7 @@ class Popularity:
                 prompt_tokens=asked.prompt_tokens,
                 output_tokens=asked.output_tokens,
                 last_asked_s=asked.last_asked_s,
+                targets=asked.targets.mix,
             )
             for name, asked in sorted(self._models.items())
         )
@@ -82,7 +85,7 @@ class Popularity:
         rate.per_s, rate.known_for_s = before.rate_per_s, before.known_for_s
         asked = self._models[model]
         asked.prompt_tokens, asked.output_tokens = before.prompt_tokens, before.output_tokens
-        asked.last_asked_s = before.last_asked_s
+        asked.last_asked_s, asked.targets = before.last_asked_s, TargetLearning(before.targets)
 
     def hear(self, report: DemandReport, now_s: float) -> None:
         """Takes in a gateway's counts. When a gateway reports for the first time, only later requests count: it may be
@@ -132,6 +135,7 @@ class Popularity:
             prompt_tokens=max(1.0, asked.prompt_tokens),
             output_tokens=max(1.0, asked.output_tokens),
             arrival_cv=asked.arrival_cv,
+            targets=asked.targets.mix,
         )
 
     def last_asked_s(self, model: str) -> float | None:
@@ -150,6 +154,7 @@ def _count(model: _Asked, before: ModelAsked, asked: ModelAsked, now_s: float) -
     model.requests += asked.requests_total - before.requests_total
     model.prompts += asked.prompt_tokens_total - before.prompt_tokens_total
     model.outputs += asked.output_tokens_total - before.output_tokens_total
+    model.targets.count(before, asked)
     if asked.requests_total > before.requests_total:
         model.last_asked_s = now_s
 
@@ -157,6 +162,7 @@ def _count(model: _Asked, before: ModelAsked, asked: ModelAsked, now_s: float) -
 def _average(model: _Asked, span_s: float) -> bool:
     requests = model.requests
     jumped = model.rate.add(requests, span_s)
+    model.targets.average(requests)
     if requests:
         weight = 1 - math.exp(-requests / _LENGTH_MEMORY)
         model.prompt_tokens += weight * (model.prompts / requests - model.prompt_tokens)

@@ -1,7 +1,7 @@
 """A placement problem in arrays: models by index, kinds of units by index."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from placement.launch_limits import LaunchLimits
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 from placement.step_correction import StepCorrection
+from placement.target_mix import OWN_TARGETS
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -141,6 +142,11 @@ def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
     kinds = tuple(dict.fromkeys(UnitKind.of(u) for u in units))
     costs = estimator.costs(kinds, ordered)
     hopeless = _hopeless(costs, len(ordered))
+    if any(ordered[m].demand.targets != OWN_TARGETS for m in hopeless):
+        # What no unit can do, whoever asks for it, is not planned for; the model's own targets are.
+        ordered = tuple(_with_own_targets(m) if i in hopeless else m for i, m in enumerate(ordered))
+        costs = estimator.costs(kinds, ordered)
+        hopeless = _hopeless(costs, len(ordered))
     for kind_costs in costs:
         kind_costs.tbt_s[hopeless] = _ANY_LATENCY_S
         kind_costs.slack_s[hopeless] = _ANY_LATENCY_S
@@ -153,6 +159,10 @@ def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
         placeable=_placeable(costs, len(ordered)),
         rates_per_s=np.array([m.demand.rate_per_s for m in ordered], dtype=np.float64),
     )
+
+
+def _with_own_targets(model: PlacementModel) -> PlacementModel:
+    return replace(model, demand=replace(model.demand, targets=OWN_TARGETS))
 
 
 def _hopeless(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.intp]:
@@ -227,11 +237,11 @@ def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed,
     def column(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array(values, dtype=np.float64)
 
-    memory = [_Memory.of(m, kind) for m in models]
+    memory, targets = [_Memory.of(m, kind) for m in models], [m.target for m in models]
     steps = [corrected(c, kind.correction, m.correction) for c, m in zip(speed.costs, models, strict=True)]
     prefill_dilation = column([w.prefill_dilation for w in speed.ways])
     single_prefill_s = column([c.prefill_s for c in steps])
-    ttft_s = column([_TTFT_PART * m.slo.ttft_s if m.slo else _ANY_LATENCY_S for m in models])
+    ttft_s = column([_TTFT_PART * t.ttft_s if t else _ANY_LATENCY_S for t in targets])
     return KindCosts(
         num_gpus=kind.num_gpus,
         memory_bytes=float(bytes_for_models(_as_unit(kind))),
@@ -250,7 +260,7 @@ def _kind_costs(kind: UnitKind, models: Sequence[PlacementModel], speed: _Speed,
         rates_per_s=column([m.demand.rate_per_s for m in models]),
         # Smoother than Poisson counts as Poisson: routing roughens it again.
         arrival_scv=column([max(1.0, m.demand.arrival_cv) ** 2 for m in models]),
-        tbt_s=column([m.slo.tbt_s if m.slo else _ANY_LATENCY_S for m in models]),
+        tbt_s=column([t.tbt_s if t else _ANY_LATENCY_S for t in targets]),
         slack_s=ttft_s[:, None] - single_prefill_s[:, None] * prefill_dilation[None, :],
         decode_dilation=column([w.decode_dilation for w in speed.ways]),
         prefill_dilation=prefill_dilation,

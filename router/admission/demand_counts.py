@@ -1,9 +1,11 @@
 """Counts of what a gateway was asked for, for the control loop."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pdmux_actor.messages import Slo
 from router.admission.demand_report import DemandReport, ModelAsked
+from router.admission.target_counts import TargetCounts
 from router.admission_request import AdmissionRequest
 
 
@@ -18,6 +20,7 @@ class _Totals:
     ttft_met: int = 0
     tbt_met: int = 0
     in_time: int = 0
+    targets: TargetCounts = field(default_factory=TargetCounts)
 
 
 class DemandCounts:
@@ -30,6 +33,9 @@ class DemandCounts:
         totals = self._of(model)
         totals.requests += 1
         totals.prompt_tokens += prompt_tokens
+
+    def targets(self, model: str, asked: Slo, own: Slo) -> None:
+        self._of(model).targets.asked(asked, own)
 
     def shed(self, model: str) -> None:
         self._of(model).shed += 1
@@ -83,6 +89,8 @@ class DemandCounts:
                     ttft_met_total=totals.ttft_met,
                     tbt_met_total=totals.tbt_met,
                     in_time_total=totals.in_time,
+                    ttft_targets=totals.targets.ttft(),
+                    tbt_targets=totals.targets.tbt(),
                 )
                 for model, totals in sorted(self._totals.items())
             ),

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from router.admission.target_counts import TargetCount
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAsked:
@@ -11,6 +13,7 @@ class ModelAsked:
     model that is scaled to zero. `oldest_wait_s`: how long the first that waits at the gateway has done so. `shed` ones
     were turned away by overload, `no_capacity` ones because no unit came in time. `finished` ones were answered to the
     end; of them `ttft_met` had their first token within its target, `tbt_met` every gap, and `in_time` both.
+    `ttft_targets` and `tbt_targets` are of the requests that were granted other targets than their model's.
     """
 
     model: str
@@ -26,6 +29,8 @@ class ModelAsked:
     ttft_met_total: int = 0
     tbt_met_total: int = 0
     in_time_total: int = 0
+    ttft_targets: tuple[TargetCount, ...] = ()
+    tbt_targets: tuple[TargetCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

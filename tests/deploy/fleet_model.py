@@ -16,13 +16,14 @@ from deploy.control.planner import Planner, PlannerInPlace
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_section import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
-from pdmux_actor.messages import LoadReport, ModelLoad
+from pdmux_actor.messages import LoadReport, ModelLoad, Slo
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from profiler.specs import DeviceSpec, ModelSpec
 from router.admission.demand_report import DemandReport, ModelAsked
+from router.admission.target_counts import TargetCounts
 
 HEARTBEAT_S = 0.5
 BLOCK_BYTES = 8192
@@ -209,6 +210,8 @@ class World:
         self._started_units = 0
         self._asked: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
+        self.targets: dict[str, Slo] = {}  # that all requests ask for from now on
+        self._targets: dict[str, TargetCounts] = {}
         self.prompt_tokens, self.output_tokens = 100, 10
         self.restart_control_loop()
 
@@ -264,6 +267,9 @@ class World:
 
     def ask(self, model: str, requests: int = 1) -> None:
         self._asked[model] = self._asked.get(model, 0) + requests
+        for _ in range(requests if model in self.targets else 0):
+            own = next(m.slo for m in self._catalog.models if m.id == model)
+            self._targets.setdefault(model, TargetCounts()).asked(self.targets[model], own)
 
     def serving(self, model: str) -> list[str]:
         """Units that have it ready."""
@@ -284,6 +290,8 @@ class World:
                     prompt_tokens_total=self.prompt_tokens * self._asked.get(m, 0),
                     output_tokens_total=self.output_tokens * self._asked.get(m, 0),
                     waiting=self.waiting.get(m, 0),
+                    ttft_targets=self._targets.get(m, TargetCounts()).ttft(),
+                    tbt_targets=self._targets.get(m, TargetCounts()).tbt(),
                 )
                 for m in sorted(models)
             ),

@@ -282,3 +282,16 @@ def test_offer__blocks_are_held_by_what_gives_way__are_room_for_others_and_for_n
     assert isinstance(outcomes(made, 0.4)["low"], Admit)
     finish(made, "low")
     assert made.ledger.held_blocks("m") == 0
+
+
+def test_demand_report__requests_with_targets_of_their_own__are_counted_by_them() -> None:
+    made = scheduler(unit("u1", model_load()))
+    for number, slo in enumerate(
+        (Slo(ttft_s=1.0, tbt_s=0.1), Slo(ttft_s=1.0, tbt_s=0.02), Slo(ttft_s=5.0, tbt_s=0.02))
+    ):
+        made.offer(ask(f"r{number}", slo=slo), 0.0)
+
+    (asked,) = made.demand_report(1.0).models
+    assert asked.requests_total == 3
+    assert [t.requests_total for t in asked.ttft_targets] == [1]
+    assert [(0.9 * 0.02 < t.target_s <= 0.02, t.requests_total) for t in asked.tbt_targets] == [(True, 2)]
