@@ -8,7 +8,7 @@ from profiler.architectures import family_of
 from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import ModelFamily
-from profiler.weight_formats import QUANTISABLE, WEIGHT_BYTES, checkpoint_format
+from profiler.weight_formats import PLAIN, QUANTISABLE, WEIGHT_BYTES, format_of
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -65,8 +65,9 @@ class ModelSpec:
         spec_dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
         if spec_dtype not in DTYPE_BYTES:
             raise UnsupportedModel(field="dtype", value=spec_dtype, remedy=f"use one of {', '.join(DTYPE_BYTES)}")
-        if weights is not None and weights not in QUANTISABLE:
-            raise UnsupportedModel(field="weights", value=weights, remedy=f"use one of {', '.join(QUANTISABLE)}")
+        choices = (*QUANTISABLE, PLAIN)
+        if weights is not None and weights not in choices:
+            raise UnsupportedModel(field="weights", value=weights, remedy=f"use one of {', '.join(choices)}")
         return cls(
             architecture=architecture,
             num_layers=count(config, "num_hidden_layers"),
@@ -80,7 +81,7 @@ class ModelSpec:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             dtype=spec_dtype,
             scaled_context_tokens=_scaled_context(config),
-            weights=weights or checkpoint_format(config),
+            weights=format_of(config, weights),
             **_experts(family, config),
         )
 

@@ -4,14 +4,37 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-INT4_GROUP = 128
-"""Weights of a row that share a scale and a zero point."""
+INT4_GROUPS = (128, 64, 32)
+"""Weights of a row that share a scale and a zero point; 4-bit kernels have these."""
 
-WEIGHT_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 * 2 / INT4_GROUP})
+
+def _int4_bytes(group: int) -> float:
+    return 0.5 + 2 * 2 / group
+
+
+WEIGHT_BYTES: Mapping[str, float] = MappingProxyType(
+    {
+        "int8": 1.0,
+        "fp8": 1.0,
+        "int4": _int4_bytes(128),
+        "int4_group64": _int4_bytes(64),
+        "int4_group32": _int4_bytes(32),
+    }
+)
 """Of one weight. The scales of int8 and fp8, one for a row or a block, are negligible."""
 
 QUANTISABLE = ("int8", "int4")
 """Formats that an engine makes of any weights when it loads them."""
+
+PLAIN = "dtype"
+"""In place of a format: weights become plain numbers of the model's dtype, whatever the checkpoint has."""
+
+
+def format_of(config: Mapping[str, Any], requested: str | None) -> str | None:
+    """Returns the format of WEIGHT_BYTES that projections are kept in: `requested` or the checkpoint's own."""
+    if requested is not None:
+        return None if requested == PLAIN else requested
+    return checkpoint_format(config)
 
 
 def checkpoint_format(config: Mapping[str, Any]) -> str | None:
@@ -23,20 +46,38 @@ def checkpoint_format(config: Mapping[str, Any]) -> str | None:
     if method == "fp8":
         return "fp8"
     if method in ("awq", "gptq"):
-        return _integer(quantisation.get("bits"))
+        grouped = not quantisation.get("desc_act")
+        return _integer(quantisation.get("bits"), quantisation.get("group_size") if grouped else 1)
     return _compressed(quantisation) if method == "compressed-tensors" else None
 
 
 def _compressed(quantisation: Mapping[str, Any]) -> str | None:
     groups = quantisation.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
+    found = [_of_group(group) for group in groups.values()] if isinstance(groups, Mapping) else []
+    return max((f for f in found if f is not None), key=lambda f: (WEIGHT_BYTES[f], f), default=None)
+
+
+def _of_group(group: object) -> str | None:
+    weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return None
     if weights.get("type") == "float":
         return "fp8" if weights.get("num_bits") == 8 else None
-    return _integer(weights.get("num_bits"))
+    ordered = weights.get("actorder") in (None, "weight", "static")
+    return _integer(weights.get("num_bits"), weights.get("group_size") if ordered else 1)
 
 
-def _integer(bits: object) -> str | None:
-    return {8: "int8", 4: "int4"}.get(bits) if isinstance(bits, int) else None
+def _integer(bits: object, group: object) -> str | None:
+    """4 bits in groups that no kernel has are kept in 8."""
+    if bits == 4:
+        return _int4(group)
+    return "int8" if bits == 8 else None
+
+
+def _int4(group: object) -> str:
+    if not isinstance(group, int) or group <= 0:  # one for each row, which is taken for groups of the standard size
+        return "int4"
+    size = next((size for size in INT4_GROUPS if group % size == 0), None)
+    if size is None:
+        return "int8"
+    return "int4" if size == INT4_GROUPS[0] else f"int4_group{size}"

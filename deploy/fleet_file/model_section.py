@@ -66,7 +66,8 @@ class ModelSection(Section):
     dtype: Dtype | None = None
     """Default: engine.dtype."""
     weights: Weights | None = None
-    """Quantises weights of projections when a model is loaded (docs/models.md). Default: the checkpoint's own."""
+    """What weights of projections become when a model is loaded: `int8` or `int4` quantises them, `dtype` unpacks those
+    of a quantised checkpoint (docs/models.md). Default: as the checkpoint has them."""
     max_model_len: PositiveInt | None = None
     """Tokens of the longest sequence, prompt and answer. Default: `max_position_embeddings` of the checkpoint. Where
     its `config.json` scales rotary positions it may be more: the length before scaling times `factor`. SGLang pools:

@@ -42,7 +42,7 @@ KeyHash = Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
 DeviceName = Annotated[str, WithJsonSchema({"examples": list(DEVICES), "type": "string"})]
 """Whatever its case, so the schema only shows the names."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Weights = Literal["int8", "int4"]
+Weights = Literal["int8", "int4", "dtype"]
 PolicyName = Annotated[str, AfterValidator(is_known(POLICIES)), WithJsonSchema(names_schema(POLICIES))]
 
 

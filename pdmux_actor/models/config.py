@@ -1,11 +1,13 @@
 """Defines what config.json says about a decoder, beyond the shape in ModelSpec."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.rope import RopeConfig
+from pdmux_actor.models.stored_formats.entry import StoredWeights
+from pdmux_actor.models.stored_formats.registry import stored_weights
 from profiler.architectures import family_of
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import DecoderTraits
@@ -15,10 +17,13 @@ from profiler.specs import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
+    """`stored` is the format of a quantised checkpoint."""
+
     spec: ModelSpec
     rope: RopeConfig
     rms_norm_eps: float
     traits: DecoderTraits
+    stored: StoredWeights | None = None
 
     @classmethod
     def from_config(
@@ -41,6 +46,8 @@ class DecoderConfig:
     @classmethod
     def _read(cls, model: str, config: Mapping[str, Any], dtype: str | None, weights: str | None) -> "DecoderConfig":
         spec = ModelSpec.from_config(config, dtype, weights)
+        if spec.weights == "fp8":  # as many bytes, and CPUs multiply them
+            spec = replace(spec, weights="int8")
         family = family_of(spec.architecture)
         if family.traits is None:
             reason = f"config.json: architectures={spec.architecture!r} is not supported by the native decoder"
@@ -54,6 +61,7 @@ class DecoderConfig:
             rope=rope,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             traits=family.traits(config),
+            stored=stored_weights(config),
         )
 
 
@@ -68,8 +76,6 @@ def _refuse_unsupported(model: str, config: Mapping[str, Any], spec: ModelSpec) 
 
     if config.get("hidden_act", "silu") != "silu":
         raise refuse("hidden_act", "use a checkpoint with hidden_act silu")
-    if config.get("quantization_config") is not None:
-        raise refuse("quantization_config", "use an unquantised checkpoint (float32, bfloat16 or float16)")
     if spec.num_heads % spec.num_kv_heads != 0:
         raise refuse("num_key_value_heads", f"it must divide num_attention_heads={spec.num_heads}")
     if spec.head_dim % 2 != 0:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdmux_actor.models.quantised_weight import QuantisedWeight
+
 # The batch that oneDNN chooses the layout for. The layout for few rows is slower for many; not the other way round.
 _LAYOUT_BATCH = 1024
 
@@ -61,7 +63,7 @@ class Projection(Protocol):
         ...
 
 
-MakeProjection = Callable[[Tensor, Tensor | None], Projection]
+MakeProjection = Callable[[Tensor | QuantisedWeight, Tensor | None], Projection]
 """Makes a projection of a weight `[out, in]` and a bias, which become its own."""
 
 
@@ -133,6 +135,11 @@ class Linear:
             return total if self.bias is None else total.add_(self.bias)
         fused: Tensor = torch.ops.mkldnn._linear_pointwise.binary(inputs, addend, self._weight, self.bias, "add")
         return fused
+
+
+def plain_projection(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
+    assert isinstance(weight, Tensor), "levels are for projections that are kept quantised"
+    return Linear(weight, bias)
 
 
 def _onednn_multiplies(dtype: torch.dtype) -> bool:

@@ -25,9 +25,9 @@ def load_mixture(
     def expert(name: str) -> GatedMlp:
         gate_up = {f"{name}.{traits.gate}.weight": inner, f"{name}.{traits.up}.weight": inner}
         with in_flight.hold(2 * product_bytes):
-            stacked = make_projection(reader.load_stacked(gate_up, hidden), None)
+            stacked = make_projection(reader.load_product(gate_up, hidden), None)
         with in_flight.hold(product_bytes):
-            down = make_projection(reader.load(f"{name}.{traits.down}.weight", hidden, inner), None)
+            down = make_projection(reader.load_product({f"{name}.{traits.down}.weight": hidden}, inner), None)
         return GatedMlp(gate_up=stacked, down=down)
 
     def grouped() -> GroupedExperts:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.linear import Linear, MakeProjection, Projection
+from pdmux_actor.models.linear import MakeProjection, Projection, plain_projection
 from pdmux_actor.models.quantised_weight import (
     QuantisedWeight,
     rounded_to_int4,
@@ -24,17 +24,19 @@ _CUDA_INNER_TILES = 8
 def projection_maker(weights: str | None) -> MakeProjection:
     """Returns what makes projections of weights that are kept so; `weights` is ModelSpec's."""
     if weights is None:
-        return Linear
-    return _int4_or_int8 if weights == "int4" else _int8
+        return plain_projection
+    return _int4_or_int8 if weights.startswith("int4") else _int8
 
 
-def _int8(weight: Tensor, bias: Tensor | None) -> Projection:
-    return Int8Linear(rounded_to_int8(weight), bias)
+def _int8(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
+    return Int8Linear(rounded_to_int8(weight) if isinstance(weight, Tensor) else weight, bias)
 
 
-def _int4_or_int8(weight: Tensor, bias: Tensor | None) -> Projection:
-    rounded = rounded_to_int4(weight)
-    return _int8(weight, bias) if rounded is None else Int4Linear.of(rounded, bias)
+def _int4_or_int8(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
+    rounded = rounded_to_int4(weight) if isinstance(weight, Tensor) else weight
+    if rounded is None:
+        return _int8(weight, bias)
+    return Int4Linear.of(rounded, bias)
 
 
 class Int8Linear:

@@ -1,17 +1,18 @@
 """Weights rounded to 8 or 4 bits, by themselves: what they stand for, and how they come of others."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from profiler.weight_formats import INT4_GROUP
+from profiler.weight_formats import INT4_GROUPS
 
 INT4_MIDDLE = 8
 _INT8_MAX = 127
 _INT4_LEVELS = 15
-_GROUPS = (INT4_GROUP, 64, 32)
 _INT4_ROWS = 32  # kernels take so many rows together
+_AT_ONCE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,28 +35,60 @@ class QuantisedWeight:
         weight = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
         return weight.view(rows, columns).to(self.scale.dtype)
 
+    def to(self, device: torch.device | None) -> "QuantisedWeight":
+        middle = None if self.middle is None else self.middle.to(device)
+        return QuantisedWeight(levels=self.levels.to(device), scale=self.scale.to(device), middle=middle)
+
 
 def rounded_to_int8(weight: Tensor) -> QuantisedWeight:
     """Takes the nearest of 255 levels around zero, row by row."""
-    exact = weight.float()
-    scale = _step(exact.abs().amax(dim=1) / _INT8_MAX, weight.dtype)
-    levels = (exact / scale.float()[:, None]).round_().clamp_(-_INT8_MAX, _INT8_MAX)
-    return QuantisedWeight(levels=levels.to(torch.int8), scale=scale)
+    levels = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(len(weight), dtype=weight.dtype, device=weight.device)
+    for rows in _rows_at_once(weight):
+        exact = weight[rows].float()
+        scale[rows] = _step(exact.abs().amax(dim=1) / _INT8_MAX, weight.dtype)
+        levels[rows] = exact.div(scale[rows].float()[:, None]).round_().clamp_(-_INT8_MAX, _INT8_MAX)
+    return QuantisedWeight(levels=levels, scale=scale)
 
 
 def rounded_to_int4(weight: Tensor) -> QuantisedWeight | None:
     """Takes the nearest of 16 levels from the least to the largest weight of a group; None: no kernel has its shape."""
-    rows, columns = weight.shape
-    group = next((group for group in _GROUPS if columns % group == 0), None)
-    if group is None or rows % _INT4_ROWS:
+    if not has_int4_kernel(*weight.shape):
         return None
-    grouped = weight.float().view(rows, columns // group, group)
-    least, largest = grouped.amin(dim=2), grouped.amax(dim=2)
-    scale = _step((largest - least) / _INT4_LEVELS, weight.dtype)
-    middle = (least + INT4_MIDDLE * scale.float()).to(weight.dtype)
-    levels = ((grouped - middle.float()[..., None]) / scale.float()[..., None] + INT4_MIDDLE).round_()
-    levels = levels.clamp_(0, _INT4_LEVELS).to(torch.uint8).view(rows, columns)
+    rows, columns = weight.shape
+    group = next(group for group in INT4_GROUPS if columns % group == 0)
+    levels = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scale = torch.empty((rows, columns // group), dtype=weight.dtype, device=weight.device)
+    middle = torch.empty_like(scale)
+    for part in _rows_at_once(weight):
+        grouped = weight[part].float().view(-1, columns // group, group)
+        least, largest = grouped.amin(dim=2), grouped.amax(dim=2)
+        scale[part] = step = _step((largest - least) / _INT4_LEVELS, weight.dtype)
+        middle[part] = (least + INT4_MIDDLE * step.float()).to(weight.dtype)
+        nearest = (grouped - middle[part].float()[..., None]) / step.float()[..., None] + INT4_MIDDLE
+        levels[part] = nearest.round_().clamp_(0, _INT4_LEVELS).view(-1, columns)
     return QuantisedWeight(levels=levels, scale=scale, middle=middle)
+
+
+def has_int4_kernel(rows: int, columns: int) -> bool:
+    return rows % _INT4_ROWS == 0 and columns % INT4_GROUPS[-1] == 0
+
+
+def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """Weights of as many columns and groups on top of each other."""
+    middles = [part.middle for part in parts if part.middle is not None]
+    return QuantisedWeight(
+        levels=torch.cat([part.levels for part in parts]),
+        scale=torch.cat([part.scale for part in parts]),
+        middle=torch.cat(middles) if middles else None,
+    )
+
+
+def _rows_at_once(weight: Tensor) -> Iterator[slice]:
+    """Parts that are rounded one by one, so that little is held in float32."""
+    count = max(1, _AT_ONCE_BYTES // (4 * weight.shape[1]))
+    for first in range(0, len(weight), count):
+        yield slice(first, first + count)
 
 
 def _step(size: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
+from pdmux_actor.models.quantised_weight import QuantisedWeight, stacked
 from pdmux_actor.models.shard_files import broken_shard, open_shard, shard_files
+from pdmux_actor.models.stored_formats.entry import StoredWeights
+from pdmux_actor.models.stored_levels import StoredLevels
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -27,7 +30,7 @@ class TensorPart:
 
 
 class TensorReader:
-    """Remembers which tensors were asked for."""
+    """Remembers which tensors were asked for. What a quantised checkpoint has is unpacked."""
 
     def __init__(
         self,
@@ -38,9 +41,12 @@ class TensorReader:
         device: torch.device | None = None,
         on_progress: OnProgress = ignore_progress,
         readers: int = 1,
+        stored: StoredWeights | None = None,
+        keeps: str | None = None,
     ) -> None:
         """`readers` share the tensors among them. `on_progress` is told how far it is after each tensor, on the thread
-        that read it.
+        that read it. `stored` is the format of a quantised checkpoint, `keeps` what its products are kept in, of
+        ModelSpec.
 
         Raises:
             ModelLoadError: a file is missing or broken.
@@ -49,6 +55,8 @@ class TensorReader:
         self._dtype = dtype
         self._device = device
         self._on_progress = on_progress
+        self._stored = stored
+        self._keeps = keeps
         self._lock = threading.Lock()
         self._read_bytes = 0
         self._total_bytes = 0
@@ -71,12 +79,16 @@ class TensorReader:
 
     def read(self, target: Tensor, name: str, part: TensorPart | None = None) -> None:
         """Copies tensor `name`, or a part of it, into `target`, which has the expected shape."""
+        levels = self._levels(name, _whole_shape(list(target.shape), part), part)
+        if levels is not None:
+            levels.write_dense(target)
+            return
         path = self._take(name)
         file = self._files[path]
         try:
             stored = file.get_slice(name)  # type: ignore[no-untyped-call]
             shape = list(stored.get_shape())
-            expected = _whole_shape(target, part)
+            expected = _whole_shape(list(target.shape), part)
             if shape != expected:
                 raise ModelLoadError(
                     model=self._model,
@@ -90,7 +102,7 @@ class TensorReader:
             raise ModelLoadError(
                 model=self._model,
                 reason=f"{path}: tensor {name} holds {str(tensor.dtype).removeprefix('torch.')}",
-                remedy="use an unquantised checkpoint (float32, bfloat16 or float16)",
+                remedy="check that `quantization_config` of config.json belongs to these weights",
             )
         target.copy_(tensor)
         self._note_read(tensor.numel() * tensor.itemsize)
@@ -111,15 +123,83 @@ class TensorReader:
             offset += size
         return target
 
+    def load_product(
+        self, sizes: Mapping[str, int], columns: int, parts: Mapping[str, TensorPart | None] | None = None
+    ) -> Tensor | QuantisedWeight:
+        """Weights `[size, columns]` on top of each other: the very levels of the checkpoint, where the engine keeps
+        them.
+        """
+        if self._stored is None or self._keeps is None:
+            return self.load_stacked(sizes, columns, parts=parts)
+        found = []
+        for name, size in sizes.items():
+            part = None if parts is None else parts.get(name)
+            found.append(self._levels(name, _whole_shape([size, columns], part), part))
+        kept = [None if levels is None else levels.kept_as(self._keeps, self._dtype) for levels in found]
+        whole = [weight for weight in kept if weight is not None]
+        if len(whole) == len(kept) and len({(w.middle is None, w.scale.shape[1:]) for w in whole}) == 1:
+            return stacked(whole).to(self._device)
+        target = torch.empty((sum(sizes.values()), columns), dtype=self._dtype, device=self._device)
+        offset = 0
+        for (name, size), levels in zip(sizes.items(), found, strict=True):
+            rows = target[offset : offset + size]
+            if levels is None:
+                self.read(rows, name, None if parts is None else parts.get(name))
+            else:
+                levels.write_dense(rows)
+            offset += size
+        return target
+
+    def _levels(self, weight: str, shape: list[int], part: TensorPart | None) -> StoredLevels | None:
+        """Of `weight`, which is `shape` in the checkpoint, or of a part of it; None: it is stored plainly."""
+        names = {} if self._stored is None else self._stored.tensors_of(weight, self._unread)
+        if self._stored is None or not names:
+            return None
+        first = next(iter(names.values()))
+        path = self._unread[first]
+        try:
+            levels = self._stored.unpack({kind: self._whole(name) for kind, name in names.items()})
+        except KeyError as error:
+            raise self._missing(f"{weight.rpartition('.')[0]}.{error.args[0]}") from error
+        except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
+            raise ModelLoadError(
+                model=self._model,
+                reason=f"{path}: tensor {first} does not go with what belongs to it: {error}",
+                remedy="check that `quantization_config` of config.json belongs to these weights",
+            ) from error
+        if levels.shape != shape:
+            raise ModelLoadError(
+                model=self._model,
+                reason=f"{path}: tensor {first} unpacks to shape {levels.shape}, config.json implies {shape}",
+                remedy="check that config.json belongs to these weights",
+            )
+        if part is None:
+            return levels
+        size = shape[part.dim] // part.count
+        cut = (part.index * size, (part.index + 1) * size)
+        return levels.rows(*cut) if part.dim == 0 else levels.columns(*cut)
+
+    def _whole(self, name: str) -> Tensor:
+        path = self._take(name)
+        try:
+            tensor: Tensor = self._files[path].get_tensor(name)  # type: ignore[no-untyped-call]  # as above
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise broken_shard(self._model, path, error, name) from error
+        self._note_read(tensor.numel() * tensor.itemsize)
+        return tensor
+
+    def _missing(self, name: str) -> ModelLoadError:
+        return ModelLoadError(
+            model=self._model,
+            reason=f"tensor {name} is missing",
+            remedy="check that config.json belongs to these weights and that every shard is there",
+        )
+
     def _take(self, name: str) -> Path:
         with self._lock:
             path = self._unread.pop(name, None)
         if path is None:
-            raise ModelLoadError(
-                model=self._model,
-                reason=f"tensor {name} is missing",
-                remedy="check that config.json belongs to these weights and that every shard is there",
-            )
+            raise self._missing(name)
         return path
 
     def _note_read(self, num_bytes: int) -> None:
@@ -128,10 +208,8 @@ class TensorReader:
             self._on_progress(self._read_bytes, self._total_bytes)
 
 
-def _whole_shape(target: Tensor, part: TensorPart | None) -> list[int]:
-    return [
-        size * part.count if part is not None and dim == part.dim else size for dim, size in enumerate(target.shape)
-    ]
+def _whole_shape(shape: list[int], part: TensorPart | None) -> list[int]:
+    return [size * part.count if part is not None and dim == part.dim else size for dim, size in enumerate(shape)]
 
 
 def _cut(stored: Any, target: Tensor, part: TensorPart) -> Tensor:  # noqa: ANN401  the library's class has no name

@@ -33,11 +33,14 @@ class TransformersConfig:
             reason = f"config.json: architectures={spec.architecture!r} is not served by this engine: {refusal}"
             remedy = "an SGLang pool (backend: sglang) may serve it: docs/models.md"
             raise ModelLoadError(model=model, reason=reason, remedy=remedy)
-        if config.get("quantization_config") is not None:
+        quantisation = config.get("quantization_config")
+        if quantisation is not None:
+            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
             raise ModelLoadError(
                 model=model,
-                reason=f"config.json: quantization_config={config['quantization_config']!r} is not supported here",
-                remedy="use an unquantised checkpoint (float32, bfloat16 or float16)",
+                reason=f"config.json: quantization_config.quant_method={method!r} is not supported of "
+                f"{spec.architecture}, which runs by transformers' code",
+                remedy="use its unquantised checkpoint, or serve it in a pool with backend: sglang",
             )
         return cls(spec=spec, window_tokens=min(_original_lengths(config, spec), default=None))
 

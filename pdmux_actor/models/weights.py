@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pdmux_actor.models.bytes_in_flight import BytesInFlight
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
-from pdmux_actor.models.linear import Linear, MakeProjection, Projection
+from pdmux_actor.models.linear import Linear, MakeProjection, Projection, plain_projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.load_threads import on_threads
 from pdmux_actor.models.mixture_loading import load_mixture
@@ -38,7 +37,7 @@ def load_weights(
     folder: Path,
     config: DecoderConfig,
     device: torch.device | None = None,
-    make_projection: MakeProjection = Linear,
+    make_projection: MakeProjection = plain_projection,
     *,
     num_threads: int = 1,
     on_progress: OnProgress = ignore_progress,
@@ -52,7 +51,14 @@ def load_weights(
     """
     spec = config.spec
     reader = TensorReader(
-        model, folder, dtype=torch_dtype(spec.dtype), device=device, on_progress=on_progress, readers=share.num_ranks
+        model,
+        folder,
+        dtype=torch_dtype(spec.dtype),
+        device=device,
+        on_progress=on_progress,
+        readers=share.num_ranks,
+        stored=config.stored,
+        keeps=spec.weights,
     )
     in_flight = BytesInFlight(_largest_product_bytes(share.spec_of(spec)))
 
@@ -95,18 +101,17 @@ def _load_layer(
     gate_up = {f"{mlp}.{name}": (spec.intermediate_size, share.divided) for name in ("gate_proj", "up_proj")}
 
     def by_rows(parts: Mapping[str, tuple[int, TensorPart | None]], has_bias: bool) -> Projection:
-        def stacked(kind: str, *trailing: int) -> Tensor:
-            sizes = {f"{name}.{kind}": size for name, (size, _) in parts.items()}
-            return reader.load_stacked(sizes, *trailing, parts={f"{n}.{kind}": part for n, (_, part) in parts.items()})
-
-        with in_flight.hold(sum(size for size, _ in parts.values()) * hidden * reader.dtype.itemsize):
-            weight = stacked("weight", hidden)
-            return make_projection(weight, stacked("bias") if has_bias else None)
+        sizes = {f"{name}.weight": size for name, (size, _) in parts.items()}
+        bias_sizes = {f"{name}.bias": size for name, (size, _) in parts.items()}
+        with in_flight.hold(sum(sizes.values()) * hidden * reader.dtype.itemsize):
+            weight = reader.load_product(sizes, hidden, {f"{n}.weight": part for n, (_, part) in parts.items()})
+            of_biases = {f"{name}.bias": part for name, (_, part) in parts.items()}
+            return make_projection(weight, reader.load_stacked(bias_sizes, parts=of_biases) if has_bias else None)
 
     def by_columns(name: str, in_size: int, has_bias: bool) -> Projection:
         """Its products are summed over ranks: the bias is one rank's."""
         with in_flight.hold(hidden * in_size * reader.dtype.itemsize):
-            weight = reader.load(f"{name}.weight", hidden, in_size, part=share.columns)
+            weight = reader.load_product({f"{name}.weight": hidden}, in_size, {f"{name}.weight": share.columns})
             bias = reader.load(f"{name}.bias", hidden) if has_bias and share.leads else None
             return make_projection(weight, bias)
 

@@ -143,6 +143,11 @@ def test_context_tokens__rotary_scaling__is_as_far_as_an_operator_may_go(
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8"),
         ({"quant_method": "gptq", "bits": 3}, None),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "int4_group32"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, "int4_group64"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "int8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, "int8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": -1}, "int4"),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -173,6 +178,13 @@ def test_weight_bytes__of_llama_3_8b__leave_embeddings_in_their_dtype(weights: s
 
     assert spec.weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
     assert spec.kv_bytes_per_token == ModelSpec.from_config(LLAMA_3_8B).kv_bytes_per_token
+
+
+def test_weights__asked_for_in_dtype__are_plain_whatever_the_checkpoint_has() -> None:
+    quantised = {**LLAMA_3_8B, "quantization_config": {"quant_method": "fp8"}}
+
+    assert ModelSpec.from_config(quantised, weights="dtype") == ModelSpec.from_config(LLAMA_3_8B)
+    assert ModelSpec.from_config(quantised, weights="int4").weights == "int4"
 
 
 def test_weights__unknown__names_those_there_are() -> None:
