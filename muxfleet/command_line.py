@@ -1,10 +1,12 @@
 """The programs `muxfleet` and `muxfleet-haproxy`."""
 
+from muxfleet.lean_serve import leave_pandas_out
 from muxfleet.own_packages import claim
 
 
 def main() -> None:
     claim()
+    leave_pandas_out()
     from deploy.cli import main as run
 
     run()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from profiler.batch_features import Amount, BatchFeatures, Feature
 from profiler.latency import Floats
@@ -137,6 +136,8 @@ def _knots(column: Floats, max_knots: int) -> tuple[float, ...]:
 
 def _at_nodes(points: Floats, values: Floats, nodes: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """A plane through each node's nearest measurements, the nearer the heavier; is one of them near?"""
+    from scipy.spatial import cKDTree  # half a second that who has no table is spared
+
     dimensions = points.shape[1]
     tree = cKDTree(points)
     count = min(len(points), _NEIGHBOURS_PER_AXIS * dimensions + 1)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from scipy.optimize import nnls
 
 from profiler.batch_features import Amount, BatchFeatures, Feature
 from profiler.latency import Floats
@@ -31,6 +30,8 @@ class Trend:
     @classmethod
     def fit(cls, features: Sequence[Feature], batches: BatchFeatures[Floats], seconds: Floats) -> "Trend":
         """Non-negative least squares of relative errors, so that short launches count as much as long ones."""
+        from scipy.optimize import nnls  # half a second that who fits nothing is spared
+
         columns = np.stack([batches.value(name) for name in features], axis=1)
         scales = np.maximum(columns.max(axis=0), 1e-30)  # the solver wants columns of one magnitude
         solution, _ = nnls(columns / scales / seconds[:, None], np.ones(len(seconds)))

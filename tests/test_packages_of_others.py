@@ -97,8 +97,7 @@ def test_serve_applications__imported_in_a_folder_of_impostors__are_ours(tmp_pat
     """As a Ray worker does it, with the folder of whoever started the cluster first on its path."""
     write_impostors(tmp_path, list(PACKAGES), "raise RuntimeError('the file of the user')\n")
     program = (
-        "import muxfleet.serve_applications as s, deploy\n"
-        "print(s.UnitDeployment.__mro__[1].__module__, deploy.__file__)"
+        "import muxfleet.unit_replica as s, deploy\nprint(s.UnitDeployment.__mro__[1].__module__, deploy.__file__)"
     )
 
-    assert python("-c", program, cwd=tmp_path) == f"deploy.serve.serve_applications {ROOT}/deploy/__init__.py\n"
+    assert python("-c", program, cwd=tmp_path) == f"deploy.serve.unit_replica {ROOT}/deploy/__init__.py\n"

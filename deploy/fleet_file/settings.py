@@ -41,7 +41,6 @@ from pdmux_actor.backends.entries.entry import BackendEntry
 from pdmux_actor.backends.registry import BACKENDS, NAMED, backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
 from profiler.guard_file import read_guard_grid
-from profiler.profile_file import read_profile
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_GPUS = 20_000
@@ -283,6 +282,10 @@ def check_sources(fleet: FleetFile) -> None:
     """
     for pool in fleet.pools:
         if pool.profile is not None:
+            from profiler.profile_file import (
+                read_profile,
+            )  # brings pyarrow, which a fleet without profiles does without
+
             read_profile(Path(pool.profile))
         if pool.guard is not None:
             read_guard_grid(Path(pool.guard))

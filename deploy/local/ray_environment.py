@@ -9,6 +9,14 @@ HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROU
 # On Linux, too, the node's address is then 127.0.0.1, and Ray listens nowhere else.
 _LOOPBACK: Mapping[str, str] = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
+# What Ray has every worker call when it starts: the name is that of ray.init's `worker_process_setup_hook`, which it
+# would give to the workers of its own job only.
+_LEAN_WORKERS: Mapping[str, str] = {
+    "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "muxfleet.lean_serve.leave_pandas_out",
+    # Ray keeps as many idle workers as it has CPUs to give: those that have built the applications, 60 MB each.
+    "RAY_num_workers_soft_limit": "1",
+}
+
 _ALL_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "0"}
 # The only way to keep notices of the raylet ("a worker died ...") off a driver's terminal: `log_to_driver` does not.
 _NO_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*"}
@@ -26,6 +34,7 @@ def ray_environment(
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": auth_token,
         **_LOOPBACK,
+        **_LEAN_WORKERS,
         # Serve asks its proxies every 10 s otherwise: so long nobody notices that one is gone.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         # A replica whose loop stands is ended at once: asked gently, it would have until the end of its drain.

@@ -11,7 +11,6 @@ from pdmux_actor.executor.simulated import GPU_HOST_S
 from placement.host_memory import host_share_bytes, host_share_of_gpus
 from profiler.devices import device_named, laptop_cpu
 from profiler.latency import LatencyModel
-from profiler.profile_file import read_profile
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
 
@@ -30,6 +29,8 @@ class UnitHardware:
 
 def hardware_of(pool: PoolSection) -> UnitHardware:
     if pool.profile is not None:
+        from profiler.profile_file import read_profile  # brings pyarrow, which a fleet without profiles does without
+
         profile = read_profile(Path(pool.profile))
         host_s = profile.host_s
         if host_s is None:

@@ -1,10 +1,5 @@
 """The Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
 
-from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
-
 import msgspec
 from ray import serve
 from ray._raylet import (  # type: ignore[attr-defined]  # Ray's compiled module has no types
@@ -13,9 +8,8 @@ from ray._raylet import (  # type: ignore[attr-defined]  # Ray's compiled module
 )
 from ray.serve import Application
 
-from deploy.environment import allows_open_ray, otlp_endpoint, state_folder
+from deploy.environment import allows_open_ray, otlp_endpoint
 from deploy.errors import OpenCluster
-from deploy.fleet_file.key_file import read_key_file
 from deploy.fleet_file.setting_types import CPU_KV_BYTES
 from deploy.log_lines import log_from_replica
 from deploy.serve.app_args import (
@@ -26,64 +20,42 @@ from deploy.serve.app_args import (
     GatewayArgs,
     UnitShape,
 )
-from deploy.serve.controller import Controller
+from deploy.serve.gateway_settings import BatchesHere, KeysOfFile
 from pdmux_actor.backends.registry import backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
-from pdmux_actor.serving.actor import ActorSettings, PdmuxActor, TraceSteps, new_unit_id
+from pdmux_actor.serving.actor import ActorSettings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
-from pdmux_actor.serving.otlp import span_processor
-from router.access.api_keys import KeyRing
-from router.batches.batch_settings import BatchSettings
 from router.limits import GatewayLimits
-from router.serve_deployment import GatewayIngress
 
 
-class UnitReplica(PdmuxActor):
-    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # as its base
-        unit_id = new_unit_id(settings["pool"])
-        log_from_replica(unit=unit_id)
-        await super().__init__(settings, unit_id, traced_steps(unit_id))
-
-
-def traced_steps(unit_id: str) -> TraceSteps | None:
-    """None: nothing is exported, and OpenTelemetry is not imported."""
-    endpoint = otlp_endpoint()
-    processor = None if endpoint is None else span_processor(endpoint)
-    if processor is None:
-        return None
-    from pdmux_actor.serving.step_spans import StepSpans
-
-    return lambda read: StepSpans(processor, unit_id=unit_id, version=version("muxfleet"), read=read)
-
-
-def units_application(shape: UnitShape, *, unit: type[UnitReplica]) -> Application:
+def units_application(shape: UnitShape, *, unit: type[object]) -> Application:
     """Binds the units of one pool. Raises OpenCluster."""
     _check_token()
     settings = msgspec.to_builtins(actor_settings(shape))
     return serve.deployment(name=UNIT_DEPLOYMENT)(unit).bind(settings)
 
 
-def control_application(*, controller: type[Controller]) -> Application:
+def control_application(*, controller: type[object]) -> Application:
     """Raises OpenCluster."""
     _check_token()
     return serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(start_log=log_from_replica)
 
 
-def gateway_application(args: GatewayArgs, *, gateway: type[GatewayIngress]) -> Application:
+def gateway_application(args: GatewayArgs, *, gateway: type[object]) -> Application:
     """Raises OpenCluster."""
     _check_token()
     return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
         controller_deployment=CONTROLLER_DEPLOYMENT,
         controller_app=CONTROL_APP,
         limits=gateway_limits(args),
-        read_keys=None if args.api_keys is None else partial(_key_ring, args.api_keys),
+        read_keys=None if args.api_keys is None else KeysOfFile(path=args.api_keys),
         logs_requests=args.request_log,
         start_log=log_from_replica,
         otlp_endpoint=otlp_endpoint,
         cors_origins=args.cors_origins,
-        batches=partial(batch_settings, args),
+        batches=batches_here(args),
     )
 
 
@@ -103,20 +75,15 @@ def gateway_limits(args: GatewayArgs) -> GatewayLimits:
     )
 
 
-def batch_settings(args: GatewayArgs) -> BatchSettings:
-    """Reads the environment of the replica that calls it: its default folder is its user's."""
+def batches_here(args: GatewayArgs) -> BatchesHere:
     section = args.batches
-    return BatchSettings(
-        url=str(state_folder() / "batches") if section.folder is None else section.folder,
+    return BatchesHere(
+        folder=section.folder,
         max_file_bytes=section.max_file_bytes,
         max_lines=section.max_lines,
         max_line_bytes=args.max_body_bytes,
         lines_at_once=section.lines_at_once,
     )
-
-
-def _key_ring(path: str) -> KeyRing:
-    return read_key_file(Path(path)).ring()
 
 
 def actor_settings(shape: UnitShape) -> ActorSettings:

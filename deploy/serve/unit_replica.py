@@ -1,0 +1,27 @@
+"""What runs in a unit's replica. It imports what a unit needs and nothing of planning or of fleet files."""
+
+from importlib.metadata import version
+from typing import Any
+
+from deploy.environment import otlp_endpoint
+from deploy.log_lines import log_from_replica
+from pdmux_actor.serving.actor import PdmuxActor, TraceSteps, new_unit_id
+from pdmux_actor.serving.otlp import span_processor
+
+
+class UnitReplica(PdmuxActor):
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # as its base
+        unit_id = new_unit_id(settings["pool"])
+        log_from_replica(unit=unit_id)
+        await super().__init__(settings, unit_id, traced_steps(unit_id))
+
+
+def traced_steps(unit_id: str) -> TraceSteps | None:
+    """None: nothing is exported, and OpenTelemetry is not imported."""
+    endpoint = otlp_endpoint()
+    processor = None if endpoint is None else span_processor(endpoint)
+    if processor is None:
+        return None
+    from pdmux_actor.serving.step_spans import StepSpans
+
+    return lambda read: StepSpans(processor, unit_id=unit_id, version=version("muxfleet"), read=read)
