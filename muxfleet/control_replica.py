@@ -1,4 +1,4 @@
-"""The class of the control loop's replica, by which Ray finds it on the node where it starts one: see `serve_applications`."""
+"""The class of the control loop's replica, by which Ray finds it where it starts one: see `serve_applications`."""
 
 # ruff: noqa: E402 - the names below are ours only after `claim`
 from muxfleet.own_packages import claim
