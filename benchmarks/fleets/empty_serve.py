@@ -1,19 +1,15 @@
 """Ray and Serve as `muxfleet up` starts them, with nothing of ours in it: what a fleet's costs are measured against.
 
-    python benchmarks/fleets/empty_serve.py PORT PROXY REPLICAS
-
-REPLICAS are deployments that do nothing, since each replica costs Ray and Serve something, whatever is in it. Prints
-`serving` when it is up, and ends on SIGINT.
+`replicas` are deployments that do nothing, since each replica costs Ray and Serve something, whatever is in it. Prints
+`serving` when it is up, and ends on SIGINT. To be called in a process of its own.
 """
 
 import math
 import os
 import secrets
 import socket
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from deploy.local.haproxy import program_path
@@ -67,8 +63,3 @@ def main(port: int, proxy: str, replicas: int) -> None:
                 time.sleep(3600)
         except KeyboardInterrupt:
             ray.shutdown()
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

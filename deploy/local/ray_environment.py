@@ -13,8 +13,6 @@ _LOOPBACK: Mapping[str, str] = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 # would give to the workers of its own job only.
 _LEAN_WORKERS: Mapping[str, str] = {
     "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "muxfleet.lean_serve.leave_pandas_out",
-    # Ray keeps as many idle workers as it has CPUs to give: those that have built the applications, 60 MB each.
-    "RAY_num_workers_soft_limit": "1",
 }
 
 _ALL_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "0"}

@@ -1,5 +1,6 @@
-"""What a gateway's replica reads where it runs: its keys, and the folder of its batches. Its application carries these
-to the replica, which imports this file and with it no fleet file and no planner.
+"""Says what a gateway's replica reads where it runs: its keys, and the folder of its batches.
+
+Its application carries these to the replica, which imports this file and with it no fleet file and no planner.
 """
 
 from dataclasses import dataclass

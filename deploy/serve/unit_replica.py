@@ -1,4 +1,4 @@
-"""What runs in a unit's replica. It imports what a unit needs and nothing of planning or of fleet files."""
+"""Runs a unit as a replica: imports what that needs, nothing of planning or of fleet files."""
 
 from importlib.metadata import version
 from typing import Any

@@ -1,6 +1,7 @@
 """One request on its way to a gateway: engine events in, Deltas out (sans-I/O)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -8,10 +9,31 @@ from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, To
 from pdmux_actor.serving.detokenizer import Detokenizer, Vocabulary
 from pdmux_actor.serving.frames import Delta, TokenLogprob
 
+MERGE_S = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class DeltaPace:
+    """Steps that follow each other faster than anybody reads are told together, every MERGE_S: each Delta is a write at
+    the gateway, one more at its proxy, and a read at the client. A step is held only where the next one, if it takes as
+    long as the last, comes in time to be told with it: those that take MERGE_S or more are told as they come.
+    """
+
+    _told_s: float = float("-inf")
+    _stepped_s: float = float("-inf")
+
+    def holds(self, now_s: float) -> bool:
+        """Returns whether the tokens of a step that ended now wait for the next."""
+        step_s, self._stepped_s = now_s - self._stepped_s, now_s
+        if now_s + step_s < self._told_s + MERGE_S:
+            return True
+        self._told_s = now_s
+        return False
+
 
 class TokenStream:
-    """Sends one Delta per event while it has credit, merges events while it has none, and ends with exactly one Delta
-    whose `finish` is set; that one needs no credit. After `cancel` it sends nothing.
+    """Sends one Delta per event while it has credit, merges events while it has none or is told to hold, and ends with
+    exactly one Delta whose `finish` is set; that one needs no credit. After `cancel` it sends nothing.
     """
 
     def __init__(
@@ -39,18 +61,20 @@ class TokenStream:
         self._send = send
         self._pending = Delta(stream=stream, sequence=0, text="", token_ids=[])
         self._has_pending = False
+        self._has_sent = False
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
 
-    def absorb(self, event: TokenEvent, *, retryable: bool = False) -> None:
+    def absorb(self, event: TokenEvent, *, retryable: bool = False, holds: bool = False) -> bool:
         """`finished` afterwards although the event did not say so: a stop string is complete.
 
-        `retryable` belongs to an event that fails the request.
+        `retryable` belongs to an event that fails the request. With `holds` its tokens wait for those of the next event
+        or for `release`, unless they are the first or the last ones. Returns whether they do.
         """
         if self.finished:
-            return
+            return False
         if event.cached_tokens:
             self._pending = msgspec.structs.replace(self._pending, cached_tokens=event.cached_tokens)
         if self._owes_prompt and event.tokens:
@@ -70,7 +94,15 @@ class TokenStream:
             self._end(FinishReason.STOP)
         elif event.finish is not None:
             self._end(event.finish, event.error, event.param, retryable=retryable)
-        elif self._credit > 0:
+        elif holds and self._has_sent:
+            return True
+        else:
+            self.release()
+        return False
+
+    def release(self) -> None:
+        """Sends what is held, if there is credit."""
+        if self._has_pending and self._credit > 0 and not self.finished:
             self._credit -= 1
             self._flush()
 
@@ -88,9 +120,7 @@ class TokenStream:
 
     def grant(self, deltas: int) -> None:
         self._credit += deltas
-        if self._has_pending and self._credit > 0 and not self.finished:
-            self._credit -= 1
-            self._flush()
+        self.release()
 
     def cancel(self) -> None:
         self.finished = True
@@ -122,4 +152,5 @@ class TokenStream:
         delta = self._pending
         self._pending = Delta(stream=delta.stream, sequence=delta.sequence + 1, text="", token_ids=[])
         self._has_pending = False
+        self._has_sent = True
         self._send(delta)

@@ -18,7 +18,7 @@ from pdmux_actor.serving.frames import SILENCE_S, Delta, Generate
 from pdmux_actor.serving.gateway_connection import StreamSettings
 from pdmux_actor.serving.lease_follower import FIRST_RETRY_S, HeldModel, LeaseFollower
 from pdmux_actor.serving.stream_server import StreamServer
-from pdmux_actor.serving.token_stream import TokenStream
+from pdmux_actor.serving.token_stream import MERGE_S, DeltaPace, TokenStream
 from pdmux_actor.serving.vocabulary_source import load_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,9 @@ class Unit:
         )
         self._capacity: EngineCapacity | None = None
         self._streams: dict[str, _OpenStream] = {}
+        self._pace = DeltaPace()
+        self._held: set[TokenStream] = set()
+        self._release: asyncio.TimerHandle | None = None
         self._none_open = asyncio.Event()
         self._stream_numbers = itertools.count()
         self._wants_to_leave = False
@@ -216,21 +219,28 @@ class Unit:
         reason, died = "the engine has stopped", False
         try:
             async for events in self._engine.events():
+                holds = self._pace.holds(time.monotonic())
                 for event in events:
-                    self._on_event(event)
+                    self._on_event(event, holds=holds)
+                if not holds:
+                    self._release_held()  # of streams that this step had nothing for
+                elif self._held and self._release is None:  # where no other step follows
+                    self._release = asyncio.get_running_loop().call_later(MERGE_S, self._release_held)
         except EngineDied as death:
             reason, died = str(death), True
             self._failure = reason
         finally:  # also when a bug of ours ends the pump: nobody shall wait for ever
             self._fail_all(reason, engine_died=died)
 
-    def _on_event(self, event: TokenEvent) -> None:
+    def _on_event(self, event: TokenEvent, *, holds: bool) -> None:
         opened = self._streams.get(event.request_id)
         if opened is None:
             return  # cancelled, or ended by a stop string: its last events were on their way
         is_leaving = self._follower.ready(opened.held.model) is None
         try:
-            opened.stream.absorb(event, retryable=is_leaving and event.finish is FinishReason.ERROR)
+            retryable = is_leaving and event.finish is FinishReason.ERROR
+            if opened.stream.absorb(event, retryable=retryable, holds=holds):
+                self._held.add(opened.stream)
         except Exception:  # this request's only: it would raise on the next unit, too
             logger.exception("a request's tokens cannot be handled", extra={"generation_id": event.request_id})
             opened.stream.fail_on_ours(_OUR_FAULT)
@@ -238,6 +248,14 @@ class Unit:
             self._forget(event.request_id)
             if event.finish is None:
                 self._engine.abort(event.request_id)
+
+    def _release_held(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+        for stream in self._held:
+            stream.release()
+        self._held.clear()
 
     def _fail_all(self, reason: str, *, engine_died: bool = False) -> None:
         self._refusal = reason
