@@ -88,11 +88,17 @@ class GenerationRunner:
             raise
         finally:
             stopwatch.on_end()
-            self._spend(caller.key_id, len(generation.prompt_token_ids) + stopwatch.num_tokens)
+            self._charge(caller, len(generation.prompt_token_ids) + stopwatch.num_tokens)
             self._scheduler.end(
                 generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
             )
             self._room.pump()
+
+    def _charge(self, caller: Caller, tokens: int) -> None:
+        self._spend(caller.key_id, tokens)
+        if caller.key_id:
+            self._metrics.key_generations.labels(caller.tenant).inc()
+            self._metrics.key_tokens.labels(caller.tenant).inc(tokens)
 
     def _note_failure(self, generation: Generation, unit: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"

@@ -68,6 +68,8 @@ class GatewayMetrics:
         self.rate_limited = counter(
             "muxfleet_requests_rate_limited", "Requests beyond the rate of their API key", "key"
         )
+        self.key_generations = counter("muxfleet_key_generations", "Generations that ended, by API key", "key")
+        self.key_tokens = counter("muxfleet_key_tokens", "Tokens of prompts and answers, by API key", "key")
         self.refused_keys = counter("muxfleet_requests_unauthorized", "Requests that their API key did not admit")
         self.continuations = counter("muxfleet_generation_continuations", "Generations that lost their unit", "model")
 
@@ -123,7 +125,8 @@ class GatewayMetrics:
     def start_keys(self, names: Iterable[str]) -> None:
         """Starts the counters of the API keys in force."""
         for name in names:
-            self.rate_limited.labels(name)
+            for counter in (self.rate_limited, self.key_generations, self.key_tokens):
+                counter.labels(name)
 
     def exposition(self) -> bytes:
         text: bytes = generate_latest(self._registry)

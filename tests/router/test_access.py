@@ -110,6 +110,10 @@ async def test_rate__tokens_of_prompt_and_answer__count(http) -> None:
 
     assert first.headers["x-ratelimit-limit-tokens"] == "5"
     assert (first.status_code, second.status_code) == (200, 429)
+    used = first.json()["usage"]["total_tokens"]
+    metrics = (await http.get("/metrics")).text
+    assert f'muxfleet_key_tokens_total{{key="team"}} {float(used)}' in metrics
+    assert 'muxfleet_key_generations_total{key="team"} 1.0' in metrics
 
 
 async def test_headers__looser_targets__reach_the_unit(http) -> None:

@@ -67,7 +67,8 @@ async def test_gateway__knows_the_fleet__series_are_those_of_its_models_units_ke
     assert values(informed, "muxfleet_answers_slo_met") == at_zero(*slos)
     reasons = [{"reason": reason} for reason in ("predicted", "power_of_two", "stale")]
     assert values(informed, "muxfleet_routing_decisions") == at_zero(*reasons)
-    assert values(informed, "muxfleet_requests_rate_limited") == at_zero({"key": "team"})
+    for counter in ("requests_rate_limited", "key_generations", "key_tokens"):
+        assert values(informed, f"muxfleet_{counter}") == at_zero({"key": "team"})
     assert values(informed, "muxfleet_preemptions") == at_zero({"model": MODEL, "unit": "u1"})
     assert values(informed, "muxfleet_guard_cells_moved") == at_zero({"unit": "u1"})
 

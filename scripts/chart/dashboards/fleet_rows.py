@@ -133,4 +133,13 @@ def _control() -> Sequence[Panel]:
             },
             unit="reqps",
         ),
+        Panel(
+            title="Tokens and generations by API key",
+            queries={
+                "{{key}} tokens/s": 'sum by (key) (rate(muxfleet_key_tokens_total{job=~"$job"}[$__rate_interval]))',
+                "{{key}} generations/s": "sum by (key) "
+                '(rate(muxfleet_key_generations_total{job=~"$job"}[$__rate_interval]))',
+            },
+            unit="short",
+        ),
     ]
