@@ -56,6 +56,10 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.ControlLoopSilent: ErrorShape(
         status=503, type="service_unavailable", code="control_loop_silent", should_retry=True
     ),
+    errors.PlannerBusy: ErrorShape(status=503, type="service_unavailable", code="planner_busy", should_retry=True),
+    errors.TooManyFollowers: ErrorShape(
+        status=503, type="service_unavailable", code="too_many_consoles", should_retry=True
+    ),
     errors.InvalidApiKey: ErrorShape(status=401, type="authentication_error", code="invalid_api_key"),
     errors.ModelNotAllowed: ErrorShape(status=403, type="permission_error", code="model_not_allowed"),
     errors.AdminOnly: ErrorShape(status=403, type="permission_error", code="admin_only"),

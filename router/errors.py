@@ -238,6 +238,24 @@ class ControlLoopSilent(RouterError):
         )
 
 
+class PlannerBusy(RouterError):
+    def __init__(self, *, retry_after_s: int) -> None:
+        super().__init__(
+            f"The planner works on another question, or did not answer in time; retry in {retry_after_s} s.",
+            code="planner_busy",
+            retry_after_s=retry_after_s,
+        )
+
+
+class TooManyFollowers(RouterError):
+    def __init__(self, *, limit: int, retry_after_s: int) -> None:
+        super().__init__(
+            f"{limit} consoles follow this gateway already; close one, or retry in {retry_after_s} s.",
+            code="too_many_consoles",
+            retry_after_s=retry_after_s,
+        )
+
+
 class GatewayNotReady(RouterError):
     def __init__(self, *, knows_fleet: bool, retry_after_s: int) -> None:
         reason = "No model is routable yet" if knows_fleet else "This gateway is new and does not know the fleet yet"

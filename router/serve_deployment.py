@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
@@ -12,14 +13,17 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from router.access.api_keys import KeyRing
+from router.access.key_figures import KeyFigures, summed_figures
 from router.access.key_usage import KeyUsage
 from router.batches.batch_settings import BatchSettings
 from router.errors import GatewaysSilent
 from router.http.app import create_app
+from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.fleet_metrics import merged_exposition
+from router.telemetry.receipts import RequestReceipts, merged_receipts
 from router.telemetry.request_log import write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
 from router.view import FleetView
@@ -33,6 +37,8 @@ _DECISIONS_TIMEOUT_S = 10.0
 _METRICS_TIMEOUT_S = 3.0
 _RESPONSE_TIMEOUT_S = 3.0
 _RETRY_AFTER_S = 5
+_WHAT_IF_TIMEOUT_S = 45.0  # a process of the planner's starts for it
+_CONSOLE_DECISIONS = 240
 
 
 @serve.ingress()  # the app is built on the replica, by `__serve_build_asgi_app__`: nothing of it is pickled
@@ -55,6 +61,7 @@ class GatewayIngress:
         otlp_endpoint: Callable[[], str | None] = lambda: None,
         cors_origins: Sequence[str] = (),
         batches: Callable[[], BatchSettings | None] = lambda: None,
+        has_console: bool = True,
     ) -> None:
         """Serve deploys with an ingress what is bound to it; it is found by its name, as one of another application.
 
@@ -73,6 +80,7 @@ class GatewayIngress:
         self._tells_events = True
         self._cors_origins = cors_origins
         self._batches = batches()
+        self._has_console = has_console
         self._read_keys = read_keys
         if read_keys is not None:
             self._gateway.access.set_keys(read_keys())
@@ -95,6 +103,8 @@ class GatewayIngress:
             echo_request_id=False,
             cors_origins=self._cors_origins,
             batches=self._batches,
+            live=LiveSources(read_topic=self._read_topic, what_if=self._what_if),
+            has_console=self._has_console,
         )
 
     async def check_health(self) -> None:
@@ -240,6 +250,35 @@ class GatewayIngress:
                 body: bytes = await (await self._control_loop()).events.remote(since_s)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("control loop does not tell the events of the fleet", extra={"reason": repr(error)})
+            return None
+        return body
+
+    async def console_figures(self, topic: str) -> RequestReceipts | tuple[KeyFigures, ...]:
+        """This replica's part of the topics `requests` and `keys`."""
+        return self._gateway.receipts.told() if topic == "requests" else self._gateway.access.figures()
+
+    async def _read_topic(self, topic: str, about: Mapping[str, str]) -> bytes | None:
+        if topic == "unit":
+            return await self._read_decisions(about["unit"], _CONSOLE_DECISIONS)
+        try:
+            async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                if topic in ("requests", "keys"):
+                    figures = await (await self._siblings()).broadcast("console_figures", topic).results_async()
+                    return msgspec.json.encode(
+                        merged_receipts(figures) if topic == "requests" else summed_figures(figures)
+                    )
+                body: bytes = await (await self._control_loop()).console.remote(topic, about)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("a topic of the console is not told", extra={"topic": topic, "reason": repr(error)})
+            return None
+        return body
+
+    async def _what_if(self, rates: Mapping[str, float]) -> bytes | None:
+        try:
+            async with asyncio.timeout(_WHAT_IF_TIMEOUT_S):
+                body: bytes | None = await (await self._control_loop()).what_if.remote(rates)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("the planner does not answer a what-if", extra={"reason": repr(error)})
             return None
         return body
 

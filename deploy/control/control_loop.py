@@ -171,6 +171,7 @@ class ControlLoop:
             goal=self._goal,
             decisions=self._history.told(now_s),
             cordons=self._fleet.cordons.entries,
+            look=None if self._requests is None else self._requests.last_look,
         )
 
     def is_settled(self, unit_id: str, now_s: float) -> bool:
@@ -192,8 +193,8 @@ class ControlLoop:
             self._need_plan(f"Ray drains {len(nodes)} of its nodes")
         self._fleet.going_nodes = nodes
 
-    def drain_task(self, cordon: Cordon, now_s: float) -> PlanTask:
-        """Returns what the rest of the fleet would have to be planned for with the cordon in force."""
+    def trial_task(self, cordon: Cordon | None, now_s: float) -> PlanTask:
+        """Returns what the rest of the fleet would have to be planned for with the cordon in force; None: all of it."""
         with self._fleet.as_if(cordon):
             return self._task(now_s)
 

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 from deploy.control.cordons import Cordon
 from deploy.control.decision_history import PlacementDecision
+from deploy.control.plan_worth import PlanLook
 from deploy.control.step_evidence import StepResidual
 from pdmux_actor.lease import LoadProgress, ModelPhase, UnitReport
+from pdmux_actor.messages import Slo
 from placement.plan import Plan
 from placement.step_correction import UNCORRECTED, StepCorrection
+from router.admission.demand_report import ModelAsked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +18,7 @@ class ModelState:
     """`phases` has one entry per unit that has the model on its device or on the way there. `problem` says why it is
     not served, and the remedy. `is_asleep`: nobody asks for it, and no device holds it. `asleep_on`: units whose host
     memory holds its weights. `rate_per_s` is what the control loop plans for. `progress` is the load's that is ahead.
+    `asked` sums what gateways count; None: none has been heard of lately. `weight_bytes` is 0 where it is not known.
     """
 
     model: str
@@ -25,6 +29,9 @@ class ModelState:
     asleep_on: tuple[str, ...] = ()
     rate_per_s: float = 0.0
     progress: LoadProgress | None = None
+    asked: ModelAsked | None = None
+    slo: Slo | None = None
+    weight_bytes: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -62,7 +69,8 @@ class UnitStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
     """`plan` is in force, `goal` where the control loop is going. `decisions`: newest first. `cordons`: what was asked
-    for, also of units and nodes that are not there now.
+    for, also of units and nodes that are not there now. `look`: what the planner found last, whether or not it was
+    adopted.
     """
 
     models: tuple[ModelState, ...]
@@ -72,3 +80,4 @@ class FleetStatus:
     goal: Plan
     decisions: tuple[PlacementDecision, ...]
     cordons: tuple[Cordon, ...] = ()
+    look: PlanLook | None = None

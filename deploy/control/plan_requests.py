@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from deploy.control.plan_worth import PlanLook
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 
 _MOST_REPLACED_S = 3.0  # units that join one after another do not put the plan off for ever
@@ -22,6 +23,7 @@ class PlanRequests:
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
         self._asked: Asked | None = None
+        self.last_look: PlanLook | None = None
 
     def led_by(self, planner: Planner) -> "PlanRequests":
         """The same requests, of another planner: what was asked of the first is not answered."""
@@ -54,6 +56,7 @@ class PlanRequests:
         if answer is None or self._asked is None:
             return None
         asked, self._asked = self._asked, None
+        self.last_look = answer.as_look(asked.why)
         return asked, answer
 
     def _put(self, asked: Asked) -> None:

@@ -34,6 +34,17 @@ class Appraisal:
         return sum(rate * (1.0 - self.served_share[m]) for m, rate in self.asked_per_s.items())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLook:
+    """A plan that was worked out for the demand of a moment, beside what the fleet went for then."""
+
+    why: str
+    plan: Plan
+    now: Appraisal
+    then: Appraisal
+    put_to_sleep: tuple[str, ...] = ()
+
+
 def appraise(needs: Needs, plan: Plan, estimator: Estimator) -> Appraisal:
     """Appraises a plan by the throughput estimate; on units of unknown speed a model with a replica counts as served.
 

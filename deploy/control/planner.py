@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deploy.control.plan_choice import Needs, Solution, solve
-from deploy.control.plan_worth import Appraisal, appraise
+from deploy.control.plan_worth import Appraisal, PlanLook, appraise
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan
 from placement.pool_sizing import size_pools
@@ -35,6 +35,10 @@ class PlanAnswer:
     now: Appraisal
     then: Appraisal
     pool_blocks: Mapping[str, int] = field(default_factory=dict)
+
+    def as_look(self, why: str) -> PlanLook:
+        solution = self.solution
+        return PlanLook(why=why, plan=solution.plan, now=self.now, then=self.then, put_to_sleep=solution.put_to_sleep)
 
 
 class Planner(Protocol):

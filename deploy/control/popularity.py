@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 from deploy.control.attainment_watch import AttainmentWatch
 from deploy.control.control_state import KeptDemand
 from deploy.control.rate_estimate import RateEstimate, RateTuning
 from deploy.control.target_learning import TargetLearning
 from placement.demand import ModelDemand
-from router.admission.demand_report import DemandReport, ModelAsked
+from router.admission.demand_report import DemandReport, ModelAsked, added
 
 _BIN_S = 5.0
 _LENGTH_MEMORY = 50.0  # requests
@@ -137,6 +138,12 @@ class Popularity:
             arrival_cv=asked.arrival_cv,
             targets=asked.targets.mix,
         )
+
+    def asked(self, model: str, now_s: float) -> ModelAsked | None:
+        """Returns the sum of what gateways that were heard from lately count of a model."""
+        quiet_s = now_s - _GATEWAY_QUIET_S
+        told = [g.models[model] for g in self._gateways.values() if g.heard_s >= quiet_s and model in g.models]
+        return reduce(added, told) if told else None
 
     def last_asked_s(self, model: str) -> float | None:
         """None: never since this control loop started."""

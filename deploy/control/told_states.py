@@ -1,16 +1,21 @@
 """Says how far models and units are, for a person who asks."""
 
-from collections.abc import Set
+from collections import defaultdict
+from collections.abc import Sequence, Set
 
 from deploy.control.fleet_status import ModelState, UnitStatus
 from deploy.control.model_needs import ModelNeeds
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import CatalogModel
-from pdmux_actor.lease import LoadProgress, LoadStage
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelStatus
 
 
 def model_states(needs: ModelNeeds, asleep: Set[str], now_s: float) -> tuple[ModelState, ...]:
-    return tuple(_model_state(m, needs, m.id in asleep, now_s) for m in needs.catalog.models)
+    statuses: dict[str, list[tuple[str, ModelStatus]]] = defaultdict(list)
+    for unit in needs.fleet.registry:
+        for status in unit.report.models:
+            statuses[status.model].append((unit.unit_id, status))
+    return tuple(_model_state(m, needs, statuses.get(m.id, []), m.id in asleep, now_s) for m in needs.catalog.models)
 
 
 def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
@@ -27,10 +32,11 @@ def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
     )
 
 
-def _model_state(model: CatalogModel, needs: ModelNeeds, is_asleep: bool, now_s: float) -> ModelState:
+def _model_state(
+    model: CatalogModel, needs: ModelNeeds, told: Sequence[tuple[str, ModelStatus]], is_asleep: bool, now_s: float
+) -> ModelState:
     place = needs.catalog.place_of(model.id)
-    reports = [u.report for u in needs.fleet.registry]
-    statuses = [s for r in reports for s in r.models if s.model == model.id and s.asleep is None]
+    statuses = [s for _, s in told if s.asleep is None]
     error = model.problem or next((s.error for s in statuses if s.error is not None), None)
     error = error or needs.fleet.held_back(model.id, now_s)
     return ModelState(
@@ -39,9 +45,12 @@ def _model_state(model: CatalogModel, needs: ModelNeeds, is_asleep: bool, now_s:
         planned_units=needs.goal.units_of(place),
         problem=error or needs.goal.unplaced.get(place),
         is_asleep=is_asleep,
-        asleep_on=tuple(r.unit_id for r in reports if any(s.model == model.id and s.asleep for s in r.models)),
+        asleep_on=tuple(unit_id for unit_id, s in told if s.asleep),
         progress=max((s.progress for s in statuses if s.progress is not None), key=_progressed, default=None),
         rate_per_s=needs.popularity.demand(model.id).rate_per_s,
+        asked=needs.popularity.asked(model.id, now_s),
+        slo=model.slo,
+        weight_bytes=0 if model.spec is None else model.spec.weight_bytes,
     )
 
 

@@ -63,9 +63,9 @@ class Fleet:
         return [u for u in staying if not self.out_for_s(u.unit_id, now_s)] or staying
 
     @contextmanager
-    def as_if(self, cordon: Cordon) -> Iterator[None]:
+    def as_if(self, cordon: Cordon | None) -> Iterator[None]:
         """Has a cordon in force for as long as something is asked."""
-        before, self.cordons = self.cordons, self.cordons.having(cordon)
+        before, self.cordons = self.cordons, self.cordons if cordon is None else self.cordons.having(cordon)
         try:
             yield
         finally:

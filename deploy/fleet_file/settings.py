@@ -183,6 +183,8 @@ class GatewaySection(Section):
     template_timeout_s: PositiveFloat = 2.0
     """How long a model's chat template may take for one request; then it is stopped and the request answered 400."""
     batches: BatchSection = BatchSection()
+    console: bool = True
+    """Serves the page /console, which shows the fleet to whoever has an admin key; where there are no keys, to all."""
 
 
 class FleetFile(Section):

@@ -68,6 +68,7 @@ class GatewayArgs(Args):
     cors_origins: tuple[str, ...] = ()
     template_timeout_s: float = 2.0
     batches: BatchSection = BatchSection()
+    console: bool = True
 
 
 class ControllerConfig(Args):

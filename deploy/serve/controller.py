@@ -29,6 +29,7 @@ from deploy.planning.planner_process import PlannerProcess
 from deploy.planning.profiled_costs import readable_costs
 from deploy.planning.single_plan import plan_once
 from deploy.serve.app_args import ControllerConfig
+from deploy.serve.console_topics import ConsoleTopics
 from deploy.serve.going_nodes import going_nodes
 from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.unit_calls import read_decisions
@@ -104,6 +105,7 @@ class Controller:
             started_s=time.monotonic(),
             recorder=self._recorder,
         )
+        self._console = ConsoleTopics(self._loop, self._plan_trial)
         self._state_for = state_for
         self._state: KeptState | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -189,14 +191,27 @@ class Controller:
         except ModelUnknown:
             return msgspec.json.encode(None)
 
+    async def console(self, topic: str, about: Mapping[str, str]) -> bytes:
+        """Returns what consoles follow, as JSON: see ConsoleTopics."""
+        return self._console.told(topic, about)
+
+    async def what_if(self, rates: Mapping[str, float]) -> bytes | None:
+        """Returns what another demand would change, as JSON (ConsoleTopics); null where a model is not planned for."""
+        try:
+            return await self._console.what_if(rates)
+        except ModelUnknown:
+            return msgspec.json.encode(None)
+
+    async def _plan_trial(self, task: PlanTask) -> PlanAnswer:
+        assert self._config is not None, "Serve configures a replica before it serves"
+        return await self._plan_once(task, self._config.placement.solver, self._profiles)
+
     async def cordon(self, cordon: Cordon) -> Mapping[str, str]:
         """Puts a cordon in force, unless it drains models that no other unit can hold and is not forced: then nothing
         changes, and the answer says which and why. Raises TimeoutError: no plan for the rest was found in time.
         """
         if cordon.drains and not cordon.is_forced:
-            assert self._config is not None, "Serve configures a replica before it serves"
-            task = self._loop.drain_task(cordon, time.monotonic())
-            answer = await self._plan_once(task, self._config.placement.solver, self._profiles)
+            answer = await self._plan_trial(self._loop.trial_task(cordon, time.monotonic()))
             if homeless := self._loop.homeless_after(cordon, answer.solution.plan):
                 return homeless
         does = "drained" if cordon.drains else "cordoned"

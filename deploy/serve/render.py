@@ -158,6 +158,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
         cors_origins=gateway.cors_origins,
         template_timeout_s=gateway.template_timeout_s,
         batches=gateway.batches,
+        console=gateway.console,
     )
     return {
         "name": GATEWAY_APP,

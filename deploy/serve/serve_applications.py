@@ -56,6 +56,7 @@ def gateway_application(args: GatewayArgs, *, gateway: type[object]) -> Applicat
         otlp_endpoint=otlp_endpoint,
         cors_origins=args.cors_origins,
         batches=batches_here(args),
+        has_console=args.console,
     )
 
 

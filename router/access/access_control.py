@@ -7,9 +7,10 @@ from starlette.datastructures import Headers
 
 from router.access.api_keys import KeyEntry, KeyRing, check_model
 from router.access.caller import Caller, api_key_of, caller_of
+from router.access.key_figures import KeyCounts, KeyFigures
 from router.access.key_usage import KeyUsage
 from router.access.rate_limits import RateLimits, RateStatus
-from router.errors import AdminOnly, InvalidApiKey, RateLimited
+from router.errors import AdminOnly, InvalidApiKey, ModelNotAllowed, RateLimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +37,12 @@ class AccessControl:
         self._on_keys = on_keys
         self._keys: KeyRing | None = None
         self._rates = RateLimits()
+        self._counts = KeyCounts()
 
     def set_keys(self, keys: KeyRing | None) -> None:
         self._keys = keys
         self._rates.keep(frozenset() if keys is None else keys.ids())
+        self._counts.keep(frozenset() if keys is None else keys.ids())
         self._on_keys(frozenset() if keys is None else keys.names())
 
     def identify(self, headers: Headers) -> AccessGrant:
@@ -67,10 +70,16 @@ class AccessControl:
         """
         if who.entry is None:
             return who
-        check_model(who.entry, model)
+        try:
+            check_model(who.entry, model)
+        except ModelNotAllowed:
+            self._counts.not_allowed(who.entry.key_id)
+            raise
         rate = self._rates.enter(who.entry, self._clock(), num_gateways=self._num_gateways())
         if rate.retry_after_s is not None:
+            self._counts.rate_limited(who.entry.key_id)
             raise RateLimited(key=who.entry.name, retry_after_s=rate.retry_after_s, headers=rate.headers())
+        self._counts.entered(who.entry.key_id)
         return replace(who, rate=rate)
 
     def check_owner(self, key_id: str, model: str) -> None:
@@ -85,6 +94,13 @@ class AccessControl:
     def spend(self, key_id: str, tokens: int) -> None:
         """Charges what a generation of the key took."""
         self._rates.spend(key_id, tokens, self._clock())
+        self._counts.spent(key_id, tokens)
+
+    def figures(self) -> tuple[KeyFigures, ...]:
+        """Returns what is counted of each key in force, and what is left of its rates here."""
+        now_s, gateways = self._clock(), self._num_gateways()
+        entries = () if self._keys is None else self._keys.entries()
+        return tuple(self._counts.figures(e, self._rates.status(e, now_s, num_gateways=gateways)) for e in entries)
 
     def usage(self) -> tuple[KeyUsage, ...]:
         """Returns what is left to the keys that have used something."""

@@ -69,6 +69,9 @@ class KeyRing:
     def names(self) -> frozenset[str]:
         return frozenset(entry.name for entry in self._entries.values())
 
+    def entries(self) -> tuple[KeyEntry, ...]:
+        return tuple(self._entries.values())
+
     def of(self, key_id: str) -> KeyEntry | None:
         return self._entries.get(key_id)
 

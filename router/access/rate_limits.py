@@ -91,6 +91,9 @@ class RateLimits:
             buckets.requests.take(1.0, now_s)
         return _status(entry, buckets, now_s, retry_after_s=math.ceil(wait_s) if wait_s > 0 else None)
 
+    def status(self, entry: KeyEntry, now_s: float, *, num_gateways: int) -> RateStatus:
+        return _status(entry, self._of(entry, now_s, num_gateways), now_s, retry_after_s=None)
+
     def spend(self, key_id: str, tokens: int, now_s: float) -> None:
         buckets = self._buckets.get(key_id)
         if buckets is not None and buckets.tokens is not None:

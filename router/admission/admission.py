@@ -219,6 +219,21 @@ class Admission:
         """Returns what waits for its turn, and since when."""
         return [(request, self._came_s[request.request_id]) for request in self.queue.waiting()]
 
+    def why_waits(self, request: AdmissionRequest, now_s: float) -> str:
+        """Says in words what a request that was just queued waits for."""
+        model, ledger = request.model, self._ledger
+        before = self.queue.size(model) - 1
+        behind = f"behind {before} waiting request{'' if before == 1 else 's'} of {model}; " if before > 0 else ""
+        if not self._router.is_ready(model):
+            return f"{behind}no unit had {model} ready"
+        if not self._has_room(request):
+            held, room = ledger.held_blocks(model), ledger.capacity_blocks(model)
+            return f"{behind}KV blocks of {model}: {held} of {room} were promised to requests before it"
+        choice = self._choose(request, now_s)
+        if choice is None:
+            return f"{behind}no unit could take it"
+        return f"{behind}prefills before it on {choice.unit_id}, {choice.before_s:.2f} s of them"
+
     def num_waiting(self, model: str) -> int:
         """Counts a model's requests before their first token, here and on units."""
         return self.queue.size(model) + self._before_first.get(model, 0)

@@ -33,6 +33,25 @@ class ModelAsked:
     tbt_targets: tuple[TargetCount, ...] = ()
 
 
+def added(one: ModelAsked, other: ModelAsked) -> ModelAsked:
+    """Sums what two gateways count of a model; targets are left out."""
+    return ModelAsked(
+        model=one.model,
+        requests_total=one.requests_total + other.requests_total,
+        prompt_tokens_total=one.prompt_tokens_total + other.prompt_tokens_total,
+        output_tokens_total=one.output_tokens_total + other.output_tokens_total,
+        waiting=one.waiting + other.waiting,
+        held=one.held + other.held,
+        oldest_wait_s=max(one.oldest_wait_s, other.oldest_wait_s),
+        shed_total=one.shed_total + other.shed_total,
+        no_capacity_total=one.no_capacity_total + other.no_capacity_total,
+        finished_total=one.finished_total + other.finished_total,
+        ttft_met_total=one.ttft_met_total + other.ttft_met_total,
+        tbt_met_total=one.tbt_met_total + other.tbt_met_total,
+        in_time_total=one.in_time_total + other.in_time_total,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandReport:
     """Sent with every request for a view. `gateway_id` is new for every start of a gateway."""

@@ -31,7 +31,9 @@ from router.errors import (
 from router.http.agent_routes import AGENT_BODIES, add_agent_routes
 from router.http.batch_lines import line_endpoints
 from router.http.batch_routes import BATCH_BODIES, add_batch_routes
+from router.http.console_files import add_console
 from router.http.generation_endpoint import answer, answer_whole
+from router.http.live_routes import LiveSources, add_live_routes
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
 from router.http.tokenize_routes import add_tokenize_routes
@@ -97,6 +99,8 @@ def create_app(
     echo_request_id: bool = True,
     cors_origins: Sequence[str] = (),
     batches: BatchSettings | None = None,
+    live: LiveSources | None = None,
+    has_console: bool = False,
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
     add the `x-request-id` header to responses by themselves. Browsers' pages from `cors_origins` ("*": from anywhere)
@@ -125,6 +129,7 @@ def create_app(
         metrics=gateway.metrics,
         echoes=echo_request_id,
         max_header_bytes=gateway.limits.max_header_bytes,
+        receipts=gateway.receipts,
         spans=spans,
     )
     app.add_exception_handler(RouterError, _on_router_error)
@@ -135,12 +140,9 @@ def create_app(
     add_batch_routes(app, gateway, service)
     _add_model_routes(app, gateway)
     _add_operation_routes(app, gateway, read_metrics)
-    if read_decisions is not None:
-        _add_decisions_route(app, gateway, read_decisions)
-    if read_fleet is not None:
-        _add_fleet_route(app, gateway, read_fleet)
-    if read_events is not None:
-        _add_events_route(app, gateway, read_events)
+    _add_control_routes(app, gateway, read_decisions, read_fleet, read_events, live)
+    if has_console:
+        add_console(app)
     document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody, EmbeddingsBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
@@ -203,6 +205,24 @@ def _add_operation_routes(app: FastAPI, gateway: Gateway, read_metrics: ReadMetr
         else:
             text = gateway.metrics.openmetrics() if openmetrics else gateway.metrics.exposition()
         return Response(text, headers={"content-type": OPENMETRICS_TYPE if openmetrics else CONTENT_TYPE_LATEST})
+
+
+def _add_control_routes(
+    app: FastAPI,
+    gateway: Gateway,
+    read_decisions: ReadDecisions | None,
+    read_fleet: ReadFleet | None,
+    read_events: ReadEvents | None,
+    live: LiveSources | None,
+) -> None:
+    if read_decisions is not None:
+        _add_decisions_route(app, gateway, read_decisions)
+    if read_fleet is not None:
+        _add_fleet_route(app, gateway, read_fleet)
+    if live is not None:
+        add_live_routes(app, gateway, live)
+    if read_events is not None:
+        _add_events_route(app, gateway, read_events)
 
 
 def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDecisions) -> None:

@@ -15,6 +15,7 @@ from router.error_bodies import error_response, internal_error_response
 from router.errors import AdminOnly, HeadersTooLarge, InvalidApiKey, ModelNotAllowed, RateLimited, RouterError
 from router.http.streaming import ClientDisconnected
 from router.telemetry.metrics import GatewayMetrics
+from router.telemetry.receipts import ReceiptBook
 from router.telemetry.request_labels import CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
 from router.telemetry.request_log import log_request
 from router.telemetry.tracing import RequestSpans, RequestTrace
@@ -40,6 +41,7 @@ class RequestIdentity:
         metrics: GatewayMetrics,
         echoes: bool,
         max_header_bytes: int,
+        receipts: ReceiptBook,
         spans: RequestSpans | None = None,
     ) -> None:
         self._app = app
@@ -47,6 +49,7 @@ class RequestIdentity:
         self._echoes = echoes
         self._max_header_bytes = max_header_bytes
         self._spans = spans
+        self._receipts = receipts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,6 +96,7 @@ class RequestIdentity:
             self._count_refusal(state.get("error"))
             elapsed_s = time.monotonic() - started_s
             log_request(state, endpoint=endpoint, status=status, elapsed_s=elapsed_s)
+            self._receipts.note(state, endpoint=endpoint, status=status, elapsed_s=elapsed_s)
             if self._spans is not None and trace is not None:
                 self._spans.end(trace, state, status=status)
 

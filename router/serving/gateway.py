@@ -54,6 +54,7 @@ from router.serving.response import GenerationResponse
 from router.serving.tokenizing import detokenize, tokenize
 from router.serving.waiting_requests import WaitingRequests
 from router.telemetry.metrics import GatewayMetrics
+from router.telemetry.receipts import ReceiptBook
 from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ServiceReport
 from router.text.process import StartText, TextProcess
@@ -109,9 +110,10 @@ class Gateway:
             scheduler=self.scheduler,
             limits=self.limits,
             clock=clock,
-            on_continuation=self._on_continuation,
+            on_continuation=lambda *told: self._runner.moved(*told),
         )
         self.events = RequestEvents()
+        self.receipts = ReceiptBook()
         self._room = WaitingRequests(self.scheduler, clock=clock, is_loading=self._is_loading)
         self._runner = GenerationRunner(
             scheduler=self.scheduler,
@@ -260,10 +262,6 @@ class Gateway:
             prompt_tokens=prompt_tokens,
             report=report,
         )
-
-    def _on_continuation(self, generation: Generation, unit: str, reason: str) -> None:
-        self.metrics.continuations.labels(generation.model).inc()
-        self.events.moved(model=generation.model, unit=unit, request_id=generation.client_request_id, reason=reason)
 
     def _enter(self, model: str, request_id: str = "") -> ModelCard:
         """Raises what `card` raises, and:

@@ -38,6 +38,7 @@ class GenerationRunner:
         self._limits = limits
         self._clock = clock
         self._spend = spend
+        self._reports: dict[str, ServiceReport] = {}  # of generations that were admitted
 
     async def run(self, generation: Generation, caller: Caller, report: ServiceReport) -> AsyncGenerator[Output, None]:
         """Runs a generation as `GenerationRelay.run` does; raises what admission raises, too."""
@@ -47,7 +48,7 @@ class GenerationRunner:
         was_cold = not self._scheduler.is_ready(generation.model)
         try:
             with self._metrics.queued.labels(generation.model).track_inprogress():
-                admitted = await self._room.enter(request)
+                admitted = await self._room.enter(request, report.waits)
         except Overloaded:
             self._metrics.shed.labels(generation.model).inc()
             self._events.shed(model=generation.model, request_id=caller.request_id)
@@ -70,7 +71,9 @@ class GenerationRunner:
             cold_s=now_s - started_s if was_cold else 0.0,
             predicted_ttft_s=choice.predicted_ttft_s,
             prefix_tokens=choice.prefix_tokens,
+            ahead_s=choice.before_s,
         )
+        self._reports[generation.request_id] = report
         stopwatch = self._metrics.stopwatch(generation.model, generation.slo, started_s, exemplar)
         finished = False
         try:
@@ -88,6 +91,7 @@ class GenerationRunner:
             raise
         finally:
             stopwatch.on_end()
+            del self._reports[generation.request_id]
             self._charge(caller, len(generation.prompt_token_ids) + stopwatch.num_tokens)
             self._scheduler.end(
                 generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
@@ -99,6 +103,12 @@ class GenerationRunner:
         if caller.key_id:
             self._metrics.key_generations.labels(caller.tenant).inc()
             self._metrics.key_tokens.labels(caller.tenant).inc(tokens)
+
+    def moved(self, generation: Generation, unit: str, reason: str) -> None:
+        """Notes that a generation has lost its unit and goes on."""
+        self._reports[generation.request_id].moved(unit, reason, self._clock())
+        self._metrics.continuations.labels(generation.model).inc()
+        self._events.moved(model=generation.model, unit=unit, request_id=generation.client_request_id, reason=reason)
 
     def _note_failure(self, generation: Generation, unit: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"

@@ -21,8 +21,8 @@ class WaitingRequests:
         self._waiting: dict[str, asyncio.Future[Outcome]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def enter(self, request: AdmissionRequest) -> Admit:
-        """The caller owes the scheduler an `end` for what it returns.
+    async def enter(self, request: AdmissionRequest, on_wait: Callable[[str], None]) -> Admit:
+        """The caller owes the scheduler an `end` for what it returns. `on_wait` is told what a request waits for.
 
         Raises:
             Overloaded: it is turned away, now or when its time is up.
@@ -30,6 +30,8 @@ class WaitingRequests:
         """
         came_s = self._clock()
         decision = self._scheduler.offer(request, came_s)
+        if isinstance(decision, Queue):
+            on_wait(self._scheduler.admission.why_waits(request, came_s))
         outcome = await self._outcome(request) if isinstance(decision, Queue) else decision
         match outcome:
             case Admit():

@@ -1,17 +1,29 @@
 """Reports to a request how it was served: response headers and the request log."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdmux_actor.messages import Slo
 from router.access.caller import GrantedSlo
 from traces.timeliness import SloTarget, is_in_time
 
+_MOST_MOVES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMove:
+    """A request lost `unit`, `at_s` after it came, and went on elsewhere."""
+
+    at_s: float
+    unit: str
+    reason: str
+
 
 @dataclass(slots=True, eq=False)
 class ServiceReport:
     """Filled in as the request goes its way; of several choices, by the first one that gets a token. `cold_s` is the
-    part of the queueing in which no unit had the model ready.
+    part of the queueing in which no unit had the model ready. `ahead_s` is what prefills before it on its unit were
+    expected to take; `waited_for` says what it queued for at the gateway.
     """
 
     granted: GrantedSlo
@@ -28,9 +40,12 @@ class ServiceReport:
     worst_gap_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    ahead_s: float = 0.0
+    waited_for: str = ""
+    moves: list[RequestMove] = field(default_factory=list)
 
     def admitted(
-        self, unit_id: str, now_s: float, *, cold_s: float, predicted_ttft_s: float, prefix_tokens: int
+        self, unit_id: str, now_s: float, *, cold_s: float, predicted_ttft_s: float, prefix_tokens: int, ahead_s: float
     ) -> None:
         if not self.unit_id:
             self.unit_id = unit_id
@@ -38,6 +53,14 @@ class ServiceReport:
             self.cold_s = min(cold_s, self.queue_s)
             self.predicted_ttft_s = predicted_ttft_s or None
             self.prefix_tokens = prefix_tokens
+            self.ahead_s = ahead_s
+
+    def waits(self, reason: str) -> None:
+        self.waited_for = self.waited_for or reason
+
+    def moved(self, unit_id: str, reason: str, now_s: float) -> None:
+        if len(self.moves) < _MOST_MOVES:
+            self.moves.append(RequestMove(at_s=now_s - self.started_s, unit=unit_id, reason=reason))
 
     def first_token(self, now_s: float) -> None:
         if self.ttft_s is None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.fleet_file.settings import fleet_json_schema, read_fleet_file
+from deploy.inspection.live_schema import live_json_schema
 from deploy.serve.render import serve_yaml
 from scripts.chart.dashboards.cluster_rows import cluster_dashboard
 from scripts.chart.dashboards.fleet_rows import fleet_dashboard
@@ -25,6 +26,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
     chart = root / "helm"
     return {
+        root / "docs" / "live.schema.json": json.dumps(live_json_schema(), indent=1, sort_keys=True) + "\n",
         root / "examples" / "fleet.schema.json": json.dumps(fleet_json_schema(), indent=2, ensure_ascii=False) + "\n",
         **{
             path: serve_yaml(read_fleet_file(root / "examples" / path.name, source_root=Path("/models")))

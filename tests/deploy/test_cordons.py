@@ -209,7 +209,7 @@ def test_going_nodes__told_by_ray__are_drained_and_used_again_when_they_stay() -
 
 
 @pytest.mark.parametrize(("room", "homeless"), [(1, {"a"}), (4, set())])
-def test_drain_task__solved__says_which_models_the_rest_cannot_hold_and_changes_nothing(
+def test_trial_task__solved__says_which_models_the_rest_cannot_hold_and_changes_nothing(
     room: int, homeless: set[str]
 ) -> None:
     world = World(catalog("a", "b"), expected_units=2)
@@ -219,7 +219,7 @@ def test_drain_task__solved__says_which_models_the_rest_cannot_hold_and_changes_
     (unit_id,) = world.serving("a")
     wanted = cordon(unit_id, drains=True)
 
-    task = world.loop.drain_task(wanted, world.now_s)
+    task = world.loop.trial_task(wanted, world.now_s)
     found = work_out(task, world.solver, Estimator()).solution.plan
 
     assert set(world.loop.homeless_after(wanted, found)) == homeless

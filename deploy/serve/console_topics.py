@@ -1,0 +1,74 @@
+"""Tells what consoles follow of the control loop. Nothing is worked out, and nothing kept, while nobody asks."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from deploy.control.control_loop import ControlLoop
+from deploy.control.planner import PlanAnswer, PlanTask
+from deploy.inspection.live_fleet import LiveFleet, LiveSelection
+from deploy.inspection.live_history import LiveHistory
+from deploy.inspection.live_picture import live_fleet
+from deploy.inspection.plan_report import look_report, plan_report
+from placement.errors import ModelUnknown
+
+Plans = Callable[[PlanTask], Awaitable[PlanAnswer]]
+"""By the planner, in a process of its own. Raises TimeoutError."""
+
+
+class ConsoleTopics:
+    """The answers are JSON: docs/console.md has their schemas."""
+
+    def __init__(self, loop: ControlLoop, plans: Plans) -> None:
+        self._loop = loop
+        self._plans = plans
+        self._history = LiveHistory()
+        self._planning = asyncio.Lock()
+
+    def told(self, topic: str, about: Mapping[str, str]) -> bytes:
+        """Returns one of the topics `fleet` (`about`: a LiveSelection's), `history` and `plan`."""
+        match topic:
+            case "fleet":
+                return msgspec.json.encode(self._fleet(LiveSelection(**about)))
+            case "history":
+                return msgspec.json.encode(self._history.told())
+            case "plan":
+                return msgspec.json.encode(plan_report(self._loop.status(time.monotonic()), time.time()))
+            case _:
+                raise ValueError(f"no topic {topic!r} of the control loop")
+
+    async def what_if(self, rates: Mapping[str, float]) -> bytes | None:
+        """The LookReport of a plan for other rates of requests per second; None: the planner did not answer in time,
+        or is at work for somebody else. Nothing is adopted. Raises ModelUnknown.
+        """
+        if self._planning.locked():
+            return None
+        async with self._planning:
+            now_s = time.monotonic()
+            task = self._loop.trial_task(None, now_s)
+            known = {m.model for m in task.needs.models}
+            for model in sorted(rates.keys() - known):
+                raise ModelUnknown(model=model, known=tuple(sorted(known)))
+            models = tuple(
+                replace(m, demand=replace(m.demand, rate_per_s=rates.get(m.model, m.demand.rate_per_s)))
+                for m in task.needs.models
+            )
+            asked = replace(task, needs=replace(task.needs, models=models))
+            try:
+                answer = await self._plans(asked)
+            except TimeoutError:
+                return None
+            why = ", ".join(f"{model} at {rate:g}/s" for model, rate in sorted(rates.items()))
+            return msgspec.json.encode(look_report(answer.as_look(why), self._loop.status(now_s)))
+
+    def _fleet(self, selection: LiveSelection) -> LiveFleet:
+        now_s, at_s = time.monotonic(), time.time()
+        status = self._loop.status(now_s)
+        shares = self._history.shares_in_time(status, now_s)
+        told = live_fleet(status, selection, shares, at_s)
+        if selection == LiveSelection():
+            self._history.add(told, at_s)
+        return told

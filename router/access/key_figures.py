@@ -1,0 +1,109 @@
+"""Counts what each API key has asked for and used. By id: two keys may bear one name."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from router.access.api_keys import KeyEntry
+from router.access.rate_limits import RateStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFigures:
+    """A key's name and rates, and since its gateways started: requests let in, those beyond its rates or for models
+    that are not its own, and tokens of prompts and answers. `remaining_*` are of the minute; None: not limited.
+    """
+
+    key_id: str
+    name: str
+    is_admin: bool
+    models: tuple[str, ...] | None
+    limit_requests: int | None
+    limit_tokens: int | None
+    remaining_requests: int | None = None
+    remaining_tokens: int | None = None
+    requests: int = 0
+    tokens: int = 0
+    rate_limited: int = 0
+    not_allowed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Counted:
+    requests: int = 0
+    tokens: int = 0
+    rate_limited: int = 0
+    not_allowed: int = 0
+
+
+class KeyCounts:
+    """One entry of each key that was used and is in force."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Counted] = {}
+
+    def keep(self, key_ids: frozenset[str]) -> None:
+        self._counts = {k: c for k, c in self._counts.items() if k in key_ids}
+
+    def entered(self, key_id: str) -> None:
+        self._of(key_id).requests += 1
+
+    def rate_limited(self, key_id: str) -> None:
+        self._of(key_id).rate_limited += 1
+
+    def not_allowed(self, key_id: str) -> None:
+        self._of(key_id).not_allowed += 1
+
+    def spent(self, key_id: str, tokens: int) -> None:
+        if (counted := self._counts.get(key_id)) is not None:
+            counted.tokens += tokens
+
+    def figures(self, entry: KeyEntry, rate: RateStatus) -> KeyFigures:
+        counted = self._counts.get(entry.key_id, _Counted())
+        return KeyFigures(
+            key_id=entry.key_id,
+            name=entry.name,
+            is_admin=entry.is_admin,
+            models=None if entry.models is None else tuple(sorted(entry.models)),
+            limit_requests=rate.limit_requests,
+            limit_tokens=rate.limit_tokens,
+            remaining_requests=None if rate.limit_requests is None else rate.remaining_requests,
+            remaining_tokens=None if rate.limit_tokens is None else rate.remaining_tokens,
+            requests=counted.requests,
+            tokens=counted.tokens,
+            rate_limited=counted.rate_limited,
+            not_allowed=counted.not_allowed,
+        )
+
+    def _of(self, key_id: str) -> _Counted:
+        return self._counts.setdefault(key_id, _Counted())
+
+
+def summed_figures(of_gateways: Iterable[Iterable[KeyFigures]]) -> tuple[KeyFigures, ...]:
+    """Sums what gateways count, of the keys that all know; each has its part of a rate. By name."""
+    found: dict[str, KeyFigures] = {}
+    for figures in of_gateways:
+        for key in figures:
+            known = found.get(key.key_id)
+            found[key.key_id] = key if known is None else _sum(known, key)
+    return tuple(sorted(found.values(), key=lambda k: (k.name, k.key_id)))
+
+
+def _sum(one: KeyFigures, other: KeyFigures) -> KeyFigures:
+    return KeyFigures(
+        key_id=one.key_id,
+        name=one.name,
+        is_admin=one.is_admin,
+        models=one.models,
+        limit_requests=one.limit_requests,
+        limit_tokens=one.limit_tokens,
+        remaining_requests=_both(one.remaining_requests, other.remaining_requests),
+        remaining_tokens=_both(one.remaining_tokens, other.remaining_tokens),
+        requests=one.requests + other.requests,
+        tokens=one.tokens + other.tokens,
+        rate_limited=one.rate_limited + other.rate_limited,
+        not_allowed=one.not_allowed + other.not_allowed,
+    )
+
+
+def _both(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other

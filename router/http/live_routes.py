@@ -1,0 +1,111 @@
+"""The fleet as it changes, for consoles and `muxfleet top`: one stream of server-sent events, admins only."""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import FastAPI
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.errors import InvalidRequest, PlannerBusy, UnitNotFound
+from router.http.generation_endpoint import body_of_request
+from router.http.live_feed import EVERY_S, LiveFeed, LiveTopic, ReadTopic
+from router.http.streaming import EventStream, EventStyle
+from router.serving.gateway import Gateway
+
+WhatIf = Callable[[Mapping[str, float]], Awaitable[bytes | None]]
+"""By model requests per second: what the planner would do, as JSON; None when it does not answer now."""
+
+_ABOUT: Mapping[str, tuple[str, ...]] = {"fleet": ("pool", "model", "find"), "unit": ("unit",)}
+_MAX_NAME = 256
+_MAX_RATE_PER_S = 1e6
+_RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSources:
+    read_topic: ReadTopic
+    what_if: WhatIf
+
+
+class _Rates(msgspec.Struct, forbid_unknown_fields=True):
+    rates: dict[str, float]
+
+
+def add_live_routes(app: FastAPI, gateway: Gateway, sources: LiveSources) -> None:
+    feed = LiveFeed(sources.read_topic)
+
+    @app.get("/fleet/live", include_in_schema=False)
+    async def live(request: Request) -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
+        topics = _topics(request.query_params)
+        _check_units(gateway, topics)
+        feed.check_room()
+        return EventStream(
+            feed.events(topics),
+            request_id=request.state.request_id,
+            keep_alive_s=gateway.limits.keep_alive_s,
+            write_timeout_s=gateway.limits.write_timeout_s,
+            headers={},
+            style=EventStyle(done=b""),
+        )
+
+    @app.post("/fleet/what-if", include_in_schema=False)
+    async def what_if(request: Request) -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
+        rates = _rates(gateway, await body_of_request(request, gateway))
+        body = await sources.what_if(rates)
+        if body is None:
+            raise PlannerBusy(retry_after_s=_RETRY_AFTER_S)
+        return Response(body, media_type="application/json")
+
+
+def _topics(asked: QueryParams) -> list[LiveTopic]:
+    """Raises InvalidRequest."""
+    names = list(dict.fromkeys(asked.getlist("topic")))
+    if not names:
+        raise InvalidRequest(f"topic is missing: send one or more of {', '.join(EVERY_S)}.", param="topic")
+    for name in names:
+        if name not in EVERY_S:
+            message = f"topic {name[:40]!r} is none: send one or more of {', '.join(EVERY_S)}."
+            raise InvalidRequest(message, param="topic")
+    about = {key: value for key, value in asked.items() if key != "topic"}
+    known = {key for name in names for key in _ABOUT.get(name, ())}
+    for key, value in about.items():
+        if key not in known:
+            raise InvalidRequest(f"Nothing of {', '.join(names)} is asked by {key[:40]!r}: leave it out.", param=key)
+        if len(value) > _MAX_NAME:
+            raise InvalidRequest(f"{key} is longer than {_MAX_NAME} characters.", param=key)
+    return [LiveTopic(name, tuple((k, about[k]) for k in sorted(_ABOUT.get(name, ())) if k in about)) for name in names]
+
+
+def _check_units(gateway: Gateway, topics: list[LiveTopic]) -> None:
+    """Raises InvalidRequest, UnitNotFound."""
+    for topic in topics:
+        if topic.name != "unit":
+            continue
+        unit = dict(topic.about).get("unit")
+        if unit is None:
+            raise InvalidRequest("topic unit needs a unit: send unit=ID.", param="unit")
+        if unit not in {u.report.unit_id for u in gateway.known_view().current.units}:
+            raise UnitNotFound(unit=unit)
+
+
+def _rates(gateway: Gateway, body: bytes) -> Mapping[str, float]:
+    """Raises InvalidRequest."""
+    try:
+        rates = msgspec.json.decode(body, type=_Rates).rates
+    except msgspec.DecodeError as error:
+        message = f'The body is not {{"rates": {{MODEL: requests per second}}}}: {error}.'
+        raise InvalidRequest(message, param="rates") from error
+    if not rates:
+        raise InvalidRequest("rates is empty: send requests per second of at least one model.", param="rates")
+    for model, rate in rates.items():
+        gateway.card(model)
+        if not (math.isfinite(rate) and 0 <= rate <= _MAX_RATE_PER_S):
+            message = f"rates of {model!r} is {rate}: send requests per second from 0 to {_MAX_RATE_PER_S:.0f}."
+            raise InvalidRequest(message, param="rates")
+    return rates
