@@ -2,13 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Sequence, Set
+from statistics import median_low
 
 _SMOOTHING = 0.2  # weight of the newest observation
+_FIRST = 5  # observations whose median counts
+_LONGEST_STALL = 1.5  # times what was expected: as much longer does one launch say at most
 _MIN_SCALE, _MAX_SCALE = 0.05, 50.0
 
 
 class LearnedScales:
-    """Exponential means of measured / modelled.
+    """Exponential means of measured / modelled, in which one launch that stalled does not count for much: what is
+    expected of a share decides whether it is used again, so a wrong factor might never be corrected.
 
     One factor for all sizes would not do: a latency model that is right for long launches is off for short ones, where
     fixed costs weigh. Sizes are told apart by powers of two; between two that were seen, the factor is interpolated.
@@ -57,6 +61,7 @@ class ScalesByShare:
 
     def __init__(self) -> None:
         self._factors: dict[int, dict[int, float]] = {}  # by SMs, then by size bucket
+        self._first: dict[tuple[int, int], list[float]] = {}  # by SMs and bucket, until there are enough
         self._sources: defaultdict[int, dict[int, _Source]] = defaultdict(dict)  # by bucket, then by SMs
         self._shares: dict[int, Set[int]] = {}  # by bucket
 
@@ -65,9 +70,17 @@ class ScalesByShare:
         if bucket not in buckets:
             self._sources.clear()
             self._shares.clear()
-        # The first observation replaces the prior: a model fitted for other hardware may be off by a factor.
-        old = buckets.get(bucket, target)
-        buckets[bucket] = old + _SMOOTHING * (target - old)
+            self._first[sms, bucket] = []
+        first = self._first.get((sms, bucket))
+        if first is None:
+            old = buckets[bucket]
+            buckets[bucket] = old + _SMOOTHING * (min(target, _LONGEST_STALL * old) - old)
+            return
+        # They replace the prior: a model fitted for other hardware may be off by a factor. The first is often slow.
+        first.append(target)
+        buckets[bucket] = median_low(first)
+        if len(first) == _FIRST:
+            del self._first[sms, bucket]
 
     def seen_with(self, bucket: int) -> Set[int]:
         shares = self._shares.get(bucket)

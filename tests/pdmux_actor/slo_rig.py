@@ -13,8 +13,9 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Arrival, AttachModel
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import device_named
+from profiler.latency import LatencyModel
 from profiler.roofline import RooflineLatency
-from profiler.specs import ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 from traces.timeliness import SloTarget, is_in_time
 
 BLOCK_BYTES = 256 * 1024
@@ -101,15 +102,39 @@ class Client:
         return asked
 
 
+class StalledAtFirst:
+    """Decode steps on all SMs take three times as long at first, once for each octave of batches."""
+
+    def __init__(self, latency: LatencyModel, device: DeviceSpec) -> None:
+        self._latency, self._num_sms = latency, device.num_sms
+        self._seen: set[int] = set()
+        self.prefill_s, self.mixed_s = latency.prefill_s, latency.mixed_s
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        step_s, octave = self._latency.decode_s(spec, context_tokens, sms), len(context_tokens).bit_length()
+        if sms < self._num_sms or octave in self._seen:
+            return step_s
+        self._seen.add(octave)
+        return 3.0 * step_s
+
+
 def serve(
-    clients: Iterable[Client], *, policy: str = "mux", models: Sequence[str] = ("m",), limit_s: float = 300.0
+    clients: Iterable[Client],
+    *,
+    policy: str = "mux",
+    models: Sequence[str] = ("m",),
+    limit_s: float = 300.0,
+    latency: LatencyModel | None = None,
 ) -> Mapping[str, list[Asked]]:
-    """Everything that was asked, by client, when all of it has ended or `limit_s` of virtual time have passed."""
+    """Everything that was asked, by client, when all of it has ended or `limit_s` of virtual time have passed.
+
+    `latency` is what launches take in truth; policies begin with the roofline in any case.
+    """
     asked = {one.request.request_id: one for client in clients for one in client.requests()}
     device, clock = device_named("H200"), VirtualClock()
     executor = SimulatedExecutor(
         device=device,
-        latency=RooflineLatency(device),
+        latency=latency or RooflineLatency(device),
         total_blocks=POOL_BLOCKS,
         block_bytes=BLOCK_BYTES,
         clock=clock,

@@ -6,9 +6,11 @@ In virtual time, Llama 8B on an H200. A request is in time when its first token 
 from statistics import median
 
 import pytest
-from slo_rig import Asked, Client, serve, share_in_time, share_of_first_in_time
+from slo_rig import Asked, Client, StalledAtFirst, serve, share_in_time, share_of_first_in_time
 
 from pdmux_actor.messages import Slo
+from profiler.devices import device_named
+from profiler.roofline import RooflineLatency
 
 MOST_LOST = 0.02  # of the others' requests in time
 DEFAULT_SLO = Slo(ttft_s=2.0, tbt_s=0.2)
@@ -40,6 +42,22 @@ def test_unattainable_tbt__of_every_request__first_tokens_come_as_soon_as_withou
 
     assert share_of_first_in_time(asked) >= 1 - MOST_LOST
     assert median(one.ttft_s for one in asked) <= 0.1
+
+
+def test_unattainable_tbt__of_every_request__tokens_come_one_by_one() -> None:
+    """Who asks for 1 ms a token does not want eight together every eight steps. The first is held for the second."""
+    asked = serve([chats(3.0, until_s=5.0, slo=Slo(ttft_s=1.0, tbt_s=0.001))])["chats"]
+
+    assert min(gap_s for one in asked for gap_s in one.gaps_s[1:]) > 0
+
+
+def test_first_decode_steps__stall__later_requests_are_in_time() -> None:
+    """A share whose only step was slow must not be held for slow, and the target for unattainable, for good."""
+    device = device_named("H200")
+    stalled = StalledAtFirst(RooflineLatency(device), device)
+    asked = serve([chats(until_s=8.0, slo=Slo(ttft_s=1.0, tbt_s=0.010))], latency=stalled)["chats"]
+
+    assert share_in_time([one for one in asked if one.at_s >= 5.0]) >= 1 - MOST_LOST
 
 
 def test_tight_tbt__attainable_beside_slow_prefills__most_requests_are_in_time_all_the_same() -> None:

@@ -69,15 +69,20 @@ class Mux:
         if not decoding or state.prefill_lane.busy or not may_add_decode(state):
             return ()
         cycle = DecodeCycle(state, decoding)
-        tightest_s = tightest_from(decoding, cycle.seconds(state.total_sms))
+        known = _known_shares(state, decoding)
+        # More SMs are never slower: what a stall taught of a share that is not used since must not decide.
+        fastest_s = min([cycle.seconds(share) for share in {state.total_sms, *known}])
+        tightest_s = tightest_from(decoding, fastest_s)
         sms = ample_decode_share(
             state.device,
             cycle.seconds,
             tolerance=_SLOWER_AT_MOST,
-            known=_known_shares(state, decoding),
+            known=known,
             bearable_s=_TRY_SHARE_OF_TARGET * tightest_s,
         )
         cycle_s = cycle.seconds(sms)
+        if sms < state.total_sms and cycle_s > tightest_s:
+            sms, cycle_s = state.total_sms, fastest_s
         self._decode_load.note_step(cycle_s)
         waiting = any(q.waiting for q in state.queues.values())
         # A sequence that joined while a step ran has waited already.

@@ -36,9 +36,11 @@ class RunningTargets:
 
 
 def tightest_from(decoding: Sequence[ModelQueue], step_s: float) -> float:
-    """The tightest target of running sequences that gaps of `step_s` meet; infinite if there is none."""
-    met = [target.tbt_s for queue in decoding for target in queue.tbt_targets if target.tbt_s >= step_s]
-    return min(met, default=float("inf"))
+    """The tightest target of running sequences that gaps of `step_s` meet, or else the one that they miss by least;
+    infinite if there is none.
+    """
+    targets = {target.tbt_s for queue in decoding for target in queue.tbt_targets}
+    return min((tbt_s for tbt_s in targets if tbt_s >= step_s), default=max(targets, default=float("inf")))
 
 
 def _chance(share: float) -> float:
