@@ -62,6 +62,9 @@ def laptop_cpu(*, num_cores: int, memory_bytes: int) -> DeviceSpec:
         # One core of two drew all of the bandwidth that two draw; prefill gained 1.75x = 2 ** 0.8 from the second.
         bandwidth_saturation_share=0.12,
         compute_scaling_exponent=0.8,
+        # Prefill of 256 tokens against bfloat16 (docs/measurements/engine.md).
+        int8_compute_share=0.95,
+        int4_compute_share=0.45,
         # gloo between two processes over loopback, each on a core.
         link_bandwidth_bytes_per_s=0.8 * GIGA,
         all_reduce_start_s=65e-6,

@@ -182,15 +182,16 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
     divided.
     """
     flops_per_s, bytes_per_s = compute_rate(device, sms), bandwidth(device, sms)
-    d, s, s_w = spec.hidden_size, spec.dtype_bytes, spec.weight_format_bytes
+    d, s, kept = spec.hidden_size, spec.dtype_bytes, spec.weights
     q_dim = -(-spec.num_heads // num_gpus) * spec.head_dim
     kv_dim = spec.kv_heads_per_gpu(num_gpus) * spec.head_dim
     m, expert_m = -(-spec.intermediate_size // num_gpus), -(-spec.expert_intermediate_size // num_gpus)
 
-    def linear(d_i: int, d_o: int, s_w: float) -> LinearCost:
+    def linear(d_i: int, d_o: int, weights: str | None = None) -> LinearCost:
+        s_w = s if weights is None else spec.weight_format_bytes
         weight_bytes = linear_bytes(0, d_i, d_o, s, s_w)
         return LinearCost(
-            compute_s_per_token=linear_flops(1, d_i, d_o) / flops_per_s,
+            compute_s_per_token=linear_flops(1, d_i, d_o) / (flops_per_s * device.compute_share(weights)),
             weight_s=weight_bytes / bytes_per_s,
             traffic_s_per_token=(linear_bytes(1, d_i, d_o, s, s_w) - weight_bytes) / bytes_per_s,
             knee_exponent=device.knee_exponent,
@@ -207,19 +208,19 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
     return OperatorCosts(
         num_layers=spec.num_layers,
         num_moe_layers=spec.num_moe_layers,
-        qkv=linear(d, q_dim + 2 * kv_dim, s_w),
-        output=linear(q_dim, d, s_w),
-        gate_up=linear(d, 2 * m, s_w),
-        down=linear(m, d, s_w),
-        router=linear(d, spec.num_experts, s) if spec.is_moe else None,
+        qkv=linear(d, q_dim + 2 * kv_dim, kept),
+        output=linear(q_dim, d, kept),
+        gate_up=linear(d, 2 * m, kept),
+        down=linear(m, d, kept),
+        router=linear(d, spec.num_experts) if spec.is_moe else None,
         experts=ExpertsCost(
             num_experts=spec.num_experts,
             experts_per_token=spec.experts_per_token,
-            one_expert=_one_expert(linear(d, 2 * expert_m, s_w), linear(expert_m, d, s_w)),
+            one_expert=_one_expert(linear(d, 2 * expert_m, kept), linear(expert_m, d, kept)),
         )
         if spec.is_moe
         else None,
-        classifier=linear(d, -(-spec.vocab_size // num_gpus), s),
+        classifier=linear(d, -(-spec.vocab_size // num_gpus)),
         attention=_attention(device, spec, flops_per_s, bytes_per_s, heads=q_dim // spec.head_dim, kv_dim=kv_dim),
         elementwise_s_per_token=elementwise_bytes / bytes_per_s,
         overhead_s=kernels * device.launch_overhead_s,

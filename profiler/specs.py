@@ -219,6 +219,9 @@ class DeviceSpec:
     its one query takes a tile of the prompts' kernel, and `fused_sequence_s` a head for blocks that find nothing to do.
     With prompts, a batch takes at least `attention_longest_key_s` per key of its longest request.
 
+    Products with weights of 8 and 4 bits (WEIGHT_BYTES) reach `int8_compute_share` and `int4_compute_share` of the rate
+    of those in the model's dtype.
+
     A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
     `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links. From pinned host memory come
     `host_copy_bytes_per_s`; 0 where that is not known.
@@ -247,4 +250,12 @@ class DeviceSpec:
     link_latency_s: float = 0.0
     all_reduce_start_s: float = 0.0
     host_copy_bytes_per_s: float = 0.0
+    int8_compute_share: float = 1.0
+    int4_compute_share: float = 1.0
     source: str = ""
+
+    def compute_share(self, weights: str | None) -> float:
+        """Returns what share of the compute rate products reach whose weights are kept so, by ModelSpec."""
+        if weights is None:
+            return 1.0
+        return self.int4_compute_share if weights.startswith("int4") else self.int8_compute_share

@@ -44,6 +44,8 @@ def _rounded(device: DeviceSpec) -> DeviceSpec:
         device,
         peak_flops_per_s=_on_grid(device.peak_flops_per_s),
         memory_bandwidth_bytes_per_s=_on_grid(device.memory_bandwidth_bytes_per_s),
+        int8_compute_share=_on_grid(device.int8_compute_share),
+        int4_compute_share=_on_grid(device.int4_compute_share),
     )
 
 

@@ -2,23 +2,25 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 import torch
 
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.quantised import projection_maker
 from profiler.specs import DeviceSpec
 
 _MATRIX_SIZE = 768
 _STREAM_BYTES = 64 * 1024 * 1024
 _BUDGET_S = 0.08
+_FORMATS = ("int8", "int4")
 # Small tensor operations that Python issues in a step of a model of a few layers.
 _OPERATIONS_PER_STEP = 100
 
 
 def measure_cpu(num_cores: int) -> DeviceSpec:
-    """Best of several runs each of a float32 matrix product, a copy and a tiny operation, on `num_cores` threads."""
+    """Best of several runs each of matrix products, a copy and a tiny operation, on `num_cores` threads."""
     measured: list[DeviceSpec] = []
     # A thread of its own: the number of threads torch uses is a property of the calling thread.
     thread = threading.Thread(target=lambda: measured.append(_measure(num_cores)), name="measure-cpu")
@@ -40,6 +42,7 @@ def _measure(num_cores: int) -> DeviceSpec:
         matmul_s = _best_s(lambda: product(left))
         copy_s = _best_s(lambda: target.copy_(source))
         operation_s = _best_s(lambda: tiny.add_(1.0))
+        shares = _compute_shares()
     return DeviceSpec(
         name="cpu",
         num_sms=num_cores,
@@ -47,8 +50,24 @@ def _measure(num_cores: int) -> DeviceSpec:
         memory_bandwidth_bytes_per_s=2 * _STREAM_BYTES / copy_s,
         memory_bytes=psutil.virtual_memory().total,
         launch_overhead_s=operation_s * _OPERATIONS_PER_STEP,
+        int8_compute_share=shares["int8"],
+        int4_compute_share=shares["int4"],
         source=f"measured at start on {num_cores} cores",
     )
+
+
+def _compute_shares() -> Mapping[str, float]:
+    """How fast products of bfloat16 with weights of few bits are, measured beside those with weights of bfloat16."""
+    weight = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16)
+    inputs = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16)
+    plain = projection_maker(None)(weight, None)
+    plain_s = _best_s(lambda: plain(inputs))
+
+    def share_of(weights: str) -> float:
+        product = projection_maker(weights)(weight, None)
+        return plain_s / _best_s(lambda: product(inputs))
+
+    return {weights: share_of(weights) for weights in _FORMATS}
 
 
 def _best_s(operation: Callable[[], object]) -> float:

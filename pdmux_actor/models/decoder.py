@@ -14,7 +14,7 @@ from torch.nn import functional
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
-from pdmux_actor.models.linear import Projection
+from pdmux_actor.models.linear import Classifier, Projection
 from pdmux_actor.models.logit_precision import sharpen_top_logits
 from pdmux_actor.models.lora import AdapterBatch, AdapterSlots, Site
 from pdmux_actor.models.module_weights import ModuleWeights
@@ -50,7 +50,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    lm_head: Projection
+    lm_head: Classifier
 
 
 AnyWeights = DecoderWeights | ModuleWeights

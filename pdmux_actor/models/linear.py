@@ -6,7 +6,7 @@ and lays bfloat16 weights anew at each call.
 
 import platform
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,19 +26,6 @@ class Projection(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Inputs and products have it."""
-        ...
-
-    @property
-    def has_plain_rows(self) -> bool:
-        """Returns whether single rows of W can be read, and there is no bias."""
-        ...
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Rows `indices` of W, in float32. Only where `has_plain_rows`."""
-        ...
-
-    def shares(self, tensor: Tensor) -> bool:
-        """Its weight is that very tensor: a tied embedding."""
         ...
 
     @property
@@ -63,12 +50,30 @@ class Projection(Protocol):
         ...
 
 
+@runtime_checkable
+class Classifier(Projection, Protocol):
+    """A projection to the vocabulary, which may be the embedding, and of which single rows may be read."""
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Returns whether single rows of W can be read, and there is no bias."""
+        ...
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows `indices` of W, in float32. Only where `has_plain_rows`."""
+        ...
+
+    def shares(self, tensor: Tensor) -> bool:
+        """Its weight is that very tensor: a tied embedding."""
+        ...
+
+
 MakeProjection = Callable[[Tensor | QuantisedWeight, Tensor | None], Projection]
 """Makes a projection of a weight `[out, in]` and a bias, which become its own."""
 
 
 class Linear:
-    """Implements Projection over a weight of the activations' dtype.
+    """Implements Classifier over a weight of the activations' dtype.
 
     x W^T + bias, with x `[tokens, in]` and W `[out, in]`.
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.linear import Projection
+from pdmux_actor.models.linear import Classifier
 
 # The head's product is rounded to the dtype of the weights: an error of half a unit in the last place of each of
 # the two logits compared, and as much again from inputs that were rounded after the norm.
@@ -11,7 +11,7 @@ _ROUNDINGS = 3
 _MOST_TOKENS_PER_ROW = 64  # more of them are a model that prefers nothing: not worth a copy of the head
 
 
-def sharpen_top_logits(logits: Tensor, normed: Tensor, head: Projection) -> None:
+def sharpen_top_logits(logits: Tensor, normed: Tensor, head: Classifier) -> None:
     """Computes the logits near each row's best again, in float32, and writes them in place.
 
     bfloat16 tells logits of 20 apart by 0.125 at best, so greedy decoding took the wrong one of two close tokens. A

@@ -19,6 +19,7 @@ _INT8_MAX = 127
 _UINT8_ZERO = 128  # oneDNN's fast kernels take unsigned activations
 _PACKED_FOR_TOKENS = 16
 _CUDA_INNER_TILES = 8
+_INT4_ROWS_AT_ONCE = 512  # packing takes levels of four bytes; its tiles have 64 rows, or 32 at the end
 
 
 def projection_maker(weights: str | None) -> MakeProjection:
@@ -75,16 +76,6 @@ class Int8Linear:
         return self._scale.dtype
 
     @property
-    def has_plain_rows(self) -> bool:
-        return False
-
-    def rows(self, indices: Tensor) -> Tensor:
-        raise AssertionError("a quantised weight has no plain rows")
-
-    def shares(self, tensor: Tensor) -> bool:
-        return False
-
-    @property
     def tensor_bytes(self) -> tuple[int, ...]:
         sizes = (self._levels.numel(), self._scale.nbytes)
         return sizes if self.bias is None else (*sizes, self.bias.nbytes)
@@ -139,7 +130,12 @@ class Int4Linear:
         assert weight.middle is not None, "8 bits are Int8Linear's"
         levels = weight.levels
         if levels.device.type == "cpu":
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.int(), 1)
+            packed = torch.cat(
+                [
+                    torch.ops.aten._convert_weight_to_int4pack_for_cpu(rows.int(), 1)
+                    for rows in torch.split(levels, _INT4_ROWS_AT_ONCE)
+                ]
+            )
         else:
             pairs = (levels[:, ::2] << 4) | levels[:, 1::2]
             packed = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), _CUDA_INNER_TILES)
@@ -157,16 +153,6 @@ class Int4Linear:
     @property
     def dtype(self) -> torch.dtype:
         return self._scales.dtype
-
-    @property
-    def has_plain_rows(self) -> bool:
-        return False
-
-    def rows(self, indices: Tensor) -> Tensor:
-        raise AssertionError("a quantised weight has no plain rows")
-
-    def shares(self, tensor: Tensor) -> bool:
-        return False
 
     @property
     def tensor_bytes(self) -> tuple[int, ...]:

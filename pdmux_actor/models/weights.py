@@ -71,7 +71,7 @@ def load_weights(
     rows = spec.vocab_size // share.num_ranks
     if spec.tie_word_embeddings:
         of_rank = embedding if share.divided is None else embedding[share.rank * rows : (share.rank + 1) * rows]
-        lm_head: Projection = Linear(of_rank, packed=False)
+        lm_head = Linear(of_rank, packed=False)
     else:
         lm_head = Linear(reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided))
     unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"}

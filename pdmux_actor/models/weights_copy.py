@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pdmux_actor.models.decoder import AnyWeights, DecoderWeights, LayerWeights
-from pdmux_actor.models.linear import Linear, Projection
+from pdmux_actor.models.linear import Classifier, Linear, Projection
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import HeadNorms
 
@@ -18,13 +18,12 @@ def copied(weights: AnyWeights, of_tensor: OfTensor, of_projection: OfProjection
     if isinstance(weights, ModuleWeights):
         return weights.mapped(of_tensor)
     embedding = of_tensor(weights.embedding)
-    is_tied = weights.lm_head.shares(weights.embedding)
-    return DecoderWeights(
-        embedding=embedding,
-        layers=tuple(_layer(layer, of_tensor, of_projection) for layer in weights.layers),
-        final_norm=of_tensor(weights.final_norm),
-        lm_head=Linear(embedding, packed=False) if is_tied else of_projection(weights.lm_head),
-    )
+    layers = tuple(_layer(layer, of_tensor, of_projection) for layer in weights.layers)
+    final_norm, head = of_tensor(weights.final_norm), weights.lm_head
+    is_tied = head.shares(weights.embedding)
+    copied_head = Linear(embedding, packed=False) if is_tied else of_projection(head)
+    assert isinstance(copied_head, Classifier), "a classifier's copy is one"
+    return DecoderWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=copied_head)
 
 
 def _layer(layer: LayerWeights, of_tensor: OfTensor, of_projection: OfProjection) -> LayerWeights:

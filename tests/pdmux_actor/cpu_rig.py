@@ -187,6 +187,18 @@ class CpuRig:
                     running.append(waiting.pop(0))
             running = [s for s in running if s.num_output_tokens < num_tokens]
 
+    def over_prefix(self, donor: TokenSequence, cached_tokens: int, max_new_tokens: int) -> TokenSequence:
+        """The prompt of `donor` again, prefilled over the KV that is there of it."""
+        geometry = self.infos[donor.model].geometry
+        rows = cached_tokens // geometry.tokens_per_row
+        sequence = self.sequence(donor.model, donor.token_ids[: donor.num_prompt_tokens], max_new_tokens)
+        sequence.rows[:rows] = donor.rows[:rows]
+        start = rows * geometry.tokens_per_row
+        chunk = Chunk(sequence, start, sequence.num_prompt_tokens - start)
+        num_layers = self.infos[donor.model].spec.num_layers
+        self.run(PrefillSlice(batch_id=999, model=donor.model, chunks=(chunk,), first_layer=0, last_layer=num_layers))
+        return sequence
+
     def close(self) -> None:
         self.executor.close()
 

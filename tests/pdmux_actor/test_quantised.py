@@ -83,6 +83,14 @@ def test_int4__shapes_that_no_kernel_has__are_kept_as_int8() -> None:
     assert isinstance(projection_maker("int4")(torch.randn(64, 96), None), Int4Linear)
 
 
+def test_int4__more_rows_than_are_packed_at_once__are_all_in_their_places() -> None:
+    weight = torch.randn(2 * 512 + 96, 64, generator=torch.Generator().manual_seed(1))
+    rounded = rounded_to_int4(weight)
+    assert rounded is not None
+
+    torch.testing.assert_close(projection_maker("int4")(weight, None).weight, rounded.dense(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("make", [rounded_to_int8, rounded_to_int4])
 def test_rounded__what_it_stands_for__rounds_to_itself(make) -> None:
     once = make(torch.randn(ROWS, COLUMNS)).dense()

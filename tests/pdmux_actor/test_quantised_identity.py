@@ -71,7 +71,9 @@ def rig() -> Iterator[CpuRig]:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantised__prefills_whole_sliced_and_chunked__match_transformers(rig: CpuRig, folder: Path, kind: str) -> None:
+def test_quantised__prefills_whole_sliced_chunked_and_cached__match_transformers(
+    rig: CpuRig, folder: Path, kind: str
+) -> None:
     info = rig.load("m", folder, weights=kind)
     expected = reference(folder, kind)
     prompts = [make_prompt(length) for length in LENGTHS]
@@ -86,11 +88,17 @@ def test_quantised__prefills_whole_sliced_and_chunked__match_transformers(rig: C
     for sequence in alone:
         rig.prefill([sequence])
         rig.decode([sequence], NEW_TOKENS - 1)
+    chunked = [rig.sequence("m", prompt, NEW_TOKENS) for prompt in prompts]
+    rig.generate_chunked(chunked, NEW_TOKENS, chunk_tokens=70)
+    cached = rig.over_prefix(whole[-1], 256, NEW_TOKENS)
+    rig.decode([cached], NEW_TOKENS - 1)
 
     assert info.spec.weights == kind
     assert outputs(whole, NEW_TOKENS) == expected
     assert outputs(sliced, NEW_TOKENS) == expected
     assert outputs(alone, NEW_TOKENS) == expected
+    assert outputs(chunked, NEW_TOKENS) == expected
+    assert outputs([cached], NEW_TOKENS) == expected[-1:]
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

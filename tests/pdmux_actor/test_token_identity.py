@@ -46,9 +46,9 @@ def make_requests(models, *, tbt_s):
             )
 
 
-def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, settings=None, told=None):
+def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, settings=None, told=None, weights=None):
     """Answers all requests on a real engine; returns tokens by request and the last load report. Events go to the list
-    `told`, too.
+    `told`, too. `weights` are formats by model.
     """
     executor = TorchCpuExecutor(kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32")
     tokens = {r.request_id: [] for r in requests}
@@ -70,7 +70,9 @@ def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, 
         executor, policy=policy, settings=settings, latency=RooflineLatency(executor.device), outbox=outbox
     )
     for model, path in checkpoints.items():
-        info = executor.load_model(model, str(path), revision=None, dtype=None, max_model_len=1024)
+        info = executor.load_model(
+            model, str(path), revision=None, dtype=None, max_model_len=1024, weights=(weights or {}).get(model)
+        )
         quota_rows = -(-quota_tokens // info.geometry.tokens_per_row)
         inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))
     thread = threading.Thread(target=loop.run)

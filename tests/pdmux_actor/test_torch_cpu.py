@@ -334,3 +334,5 @@ def test_measure_cpu__one_core__gives_plausible_numbers() -> None:
     assert 1e8 < device.peak_flops_per_s < 1e14
     assert 1e7 < device.memory_bandwidth_bytes_per_s < 1e13
     assert 0 < device.launch_overhead_s < 1
+    assert 0.01 < device.int8_compute_share < 100
+    assert 0.01 < device.int4_compute_share < 100

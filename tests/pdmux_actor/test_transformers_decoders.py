@@ -15,7 +15,6 @@ from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models import faster_modules
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.transformers_config import TransformersConfig
-from pdmux_actor.scheduling.launch import Chunk, PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.architectures import all_families
 from profiler.families.entry import ModelFamily
@@ -75,18 +74,6 @@ def assert_generated(model: Any, sequence: TokenSequence) -> None:
     assert sequence.token_ids == made[0].tolist()
 
 
-def sharing_prefix(rig: CpuRig, donor: TokenSequence, cached_tokens: int) -> TokenSequence:
-    """The prompt of `donor` again, over the KV that is there of it."""
-    rows = cached_tokens // rig.infos[donor.model].geometry.tokens_per_row
-    sequence = rig.sequence(donor.model, donor.token_ids[: donor.num_prompt_tokens], NEW_TOKENS)
-    sequence.rows[:rows] = donor.rows[:rows]
-    start = rows * rig.infos[donor.model].geometry.tokens_per_row
-    chunk = Chunk(sequence, start, sequence.num_prompt_tokens - start)
-    num_layers = rig.infos[donor.model].spec.num_layers
-    rig.run(PrefillSlice(batch_id=999, model=donor.model, chunks=(chunk,), first_layer=0, last_layer=num_layers))
-    return sequence
-
-
 @pytest.mark.parametrize("family", SERVED, ids=lambda family: family.model_type)
 def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
     rig: CpuRig, tmp_path: Path, family: ModelFamily
@@ -104,7 +91,7 @@ def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
     rig.decode([alone], NEW_TOKENS - 1)
     chunked = [rig.sequence("m", prompt, NEW_TOKENS) for prompt in prompts[:4]]
     rig.generate_chunked(chunked, NEW_TOKENS, chunk_tokens=120)
-    cached = sharing_prefix(rig, sliced[0], 256)
+    cached = rig.over_prefix(sliced[0], 256, NEW_TOKENS)
     rig.decode([cached], NEW_TOKENS - 1)
 
     assert_generated(model, alone)

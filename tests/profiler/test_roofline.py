@@ -14,7 +14,7 @@ from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.latency import ChunkShape
 from profiler.operator_costs import bandwidth, compute_rate
 from profiler.roofline import RooflineLatency
-from profiler.specs import DeviceSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 LAPTOP = laptop_cpu(num_cores=8, memory_bytes=16 * 1024**3)
 ALL_DEVICES = (*DEVICES.values(), LAPTOP)
@@ -189,3 +189,29 @@ def test_roofline__ever_new_batches__memory_is_bounded_and_answers_stay() -> Non
 
     assert held_bytes < 1 << 20
     assert before_s == (latency.prefill_s(LLAMA_3_8B, [ChunkShape(7)], 66), latency.decode_s(LLAMA_3_8B, [5], 66))
+
+
+@pytest.mark.parametrize(("weights", "share"), [("int8", 0.9), ("fp8", 0.9), ("int4", 0.4), ("int4_group32", 0.4)])
+def test_prefill__of_quantised_weights__takes_what_their_products_take(weights: str, share: float) -> None:
+    device = replace(H100, int8_compute_share=0.9, int4_compute_share=0.4)
+    prompt = [ChunkShape(new_tokens=4096)]
+
+    def products_s(spec: ModelSpec) -> float:
+        """Without attention and the classifier, which are not quantised."""
+        whole = RooflineLatency(device).prefill_s(spec, prompt, device.num_sms)
+        return whole - RooflineLatency(replace(device, peak_flops_per_s=1e30)).prefill_s(spec, prompt, device.num_sms)
+
+    plain, quantised = products_s(LLAMA_3_8B), products_s(replace(LLAMA_3_8B, weights=weights))
+
+    assert 0.9 / share < quantised / plain < 1.05 / share
+
+
+def test_decode__of_few_sequences_over_int4__is_bound_by_bytes_until_the_batch_computes_longer() -> None:
+    device = replace(H100, int4_compute_share=0.05)
+    quantised = replace(LLAMA_3_8B, weights="int4")
+    latency = RooflineLatency(device)
+
+    gains = [latency.decode_s(LLAMA_3_8B, [64] * n, 132) / latency.decode_s(quantised, [64] * n, 132) for n in (1, 256)]
+
+    assert gains[0] > 1.5
+    assert gains[1] < 1

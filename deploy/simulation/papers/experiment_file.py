@@ -74,7 +74,17 @@ class SystemSection(Section):
     """Fields of the scheduler's settings that differ."""
 
 
-Metric = Literal["goodput_per_s", "goodput_tokens_per_s", "requests_per_s", "ttft_mean_s", "tbt_mean_s", "slo_share"]
+Metric = Literal[
+    "goodput_per_s",
+    "goodput_tokens_per_s",
+    "requests_per_s",
+    "ttft_mean_s",
+    "tbt_mean_s",
+    "ttft_p99_s",
+    "tbt_p99_s",
+    "slo_share",
+]
+LOWER_IS_BETTER: frozenset[Metric] = frozenset({"ttft_mean_s", "tbt_mean_s", "ttft_p99_s", "tbt_p99_s"})
 
 
 class NeedSection(Section):

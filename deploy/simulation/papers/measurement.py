@@ -9,7 +9,14 @@ import numpy as np
 
 from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome, FleetRun
-from deploy.simulation.papers.experiment_file import CaseSection, Metric, NeedSection, PublishedSection, SystemSection
+from deploy.simulation.papers.experiment_file import (
+    LOWER_IS_BETTER,
+    CaseSection,
+    Metric,
+    NeedSection,
+    PublishedSection,
+    SystemSection,
+)
 from deploy.simulation.papers.workloads import workload_stream
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream
@@ -167,13 +174,16 @@ def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> _M
     if outcome is None:
         nothing: Mapping[Metric, float | None] = {"goodput_per_s": goodput_per_s, "goodput_tokens_per_s": 0.0}
         return _Measured(metrics=nothing, request_attainment=None)
-    figures = outcome.total().figures(outcome.duration_s)
+    total = outcome.total()
+    figures = total.figures(outcome.duration_s)
     metrics: Mapping[Metric, float | None] = {
         "goodput_per_s": goodput_per_s,
         "goodput_tokens_per_s": figures.tokens_per_s,
         "requests_per_s": figures.requests_per_s,
         "ttft_mean_s": figures.ttft_s.mean,
         "tbt_mean_s": figures.gap_per_token_s,
+        "ttft_p99_s": total.ttft.percentile_s(99),
+        "tbt_p99_s": total.tbt.percentile_s(99),
         "slo_share": figures.slo_attainment,
     }
     return _Measured(metrics=metrics, request_attainment=figures.request_attainment)
@@ -202,7 +212,7 @@ def _rows(case: CaseSection, published: PublishedSection, measured: Mapping[str,
 
 def _orderings(rows: Sequence[Row], published: PublishedSection) -> list[Ordering]:
     """Of every pair of systems that the paper tells apart by the metric."""
-    lower_is_better = published.metric in ("ttft_mean_s", "tbt_mean_s")
+    lower_is_better = published.metric in LOWER_IS_BETTER
     pairs = list(published.orders)
     for (a, of_a), (b, of_b) in combinations(published.values.items(), 2):
         if abs(of_a - of_b) > _SAME_SHARE * max(of_a, of_b):

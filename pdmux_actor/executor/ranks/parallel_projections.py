@@ -13,7 +13,7 @@ from torch import Tensor
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.models.decoder import Decoder, DecoderWeights, LayerWeights
 from pdmux_actor.models.feed_forward import GatedMlp
-from pdmux_actor.models.linear import Projection
+from pdmux_actor.models.linear import Classifier, Projection
 
 AroundHead = Callable[[int], AbstractContextManager[None]]
 """Within it are products with the vocabulary for so many tokens: the leader calls the other ranks to them."""
@@ -29,16 +29,6 @@ class ColumnParts:
     @property
     def dtype(self) -> torch.dtype:
         return self._part.dtype
-
-    @property
-    def has_plain_rows(self) -> bool:
-        return False
-
-    def rows(self, indices: Tensor) -> Tensor:
-        raise AssertionError("a rank has no whole rows")
-
-    def shares(self, tensor: Tensor) -> bool:
-        return self._part.shares(tensor)
 
     @property
     def tensor_bytes(self) -> tuple[int, ...]:
@@ -59,11 +49,22 @@ class ColumnParts:
 
 
 class VocabularyParts(ColumnParts):
-    """Implements Projection over the rows of the vocabulary that this rank has. The leader gets all logits."""
+    """Implements Classifier over the rows of the vocabulary that this rank has. The leader gets all logits."""
 
-    def __init__(self, part: Projection, group: LaneGroup, around: AroundHead) -> None:
+    def __init__(self, part: Classifier, group: LaneGroup, around: AroundHead) -> None:
         super().__init__(part, group)
         self._around = around
+        self._shares = part.shares
+
+    @property
+    def has_plain_rows(self) -> bool:
+        return False
+
+    def rows(self, indices: Tensor) -> Tensor:
+        raise AssertionError("a rank has no whole rows")
+
+    def shares(self, tensor: Tensor) -> bool:
+        return self._shares(tensor)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         with self._around(len(inputs)):
