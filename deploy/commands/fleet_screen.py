@@ -15,7 +15,7 @@ from deploy.commands.start_screen import StartScreen
 from deploy.environment import export_environment, ray_address, ray_auth_token, running_fleets_folder
 from deploy.errors import PortTaken
 from deploy.fleet_file.settings import FleetFile
-from deploy.local.haproxy import program_path
+from deploy.local.haproxy import program_path, usable_proxy
 from deploy.local.ray_environment import ray_environment
 from deploy.local.running_fleets import RunningFleet, announced, this_process_started_s
 from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deploy.serve.serve_fleet import ServeFleet
 
 _PORTS_TO_TRY = 50
+_PROXY_WORDS = {"haproxy": " behind HAProxy", "python": " behind Serve's Python proxy"}
 STOP_S = 30.0
 """How long Ctrl-C lets streams finish and processes end."""
 
@@ -43,6 +44,7 @@ def fleet_on_screen(
     """
     address = ray_address()
     is_joining = address is not None
+    proxy = usable_proxy(fleet.gateway.proxy)
     if address is not None:
         check_cluster_answers(address)
     else:  # a cluster that is already there has its own environment, which this process was given
@@ -51,7 +53,7 @@ def fleet_on_screen(
         fleet = without_node_labels(fleet)
         export_environment(
             ray_environment(
-                proxy=fleet.gateway.proxy,
+                proxy=proxy,
                 auth_token=secrets.token_hex(16),
                 free_ports=_free_ports(),
                 haproxy=program_path(),
@@ -68,7 +70,7 @@ def fleet_on_screen(
             # Ray reads its environment when it is imported.
             from deploy.serve.serve_fleet import serve_fleet
 
-            screen.line(f"Ray is up, deploying fleet {fleet.name!r}")
+            screen.line(f"Ray is up, deploying fleet {fleet.name!r}{'' if is_joining else _PROXY_WORDS[proxy]}")
             # Terminable again: Ray has set a handler of its own meanwhile.
             with (
                 _terminable(),

@@ -162,8 +162,8 @@ class GatewaySection(Section):
     replicas: Annotated[int, Field(ge=1, le=1000)] = 2
     node_labels: Mapping[LabelKey, LabelValue] = Field(default_factory=dict)
     """Ray's labels of the nodes that gateways run on. Default: any."""
-    proxy: Literal["python", "haproxy"] = "python"
-    """haproxy is several times cheaper per token."""
+    proxy: Literal["auto", "haproxy", "python"] = "auto"
+    """What stands before the gateways. haproxy is several times cheaper per token; auto takes it where it runs."""
     max_body_bytes: Size = ByteSize(8 * 1024 * 1024)
     max_queued_requests: PositiveInt = 512
     """Requests of one model that may wait in one gateway replica; more are answered 429 with Retry-After."""

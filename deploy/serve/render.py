@@ -47,7 +47,7 @@ def serve_config(fleet: FleetFile) -> dict[str, Any]:
 
 def serve_yaml(fleet: FleetFile) -> str:
     header = "# Written by `muxfleet render`. For `serve deploy`.\n"
-    if fleet.gateway.proxy == "haproxy":
+    if fleet.gateway.proxy != "python":
         flags = " ".join(f"{k}={v}" for k, v in HAPROXY.items())
         header += f"# The head, the workers and this command need {flags}\n"
         header += "# and RAY_SERVE_HAPROXY_BINARY_PATH, the path of muxfleet-haproxy there.\n"

@@ -145,7 +145,7 @@ spec:
 - {name: RAY_worker_niceness, value: "0"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
-{{- if eq (include "muxfleet.fleet" $root | fromJson).gateway.proxy "haproxy" }}
+{{- if ne (include "muxfleet.fleet" $root | fromJson).gateway.proxy "python" }}
 {{- range $name, $value := (include "muxfleet.data" $root | fromJson).haproxyEnvironment }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}

@@ -47,7 +47,7 @@ def fleet_of(
         "models": [*models, SLEEPER, *extra],
         "pools": list(pools),
         **{name: dict(section) for name, section in sections.items()},
-        "gateway": {"port": port, "replicas": 2, "hold_s": 90, **sections.get("gateway", {})},
+        "gateway": {"port": port, "proxy": "python", "replicas": 2, "hold_s": 90, **sections.get("gateway", {})},
     }
     file = folder / "fleet.json"
     file.write_text(json.dumps(fleet))

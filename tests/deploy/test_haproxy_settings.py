@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local import haproxy
 from deploy.local.haproxy import HEADER_DEADLINE_S, _haproxy, header_deadline_settings, loopback_settings
 
 _SLOW_CLIENTS = 1000
@@ -105,3 +106,41 @@ async def _answered(port: int) -> bool:
     line = await reader.readline()
     writer.close()
     return line.startswith(b"HTTP/1.1 200")
+
+
+def _program(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_usable_proxy__auto__is_haproxy_only_where_its_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "program_path", lambda: tmp_path / "muxfleet-haproxy")
+    found: list[str | None] = [
+        _program(tmp_path / "runs", "exit 0"),
+        _program(tmp_path / "fails", "exit 1"),
+        str(tmp_path / "not-there"),
+        None,
+    ]
+
+    chosen = []
+    for binary in found:
+        monkeypatch.setattr(haproxy, "_find_haproxy", lambda binary=binary: binary)
+        chosen.append(haproxy.usable_proxy("auto"))
+
+    assert chosen == ["haproxy", "python", "python", "python"]
+
+
+def test_usable_proxy__without_the_program_that_shuts_its_ports__is_the_python_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(haproxy, "program_path", lambda: None)
+
+    assert haproxy.usable_proxy("auto") == "python"
+
+
+@pytest.mark.parametrize("asked", ["haproxy", "python"])
+def test_usable_proxy__asked_for__is_what_was_asked_for(asked: str) -> None:
+    assert haproxy.usable_proxy(asked) == asked

@@ -83,7 +83,7 @@ BAD_FILES = {
     ),
     "unknown choice": (
         MODEL + "gateway: {proxy: nginx}",
-        ['f.yaml:2: gateway.proxy = "nginx": must be one of: python or haproxy'],
+        ['f.yaml:2: gateway.proxy = "nginx": must be one of: auto, haproxy or python'],
     ),
     "bad size": (
         MODEL + "pools: [{kv_memory: 12 parsecs}]",
