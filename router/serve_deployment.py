@@ -12,6 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from pdmux_actor.serving.quiet_pace import QuietPace
 from router.access.api_keys import KeyRing
 from router.access.key_figures import KeyFigures, summed_figures
 from router.access.key_usage import KeyUsage
@@ -31,6 +32,7 @@ from router.view import FleetView
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+QUIET_POLL_S = 1.5
 KEYS_POLL_S = 2.0
 _ANSWER_TIMEOUT_S = 5.0
 _DECISIONS_TIMEOUT_S = 10.0
@@ -205,7 +207,12 @@ class GatewayIngress:
 
     async def _follow_fleet(self, gateway: Gateway) -> None:
         answering = True
+        pace, loop = QuietPace(busy_s=POLL_S, quiet_s=QUIET_POLL_S), asyncio.get_running_loop()
         while True:
+            pace.note("asked for", gateway.demand_report(), loop.time())
+            if not pace.is_due(loop.time()):
+                await asyncio.sleep(POLL_S)
+                continue
             try:
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
                     view = await self._ask(gateway)
@@ -223,6 +230,7 @@ class GatewayIngress:
                 if not answering:
                     logger.info("control loop answers again")
                 answering = True
+                pace.note("fleet", (view.models, view.num_gateways, [u.report for u in view.units]), loop.time())
                 gateway.update_view(view)
             await asyncio.sleep(POLL_S)
 

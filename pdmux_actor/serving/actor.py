@@ -14,11 +14,12 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from pdmux_actor.backends.native import NativeEngine
-from pdmux_actor.lease import Lease
+from pdmux_actor.lease import Lease, UnitReport
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
+from pdmux_actor.serving.quiet_pace import QuietPace
 from pdmux_actor.serving.settled_wait import until_settled
 from pdmux_actor.serving.unit import DRAIN_TIMEOUT_S, Unit
 
@@ -35,6 +36,7 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`controller` names the deployment whose `heartbeat(UnitReport) -> Lease` this unit calls. `host` None is the
     node's address. When Serve stops the replica, its models have `move_timeout_s` to move to other units, then its
     streams `drain_timeout_s` to end; both together should be below the deployment's `graceful_shutdown_timeout_s`.
+    Where nothing happens, heartbeats come every `quiet_heartbeat_period_s`.
     A new unit counts as ready for Serve, which then stops the next old one, when the control loop has settled it, at
     the latest after `settle_timeout_s`.
     """
@@ -46,6 +48,7 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     controller_app: str = "gateway"
     host: str | None = None
     heartbeat_period_s: float = 0.5
+    quiet_heartbeat_period_s: float = 1.0
     heartbeat_timeout_s: float = 5.0
     start_timeout_s: float = 120.0
     move_timeout_s: float = 0.0
@@ -166,15 +169,20 @@ class PdmuxActor:
         return bool(await self._controller.is_settled.remote(self._unit.unit_id))
 
     async def _beat(self) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        pace = QuietPace(busy_s=settings.heartbeat_period_s, quiet_s=settings.quiet_heartbeat_period_s)
         while True:
-            lease = await self._heartbeat()
-            if lease is not None:
-                self._unit.apply_lease(lease)
-            await asyncio.sleep(self._settings.heartbeat_period_s)
+            report = self._unit.report()
+            pace.note("report", report, loop.time())
+            if pace.is_due(loop.time()):
+                lease = await self._heartbeat(report)
+                if lease is not None:
+                    pace.note("lease", lease, loop.time())
+                    self._unit.apply_lease(lease)
+            await asyncio.sleep(settings.heartbeat_period_s)
 
-    async def _heartbeat(self) -> Lease | None:
+    async def _heartbeat(self, report: UnitReport) -> Lease | None:
         """None while the control loop does not answer: the last lease stays."""
-        report = self._unit.report()
         try:
             async with asyncio.timeout(self._settings.heartbeat_timeout_s):
                 if self._controller is None:
