@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import uvloop
 from fleets.byte_checkpoint import byte_tokenizer, write_checkpoint
 from fleets.running_fleet import running_fleet
-from load.sse_client import SseConnection
+from load.sse_client import SseConnection, StreamTimes
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
@@ -179,9 +179,12 @@ class Gateway:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        times = await self._connections[stream].stream("/v1/chat/completions", body)
+        times = await self.post(stream, body)
         assert times.prompt_tokens == prompt_tokens, "both sides are asked the same"
         return Answered(ttft_s=times.first_s - times.sent_s, num_tokens=times.num_tokens)
+
+    async def post(self, stream: int, body: Mapping[str, Any]) -> StreamTimes:
+        return await self._connections[stream].stream("/v1/chat/completions", body)
 
     async def health_ms(self, count: int) -> list[float]:
         return [1e3 * await self._connections[0].get("/health") for _ in range(count)]
