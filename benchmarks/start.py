@@ -79,11 +79,9 @@ def main() -> None:
     parser = make_parser(__doc__, quick="one start, not five")
     parser.add_argument("--proxy", choices=("python", "haproxy"), default="haproxy")
     args = parser.parse_args()
-    starts = []
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
         fleet_file = write_fleet(Path(folder), proxy=args.proxy, port=PORT)
-        for _ in range(1 if args.quick else 5):
-            starts.append(started(fleet_file))
+        starts = [started(fleet_file) for _ in range(1 if args.quick else 5)]
     rows = summary(starts)
     print_table(rows, COLUMNS, title=f"from the command to the first token (load average {os.getloadavg()[0]:.1f})")
     write_report(args.json, machine_facts(), rows, setting={"proxy": args.proxy, "starts": len(starts)})

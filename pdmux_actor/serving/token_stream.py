@@ -9,14 +9,14 @@ from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, To
 from pdmux_actor.serving.detokenizer import Detokenizer, Vocabulary
 from pdmux_actor.serving.frames import Delta, TokenLogprob
 
-MERGE_S = 0.005
+MERGE_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
 class DeltaPace:
     """Steps that follow each other faster than anybody reads are told together, every MERGE_S: each Delta is a write at
     the gateway, one more at its proxy, and a read at the client. A step is held only where the next one, if it takes as
-    long as the last, comes in time to be told with it: those that take MERGE_S or more are told as they come.
+    long as the last, comes in time to be told with it: those that take half of MERGE_S or more are told as they come.
     """
 
     _told_s: float = float("-inf")

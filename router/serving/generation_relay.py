@@ -56,23 +56,31 @@ class _Progress:
     has_prompt: bool = False
 
     def take(self, delta: Delta) -> Output:
-        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.token_ids)
-        self.open.extend(zip(delta.token_ids, logprobs, strict=True))
-        held_back = 0 if delta.finish is not None else delta.held_back
         is_first_unit = not self.final  # another one finds the tokens of the first beside the prompt
-        settled, self.open = self.open[: len(self.open) - held_back], self.open[len(self.open) - held_back :]
-        self.final.extend(token_id for token_id, _ in settled)
+        token_ids, logprobs = self._settle(delta)
+        self.final.extend(token_ids)
         self.has_prompt = self.has_prompt or bool(delta.prompt)
         return Output(
             text=delta.text,
-            num_tokens=len(settled),
+            num_tokens=len(token_ids),
             cached_tokens=delta.cached_tokens if is_first_unit else 0,
-            logprobs=tuple(logprob for _, logprob in settled if logprob is not None),
-            token_ids=tuple(token_id for token_id, _ in settled),
+            logprobs=logprobs,
+            token_ids=token_ids,
             prompt=delta.prompt,
             embedding=delta.embedding,
             finish=delta.finish,
         )
+
+    def _settle(self, delta: Delta) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+        """Moves what is final now out of `open`."""
+        held_back = 0 if delta.finish is not None else delta.held_back
+        if not (self.open or held_back or delta.logprobs):  # most Deltas
+            return tuple(delta.token_ids), ()
+        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or [None] * len(delta.token_ids)
+        self.open.extend(zip(delta.token_ids, logprobs, strict=True))
+        kept = len(self.open) - held_back
+        settled, self.open = self.open[:kept], self.open[kept:]
+        return tuple(token_id for token_id, _ in settled), tuple(p for _, p in settled if p is not None)
 
 
 class GenerationRelay:

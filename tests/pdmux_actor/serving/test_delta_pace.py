@@ -8,7 +8,7 @@ from pdmux_actor.serving.frames import Generate
 from pdmux_actor.serving.token_stream import MERGE_S, DeltaPace
 
 
-@pytest.mark.parametrize("step_s", [MERGE_S, 2 * MERGE_S, 0.1])
+@pytest.mark.parametrize("step_s", [0.6 * MERGE_S, MERGE_S, 2 * MERGE_S, 0.1])
 def test_delta_pace__steps_no_faster_than_deltas__hold_nothing(step_s: float) -> None:
     pace = DeltaPace()
 
