@@ -5,7 +5,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deploy.serve.serve_fleet import ServeFleet
 
 _PORTS_TO_TRY = 50
-_PROXY_WORDS = {"haproxy": " behind HAProxy", "python": " behind Serve's Python proxy"}
+_PROXY_WORDS: Mapping[str, str] = {"haproxy": " behind HAProxy", "python": " behind Serve's Python proxy"}
 STOP_S = 30.0
 """How long Ctrl-C lets streams finish and processes end."""
 
