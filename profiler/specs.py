@@ -148,6 +148,10 @@ class ModelSpec:
         )
 
     @property
+    def embedding_bytes(self) -> int:
+        return self.vocab_size * self.hidden_size * self.dtype_bytes
+
+    @property
     def kv_bytes_per_token(self) -> int:
         return self.kv_bytes_per_token_per_gpu(1)
 

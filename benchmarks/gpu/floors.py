@@ -28,7 +28,8 @@ from rich.progress import track
 from rich.table import Table
 
 from pdmux_actor.executor.cuda.decode_graphs import BUCKETS
-from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.executor.open_cuda import open_cuda_executor
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.partition import decode_shares
 from profiler.specs import DeviceSpec, ModelSpec

@@ -35,7 +35,8 @@ from rich.table import Table
 from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
 from pdmux_actor.executor.cuda.decode_graphs import BUCKETS as BATCH_BUCKETS
-from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.executor.open_cuda import open_cuda_executor
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings

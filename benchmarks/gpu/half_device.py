@@ -11,7 +11,8 @@ from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
-from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.executor.open_cuda import open_cuda_executor
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
 from placement.estimation.memory import graph_bytes
 

@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.executor.open_cuda import open_cuda_executor
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.launch import PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence

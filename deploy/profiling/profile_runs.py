@@ -36,6 +36,9 @@ def engine_of_fleet(fleet: FleetFile, pool_name: str | None, backend: str | None
     none.
     """
     pool = _pool(fleet, pool_name, backend)
+    if pool.mesh_gpus > 1 and fleet.backend(pool).name == "native":
+        remedy = "muxfleet's own engine is measured on one device; set 1, or measure a pool with backend: sglang"
+        raise OptionNotUsable(option=f"pool {pool.name}: mesh_gpus", value=str(pool.mesh_gpus), remedy=remedy)
     engine = fleet.engine
     return EngineToProfile(
         models=tuple(

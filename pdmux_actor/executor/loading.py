@@ -23,7 +23,7 @@ from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_loading import decoder_of, load_transformers_decoder
 from pdmux_actor.models.weights import load_weights
-from placement.estimation.memory import resident_bytes
+from placement.estimation.memory import held_weight_bytes, resident_bytes
 from placement.launch_limits import LaunchLimits
 from profiler.families.registry import FAMILIES
 from profiler.specs import AUTO_DTYPE, ModelSpec
@@ -75,7 +75,7 @@ def load_decoder(
     _check_share(model, config, share)
     spec = share.spec_of(config.spec)
     geometry = KvGeometry.of(spec, block_bytes)
-    needed_bytes = spec.weight_bytes if launch_limits is None else resident_bytes(spec, limits=launch_limits)
+    needed_bytes = _needed_bytes(config.spec, share.num_ranks, launch_limits)
     _check_block(model, spec, geometry, block_bytes)
     check_room(model, spec, needed_bytes, available_bytes)
     info = ModelInfo(
@@ -140,6 +140,13 @@ def _decoder(
         share=share,
     )
     return Decoder(replace(config, spec=info.spec), weights, info.max_model_len, operators)
+
+
+def _needed_bytes(spec: ModelSpec, num_ranks: int, limits: LaunchLimits | None) -> int:
+    """Of each rank, as plans count it."""
+    if limits is None:
+        return held_weight_bytes(spec, num_ranks) // num_ranks
+    return resident_bytes(spec, num_ranks, limits) // num_ranks
 
 
 def _check_share(model: str, config: AnyConfig, share: RankShare) -> None:

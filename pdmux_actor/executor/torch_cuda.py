@@ -8,23 +8,20 @@ decode runs. An error of the device itself ends the process: the actor starts an
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pdmux_actor.executor.cuda.cuda_device import check_pool, cuda_device_spec, open_cuda_device
-from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, Read
-from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
+from pdmux_actor.executor.cuda.cuda_device import check_pool
+from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
-from pdmux_actor.executor.cuda.flash_attention import BUILT_IN, activate_flash_attention
-from pdmux_actor.executor.cuda.lane_device import CudaLanes, Event, LaneDevice
+from pdmux_actor.executor.cuda.lane_device import Event, LaneDevice
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
-from pdmux_actor.executor.cuda.partition_streams import open_partition_streams
-from pdmux_actor.executor.cuda.told_products import products_gain_on_partition
 from pdmux_actor.executor.cuda.warm_up import warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
@@ -32,6 +29,7 @@ from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, awakened, check_room, load_decoder
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
+from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.scheduling.launch import (
@@ -48,7 +46,7 @@ from pdmux_actor.scheduling.launch import (
     lane_number,
 )
 from pdmux_actor.scheduling.partition import decode_shares
-from placement.estimation.memory import LIBRARY_BYTES, graph_bytes, resident_bytes
+from placement.estimation.memory import resident_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
@@ -82,10 +80,13 @@ class TorchCudaExecutor:
         captured_batches: Sequence[int] = (),
         launch_limits: LaunchLimits = DEFAULT_LIMITS,
         chosen: Mapping[str, str] | None = None,
+        share: RankShare = WHOLE,
+        make_runner: MakeCudaRunner = lone_cuda_runner,
     ) -> None:
         """`captured_batches`: batch sizes whose greedy decode steps are captured on every partition when a model is
         attached, which takes seconds; others are captured when they first come. A model needs room for launches of
-        `launch_limits` beside its weights. `chosen`: what was, for people.
+        `launch_limits` beside its weights. `chosen`: what was, for people. `share` is what it loads of each model;
+        `make_runner` gives each lane what enqueues its launches.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
@@ -98,6 +99,7 @@ class TorchCudaExecutor:
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
         self._launch_limits = launch_limits
+        self._share, self._make_runner = share, make_runner
         self._lanes = lanes
         self._pool = self._new_pool()
         self._loaded: dict[str, LoadedModel] = {}
@@ -106,7 +108,7 @@ class TorchCudaExecutor:
         self._adapters = LoadedAdapters()
         self._graphs = graphs
         self._captured_batches = sorted(captured_batches, reverse=True)  # what the small ones need, a large one left
-        self._runners = {number: self._new_runner() for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
+        self._runners = {number: self._new_runner(number) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._sms = dict.fromkeys(Lane, device.num_sms)
         self._in_flight: dict[int, _InFlight] = {}  # by lane number
         self._failed: list[LaunchCompletion] = []
@@ -150,6 +152,7 @@ class TorchCudaExecutor:
                 device=self._lanes.device,
                 operators=TritonOperators(),
                 launch_limits=self._launch_limits,
+                share=self._share,
             )
             warm_up(loaded, self.block_bytes, self._lanes.device, self.device.num_sms)
         self.hold(loaded)
@@ -283,21 +286,38 @@ class TorchCudaExecutor:
         self._graphs.clear()
         self._lanes.streams.close()
 
-    def _new_runner(self) -> CudaRunner:
-        return CudaRunner(self._attached, self._graphs, self._lanes.device)
+    def run(self, job: Callable[[], None], lane: Lane, first_sm: int, sms: int) -> None:
+        """Enqueues, on this thread, what a rank is told to: on a lane's stream with `sms` SMs, of a divided decode on
+        those from `first_sm` on; -1: it is not divided. `job` must not raise.
+        """
+        streams = self._lanes.streams
+        stream = streams.stream(lane, sms) if first_sm < 0 else streams.part_stream(first_sm, sms)
+        with torch.inference_mode(), self._lanes.on(stream, sms):
+            job()
+
+    def run_in_place(self, job: Callable[[], None], lane: Lane) -> None:
+        """Does it now: only enqueued work is behind others."""
+        job()
+
+    def runner(self, number: int) -> CudaRunner:
+        """Returns the runner of a lane, by its number."""
+        if number not in self._runners:  # what a launch computes in is its lane's until it has ended
+            self._runners[number] = self._new_runner(number)
+        return self._runners[number]
+
+    def _new_runner(self, number: int) -> CudaRunner:
+        return self._make_runner(number, self._attached, self._graphs, self._lanes.device)
 
     def _enqueue(self, launch: ComputeLaunch) -> None:
         number, lane = lane_number(launch), launch.lane
         assert number not in self._in_flight, f"the {lane.value} lane has a launch in flight"
-        if number not in self._runners:  # what a launch computes in is its lane's until it has ended
-            self._runners[number] = self._new_runner()
         part = launch.part if isinstance(launch, DecodeStep) else None
         sms, stream = self._place(lane, part)
         first_sm = 0 if part is None else part.first_sm
         started_s = self.now()
         try:
             with torch.inference_mode(), self._lanes.on(stream, sms):
-                enqueue = self._runners[number].prepare(launch, sms, stream, first_sm=first_sm)
+                enqueue = self.runner(number).prepare(launch, sms, stream, first_sm=first_sm)
                 started_s = self.now()
                 read, event = enqueue(), self._lanes.record(stream)
         except torch.AcceleratorError:
@@ -357,44 +377,3 @@ class TorchCudaExecutor:
         total = shares.prefill_sms + shares.decode_sms
         assert total <= self.device.num_sms, f"{shares} exceeds the {self.device.num_sms} SMs of the device"
         self._sms = {Lane.PREFILL: shares.prefill_sms, Lane.DECODE: shares.decode_sms}
-
-
-def open_cuda_executor(
-    *,
-    kv_pool_bytes: int,
-    block_bytes: int,
-    default_dtype: str | None = None,
-    device_index: int = 0,
-    captured_batches: Sequence[int] = (),
-    captures: bool = True,
-    divides_decode: bool = False,
-    launch_limits: LaunchLimits = DEFAULT_LIMITS,
-) -> TorchCudaExecutor:
-    """Its device's `memory_bytes` are what KV and models may fill. Without `captures` decode runs launch by launch.
-    `divides_decode`: several models decode at once, each on a part of the decode share.
-
-    Raises DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
-    """
-    device = open_cuda_device(device_index)
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
-    streams = open_partition_streams(device, num_sms, divides_decode=divides_decode)
-    gains = streams.unpartitioned_reason is None and products_gain_on_partition(device, streams, num_sms)
-    lanes = CudaLanes(device, streams, num_sms=num_sms, tells_sms=gains or flash != BUILT_IN)
-    spec = cuda_device_spec(device, step_sms=streams.step_sms)
-    _LOG.info("%s: %d SMs, partitioned by %s; prefill by %s", spec.name, spec.num_sms, streams.kind, flash)
-    products = "told the SMs of their partition" if gains else "as for the whole GPU, also on a partition"
-    _LOG.info("matrix products run %s", products)
-    for_graphs = graph_bytes(spec.memory_bytes)
-    fillable_bytes = min(spec.memory_bytes, lanes.free_memory_bytes()) - for_graphs - LIBRARY_BYTES
-    return TorchCudaExecutor(
-        kv_pool_bytes=kv_pool_bytes,
-        block_bytes=block_bytes,
-        default_dtype=default_dtype,
-        lanes=lanes,
-        device=replace(spec, memory_bytes=max(0, fillable_bytes)),
-        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
-        captured_batches=captured_batches if captures else (),
-        launch_limits=launch_limits,
-        chosen={"prefill_attention": flash, "products": products},
-    )

@@ -52,11 +52,22 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Host
 
 def _cuda_executor(settings: EngineSettings) -> HostingExecutor:
     try:
-        from pdmux_actor.executor.torch_cuda import open_cuda_executor
+        from pdmux_actor.executor.open_cuda import open_cuda_executor
+        from pdmux_actor.serving.cuda_ranks import open_tensor_parallel_cuda_executor
     except ImportError as missing:
         raise DeviceUnavailable(
             reason=f"the Python package {missing.name} is not installed", remedy="pip install 'muxfleet[cuda]'"
         ) from missing
+    if settings.num_gpus > 1:
+        return open_tensor_parallel_cuda_executor(
+            num_ranks=settings.num_gpus,
+            num_lanes=1 + settings.scheduler.decode_lanes,
+            kv_pool_bytes=settings.kv_pool_bytes or 0,
+            block_bytes=settings.block_bytes,
+            default_dtype=settings.dtype,
+            divides_decode=settings.scheduler.decode_lanes > 1,
+            launch_limits=settings.scheduler.launch_limits(),
+        )
     return open_cuda_executor(
         kv_pool_bytes=settings.kv_pool_bytes or 0,
         block_bytes=settings.block_bytes,

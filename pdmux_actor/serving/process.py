@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
         outbox=send_tokens,
         on_load_report=lambda report: sender.send(LoadReported(report)),
         on_detached=lambda model: loaded_models.on_detached(model),
-        num_ranks=settings.num_gpus if settings.kind == "torch_cpu" else 1,
+        num_ranks=1 if settings.kind == "simulated" else settings.num_gpus,
     )
     host_bytes = host_memory_budget(settings, executor.device)
     forms = ModelForms()

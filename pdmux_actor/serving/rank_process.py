@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.ranks.following_rank import FollowingRank
-from pdmux_actor.executor.ranks.lane_group import measured_links, open_lane_groups
 from pdmux_actor.executor.ranks.rank_frames import FromRank, RankSettings, ToRank
 from pdmux_actor.serving.engine_log import log_to_actor
+from pdmux_actor.serving.following_executor import open_following_executor
 from pdmux_actor.serving.frames import FrameSplitter, framed
 from pdmux_actor.serving.parent_death import die_with_parent
 
@@ -34,15 +35,17 @@ def main(arguments: Sequence[str]) -> None:
     log_to_actor()  # by way of the engine process, whose standard error it has
     connection = socket.socket(fileno=int(arguments[0]))
     settings = msgspec.json.decode(arguments[1], type=RankSettings)
-    groups = open_lane_groups(settings.store, settings.rank, settings.num_ranks, settings.num_lanes)
-    measured_links(groups[0], settings.device, settings.num_ranks)
+    try:
+        executor = open_following_executor(settings)
+    except DeviceUnavailable as error:
+        sys.exit(str(error))
     sending = threading.Lock()
 
     def answer(told: FromRank) -> None:
         with sending:
             connection.sendall(framed(told))
 
-    rank = FollowingRank(settings, groups, answer=answer, on_failure=lambda: os._exit(_EXIT_FAILED))
+    rank = FollowingRank(executor, answer=answer, on_failure=lambda: os._exit(_EXIT_FAILED))
     splitter = FrameSplitter()
     decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
     try:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,19 +42,23 @@ class RankProcesses:
     Start it on a thread that lives as long as this process: the kernel ends the ranks with the one that started them.
     """
 
-    def __init__(self, settings: Sequence[RankSettings]) -> None:
+    def __init__(self, settings: Sequence[RankSettings], environments: Sequence[Mapping[str, str]] = ()) -> None:
+        """`environments`: what each rank's process has beside, or instead of, this one's."""
         self.num_ranks = len(settings) + 1
         self._sending = threading.Lock()
         self._answers: queue.SimpleQueue[FromRank] = queue.SimpleQueue()
         self._closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
-        for of_rank in settings:
+        for of_rank, beside in zip(settings, environments or [{}] * len(settings), strict=True):
             ours, theirs = socket.socketpair()
             with theirs:
                 arguments = (str(theirs.fileno()), msgspec.json.encode(of_rank).decode())
                 process = subprocess.Popen(
-                    [*own_program(_PROGRAM), *arguments], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                    [*own_program(_PROGRAM), *arguments],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **beside},
                 )
             self._processes.append(process)
             self._sockets.append(ours)

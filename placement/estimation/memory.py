@@ -36,9 +36,14 @@ def kept_prefill_bytes(specs: Iterable[ModelSpec], limits: LaunchLimits = DEFAUL
     return _PARTITIONS * max((workspace_bytes(spec, 1, limits) for spec in specs), default=0)
 
 
+def held_weight_bytes(spec: ModelSpec, num_gpus: int) -> int:
+    """Returns what the GPUs of a unit hold of a model's weights together: each has the whole embedding."""
+    return spec.weight_bytes + (num_gpus - 1) * spec.embedding_bytes
+
+
 def resident_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS) -> int:
     """Returns what a replica takes beside the KV pool, on all GPUs of its unit together."""
-    return spec.weight_bytes + workspace_bytes(spec, num_gpus, limits)
+    return held_weight_bytes(spec, num_gpus) + workspace_bytes(spec, num_gpus, limits)
 
 
 def resident_bytes_on(unit: UnitCapacity, spec: ModelSpec) -> int:

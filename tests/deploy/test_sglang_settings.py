@@ -40,7 +40,7 @@ def test_backend__per_pool__overrides_the_fleets():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("pools: [{device: cuda, gpus_per_node: 2, mesh_gpus: 2}]", ("pools[0].mesh_gpus", "backend: sglang")),
+        ("pools: [{backend: sglang, mesh_gpus: 2}]", ("pools[0].mesh_gpus", "backend: native")),
         ("pools: [{device: cuda, backend: sglang}]", ("pools[0].gpu_type", "required")),
         ("pools: [{device: simulated, gpu_type: H200, backend: sglang}]", ("pools[0].backend", "native")),
         ("pools: [{sglang: {multiplexing: 'on'}}]", ("pools[0].sglang", "backend: sglang")),

@@ -300,8 +300,8 @@ def test_checks__cluster_without_an_api__is_told_what_to_install(
     ("path", "overrides"),
     [
         (("mesh", "native cpu"), pool(mesh_gpus=2)),
-        (("mesh", "sglang cpu"), pool(backend="sglang", mesh_gpus=2)),
         (("mesh", "native cuda"), pool(device="cuda", gpus_per_node=2, mesh_gpus=2)),
+        (("mesh", "sglang cpu"), pool(backend="sglang", mesh_gpus=2)),
         (("nodeRange",), pool(nodes={"min": 1, "max": 2}) | {"autoscaling": {"enabled": True}}),
     ],
 )

@@ -8,7 +8,7 @@ BACKEND = BackendEntry(
     about="muxfleet's own engine, several models per unit",
     kinds={"cpu": "torch_cpu", "cuda": "torch_cuda"},
     reads_safetensors=True,
-    divides_on=("cpu",),
+    divides_on=("cpu", "cuda"),
     takes_adapters=True,
     fillable_bytes=fillable_bytes,
 )

@@ -37,6 +37,11 @@ def open_cuda_device(index: int = 0) -> torch.device:
     return device
 
 
+def check_cuda_devices(count: int) -> None:
+    """Raises DeviceUnavailable: there are fewer GPUs, or the last of so many cannot be used."""
+    check_cuda_device(torch.cuda, torch.version.cuda, count - 1)
+
+
 def check_triton(driver: Any) -> None:
     """`driver` is Triton's, or whatever answers like it. Raises DeviceUnavailable: it cannot launch kernels here."""
     try:

@@ -25,7 +25,7 @@ from pdmux_actor.executor.cuda.device_sampler import (
 )
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
-from pdmux_actor.executor.packed_batch import prompt_pieces, token_runs
+from pdmux_actor.executor.packed_batch import token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.messages import SampledToken
@@ -41,6 +41,8 @@ Read = Callable[[], Produced]
 Enqueue = Callable[[], Read]
 """Enqueues a launch that is prepared."""
 
+MakeBucket = Callable[[LayeredDecoder, DeviceKv, int, int], DecodeBucket]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaModel:
@@ -52,12 +54,13 @@ class CudaModel:
     row_table: npt.NDArray[np.int64]
     eos_token_ids: Tensor
     max_rows: int
+    make_bucket: MakeBucket = DecodeBucket
     buckets: dict[int, DecodeBucket] = field(default_factory=dict)
 
     def bucket(self, num_sequences: int) -> DecodeBucket:
         size = bucket_of(num_sequences)
         if size not in self.buckets:
-            self.buckets[size] = DecodeBucket(self.decoder, self.kv, size, self.max_rows)
+            self.buckets[size] = self.make_bucket(self.decoder, self.kv, size, self.max_rows)
         return self.buckets[size]
 
 
@@ -108,18 +111,14 @@ class CudaRunner:
         model = self._models[launch.model]
         if launch.first_layer == 0:
             batch = stage_batch(self._stage, launch.chunks, (), model.row_table, model.kv.tokens_per_row)
-            _upload_begun(model, batch)
-            hidden, rotary = model.decoder.start(
-                batch.tensors["token_ids"], batch.tensors["positions"], prompt_pieces(launch.chunks)
-            )
+            upload_begun(model, batch)
+            hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
             state = _PrefillState(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
-        attention = BatchAttention(model.kv, state.batch, num_splits=1)
-        state.hidden = model.decoder.forward_layers(
-            state.hidden, state.rotary, attention, launch.first_layer, launch.last_layer, state.adapters
-        )
+        layers = launch.first_layer, launch.last_layer
+        state.hidden = self._forward(model, state.batch, state.hidden, state.rotary, layers, 1, state.adapters)
         state.next_layer = launch.last_layer
         if launch.last_layer < model.info.spec.num_layers:
             self._prefills[launch.batch_id] = state
@@ -129,20 +128,28 @@ class CudaRunner:
     def _mixed(self, launch: MixedStep, sms: int) -> Read:
         model = self._models[launch.model]
         batch = stage_batch(self._stage, launch.chunks, launch.sequences, model.row_table, model.kv.tokens_per_row)
-        _upload_begun(model, batch)
+        upload_begun(model, batch)
         splits = decode_splits(max(1, batch.num_decodes), model.kv.kv_heads, sms)
-        hidden, rotary = model.decoder.start(
-            batch.tensors["token_ids"], batch.tensors["positions"], prompt_pieces(launch.chunks)
-        )
-        hidden = model.decoder.forward_layers(
-            hidden,
-            rotary,
-            BatchAttention(model.kv, batch, splits),
-            0,
-            model.info.spec.num_layers,
-            _adapters(model, launch.chunks, launch.sequences),
-        )
+        hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
+        adapters = _adapters(model, launch.chunks, launch.sequences)
+        layers = 0, model.info.spec.num_layers
+        hidden = self._forward(model, batch, hidden, rotary, layers, splits, adapters)
         return _sample_batch(model, batch, hidden, launch.chunks)
+
+    def _forward(
+        self,
+        model: CudaModel,
+        batch: DeviceBatch,
+        hidden: Tensor,
+        rotary: Any,
+        layers: tuple[int, int],
+        num_splits: int,
+        adapters: AdapterBatch | None,
+    ) -> Tensor:
+        """Layers from the first to before the second of `layers`."""
+        return model.decoder.forward_layers(
+            hidden, rotary, BatchAttention(model.kv, batch, num_splits), *layers, adapters
+        )
 
     def capture(self, model: str, num_sequences: int, sms: int, stream: Any) -> None:
         """A greedy decode step ahead of its first use; `sms` and `stream` as in `prepare`."""
@@ -214,13 +221,24 @@ class CudaRunner:
         return lambda: _produced(list(zip(*(host_tokens(s, alternatives) for s in on_host), strict=True)))
 
 
+MakeCudaRunner = Callable[[int, Mapping[str, CudaModel], DecodeGraphs, torch.device], CudaRunner]
+"""Makes the runner of a lane, by its number, over an executor's models."""
+
+
+def lone_cuda_runner(
+    number: int, models: Mapping[str, CudaModel], graphs: DecodeGraphs, device: torch.device
+) -> CudaRunner:
+    """A runner that no other rank works with, the same for every lane."""
+    return CudaRunner(models, graphs, device)
+
+
 def _adapters(model: CudaModel, chunks: Sequence[Chunk], decodes: Sequence[TokenSequence]) -> AdapterBatch | None:
     runs = token_runs(chunks, decodes)
     slots = model.decoder.adapters
     return None if slots is None or not runs else slots.batch(runs)
 
 
-def _upload_begun(model: CudaModel, batch: DeviceBatch) -> None:
+def upload_begun(model: CudaModel, batch: DeviceBatch) -> None:
     model.kv.upload(batch.begun_rows, batch.tensors["begun_rows"], batch.tensors["begun_blocks"])
 
 

@@ -15,7 +15,7 @@ from pdmux_actor.executor.cuda.decode_kernels import decode_splits
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.device_batch import padded_rows
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
-from pdmux_actor.executor.cuda.host_stage import HostStage, layout, views
+from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
@@ -66,15 +66,16 @@ class DecodeBucket:
         if sequences and not self._kv.on_device[rows].all():
             # Rows that no launch has written to: a measurement gives sequences a context that was never computed.
             self._kv.upload_missing(np.unique(rows), row_table)
-        sent = stage.send(
-            {
-                **self._fixed_arrays(sequences, row_stride, sampling),
-                "rows": rows.reshape(-1),
-                "begun_rows": begun,
-                "begun_blocks": row_table[begun].astype(np.int32),
-            },
-            self._buffer,
-        )
+        arrays: Arrays = {
+            **self._fixed_arrays(sequences, row_stride, sampling),
+            "rows": rows.reshape(-1),
+            "begun_rows": begun,
+            "begun_blocks": row_table[begun].astype(np.int32),
+        }
+        self._send(stage, arrays, begun)
+
+    def _send(self, stage: HostStage, arrays: Arrays, begun: npt.NDArray[np.int64]) -> None:
+        sent = stage.send(arrays, self._buffer)
         assert sent["rows"].data_ptr() == self._inputs["rows"].data_ptr(), "the captured step reads another place"
         self._kv.upload(begun, sent["begun_rows"], sent["begun_blocks"])
 
@@ -90,9 +91,7 @@ class DecodeBucket:
         uniforms = self._inputs["uniforms"].index_select(0, counter).squeeze(0)
         token_ids = sample_rows(self._decoder.logits(hidden), self._inputs, uniforms, kind)
         self.sampled.index_copy_(0, counter.long(), token_ids.unsqueeze(0))
-        self._inputs["token_ids"].copy_(token_ids.clamp(min=0))
-        positions = self._inputs["positions"]
-        positions.add_((positions >= 0).to(torch.int32))
+        self.advance(token_ids)
         counter.add_(1)
 
     def logits(self, decode_sms: int, adapters: AdapterBatch | None = None) -> Tensor:
@@ -102,8 +101,11 @@ class DecodeBucket:
         return self._decoder.logits(self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms), adapters))
 
     def advance(self, token_ids: Tensor) -> None:
-        positions = self._inputs["positions"]
         self._inputs["token_ids"].copy_(token_ids.clamp(min=0))
+        self._advance_positions()
+
+    def _advance_positions(self) -> None:
+        positions = self._inputs["positions"]
         positions.add_((positions >= 0).to(torch.int32))
 
     @property

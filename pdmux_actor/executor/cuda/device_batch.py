@@ -8,7 +8,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
-from pdmux_actor.executor.cuda.host_stage import HostStage
+from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
+from pdmux_actor.executor.packed_batch import prompt_pieces
+from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -29,15 +31,18 @@ class DeviceBatch:
     """`tensors`, int32 unless said: token_ids, positions, rows [tokens]; query_ends, context_ends [chunks + 1]
     (cumulative); context_rows, context_offsets [all chunks' contexts], where a chunk continues a cached prefix;
     decode_rows [decodes * row_stride], row_stride [1], decode_contexts [decodes]; sampled [rows] (places of the tokens
-    whose logits are wanted); begun_rows [n], begun_blocks [n, blocks_per_row]; and SamplingRows' arrays.
+    whose logits are wanted); begun_rows [n], begun_blocks [n, blocks_per_row]; and SamplingRows' arrays. `arrays` are
+    the same on the host.
     """
 
     tensors: Mapping[str, Tensor]
+    arrays: Arrays
     chunks: tuple[ChunkExtent, ...]
     num_decodes: int
     has_prefix: bool
     sampling: SamplingRows
     begun_rows: npt.NDArray[np.int64]
+    prompts: tuple[PromptPiece, ...]
 
     @property
     def num_chunk_tokens(self) -> int:
@@ -89,11 +94,13 @@ def stage_batch(
     }
     return DeviceBatch(
         tensors=stage.send(arrays),
+        arrays=arrays,
         chunks=extents,
         num_decodes=len(decodes),
         has_prefix=has_prefix,
         sampling=sampling,
         begun_rows=begun.astype(np.int64),
+        prompts=tuple(prompt_pieces(chunks)),
     )
 
 

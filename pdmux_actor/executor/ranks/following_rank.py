@@ -5,12 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from pdmux_actor.errors import HostMemoryShort, ModelLoadError
-from pdmux_actor.executor.ranks.following_runner import FollowingRunner
-from pdmux_actor.executor.ranks.lane_group import LaneGroup
+from pdmux_actor.executor.base import HostingExecutor
+from pdmux_actor.executor.ranks.device_frames import BucketInputs, DecodePass, DevicePass
 from pdmux_actor.executor.ranks.rank_frames import (
     AttachPart,
     DetachPart,
@@ -19,22 +20,45 @@ from pdmux_actor.executor.ranks.rank_frames import (
     ForwardPass,
     FromRank,
     HeadPass,
+    LanePass,
     LoadPart,
     PartCall,
     PartDone,
     PartFailed,
-    RankSettings,
     ResizePart,
     SleepPart,
     ToRank,
     WakePart,
 )
-from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.rank_share import RankShare
 from pdmux_actor.scheduling.launch import PREFILL_LANE, Lane
 
 _LOG = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class FollowsPasses(Protocol):
+    def do(self, told: LanePass) -> None:
+        """Does a pass, on the lane's thread or stream."""
+        ...
+
+    def drop_prefill(self, batch_id: int) -> None: ...
+
+
+class FollowingExecutor(HostingExecutor, Protocol):
+    """Its runners follow passes."""
+
+    def run(self, job: Callable[[], None], lane: Lane, first_core: int, num_cores: int, /) -> None:
+        """Does a job behind what the lane does, on so many of its cores or SMs. `job` must not raise."""
+        ...
+
+    def run_in_place(self, job: Callable[[], None], lane: Lane, /) -> None:
+        """Does it behind what the lane does."""
+        ...
+
+    def runner(self, number: int) -> object:
+        """Returns what does the passes of a lane, by its number."""
+        ...
 
 
 class FollowingRank:
@@ -44,22 +68,14 @@ class FollowingRank:
 
     def __init__(
         self,
-        settings: RankSettings,
-        groups: tuple[LaneGroup, ...],
+        executor: FollowingExecutor,
         *,
         answer: Callable[[FromRank], None],
         on_failure: Callable[[], None],
     ) -> None:
         self._answer = answer
         self._on_failure = on_failure
-        self._executor = TorchCpuExecutor(
-            kv_pool_bytes=settings.kv_pool_bytes,
-            block_bytes=settings.block_bytes,
-            device=settings.device,
-            cores=settings.cores,
-            share=RankShare(rank=settings.rank, num_ranks=settings.num_ranks),
-            make_runner=lambda number, models: FollowingRunner(models, groups[number]),
-        )
+        self._executor = executor
         self._parts: dict[str, ModelInfo] = {}
         self._calls: SimpleQueue[PartCall] = SimpleQueue()
         Thread(target=self._work, name="rank-calls", daemon=True).start()
@@ -67,7 +83,7 @@ class FollowingRank:
     def take(self, told: ToRank) -> None:
         """Returns soon. What is told of one lane is done in order."""
         match told:
-            case ForwardPass() | HeadPass():
+            case ForwardPass() | HeadPass() | DevicePass() | BucketInputs() | DecodePass():
                 lane = Lane.PREFILL if told.lane == PREFILL_LANE else Lane.DECODE
                 self._executor.run(partial(self._pass, told), lane, told.first_core, told.num_cores)
             case DropBatch(batch_id=batch_id):
@@ -84,20 +100,16 @@ class FollowingRank:
     def close(self) -> None:
         self._executor.close()
 
-    def _pass(self, told: ForwardPass | HeadPass) -> None:
+    def _pass(self, told: LanePass) -> None:
         try:
-            runner = self._runner(told.lane)
-            if isinstance(told, ForwardPass):
-                runner.forward(told)
-            else:
-                runner.head(told)
+            self._runner(told.lane).do(told)
         except Exception:
             _LOG.exception("a pass of model %s failed", told.model)
             self._on_failure()
 
-    def _runner(self, number: int) -> FollowingRunner:
+    def _runner(self, number: int) -> FollowsPasses:
         runner = self._executor.runner(number)
-        assert isinstance(runner, FollowingRunner)
+        assert isinstance(runner, FollowsPasses)
         return runner
 
     def _work(self) -> None:

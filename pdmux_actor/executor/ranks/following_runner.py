@@ -9,8 +9,8 @@ from torch import Tensor
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
 from pdmux_actor.executor.packed_batch import PackedBatch
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
-from pdmux_actor.executor.ranks.lane_models import LaneModels
-from pdmux_actor.executor.ranks.rank_frames import ForwardPass, HeadPass
+from pdmux_actor.executor.ranks.lane_models import LaneModels, with_decoder
+from pdmux_actor.executor.ranks.rank_frames import ForwardPass, HeadPass, LanePass
 
 
 @dataclass(slots=True)
@@ -24,14 +24,21 @@ class _Unfinished:
 
 
 class FollowingRunner(ModelRunner):
-    """Computes the same hidden states as the leader, with its own heads and columns; samples nothing."""
+    """Implements following_rank.FollowsPasses: the leader's hidden states, with this rank's heads and columns."""
 
     def __init__(self, models: Mapping[str, AttachedModel], group: LaneGroup) -> None:
-        self._lane_models = LaneModels(models, group)
+        self._lane_models = LaneModels(models, group, with_decoder)
         super().__init__(self._lane_models)
         self._unfinished: dict[int, _Unfinished] = {}
 
-    def forward(self, told: ForwardPass) -> None:
+    def do(self, told: LanePass) -> None:
+        if isinstance(told, ForwardPass):
+            self._pass(told)
+        else:
+            assert isinstance(told, HeadPass), f"not for CPU cores: {told}"
+            self._head(told)
+
+    def _pass(self, told: ForwardPass) -> None:
         model = self._lane_models[told.model]
         if told.batch is None:
             assert told.batch_id is not None, "only slices of a prefill go on"
@@ -56,7 +63,7 @@ class FollowingRunner(ModelRunner):
                 self.drop_prefill(batch_id)
         self._lane_models.forget(model)
 
-    def head(self, told: HeadPass) -> None:
+    def _head(self, told: HeadPass) -> None:
         model = self._lane_models[told.model]
         shape = (told.num_tokens, model.info.spec.hidden_size)
         self._lane_models.head(told.model).follow(torch.empty(shape, dtype=model.kv.dtype))

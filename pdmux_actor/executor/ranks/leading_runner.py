@@ -10,7 +10,7 @@ from torch import Tensor
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner, Produced
 from pdmux_actor.executor.packed_batch import PackedBatch
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
-from pdmux_actor.executor.ranks.lane_models import LaneModels
+from pdmux_actor.executor.ranks.lane_models import LaneModels, with_decoder
 from pdmux_actor.executor.ranks.rank_frames import BatchOnWire, DropBatch, ForwardPass, HeadPass
 from pdmux_actor.executor.ranks.rank_link import RankLink
 from pdmux_actor.models.lora import AdapterBatch
@@ -33,7 +33,7 @@ class LeadingRunner(ModelRunner):
         cores: Sequence[int],
     ) -> None:
         """`number` is the lane's; `cores` are all that this rank has, as many as each other one."""
-        self._lane_models = LaneModels(models, group, self._around_head)
+        self._lane_models = LaneModels(models, group, with_decoder, self._around_head)
         super().__init__(self._lane_models)
         self._number = number
         self._link = link

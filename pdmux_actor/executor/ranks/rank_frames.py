@@ -6,7 +6,9 @@ import numpy.typing as npt
 import torch
 
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch, PackedChunk
+from pdmux_actor.executor.ranks.device_frames import DeviceFrame
 from pdmux_actor.models.rope import PromptPiece
+from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.specs import DeviceSpec
 
 _Ints = npt.NDArray[np.int64]
@@ -14,16 +16,20 @@ _WIRE = np.dtype(np.int32)
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what a rank's process starts with. `store` is the file through which ranks meet; `cores` are its own."""
+    """Holds what a rank's process starts with. `store` is the file through which ranks meet. On CPUs, `device` is what
+    its `cores` can do; on GPUs, which are opened by their kind, the last two are as in `open_cuda_executor`.
+    """
 
     rank: int
     num_ranks: int
     num_lanes: int
     store: str
-    device: DeviceSpec
     kv_pool_bytes: int
     block_bytes: int
-    cores: tuple[int, ...]
+    device: DeviceSpec | None = None
+    cores: tuple[int, ...] = ()
+    divides_decode: bool = False
+    launch_limits: LaunchLimits = DEFAULT_LIMITS
 
 
 class ChunkExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -169,8 +175,11 @@ class PartFailed(msgspec.Struct, frozen=True, tag="failed"):
     remedy: str
 
 
+LanePass = ForwardPass | HeadPass | DeviceFrame
+"""What a lane does, in order."""
+
 PartCall = LoadPart | ResizePart | SleepPart | WakePart | ForgetPart
-ToRank = ForwardPass | HeadPass | DropBatch | AttachPart | DetachPart | PartCall
+ToRank = LanePass | DropBatch | AttachPart | DetachPart | PartCall
 FromRank = PartDone | PartFailed
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.errors import HostMemoryShort, ModelLoadError, ModelTooLarge
+from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.executor.ranks.rank_frames import (
     AttachPart,
     DetachPart,
@@ -22,7 +23,6 @@ from pdmux_actor.executor.ranks.rank_frames import (
     WakePart,
 )
 from pdmux_actor.executor.ranks.rank_link import RankLink
-from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
@@ -40,16 +40,15 @@ class TensorParallelExecutor:
     `num_ranks` times fewer columns says where they are on all of them.
     """
 
-    memory_is_host = True
-
-    def __init__(self, own: TorchCpuExecutor, link: RankLink, *, default_dtype: str | None = None) -> None:
+    def __init__(self, own: HostingExecutor, link: RankLink, *, default_dtype: str | None = None) -> None:
         self._own = own
         self._link = link
         self._default_dtype = default_dtype
         self.device: DeviceSpec = own.device
         self.block_bytes: int = own.block_bytes
         self.total_blocks = own.total_blocks * link.num_ranks
-        self.unpartitioned_reason: str | None = None
+        self.unpartitioned_reason = own.unpartitioned_reason
+        self.memory_is_host = own.memory_is_host
         self._parts: dict[str, ModelInfo] = {}  # what this rank has of each model
 
     @property

@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 from cuda_rig import NoStreams
 
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor import torch_cuda
+from pdmux_actor.executor import open_cuda
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
-from pdmux_actor.executor.torch_cuda import open_cuda_executor
+from pdmux_actor.executor.open_cuda import open_cuda_executor
 from profiler.gpus.h200 import DEVICE as H200
 
 GIB = 1 << 30
@@ -22,10 +22,10 @@ FREE_BYTES = 100 * GIB
 @pytest.fixture(autouse=True)
 def one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 GiB of it are free."""
-    monkeypatch.setattr(torch_cuda, "open_cuda_device", lambda index: torch.device("cpu"))
-    monkeypatch.setattr(torch_cuda, "open_partition_streams", lambda device, num_sms, divides_decode: NoStreams())
-    monkeypatch.setattr(torch_cuda, "cuda_device_spec", lambda device, *, step_sms: H200)
-    monkeypatch.setattr(torch_cuda, "products_gain_on_partition", lambda device, streams, num_sms: True)
+    monkeypatch.setattr(open_cuda, "open_cuda_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(open_cuda, "open_partition_streams", lambda device, num_sms, divides_decode: NoStreams())
+    monkeypatch.setattr(open_cuda, "cuda_device_spec", lambda device, *, step_sms: H200)
+    monkeypatch.setattr(open_cuda, "products_gain_on_partition", lambda device, streams, num_sms: True)
     monkeypatch.setattr(CudaLanes, "free_memory_bytes", lambda self: FREE_BYTES)
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

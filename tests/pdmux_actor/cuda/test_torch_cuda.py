@@ -21,7 +21,8 @@ from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cuda import warm_up
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
-from pdmux_actor.executor.torch_cuda import TorchCudaExecutor, open_cuda_executor
+from pdmux_actor.executor.open_cuda import open_cuda_executor
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import LoadReport
 from pdmux_actor.scheduling.launch import PREFILL_LANE, DecodeStep, Lane
 from pdmux_actor.scheduling.settings import SchedulerSettings

@@ -1,0 +1,64 @@
+"""Decode steps of several ranks: the leader samples, and all get the next step's tokens from the lane's group."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from pdmux_actor.executor.cuda.decode_bucket import MAX_STEPS, DecodeBucket
+from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_sampler import SamplingRows
+from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
+from pdmux_actor.executor.ranks.device_frames import ArrayOnWire, BucketInputs, DecodePass, on_wire
+from pdmux_actor.executor.ranks.lane_group import LaneGroup
+from pdmux_actor.executor.ranks.leading_lane import LeadingLane
+from pdmux_actor.models.decoder import LayeredDecoder
+from pdmux_actor.models.lora import AdapterBatch
+
+_SENT = ("row_stride", "token_ids", "positions", "rows", "begun_rows", "begun_blocks")
+
+
+class LeadingBucket(DecodeBucket):
+    """A DecodeBucket whose steps all ranks do."""
+
+    def __init__(
+        self, decoder: LayeredDecoder, kv: DeviceKv, size: int, max_rows: int, *, model: str, lane: LeadingLane
+    ) -> None:
+        super().__init__(decoder, kv, size, max_rows)
+        self._model = model
+        self._lane = lane
+        self._is_first = True
+
+    def _send(self, stage: HostStage, arrays: Arrays, begun: npt.NDArray[np.int64]) -> None:
+        lane = self._lane
+        sent = on_wire({name: arrays[name] for name in _SENT})
+        inputs = BucketInputs(lane.number, lane.first_core, lane.num_cores, self._model, self.size, sent)
+        with lane.together(inputs):
+            super()._send(stage, arrays, begun)
+        self._is_first = True
+
+    def _forward(self, num_splits: int, adapters: AdapterBatch | None) -> Tensor:
+        assert adapters is None, "units of several ranks take no adapters"
+        lane, is_first = self._lane, self._is_first
+        self._is_first = False
+        step = DecodePass(lane.number, lane.first_core, lane.num_cores, self._model, self.size, is_first, num_splits)
+        with lane.together(step):
+            if not is_first:
+                lane.group.from_leader(self._inputs["token_ids"])
+            return super()._forward(num_splits, None)
+
+
+class FollowingBucket(DecodeBucket):
+    """Computes the same steps with this rank's heads and columns; samples nothing."""
+
+    def take(self, stage: HostStage, sent: Mapping[str, ArrayOnWire]) -> None:
+        unsampled = SamplingRows.of((), num_steps=MAX_STEPS, num_rows=self.size)
+        arrays = self._fixed_arrays((), 1, unsampled) | {name: array.array() for name, array in sent.items()}
+        self._send(stage, arrays, arrays["begun_rows"].astype(np.int64))
+
+    def follow(self, group: LaneGroup, *, is_first: bool, num_splits: int) -> None:
+        if not is_first:
+            group.from_leader(self._inputs["token_ids"])
+            self._advance_positions()
+        self._forward(num_splits, None)
