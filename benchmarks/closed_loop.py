@@ -9,7 +9,10 @@ of the models. Attainment counts every request of a phase, lost ones as missed.
 same router, ledger and control loop; both run the same requests, and the last table tells how far they are apart.
 
 `--fleet slow`, in virtual time: one of the eight takes 30 % longer than its table says, at demand that stays as
-planned; with plans that learn from what units measure, and without.
+planned; with plans that learn from what units measure, and without. `--fleet kv`, in virtual time: KV pools that
+somebody guessed too small or too large, beside those that the plan sizes.
+
+The oracle, in virtual time: every phase starts with the plan for it in place.
 
     python benchmarks/closed_loop.py --quick --json out.json
 """
@@ -19,14 +22,16 @@ import json
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fleets.closed_loop_scenario import (
     HOLD_S,
+    Phase,
     Setting,
     Variant,
     on_cpu,
@@ -58,12 +63,20 @@ VARIANTS: Mapping[str, Variant] = {
     "from scratch": Variant(replan="scratch"),
     "closed loop": Variant(replan="auto"),
 }
+# No CPU fleet and no real one: it would have to be started anew for every phase.
+ORACLE: Mapping[str, Variant] = {"oracle": Variant(replan="off", knows_future=True)}
+GUESSES: Mapping[str, Variant] = {
+    "guessed 1 GiB": Variant(replan="auto", kv_memory="1GiB"),
+    "guessed 26 GiB": Variant(replan="auto", kv_memory="26GiB"),
+    "auto": Variant(replan="auto", kv_memory="auto"),
+}
 LEARNING: Mapping[str, Variant] = {
     "not learning": Variant(replan="auto"),
     "learning": Variant(replan="auto", learn=True),
 }
 # A simulated device reads no weights: this is what messages and tokenizers take.
 _LOADS = LoadTimes(bytes_per_s=1e15, fixed_s=0.3)
+_BOTH_CLOCKS = ("both", "simulated", "cpu")  # fleets that run in real time, too
 _TIMEOUT_S = 90.0
 _SETTLE_S = 3.0
 
@@ -98,9 +111,22 @@ def run_real(setting: Setting, records: Sequence[TraceRecord], variant: Variant)
 
 
 def run_virtual(setting: Setting, records: Sequence[TraceRecord], variant: Variant) -> Run:
+    """An oracle's phases are runs of their own: none has to bear what the one before left."""
+    if not variant.knows_future:
+        return _virtual(setting, records, variant, None)
+    outcomes: list[RequestOutcome] = []
+    for phase in phases(setting):
+        inside = [r for r in records if phase.start_s <= r.arrival_s < phase.start_s + phase.span_s]
+        shifted = [replace(r, arrival_s=r.arrival_s - phase.start_s) for r in inside]
+        run = _virtual(setting, shifted, variant, phase)
+        outcomes += [replace(o, scheduled_s=o.scheduled_s + phase.start_s) for o in run.outcomes]
+    return Run(outcomes=outcomes, decisions=())
+
+
+def _virtual(setting: Setting, records: Sequence[TraceRecord], variant: Variant, phase: Phase | None) -> Run:
     outcomes: list[RequestOutcome] = []
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as folder:
-        fleet = read_fleet_file(write_fleet(Path(folder), setting, variant))
+        fleet = read_fleet_file(write_fleet(Path(folder), setting, variant, phase))
         deployment = Deployment(name="mux", policy=fleet.engine.policy, slowdowns=setting.slowdowns)
         loads = LoadTimes() if setting.slowdowns else _LOADS
         deployed = deploy_fleet(fleet, deployment, loads=loads)
@@ -173,6 +199,7 @@ COLUMNS: Mapping[str, str] = {
     "in time": "{request_attainment:.1%}",
     "99 % of gaps": "{slo_attainment:.1%}",
     "worst model": "{worst_model:.1%}",
+    "its in time": "{worst_model_request_attainment:.1%}",
     "TTFT p99": "{ttft_p99_s:.2f} s",
     "lost": "{lost}",
     "loads": "{loads}",
@@ -204,38 +231,52 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             }
 
 
+def _settings(options: Namespace) -> Sequence[Setting]:
+    on_a40 = simulated(phase_s=options.phase or (20.0 if options.quick else 90.0))
+    if options.fleet == "kv":
+        return (replace(on_a40, name="8 simulated A40, KV pools"),)
+    if options.fleet == "slow":
+        phase_s = options.phase or (40.0 if options.quick else 80.0)
+        return [with_slow_unit(phase_s=phase_s, rate_per_s=rate) for rate in (12.0, 14.0)]
+    cores = on_cpu(phase_s=options.phase or (12.0 if options.quick else 60.0))
+    return [s for s in (on_a40, cores) if options.fleet in ("both", "cpu" if s.is_on_cpu else "simulated")]
+
+
+def _variants(options: Namespace) -> Mapping[str, Variant]:
+    if options.fleet == "slow":
+        return LEARNING
+    if options.fleet == "kv":
+        return GUESSES
+    known = {**VARIANTS, **ORACLE}
+    return {v: known[v] for v in options.variant or known}
+
+
 def main() -> None:
     parser = make_parser(__doc__, quick="short phases")
     parser.add_argument(
-        "--fleet", choices=["simulated", "cpu", "both", "slow"], default="both", help="both: without slow"
+        "--fleet",
+        choices=["simulated", "cpu", "both", "slow", "kv"],
+        default="both",
+        help="both: simulated and cpu",
     )
     parser.add_argument(
         "--clock", choices=[*CLOCKS, "both"], default="both", help="the CPU fleet has the real one only"
     )
-    parser.add_argument("--variant", choices=list(VARIANTS), action="append", help="only these")
+    parser.add_argument("--variant", choices=[*VARIANTS, *ORACLE], action="append", help="only these")
     parser.add_argument("--phase", type=float, metavar="S", help="seconds of the longest phase; 3.75 of them are a run")
     parser.add_argument("--append", action="store_true", help="keep the rows that FILE has of other runs")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if options.append and options.json is not None and options.json.exists():
         rows = json.loads(options.json.read_text())["rows"]
-    settings = (
-        simulated(phase_s=options.phase or (20.0 if options.quick else 90.0)),
-        on_cpu(phase_s=options.phase or (12.0 if options.quick else 60.0)),
-    )
-    slow = options.fleet == "slow"
-    if slow:
-        settings = tuple(
-            with_slow_unit(phase_s=options.phase or (40.0 if options.quick else 80.0), rate_per_s=rate)
-            for rate in (12.0, 14.0)
-        )
-    for setting in settings:
-        if not slow and options.fleet not in ("both", "cpu" if setting.is_on_cpu else "simulated"):
-            continue
+    for setting in _settings(options):
         records = requests(setting)
-        clocks = [c for c in CLOCKS if options.clock in (c, "both") and not (setting.is_on_cpu and c == "virtual")]
-        variants = LEARNING if slow else {v: VARIANTS[v] for v in options.variant or VARIANTS}
-        for clock, variant in ((c, v) for c in (["virtual"] if slow else clocks) for v in variants):
+        clock_asked = options.clock if options.fleet in _BOTH_CLOCKS else "virtual"
+        clocks = [c for c in CLOCKS if clock_asked in (c, "both") and not (setting.is_on_cpu and c == "virtual")]
+        variants = _variants(options)
+        for clock, variant in ((c, v) for c in clocks for v in variants):
+            if clock != "virtual" and variant in ORACLE:
+                continue
             span_s = records[-1].arrival_s
             print(f"{setting.name}, {clock}, {variant}: {len(records)} requests in {span_s:.0f} s", file=sys.stderr)
             found = list(rows_of(setting, clock, variant, CLOCKS[clock](setting, records, variants[variant])))

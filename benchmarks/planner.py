@@ -2,7 +2,7 @@
 
     python benchmarks/planner.py [--json FILE] [--quick] [--only PART,...]
 
-Parts: same-cost-model, wrong-demand, optimality, scale, running, simulator, flip.
+Parts: same-cost-model, judges, wrong-demand, optimality, scale, running, simulator, flip.
 
 Scale runs on one core; the simulator's ServeGen rows need --servegen FILE (a trace with models, such as
 ../shared/traces/servegen_multimodel_day0.parquet).
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from planning.flip import WINDOW_S, flip_outcomes
+from planning.judges import judgements
 from planning.release import ReleaseEstimator, ReleaseScorer, release_score
 from planning.running import replanned
 from planning.simulated import SimulatedPlan, rank_correlation, simulated_plans
@@ -45,7 +46,7 @@ from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 
 Row = dict[str, object]
-PARTS = ("same-cost-model", "wrong-demand", "optimality", "scale", "running", "simulator", "flip")
+PARTS = ("same-cost-model", "judges", "wrong-demand", "optimality", "scale", "running", "simulator", "flip")
 ESTIMATOR = Estimator(max_running_sequences=256)
 # GPUs, models, and the CPU time that search gets (s); aims are 2 s for 128 GPUs, 30 s for 1,024, 300 s for 4,096.
 SIZES = (
@@ -87,6 +88,10 @@ def same_cost_model(quick: bool) -> Iterator[Row]:
             }
 
 
+def judges(quick: bool, window_s: float) -> Iterator[Row]:
+    return ({"part": "judges", **asdict(found)} for found in judgements(ESTIMATOR, window_s=window_s, quick=quick))
+
+
 def wrong_demand(quick: bool) -> Iterator[Row]:
     solvers: dict[str, FleetSolver] = {
         "search": SearchSolver(estimator=ESTIMATOR),
@@ -110,7 +115,8 @@ def optimality(quick: bool) -> Iterator[Row]:
     own below the linear bound, in fleets whose optimum does not serve all: what of such a gap is real.
     """
     gaps, bound_gaps, seconds = [], [], [0.0, 0.0]
-    for seed in range(20 if quick else 200):
+    fleets = 20 if quick else 200
+    for seed in range(fleets):
         pool, models = small_fleet(seed)
         served = []
         for i, solver in enumerate(
@@ -126,6 +132,7 @@ def optimality(quick: bool) -> Iterator[Row]:
             bound_gaps.append(1 - served[1] * asked_per_s / most_served_of_nodes([pool], models, ESTIMATOR))
     yield {
         "part": "optimality",
+        "seed": f"0 to {fleets - 1}",
         "fleets": len(gaps),
         "mean_gap": sum(gaps) / len(gaps),
         "worst_gap": max(gaps),
@@ -231,9 +238,11 @@ def main() -> None:
     parser.add_argument("--servegen", type=Path)
     parser.add_argument("--seeds", default="0,1,2,3,4", help="of part flip")
     parser.add_argument("--largest", type=int, default=4096, help="GPUs of the largest fleet of part scale")
+    parser.add_argument("--window", type=float, default=20.0, help="seconds that part judges simulates")
     asked = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "same-cost-model": lambda: same_cost_model(asked.quick),
+        "judges": lambda: judges(asked.quick, asked.window),
         "wrong-demand": lambda: wrong_demand(asked.quick),
         "optimality": lambda: optimality(asked.quick),
         "scale": lambda: scale(asked.quick, asked.largest),

@@ -48,10 +48,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Settings of `placement`."""
+    """Settings of `placement`, and the KV pools that somebody guessed. `knows_future`: at the start of each phase the
+    plan for it is in place, without a load.
+    """
 
     replan: str
     learn: bool = False
+    kv_memory: str = "8GiB"
+    knows_future: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +162,14 @@ def requests(setting: Setting) -> list[TraceRecord]:
     return sorted(records, key=lambda r: r.arrival_s)
 
 
-def write_fleet(folder: Path, setting: Setting, variant: Variant) -> Path:
-    """The fleet file; its plan fits the first phase."""
+def write_fleet(folder: Path, setting: Setting, variant: Variant, phase: Phase | None = None) -> Path:
+    """The fleet file; its plan fits the phase, by default the first."""
     if setting.is_on_cpu:
         write_demo(folder)
     else:
         for i, model in enumerate(setting.models):
             write_checkpoint(folder / "checkpoints" / model, _LAYERS_13B if i % 3 == 2 else _LAYERS_7B)
-    first = phases(setting)[0].rates
+    first = (phase or phases(setting)[0]).rates
     fleet: dict[str, Any] = {
         "name": f"closed-loop-{variant.replan}",
         "models": [
@@ -182,7 +186,7 @@ def write_fleet(folder: Path, setting: Setting, variant: Variant) -> Path:
             }
             for model in setting.models
         ],
-        "pools": [_pool(on_cpu=setting.is_on_cpu)],
+        "pools": [_pool(variant, on_cpu=setting.is_on_cpu)],
         "placement": {
             "solver": "search",
             "replan": variant.replan,
@@ -198,10 +202,10 @@ def write_fleet(folder: Path, setting: Setting, variant: Variant) -> Path:
     return file
 
 
-def _pool(*, on_cpu: bool) -> dict[str, Any]:
+def _pool(variant: Variant, *, on_cpu: bool) -> dict[str, Any]:
     if on_cpu:
         # Each unit holds two of the three models (15, 25 and 37 MiB), so that one model has a second replica.
         memory = {"kv_memory": "64MiB", "device_memory": "130MiB"}
         return {"name": "cpu", "device": "cpu", "cores": 1, "nodes": {"min": 2}, **memory}
     shape = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 8}
-    return {"name": "a40", **shape, "kv_memory": "8GiB"}
+    return {"name": "a40", **shape, "kv_memory": variant.kv_memory}

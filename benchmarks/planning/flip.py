@@ -110,7 +110,7 @@ def flip_outcomes(
         "from scratch": solver.solve(units, later, None),
         "none": before,
     }
-    fleet = _Fleet(units, later, before)
+    fleet = LedFleet(units, later, before)
     stream = _flip_stream(models, later, window_s=window_s, seed=seed)
     for name, plan in plans.items():
         steps = steps_between(before, plan, fits=fleet.fits)
@@ -126,7 +126,7 @@ def flip_outcomes(
             move_s=moved.move_s,
             estimated_share=estimate(units, later, plan, estimator).served_share,
             served_in_window=attained / len(moved.judged),
-            worst_model=_worst_share(moved.judged),
+            worst_model=worst_share(moved.judged),
             rejected=sum(r.ending is Ending.REJECTED for r in moved.judged),
             late=sum(r.ending is Ending.FINISHED for r in moved.judged) - attained,
             requests=len(moved.judged),
@@ -146,7 +146,7 @@ def _flip_stream(
     return replace(new, records=records, count=old.count + new.count, span_s=LEAD_IN_S + new.span_s)
 
 
-def _worst_share(judged: Sequence[Judged]) -> float:
+def worst_share(judged: Sequence[Judged]) -> float:
     """Within SLO, of the model that has it worst."""
     flags: dict[str, list[bool]] = {}
     for request in judged:
@@ -154,7 +154,7 @@ def _worst_share(judged: Sequence[Judged]) -> float:
     return min(sum(of_model) / len(of_model) for of_model in flags.values())
 
 
-class _Fleet:
+class LedFleet:
     """That runs a plan, and is asked for what `models` say."""
 
     def __init__(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], running: Plan) -> None:
