@@ -15,6 +15,8 @@ EngineError
     └── UnitStalled    it is there, but its engine makes no progress
 """
 
+import signal
+
 
 class EngineError(Exception):
     """Base of this package's errors."""
@@ -56,11 +58,19 @@ class LaunchFailed(EngineError):
         self.reason = reason
 
 
+def _end_of_process(exit_code: int | None) -> str:
+    if exit_code == -signal.SIGKILL:
+        return "was killed by SIGKILL, as by the kernel when memory runs out"
+    if exit_code is not None and -exit_code in set(signal.Signals):
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
 class EngineDied(EngineError):
     """`hang`: it was killed because it made no progress, and this is how that showed."""
 
     def __init__(self, *, pid: int | None, exit_code: int | None, hang: str | None = None) -> None:
-        end = f"ended with exit code {exit_code}" if hang is None else f"hung and was killed: {hang}"
+        end = _end_of_process(exit_code) if hang is None else f"hung and was killed: {hang}"
         super().__init__(f"engine process {pid} {end}; Serve restarts its unit")
         self.pid = pid
         self.exit_code = exit_code

@@ -24,6 +24,7 @@ _CONTROLLER = "ServeReplica:control:Controller"
 _PAGE_BYTES = 4096
 _LONG_PROMPTS = 24
 _TOLD_S = 20.0
+_RUNNING = r'^muxfleet_num_requests_running\{.*unit="(.*?)".*\} (\S+)$'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,29 @@ def processes(fleet: FleetProcess, title: str) -> list[psutil.Process]:
 
 
 async def kill_engine(fleet: FleetProcess) -> None:
-    """As the kernel does when memory runs out."""
-    processes(fleet, _ENGINE)[0].kill()
+    """As the kernel does when memory runs out. That of the unit that works on most requests: prefixes keep requests
+    together, so another one may have none.
+    """
+    until_s = time.monotonic() + _TOLD_S
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
+        while True:
+            text = (await http.get(f"{fleet.url}/metrics")).text
+            units = Counter[str]()
+            for unit, running in re.findall(_RUNNING, text, re.MULTILINE):
+                units[unit] += int(float(running))
+            ((unit, running),) = units.most_common(1)
+            if running:
+                break
+            assert time.monotonic() < until_s, "no unit works on anything"
+            await asyncio.sleep(0.05)
+        reports = [u["report"] for u in (await http.get(f"{fleet.url}/fleet")).json()["units"]]
+    (port,) = [int(r["endpoint"].rpartition(":")[2]) for r in reports if r["unit_id"] == unit]
+    for engine in processes(fleet, _ENGINE):
+        actor = engine.parent()
+        if actor is not None and any(c.laddr.port == port for c in actor.net_connections() if c.status == "LISTEN"):
+            engine.kill()
+            return
+    raise AssertionError(f"no process of unit {unit} listens on port {port}")
 
 
 async def exhaust_memory(fleet: FleetProcess) -> None:

@@ -115,7 +115,8 @@ class Load:
         turn, is_last = number, False
         while not is_last:
             is_last = over.is_set()
-            answers.append(await _ask(http, self._url, MODELS[turn % len(MODELS)], turn % len(_PROMPTS), max_tokens))
+            model, prompt, request_id = MODELS[turn % len(MODELS)], turn % len(_PROMPTS), f"client-{number}-{turn}"
+            answers.append(await _ask(http, self._url, model, prompt, max_tokens, request_id))
             turn += 1
 
 
@@ -132,7 +133,9 @@ def ask_once(url: str, model: str) -> Answered:
     return asyncio.run(one())
 
 
-async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int, max_tokens: int = MAX_TOKENS) -> Answered:
+async def _ask(
+    http: httpx.AsyncClient, url: str, model: str, prompt: int, max_tokens: int = MAX_TOKENS, request_id: str = ""
+) -> Answered:
     answered = Answered(model, prompt)
     body = {
         "model": model,
@@ -142,9 +145,10 @@ async def _ask(http: httpx.AsyncClient, url: str, model: str, prompt: int, max_t
         "ignore_eos": True,
         "stream": True,
     }
+    headers = {"x-request-id": request_id} if request_id else {}
     began_s = time.monotonic()
     try:
-        async with http.stream("POST", f"{url}/v1/completions", json=body) as response:
+        async with http.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
                 answered.ends[f"status {response.status_code}"] += 1
                 await response.aread()

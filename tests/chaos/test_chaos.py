@@ -4,21 +4,69 @@ had in peace. The scenarios share one fleet and follow each other, so each begin
 
 import asyncio
 import json
+import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from chaos_faults import FAULTS, Fault, continuations, events_of_requests, unit_ids, until_balanced, until_well
+from chaos_faults import (
+    FAULTS,
+    Fault,
+    continuations,
+    events_of_requests,
+    kill_engine,
+    unit_ids,
+    until_balanced,
+    until_well,
+)
 from chaos_fleet_file import fleet_of
 from chaos_load import MODELS, Load, ask_once
 from fleet_process import FleetProcess
 from fleets.byte_checkpoint import write_checkpoint
+from killed_engine_story import check_story, show_in_runbook, shown_in_runbook
 
 from deploy.control.fleet_status import ModelState
 from deploy.inspection.fleet_report import fleet_report
 
 PORT = 20411
+COMMAND_STARTS_S = 15.0  # `--since` counts from when the fleet is asked, and the machine may be busy
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+def test_runbook__its_incident__is_the_story_of_an_engine_killed_under_load() -> None:
+    """The test below writes it there."""
+    assert check_story(shown_in_runbook()) >= 1
+
+
+def test_incident__engine_killed_under_load__is_told_as_the_runbook_shows(
+    chaos_fleet: FleetProcess, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`UPDATE_RUNBOOK=1` writes what `muxfleet incident` printed into the runbook."""
+
+    async def trouble() -> None:
+        before = await unit_ids(chaos_fleet)
+        await kill_engine(chaos_fleet)
+        await until_well(chaos_fleet, other_than=before)
+
+    if is_for_the_page := bool(os.environ.get("UPDATE_RUNBOOK")):
+        time.sleep(COMMAND_STARTS_S)  # what was before is no part of it
+    began_s, continued = time.time(), continuations(chaos_fleet)
+    run = load.through(trouble)
+    moved = continuations(chaos_fleet) - continued
+    events_of_requests(chaos_fleet, since_s=int(began_s), moved=moved)  # waits for what gateways have not told yet
+    since = f"{int(time.time() - began_s + COMMAND_STARTS_S)}s"
+    told = subprocess.run(
+        chaos_fleet.command("incident", chaos_fleet.url, "--since", since), capture_output=True, text=True, timeout=60
+    )
+
+    with capsys.disabled():
+        print(f"\n{told.stdout}")
+    assert told.returncode == 0, told.stderr
+    assert not run.lost()
+    assert check_story(told.stdout) == moved >= 1
+    if is_for_the_page:
+        show_in_runbook(told.stdout)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name.replace(" ", "_"))

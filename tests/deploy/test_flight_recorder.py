@@ -1,10 +1,7 @@
 """What the flight recorder keeps of a fleet in virtual time, and the stories that are told of it."""
 
 import logging
-import os
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,8 +20,6 @@ from router.telemetry.fleet_event import EventKind, FleetEvent
 from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ServiceReport
 
-RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
-BLOCK = re.compile(r"(<!-- incident: made by a test -->\n```\n)(.*?)(```\n)", re.DOTALL)
 SECONDS_TO_EXPIRY = int(ControlTiming().expiry_s / 0.5) + 4
 
 
@@ -216,33 +211,3 @@ def test_since__a_time__is_read(text: str, seconds: int) -> None:
 def test_since__no_time__is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(OptionNotUsable, match="such as 90s, 30m, 1h or 2d"):
         seconds_of(text, option="--since")
-
-
-def test_incident__engine_killed_under_load_in_virtual_time__is_told_as_the_runbook_shows() -> None:
-    """`UPDATE_RUNBOOK=1` writes it there."""
-    recorder = FlightRecorder(epoch_s=1_790_000_000.0)
-    world = World(catalog("chat", "code"), expected_units=2, recorder=recorder)
-    dying = world.start_unit()
-    world.start_unit()
-    world.beat(40)
-    recorder.fetch()
-    requests = RequestEvents(lambda: 1_790_000_000.0 + world.now_s + 0.1)
-    for request_id in ("req-41", "req-42", "req-43"):
-        requests.moved(model="chat", unit=dying.unit_id, request_id=request_id, reason="the engine died: signal 9")
-    recorder.take(requests.fetch())
-    dying.is_leaving, dying.failure = True, "the engine died: signal 9"
-    world.beat(2)
-    world.kill_unit(dying.unit_id)
-    world.beat(int(ControlTiming().farewell_s / 0.5) + 2)
-    world.start_unit()
-    world.beat(8)
-    told = "\n".join(lines_of(tuple(sorted(recorder.fetch(), key=lambda e: e.at_s)))) + "\n"
-
-    if os.environ.get("UPDATE_RUNBOOK"):
-        RUNBOOK.write_text(BLOCK.sub(lambda found: found[1] + told + found[3], RUNBOOK.read_text()))
-    shown = BLOCK.search(RUNBOOK.read_text())
-    assert shown is not None
-    assert shown[2] == told
-    kinds = re.findall(r"^[0-9:.]+  (\w+)", told, re.MULTILINE)
-    assert kinds.count("request_moved") == 3
-    assert kinds.index("request_moved") < kinds.index("unit_lost") < kinds.index("unit_restarted")

@@ -49,7 +49,7 @@ async def test_unit__native_engine_killed__every_stream_ends_once_and_unit_is_il
     for i in range(6):
         finishes = [d for d in peer.deltas[i] if d.finish]
         assert [(d.finish, d.retryable) for d in finishes] == [(FinishReason.ERROR, True)]
-        assert "exit code -9" in finishes[0].error
+        assert "SIGKILL" in finishes[0].error
     assert not unit.is_healthy()
 
 
