@@ -128,10 +128,10 @@ class ControlLoop:
             self._plan = without_unit(self._plan, report.unit_id)
             self._goal = without_unit(self._goal, report.unit_id)
             self._need_plan(f"unit {report.unit_id} leaves: {report.failure or 'it was asked to'}")
-        elif report.wants_to_leave and not before.report.wants_to_leave:
-            self._need_plan(f"unit {report.unit_id} was told to leave")
         elif before.capacity != registry.capacity_of(report.unit_id):
             self._need_plan(f"unit {report.unit_id} offers something else now")
+        if report.wants_to_leave and not (before is not None and before.report.wants_to_leave):
+            self._need_plan(f"unit {report.unit_id} was told to leave")
         self._fleet.learn(report, self._costs.host_s_of(report), now_s)
         self._tick(now_s, is_news=before is None or before.report.models != report.models)
         lease = self._leases.current(report.unit_id)
