@@ -75,7 +75,11 @@ function App() {
     const about = at.page === "unit" ? { unit: at.id, find: at.id } : at.page === "fleet" ? selection : {};
     const on = {
       status: (name, text) => setStatus({ name, text: text ?? "" }),
-      refused: (error) => (error.status === 404 ? setTold((old) => ({ ...old, unit: undefined })) : setRefused(error)),
+      refused: (error) => {
+        if (error.status !== 404) return setRefused(error);
+        setTold((old) => ({ ...old, unit: undefined })); // the unit has gone: the fleet without it says so
+        follow(["fleet"], { find: at.id }, on, controller.signal);
+      },
       event: (name, value) => {
         if (name === "silent") return setStatus({ name: "lost", text: `no answer for ${value}` });
         if (name === "history") return setSamples((own) => (own.length > value.length ? own : value));

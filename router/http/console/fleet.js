@@ -153,7 +153,7 @@ function Units({ fleet, samples, colour, selection, go }) {
   const asked = [selection.model && `with ${selection.model}`, selection.pool && `of ${selection.pool}`].filter(Boolean).join(" ");
   return html`<section aria-labelledby="units-head">
     <div class="head"><h2 id="units-head">Units ${asked}</h2>
-      <label class="find">Find <input type="search" value=${selection.find} placeholder="unit or node" onInput=${(e) => go({ find: e.target.value })} /></label>
+      <label class="find">Find <input type="search" maxlength="200" value=${selection.find} placeholder="unit or node" onInput=${(e) => go({ find: e.target.value })} /></label>
       ${asked && html`<button onClick=${() => go({ pool: "", model: "" })}>all units</button>`}
       <span class="quiet small">${fleet.matching > fleet.units.length ? `${fleet.units.length} of ${fleet.matching}, those in trouble first` : plural(fleet.matching, "unit")}</span></div>
     <${Legend} />
