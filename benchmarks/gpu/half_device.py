@@ -34,6 +34,12 @@ class HalfStreams:
     def stream(self, lane: Lane, sms: int) -> Any:
         return self._stream
 
+    def part_stream(self, first_sm: int, sms: int) -> Any:
+        return self._stream
+
+    def sms_given(self, lane: Lane, sms: int) -> int:
+        return self.num_sms
+
     def close(self) -> None:
         self._contexts.close()
 

@@ -1,13 +1,14 @@
 """What the CUDA executor builds on, asked of this GPU: partitions, graphs inside them, lanes beside each other.
 
-    python benchmarks/gpu/questions.py [--quick] [--json FILE [--resume] [--plot PNG]]
+    python benchmarks/gpu/questions.py [--quick] [--only census ...] [--json FILE [--resume] [--plot PNG]]
 
-Rows "census": on how many SMs a lane's kernels ran, eagerly and replayed from a graph, and how many of them the other
-lane's kernels used, too (0 where partitions hold). Rows "speed": a bf16 matrix product, the same product told how many
-SMs it has, a copy and a Triton kernel on each lane of each pair, alone, from a graph and beside the other lane, over
-the same work on the whole GPU. Rows "queue": how long a tiny kernel takes beside a lane that is full, over how long it
-takes alone (far above 1 where both lanes' streams share a hardware queue). Facts: what a switch costs, and the memory
-of cuBLAS's workspaces.
+Rows "census": on which SMs a lane's kernels ran, eagerly and replayed from a graph, and how many of them the other
+lane's kernels used, too (0 where partitions hold). Fact "combinations": every two lanes' shares that a policy can have
+in force at once, those of different splits of the device too, and which of them had SMs in common. Rows "speed": a
+bf16 matrix product, the same product told how many SMs it has, a copy and a Triton kernel on each lane of each pair,
+alone, from a graph and beside the other lane, over the same work on the whole GPU. Rows "queue": how long a tiny kernel
+takes beside a lane that is full, over how long it takes alone (far above 1 where both lanes' streams share a hardware
+queue). Facts: what a switch costs, and the memory of cuBLAS's workspaces.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from gpu.charts import draw_questions
-from gpu.kept_rows import KeptRows
+from gpu.kept_rows import KeptRows, Row
 from gpu.script import make_parser, run_script
 from rich.console import Console
 from rich.progress import track
@@ -37,6 +38,7 @@ from pdmux_actor.scheduling.launch import Lane
 
 Work = Callable[[], object]
 _QUEUED = 20  # launches of the other lane that keep it busy meanwhile
+QUESTIONS = ("census", "queue", "speed")
 ROW_KEY = ("question", "lane", "sms", "work")
 
 
@@ -140,7 +142,7 @@ class Lanes:
     ) -> None:
         self._gpu = gpu
         self._streams = streams
-        self._num_sms = num_sms
+        self.num_sms = num_sms
         self._repeats = repeats
         self._tiny = torch.zeros(1, device=device)
         self.own = make_works(device, matrix_size, copy_bytes)
@@ -152,11 +154,11 @@ class Lanes:
     def pairs(self, stride: int) -> Iterator[tuple[Lane, int, Any, Any]]:
         """Lane, its SMs, its stream and the other lane's."""
         step = self._streams.step_sms
-        for share in range(step, self._num_sms, step * stride):
+        for share in range(step, self.num_sms - step + 1, step * stride):
             decode = self._streams.stream(Lane.DECODE, share)
-            prefill = self._streams.stream(Lane.PREFILL, self._num_sms - share)
+            prefill = self._streams.stream(Lane.PREFILL, self.num_sms - share)
             yield Lane.DECODE, share, decode, prefill
-            yield Lane.PREFILL, self._num_sms - share, prefill, decode
+            yield Lane.PREFILL, self.num_sms - share, prefill, decode
 
     def census(self, stream: Any, other: Any) -> dict[str, object]:
         census = self._gpu.census()
@@ -168,17 +170,22 @@ class Lanes:
             on.synchronize()
             seen.append(census.sms())
         eager, graph, others = seen
-        return {"eager_sms": len(eager), "graph_sms": len(graph), "shared_sms": len((eager | graph) & others)}
+        return {
+            "eager_sms": len(eager),
+            "graph_sms": len(graph),
+            "shared_sms": len((eager | graph) & others),
+            "sm_ids": sorted(eager | graph),
+        }
 
     def speed(self, name: str, sms: int, stream: Any, other: Any) -> dict[str, object]:
         work, told = self.own[name.removesuffix(" told its SMs")], name.endswith("told its SMs")
         if told:
-            self._gpu.carve_out(self._num_sms - sms)
+            self._gpu.carve_out(self.num_sms - sms)
         try:
             whole_s, repeats = self.whole_s[name], self._repeats
             replay = self._gpu.captured(stream, work)
             return {
-                "sms_ratio": self._num_sms / sms,
+                "sms_ratio": self.num_sms / sms,
                 "eager": device_time_s(self._gpu, stream, work, repeats) / whole_s,
                 "graph": device_time_s(self._gpu, stream, replay, repeats) / whole_s,
                 "beside_other_lane": beside_time_s(
@@ -248,18 +255,22 @@ def make_works(device: torch.device, matrix_size: int, copy_bytes: int) -> dict[
     }
 
 
-def ask(lanes: Lanes, kept: KeptRows, *, stride: int) -> None:
+def ask(lanes: Lanes, kept: KeptRows, *, stride: int, only: Sequence[str] = QUESTIONS) -> None:
     kept.note({"workspace_bytes": lanes.workspace_bytes(), "switch_s": lanes.switch_s(), "whole_s": lanes.whole_s})
     pairs = list(lanes.pairs(stride))
+    if "census" in only:
+        for lane, sms, stream, other in lanes.pairs(1):  # of every share: any two may be in force at once
+            key = {"question": "census", "lane": lane.value, "sms": sms, "work": ""}
+            kept.attempt(key, lambda ends=(stream, other): lanes.census(*ends))
+        note_combinations(kept, lanes.num_sms)
     questions: list[tuple[str, str, Callable[[int, Any, Any], Mapping[str, object]]]] = [
-        ("census", "", lambda sms, stream, other: lanes.census(stream, other)),
         ("queue", "", lambda sms, stream, other: lanes.queue(stream, other)),
         *(
             ("speed", name, lambda sms, stream, other, name=name: lanes.speed(name, sms, stream, other))
             for name in lanes.whole_s
         ),
     ]
-    asked = [(question, pair) for question in questions for pair in pairs]
+    asked = [(question, pair) for question in questions if question[0] in only for pair in pairs]
     for (question, work, answer), (lane, sms, stream, other) in track(
         asked, description="questions", console=Console(stderr=True)
     ):
@@ -267,11 +278,39 @@ def ask(lanes: Lanes, kept: KeptRows, *, stride: int) -> None:
         kept.attempt(key, lambda answer=answer, sms=sms, ends=(stream, other): answer(sms, *ends))
 
 
+def overlapping(rows: Sequence[Row], num_sms: int) -> dict[str, object]:
+    """Of all decode and prefill shares that fit the device together, how many were checked, and those with SMs in
+    common: a lane's launch goes on while the other one's share changes.
+    """
+    census = [row for row in rows if row["question"] == "census"]
+    by_lane = {lane: [row for row in census if row["lane"] == lane.value] for lane in Lane}
+    pairs = [
+        (decode, prefill)
+        for decode in by_lane[Lane.DECODE]
+        for prefill in by_lane[Lane.PREFILL]
+        if decode["sms"] + prefill["sms"] <= num_sms
+    ]
+    shared = [
+        {"decode_sms": decode["sms"], "prefill_sms": prefill["sms"], "shared": sorted(common)}
+        for decode, prefill in pairs
+        if (common := set(decode["sm_ids"]) & set(prefill["sm_ids"]))
+    ]
+    return {"checked": len(pairs), "overlapping": shared}
+
+
+def note_combinations(kept: KeptRows, num_sms: int) -> None:
+    found = overlapping(kept.rows, num_sms)
+    kept.note({"combinations": found})
+    if found["overlapping"]:
+        kept.failures["combinations"] = f"shares with SMs in common: {found['overlapping']}"[:500]
+        kept.note({"failures": kept.failures})
+
+
 def print_tables(kept: KeptRows) -> None:
     for question in ("census", "queue", "speed"):
         rows = [row for row in kept.rows if row["question"] == question]
         if rows:
-            fields = [name for name in rows[0] if name != "question"]
+            fields = [name for name in rows[0] if name not in ("question", "sm_ids")]
             table = Table(*(name.replace("_", " ") for name in fields), title=question)
             for row in rows:
                 table.add_row(*(f"{v:.3g}" if isinstance(v := row[name], float) else str(v) for name in fields))
@@ -288,13 +327,14 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     kept.note_gpu(cuda_device_spec(device, step_sms=streams.step_sms), {"partitioned_by": streams.kind})
     kept.note({"hardware_queues": os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]})
     lanes = Lanes(CudaGpu(device), streams, device, num_sms=num_sms, repeats=5 if options.quick else 15)
-    ask(lanes, kept, stride=3 if options.quick else 1)
+    ask(lanes, kept, stride=3 if options.quick else 1, only=options.only or QUESTIONS)
     torch.cuda.synchronize()
     streams.close()
 
 
 def main() -> None:
     parser = make_parser(__doc__, quick="every third partition")
+    parser.add_argument("--only", action="append", choices=QUESTIONS, help="default: all")
     parser.add_argument("--queues", type=int, help="hardware queues (CUDA_DEVICE_MAX_CONNECTIONS; default: muxfleet's)")
     run_script(parser, ROW_KEY, measure_on_gpu, print_tables, draw_questions)
 

@@ -338,11 +338,11 @@ class TorchCudaExecutor:
         self._in_flight[number] = _InFlight(launch=launch, started_s=started_s, read=read, event=event)
 
     def _place(self, lane: Lane, part: DecodePart | None) -> tuple[int, Any]:
-        """SMs and stream of a launch."""
+        """SMs, those that the driver gave for the share, and stream of a launch."""
         sms = self._sms[lane]
         assert sms > 0, f"the {lane.value} lane has no SMs in the partition in force"
         if part is None:
-            return sms, self._lanes.streams.stream(lane, sms)
+            return self._lanes.streams.sms_given(lane, sms), self._lanes.streams.stream(lane, sms)
         assert part.end_sm <= sms, f"{part} exceeds the {sms} SMs of decode"
         return part.sms, self._lanes.streams.part_stream(part.first_sm, part.sms)
 
@@ -367,11 +367,12 @@ class TorchCudaExecutor:
 
     def _rate(self, kernels: LargeKernels, sms: int) -> PartitionRate:
         prefill, decode = (self._lanes.streams.stream(lane, sms) for lane in (Lane.PREFILL, Lane.DECODE))
-        with self._lanes.on(prefill, sms):
+        given_sms = self._lanes.streams.sms_given(Lane.PREFILL, sms)
+        with self._lanes.on(prefill, given_sms):
             flops_per_s = kernels.flops_per_s(prefill)
-        with self._lanes.on(decode, sms):
+        with self._lanes.on(decode, self._lanes.streams.sms_given(Lane.DECODE, sms)):
             bandwidth_bytes_per_s = kernels.bandwidth_bytes_per_s(decode)
-        return PartitionRate(sms=sms, flops_per_s=flops_per_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        return PartitionRate(sms=given_sms, flops_per_s=flops_per_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
 
     def _repartition(self, shares: Repartition) -> None:
         total = shares.prefill_sms + shares.decode_sms

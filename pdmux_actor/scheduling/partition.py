@@ -6,8 +6,11 @@ from profiler.specs import DeviceSpec
 
 
 def decode_shares(device: DeviceSpec) -> range:
-    """SMs that decode can have while prefill has the rest, ascending, in steps of the device's granularity."""
-    return range(device.partition_granularity_sms, device.num_sms, device.partition_granularity_sms)
+    """SMs that decode can have while prefill has the rest, ascending, in steps of the device's granularity, one of
+    which is the least that a lane can have: 128 of 132 cannot be had where it is 8.
+    """
+    step = device.partition_granularity_sms
+    return range(step, device.num_sms - step + 1, step)
 
 
 def least_decode_share(device: DeviceSpec, worst_decode_s: Callable[[int], float], target_s: float) -> int | None:

@@ -1,10 +1,12 @@
 """SM partitions: disjoint CUDA green contexts. The only file that calls the CUDA driver API.
 
-A pair splits the device's SMs into a group, whose SMs the driver keeps in whole clusters, for the one lane and the
-remainder for the other. A pair costs about 4 MB (MuxWise §4.5) and lives until `close`.
+The driver promises disjoint SMs within one split alone. So one split makes atoms, the smallest groups that it keeps in
+whole clusters, and a context has the atoms of a range: the driver admits several resources in one descriptor if they
+are of one split, its remainder included.
 
-For more than two lanes one split makes slots of equal size, and a context has the slots of a range: the driver admits
-several resources in one descriptor if they are of one split, its remainder included. Not yet run on a GPU.
+Where it does not, pairs remain: each splits the device into a group for the one lane and the remainder for the other,
+and lanes of different pairs may share SMs. A context costs about 2 MB (MuxWise §4.5) and lives until `close`. torch's
+own green contexts take a number of SMs each and no split: nothing says that two of them are disjoint.
 """
 
 from collections.abc import Sequence
@@ -48,7 +50,7 @@ class GreenContexts:
         self._all_sms = self._call("cuDeviceGetDevResource", self._device, kind)
         self._contexts: list[Any] = []
         self._streams: list[Any] = []
-        self._slots: list[list[Any]] = []
+        self._atoms: list[list[Any]] = []
 
     @property
     def resource(self) -> SmResource:
@@ -73,23 +75,26 @@ class GreenContexts:
         """A pair whose group is for prefill. Raises PartitioningUnavailable."""
         return self._pair(prefill_sms, group_is_decode=False)
 
-    def split_into_slots(self, step_sms: int) -> int:
-        """Returns how many slots of `step_sms` there are; what remains belongs to the last. Raises
-        PartitioningUnavailable.
+    def split_into_atoms(self) -> tuple[int, ...]:
+        """Returns the SMs of each atom. What remains of the device is one, too, or belongs to the last where it is too
+        small. Raises PartitioningUnavailable.
         """
+        step_sms = self.resource.step_sms
         asked = self.resource.num_sms // step_sms
         groups, count, rest = self._call("cuDevSmResourceSplitByCount", asked, self._all_sms, 0, step_sms)
-        self._slots = [[group] for group in groups[:count]]
-        if not self._slots:
-            reason = f"{asked} slots of {step_sms} SMs cannot be split off"
+        self._atoms = [[group] for group in groups[:count]]
+        if not self._atoms:
+            reason = f"{asked} groups of {step_sms} SMs cannot be split off"
             raise PartitioningUnavailable(call="cuDevSmResourceSplitByCount", reason=reason, remedy=_REMEDY)
-        if rest.sm.smCount:
-            self._slots[-1].append(rest)
-        return len(self._slots)
+        if rest.sm.smCount >= step_sms:
+            self._atoms.append([rest])
+        elif rest.sm.smCount:
+            self._atoms[-1].append(rest)
+        return tuple(sum(resource.sm.smCount for resource in atom) for atom in self._atoms)
 
-    def slots_stream(self, first: int, end: int, *, is_decode: bool) -> int:
-        """A stream on slots `[first, end)`. Raises PartitioningUnavailable."""
-        resources = [resource for slot in self._slots[first:end] for resource in slot]
+    def stream_of_atoms(self, first: int, end: int, *, is_decode: bool) -> int:
+        """A stream on atoms `[first, end)`. Raises PartitioningUnavailable."""
+        resources = [resource for atom in self._atoms[first:end] for resource in atom]
         return int(self._stream(resources, priority=-1 if is_decode else 0))
 
     def close(self) -> None:

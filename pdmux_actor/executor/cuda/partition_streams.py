@@ -3,7 +3,9 @@ elsewhere.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +36,10 @@ class PartitionStreams(Protocol):
         """Returns the stream of one of several decodes at once, on SMs `[first_sm, first_sm + sms)`."""
         ...
 
+    def sms_given(self, lane: Lane, sms: int) -> int:
+        """Returns the SMs that `stream(lane, sms)` has: the driver may have given others than were asked for."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -59,25 +65,105 @@ class PlainStreams:
             self._parts[first_sm] = torch.cuda.Stream(self._device, priority=_DECODE_PRIORITY)
         return self._parts[first_sm]
 
+    def sms_given(self, lane: Lane, sms: int) -> int:
+        return sms
+
     def close(self) -> None:
         pass
 
 
-class GreenStreams:
-    """A stream per lane and partition; a lane that has the device to itself launches outside all green contexts."""
+class AtomStreams:
+    """A stream per lane and share, each on a range of the atoms of one split: decode from the first on, prefill up to
+    the last. No range has more SMs than its share, so that lanes whose shares fit the device have none in common,
+    whatever the two shares are. A lane that has the device to itself launches outside all green contexts.
+    """
 
-    kind = "green contexts"
+    kind = "green contexts of one split"
 
-    def __init__(self, contexts: GreenContexts, *, whole: "PartitionStreams", wrap: Callable[[int], Any]) -> None:
-        """`whole` has the streams of lanes alone on the device; `wrap` makes a torch stream of a raw handle."""
+    def __init__(self, contexts: GreenContexts, *, whole: PartitionStreams, wrap: Callable[[int], Any]) -> None:
+        """`whole` has the streams of lanes alone on the device; `wrap` makes a torch stream of a raw handle. The
+        contexts of all shares are made at once: a driver that refuses one is found here.
+
+        Raises PartitioningUnavailable; no context is left then.
+        """
         self.unpartitioned_reason: str | None = None
         self.step_sms = step = partition_step(contexts.resource)
         self._num_sms = contexts.resource.num_sms
         self._contexts = contexts
         self._whole = whole
         self._wrap = wrap
-        shares = range(step, self._num_sms, step)
+        self._atoms = contexts.split_into_atoms()
+        self._streams: dict[tuple[Lane, int, int], Any] = {}
+        try:
+            for share in range(step, self._num_sms - step + 1, step):
+                for lane, sms in ((Lane.DECODE, share), (Lane.PREFILL, self._num_sms - share)):
+                    self._check_fits(lane, sms)
+                    self.stream(lane, sms)
+        except PartitioningUnavailable:
+            contexts.close()
+            raise
+
+    def stream(self, lane: Lane, sms: int) -> Any:
+        if sms >= self._num_sms:
+            return self._whole.stream(lane, sms)
+        return self._range(lane, *self._atoms_of(lane, sms))
+
+    def part_stream(self, first_sm: int, sms: int) -> Any:
+        first = self._atoms_within(self._atoms, first_sm)
+        return self._range(Lane.DECODE, first, max(first + 1, self._atoms_within(self._atoms, first_sm + sms)))
+
+    def sms_given(self, lane: Lane, sms: int) -> int:
+        if sms >= self._num_sms:
+            return self._num_sms
+        first, end = self._atoms_of(lane, sms)
+        return sum(self._atoms[first:end])
+
+    def close(self) -> None:
+        self._contexts.close()
+
+    def _check_fits(self, lane: Lane, sms: int) -> None:
+        given = self.sms_given(lane, sms)
+        if given > sms:
+            reason = f"atoms of {self._atoms} SMs: the least that {lane.value} can have for {sms} is {given}"
+            raise PartitioningUnavailable(call="SM partitions", reason=reason, remedy="a newer driver may split finer")
+
+    def _atoms_of(self, lane: Lane, sms: int) -> tuple[int, int]:
+        if lane is Lane.DECODE:
+            return 0, max(1, self._atoms_within(self._atoms, sms))
+        count = len(self._atoms)
+        return count - max(1, self._atoms_within(self._atoms[::-1], sms)), count
+
+    @staticmethod
+    def _atoms_within(atoms: Sequence[int], sms: int) -> int:
+        """How many of the first atoms have no more than `sms` SMs together."""
+        return bisect_right(list(accumulate(atoms)), sms)
+
+    def _range(self, lane: Lane, first: int, end: int) -> Any:
+        assert first < end <= len(self._atoms), f"atoms [{first}, {end}) of {len(self._atoms)}"
+        key = lane, first, end
+        if key not in self._streams:
+            self._streams[key] = self._wrap(self._contexts.stream_of_atoms(first, end, is_decode=lane is Lane.DECODE))
+        return self._streams[key]
+
+
+class PairStreams:
+    """A stream per lane and share where the driver admits no ranges of atoms. Both lanes of a share are of one split;
+    lanes of different shares may have SMs in common.
+    """
+
+    kind = "green contexts in pairs (lanes of different shares may share SMs)"
+
+    def __init__(self, contexts: GreenContexts, *, whole: PartitionStreams, wrap: Callable[[int], Any]) -> None:
+        """Takes the arguments of AtomStreams."""
+        self.unpartitioned_reason: str | None = None
+        self.step_sms = step = partition_step(contexts.resource)
+        self._num_sms = contexts.resource.num_sms
+        self._contexts = contexts
+        self._whole = whole
+        self._wrap = wrap
+        shares = range(step, self._num_sms - step + 1, step)
         self._streams: dict[tuple[Lane, int], Any] = {}
+        self._given: dict[tuple[Lane, int], int] = {}
         for share, pair in zip(shares, contexts.pairs(shares), strict=True):
             self._keep(share, pair)
 
@@ -93,66 +179,23 @@ class GreenStreams:
     def part_stream(self, first_sm: int, sms: int) -> Any:
         raise AssertionError("decode is not divided: its SMs and prefill's are of pairs")
 
+    def sms_given(self, lane: Lane, sms: int) -> int:
+        if sms >= self._num_sms:
+            return self._num_sms
+        self.stream(lane, sms)
+        return self._given[lane, sms]
+
     def _keep(self, decode_share: int, pair: SmPair) -> None:
-        if pair.decode_sms != decode_share:
-            _LOG.info(
-                "of %d SMs, %d were asked for decode, the driver gave %d and %d for prefill",
-                self._num_sms,
-                decode_share,
-                pair.decode_sms,
-                pair.prefill_sms,
-            )
-        for lane, share, handle in (
-            (Lane.DECODE, decode_share, pair.decode_stream),
-            (Lane.PREFILL, self._num_sms - decode_share, pair.prefill_stream),
+        for lane, share, given, handle in (
+            (Lane.DECODE, decode_share, pair.decode_sms, pair.decode_stream),
+            (Lane.PREFILL, self._num_sms - decode_share, pair.prefill_sms, pair.prefill_stream),
         ):
             if (lane, share) not in self._streams:
                 self._streams[lane, share] = self._wrap(handle)
+                self._given[lane, share] = given
 
     def close(self) -> None:
         self._contexts.close()
-
-
-class SlotStreams:
-    """A stream per range of slots, for any number of decodes at once: all ranges are of one split of the device, so
-    that such without a common slot have no SM in common. Contexts are made when first needed.
-    """
-
-    kind = "green contexts of slots"
-
-    def __init__(self, contexts: GreenContexts, *, whole: PartitionStreams, wrap: Callable[[int], Any]) -> None:
-        """Takes the arguments of GreenStreams."""
-        self.unpartitioned_reason: str | None = None
-        self.step_sms = partition_step(contexts.resource)
-        self._num_sms = contexts.resource.num_sms
-        self._num_slots = contexts.split_into_slots(self.step_sms)
-        self._contexts = contexts
-        self._whole = whole
-        self._wrap = wrap
-        self._streams: dict[tuple[Lane, int, int], Any] = {}
-
-    def stream(self, lane: Lane, sms: int) -> Any:
-        if sms >= self._num_sms:
-            return self._whole.stream(lane, sms)
-        if lane is Lane.DECODE:
-            return self._range(lane, 0, max(1, round(sms / self.step_sms)))
-        first = round((self._num_sms - sms) / self.step_sms)
-        return self._range(lane, min(first, self._num_slots - 1), self._num_slots)
-
-    def part_stream(self, first_sm: int, sms: int) -> Any:
-        first = round(first_sm / self.step_sms)
-        return self._range(Lane.DECODE, first, first + max(1, round(sms / self.step_sms)))
-
-    def close(self) -> None:
-        self._contexts.close()
-
-    def _range(self, lane: Lane, first: int, end: int) -> Any:
-        end = min(end, self._num_slots)
-        assert first < end, f"slots [{first}, {end}) of {self._num_slots}"
-        key = lane, first, end
-        if key not in self._streams:
-            self._streams[key] = self._wrap(self._contexts.slots_stream(first, end, is_decode=lane is Lane.DECODE))
-        return self._streams[key]
 
 
 def partition_step(resource: SmResource) -> int:
@@ -166,19 +209,44 @@ def partition_step(resource: SmResource) -> int:
 
 
 def open_partition_streams(device: torch.device, num_sms: int, *, divides_decode: bool = False) -> PartitionStreams:
-    """Green contexts if the driver has them; otherwise plain streams, and a warning that says why."""
+    """Green contexts if the driver has them, of one split if it can; otherwise plain streams, and a warning that says
+    why.
+    """
     try:
         from cuda.bindings import driver
     except ImportError:
         return _plain(device, num_sms, "the Python package cuda-bindings is not installed")
     try:
-        return (SlotStreams if divides_decode else GreenStreams)(
-            GreenContexts(driver, device.index or 0),
+        return open_green_streams(
+            lambda: GreenContexts(driver, device.index or 0),
             whole=PlainStreams(device, num_sms, "whole device"),
             wrap=lambda handle: torch.cuda.ExternalStream(handle, device),
+            divides_decode=divides_decode,
         )
     except PartitioningUnavailable as error:
         return _plain(device, num_sms, str(error))
+
+
+def open_green_streams(
+    open_contexts: Callable[[], GreenContexts],
+    *,
+    whole: PartitionStreams,
+    wrap: Callable[[int], Any],
+    divides_decode: bool,
+) -> PartitionStreams:
+    """Ranges of one split; where the driver refuses them, pairs, which serve no divided decode.
+
+    Raises PartitioningUnavailable: neither.
+    """
+    try:
+        return AtomStreams(open_contexts(), whole=whole, wrap=wrap)
+    except PartitioningUnavailable as error:
+        if divides_decode:
+            raise
+        refused = error
+    streams = PairStreams(open_contexts(), whole=whole, wrap=wrap)
+    _LOG.warning("lanes of different shares may share SMs: the driver refuses ranges of one split: %s", refused)
+    return streams
 
 
 def _plain(device: torch.device, num_sms: int, reason: str) -> PlainStreams:

@@ -29,13 +29,23 @@ class BookkeepingDriver:
     CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
 
-    def __init__(self, broken: str = "", breaks_after: int = 0, num_sms: int = NUM_SMS) -> None:
-        self.num_sms = num_sms
+    def __init__(
+        self,
+        broken: str = "",
+        breaks_after: int = 0,
+        num_sms: int = NUM_SMS,
+        most_groups: int = 99,
+        joins_groups: bool = True,
+    ) -> None:
+        """`most_groups` that a split makes; `joins_groups`: it admits several resources in one descriptor."""
+        self.num_sms, self.most_groups, self.joins_groups = num_sms, most_groups, joins_groups
         self.broken, self.calls_left = broken, breaks_after
         self.contexts: dict[int, int] = {}
         self.streams: dict[int, int] = {}
         self.destroyed: list[str] = []
         self.numbers: list[list[int]] = []  # of the groups of each context, in their split; the remainder is the last
+        self.sms_of: dict[int, set[tuple[int, int]]] = {}  # (split, SM) of each context
+        self._described: set[tuple[int, int]] = set()
         self._next = 100
         self._splits = 0
 
@@ -54,25 +64,34 @@ class BookkeepingDriver:
 
     def cuDevSmResourceSplitByCount(self, groups: int, all_sms: object, flags: int, least: int) -> tuple[object, ...]:
         given = -(-least // 8) * 8
-        made, self._splits = min(groups, self.num_sms // given), self._splits + 1
+        made, self._splits = min(groups, self.most_groups, self.num_sms // given), self._splits + 1
         parts = [sms(given) for _ in range(made)]
         rest = sms(self.num_sms - made * given)
+        first = 0
         for number, part in enumerate([*parts, rest]):
             part.split, part.number = self._splits, number
+            part.first_sm, first = first, first + part.sm.smCount
         return self._answer("cuDevSmResourceSplitByCount", parts, made, rest)
 
     def cuDevResourceGenerateDesc(self, resources: list, count: int) -> tuple[object, ...]:
         num_sms = sum(resource.sm.smCount for resource in resources)
         one_split = len({resource.split for resource in resources}) == 1
-        if num_sms < LEAST_SMS or count != len(resources) or not one_split:
+        is_refused = count > 1 and not self.joins_groups
+        if num_sms < LEAST_SMS or count != len(resources) or not one_split or is_refused:
             return (Result.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, None)
         self.numbers.append([resource.number for resource in resources])
+        self._described = {
+            (resource.split, sm)
+            for resource in resources
+            for sm in range(resource.first_sm, resource.first_sm + resource.sm.smCount)
+        }
         return self._answer("cuDevResourceGenerateDesc", num_sms)
 
     def cuGreenCtxCreate(self, descriptor: int, device: int, flags: int) -> tuple[object, ...]:
         answer = self._answer("cuGreenCtxCreate", self._next)
         if answer[0] is Result.CUDA_SUCCESS:
             self.contexts[self._next] = descriptor
+            self.sms_of[self._next] = self._described
             self._next += 1
         return answer
 

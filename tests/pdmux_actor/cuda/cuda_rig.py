@@ -38,6 +38,9 @@ class NoStreams:
     def part_stream(self, first_sm: int, sms: int) -> NoStream:
         return NoStream(Lane.DECODE, sms)
 
+    def sms_given(self, lane: Lane, sms: int) -> int:
+        return sms
+
     def close(self) -> None:
         pass
 

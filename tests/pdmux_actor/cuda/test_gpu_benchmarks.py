@@ -167,6 +167,12 @@ class FixedStreams:
     def stream(self, lane: Lane, sms: int) -> NoStream:
         return NoStream(lane, sms)
 
+    def part_stream(self, first_sm: int, sms: int) -> NoStream:
+        return NoStream(Lane.DECODE, sms)
+
+    def sms_given(self, lane: Lane, sms: int) -> int:
+        return sms
+
     def close(self) -> None:
         pass
 
@@ -198,8 +204,27 @@ def test_questions__without_a_gpu__every_row_and_a_picture(tmp_path: Path) -> No
     }
     assert all(r[name] > 0 for r in rows if r["question"] == "speed" for name in ("eager", "graph"))
     assert [r["ratio"] > 0 for r in rows if r["question"] == "queue"] == [True] * 4
+    # (2, 4), (2, 2) and (4, 2) of 6: the second is of lanes whose shares are of different splits.
+    assert kept.facts["combinations"] == {"checked": 3, "overlapping": []}
     assert gpu.carved == [4, None, 2, None, 2, None, 4, None]
     assert picture.stat().st_size > 1000
+
+
+def test_combinations__shares_of_different_splits_overlap__are_named_and_fail_the_run() -> None:
+    kept = KeptRows(None, questions.ROW_KEY)
+    for lane, sms, ids in (("decode", 2, [0, 1]), ("decode", 4, [0, 1, 2, 3]), ("prefill", 2, [1, 5])):
+        kept.add({"question": "census", "lane": lane, "sms": sms, "work": "", "sm_ids": ids})
+
+    questions.note_combinations(kept, 6)
+
+    assert kept.facts["combinations"] == {
+        "checked": 2,
+        "overlapping": [
+            {"decode_sms": 2, "prefill_sms": 2, "shared": [1]},
+            {"decode_sms": 4, "prefill_sms": 2, "shared": [1]},
+        ],
+    }
+    assert "SMs in common" in kept.failures["combinations"]
 
 
 def test_attempt__one_row_that_fails__is_noted_and_costs_no_other(tmp_path: Path) -> None:
