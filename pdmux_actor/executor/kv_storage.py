@@ -43,6 +43,11 @@ class KvView:
         return self.kv_heads * self._blocks.shape[1] * self._blocks.itemsize
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Returns where the pool lies in memory, and how many elements lie from one block to the next."""
+        return self._blocks.data_ptr(), self._blocks.stride(0)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._blocks.dtype
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,9 @@ from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
+from pdmux_actor.models.compiled.compiled_linear import compiled_projection
+from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
+from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWeights, LayeredDecoder
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
@@ -55,13 +59,14 @@ def load_decoder(
     fastest_dtype: Callable[[ModelSpec], str],
     device: torch.device | None = None,
     operators: DecoderOperators | None = None,
+    kernels: CpuKernels | None = None,
     launch_limits: LaunchLimits | None = None,
     implementation: ModelImplementation = "auto",
     on_progress: OnProgress = ignore_progress,
     share: RankShare = WHOLE,
 ) -> LoadedModel:
     """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU. What
-    is loaded, and described, is the model's `share`.
+    is loaded, and described, is the model's `share`. `kernels` run the models that they serve.
     With `launch_limits` there must be room for what launches need beside the weights, too.
 
     Raises:
@@ -87,7 +92,9 @@ def load_decoder(
         own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens if isinstance(config, DecoderConfig) else None,
         whole=None if share.num_ranks == 1 else config.spec,
     )
-    return LoadedModel(info=info, decoder=_decoder(info, folder, config, device, operators, on_progress, share))
+    return LoadedModel(
+        info=info, decoder=_decoder(info, folder, config, device, operators, kernels, on_progress, share)
+    )
 
 
 def _config(
@@ -112,6 +119,7 @@ def _decoder(
     config: AnyConfig,
     device: torch.device | None,
     operators: DecoderOperators | None,
+    kernels: CpuKernels | None,
     on_progress: OnProgress,
     share: RankShare,
 ) -> LayeredDecoder:
@@ -128,13 +136,20 @@ def _decoder(
     if device is not None and device.type != "cpu" and config.spec.is_moe and config.spec.weights is not None:
         reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
         raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
+    if kernels is not None and not kernels.serve(info.spec):
+        kernels = None
+    make_projection = projection_maker(config.spec.weights)
+    if kernels is not None:
+        operators = CompiledOperators(kernels)
+        make_projection = make_projection if config.spec.weights else partial(compiled_projection, kernels)
     num_threads = min(_MOST_READING_THREADS, len(available_cores()))
     weights = load_weights(
         info.model,
         folder,
         config,
         device,
-        projection_maker(config.spec.weights),
+        make_projection,
+        kernels,
         num_threads=num_threads,
         on_progress=on_progress,
         share=share,

@@ -1,5 +1,6 @@
 """Runs launches of one lane, one after the other, on whatever thread calls it."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.kv_storage import KvView, Scratch
 from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, token_runs
 from pdmux_actor.executor.paged_attention import PagedAttention
@@ -24,6 +26,7 @@ from pdmux_actor.scheduling.sequence import TokenSequence
 
 # What decode reads at once: small enough to stay in the last-level cache between the gather and the attention.
 _MAX_READ_BYTES = 8 * 1024 * 1024
+_ANY_NUMBER = sys.maxsize  # of rows, where nothing is gathered
 
 LOGITS_NOT_FINITE = "the model's logits were not finite (NaN or infinity); serve it with dtype float32 or bfloat16"
 
@@ -36,6 +39,7 @@ class AttachedModel:
     decoder: LayeredDecoder
     kv: KvView
     row_table: npt.NDArray[np.int64]
+    blocks_in_place: BlocksInPlace | None = None  # what decodes without gathering
 
 
 @dataclass(slots=True)
@@ -154,7 +158,9 @@ class ModelRunner:
         last_layer: int,
         adapters: AdapterBatch | None,
     ) -> Tensor:
-        attention = PagedAttention(batch, model.kv, model.row_table, self._scratch, first_layer, last_layer)
+        attention = PagedAttention(
+            batch, model.kv, model.row_table, self._scratch, first_layer, last_layer, model.blocks_in_place
+        )
         return model.decoder.forward_layers(hidden, rotary, attention, first_layer, last_layer, adapters)
 
     def _sample(
@@ -185,7 +191,9 @@ def _pack(
         decode_token_ids,
         step=step,
         tokens_per_row=model.kv.tokens_per_row,
-        max_group_rows=_MAX_READ_BYTES // model.kv.row_bytes_per_layer,
+        max_group_rows=_MAX_READ_BYTES // model.kv.row_bytes_per_layer
+        if model.blocks_in_place is None
+        else _ANY_NUMBER,
     )
 
 

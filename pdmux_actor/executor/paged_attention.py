@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.kv_storage import KvView, Scratch, layer_blocks
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch, PackedChunk
 from pdmux_actor.models.attention import chunk_attention, decode_attention, prompt_attention
@@ -42,35 +43,57 @@ class PagedAttention:
         scratch: Scratch,
         first_layer: int,
         last_layer: int,
+        in_place: BlocksInPlace | None = None,
     ) -> None:
+        """`in_place`: what keeps and decodes without gathering; it reads exactly what is kept."""
         self._view = view
         self._scratch = scratch
         self._first_layer = first_layer
         self._offsets = batch.token_offsets
+        self._in_place = in_place
+        self._batch = batch
 
         def blocks_of(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
             return layer_blocks(row_table, rows, view.kv_heads, first_layer, last_layer)
 
-        self._writes = _contiguous(blocks_of(batch.token_rows).transpose(1, 0, 2))
-        self._fresh = _contiguous(blocks_of(batch.fresh_rows).transpose(1, 0, 2)).flatten(1)
         self._chunks = tuple(
             _ChunkReads(
                 chunk, _contiguous(blocks_of(chunk.rows).transpose(1, 2, 0)).flatten(1) if chunk.start > 0 else None
             )
             for chunk in batch.chunks
         )
+        if in_place is not None:
+            return
+        self._writes = _contiguous(blocks_of(batch.token_rows).transpose(1, 0, 2))
+        self._fresh = _contiguous(blocks_of(batch.fresh_rows).transpose(1, 0, 2)).flatten(1)
         self._decodes = tuple(_decode_reads(group, blocks_of(group.rows), view) for group in batch.decodes)
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN
     ) -> Tensor:
         index = layer - self._first_layer
+        if self._in_place is not None:
+            return self._attend_in_place(self._in_place, layer, query, key, value, traits)
         if self._fresh.shape[1] > 0:
             self._view.clear(self._fresh[index])
         self._view.write(self._writes[index], self._offsets, key, value)
         parts = [self._attend_chunk(reads, index, query, key, value, traits) for reads in self._chunks]
         parts += [self._attend_decodes(reads, index, query, traits) for reads in self._decodes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_in_place(
+        self, blocks: BlocksInPlace, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits
+    ) -> Tensor:
+        assert traits is PLAIN, "blocks are read in place for plain attention"
+        blocks.keep(layer, self._batch, key, value)
+        index = layer - self._first_layer
+        attended = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        for reads in self._chunks:
+            tokens = slice(reads.chunk.first, reads.chunk.first + reads.chunk.length)
+            attended[tokens] = self._attend_chunk(reads, index, query, key, value, traits)
+        for group in self._batch.decodes:
+            blocks.attend(layer, group, query, attended)
+        return attended
 
     def _attend_chunk(
         self, reads: _ChunkReads, index: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits

@@ -12,15 +12,20 @@ import numpy.typing as npt
 import psutil
 from msgspec.structs import replace
 
+from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
-from pdmux_actor.executor.kv_storage import KvStorage
+from pdmux_actor.executor.kv_storage import KvStorage, KvView
 from pdmux_actor.executor.lanes import Job, LaneThread, PinnedThread, available_cores
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, lone_runner
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
+from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.compiled.library import cached_folder
+from pdmux_actor.models.decoder import Decoder, LayeredDecoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.rank_share import WHOLE, RankShare
@@ -62,11 +67,12 @@ class TorchCpuExecutor:
         cores: Sequence[int] | None = None,
         share: RankShare = WHOLE,
         make_runner: MakeRunner = lone_runner,
+        compiles_kernels: bool = True,
     ) -> None:
         """`num_cores` None: all of `cores`, which are those this process may use unless they are named.
         `default_dtype` None: each checkpoint's own; "auto": the fastest. `device` None: measured now. `implementation`:
         whose code runs the layers of models. `share` is what it loads of each model; `make_runner` gives each lane what
-        runs its launches.
+        runs its launches. `compiles_kernels`: where a compiler is, and they are the faster ones.
         """
         cores = available_cores() if cores is None else tuple(cores)
         if num_cores is not None and num_cores > len(cores):
@@ -78,6 +84,7 @@ class TorchCpuExecutor:
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
         self._implementation: ModelImplementation = implementation
+        self._kernels = CpuKernels.compiled_into(cached_folder()) if compiles_kernels else None
         self._storage = KvStorage(self.total_blocks, block_bytes)
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, AttachedModel] = {}
@@ -121,6 +128,7 @@ class TorchCpuExecutor:
             available_bytes=psutil.virtual_memory().available // self._share.num_ranks,
             fastest_dtype=self._fastest_dtype,
             implementation=self._implementation,
+            kernels=self._kernels,
             share=self._share,
         )
         self._loaded[model] = loaded
@@ -130,11 +138,13 @@ class TorchCpuExecutor:
         self._adapters.load(model, self._loaded.get(base) or self._attached[base], source, revision)
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
+        decoder, kv = self._loaded[info.model].decoder, self._storage.view(info.spec, info.geometry)
         self._attached[info.model] = AttachedModel(
             info=info,
-            decoder=self._loaded[info.model].decoder,
-            kv=self._storage.view(info.spec, info.geometry),
+            decoder=decoder,
+            kv=kv,
             row_table=row_table,
+            blocks_in_place=self._blocks_in_place(decoder, kv, row_table),
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there
 
@@ -155,8 +165,14 @@ class TorchCpuExecutor:
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
         spec = host.info.spec
+        kernels = self._kernels_for(spec)
         check_room(model, spec, spec.weight_bytes, psutil.virtual_memory().available)
-        decoder = awakened(host.config, packed_from_host(host), host.info.max_model_len)
+        decoder = awakened(
+            host.config,
+            packed_from_host(host),
+            host.info.max_model_len,
+            None if kernels is None else CompiledOperators(kernels),
+        )
         self._loaded[model] = LoadedModel(info=host.info, decoder=decoder)
         del self._asleep[model]
         return host.info
@@ -245,11 +261,21 @@ class TorchCpuExecutor:
             Lane.DECODE: self._cores[: shares.decode_sms],
         }
 
+    def _kernels_for(self, spec: ModelSpec) -> CpuKernels | None:
+        return self._kernels if self._kernels is not None and self._kernels.serve(spec) else None
+
+    def _blocks_in_place(
+        self, decoder: LayeredDecoder, view: KvView, row_table: npt.NDArray[np.int64]
+    ) -> BlocksInPlace | None:
+        """For the native decoders, whose attention is the plain one."""
+        kernels = self._kernels_for(decoder.spec) if isinstance(decoder, Decoder) else None
+        return None if kernels is None else BlocksInPlace(kernels, view, row_table)
+
     def _fastest_dtype(self, spec: ModelSpec) -> str:
         chosen: list[str] = []
         # A thread of its own: the number of threads torch uses is a property of the calling thread.
         thread = PinnedThread("measure-dtype", self._cores)
-        thread.submit(lambda: chosen.append(fastest_dtype(spec)))
+        thread.submit(lambda: chosen.append(fastest_dtype(spec, self._kernels)))
         thread.close()
         _LOG.info("dtype auto: %s is the fastest here", chosen[0])
         return chosen[0]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.linear import Classifier, Projection
@@ -165,7 +166,7 @@ class Decoder:
         eps = self.config.rms_norm_eps
         for index in range(first_layer, last_layer):
             layer = self.weights.layers[index]
-            normed = functional.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
+            normed = self._operators.rms_norm(hidden, layer.input_norm, eps)
             attended = self._attend(index, layer, normed, rotary, attention, adapters)
             hidden = layer.output.plus(attended, hidden)
             if adapters is not None:
@@ -190,6 +191,8 @@ class Decoder:
         """[tokens, hidden_size] after the last layer -> float32 [tokens, vocab_size]."""
         norm, eps = self.weights.final_norm, self.config.rms_norm_eps
         head = self.weights.lm_head
+        if isinstance(head, CompiledLinear):
+            return head.float_product(self.final_states(hidden))
         logits = head(functional.rms_norm(hidden, norm.shape, norm, eps)).float()
         if hidden.device.type == "cpu" and hidden.dtype != torch.float32 and head.has_plain_rows:
             sharpen_top_logits(logits, functional.rms_norm(hidden.float(), norm.shape, norm.float(), eps), head)
@@ -216,13 +219,11 @@ class Decoder:
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """With the residual connection."""
-        norm = layer.post_attention_norm
-        normed = functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)
+        normed = self._operators.rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
         return layer.feed_forward.plus(normed, hidden, self._operators)
 
     def _adapted_mlp(self, index: int, layer: LayerWeights, hidden: Tensor, adapters: AdapterBatch) -> Tensor:
-        norm = layer.post_attention_norm
-        normed = functional.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps)
+        normed = self._operators.rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
         mlp = layer.feed_forward
         assert isinstance(mlp, GatedMlp), "adapters are for dense models"
         gate_up = mlp.gate_up(normed)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 # Tokens that go through an MLP at once on a CPU: its intermediate values then stay in the cache.
-_CPU_MLP_TILE_TOKENS = 256
+CPU_MLP_TILE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,10 @@ class HeadNorms:
 class DecoderOperators(Protocol):
     mlp_tile_tokens: int | None
     """That go through an MLP at once; None: all."""
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[tokens, width] -> the same shape."""
+        ...
 
     def rotate(
         self, query_key: Tensor, rotary: Tensor, norms: HeadNorms | None, num_heads: int, rms_norm_eps: float
@@ -41,7 +45,10 @@ class DecoderOperators(Protocol):
 class TorchOperators:
     """Implements DecoderOperators with plain torch."""
 
-    mlp_tile_tokens: int | None = _CPU_MLP_TILE_TOKENS
+    mlp_tile_tokens: int | None = CPU_MLP_TILE_TOKENS
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return functional.rms_norm(hidden, weight.shape, weight, eps)
 
     def rotate(
         self, query_key: Tensor, rotary: Tensor, norms: HeadNorms | None, num_heads: int, rms_norm_eps: float

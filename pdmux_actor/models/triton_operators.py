@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from pdmux_actor.models.operators import HeadNorms
 
@@ -75,6 +76,9 @@ class TritonOperators:
 
     # Enough rows to fill any GPU; a prompt of 100,000 tokens would otherwise take 9 GB between an 8B model's products.
     mlp_tile_tokens: int | None = 4096
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return functional.rms_norm(hidden, weight.shape, weight, eps)
 
     def rotate(
         self, query_key: Tensor, rotary: Tensor, norms: HeadNorms | None, num_heads: int, rms_norm_eps: float

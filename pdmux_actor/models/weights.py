@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 
 from pdmux_actor.models.bytes_in_flight import BytesInFlight
+from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
+from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
-from pdmux_actor.models.linear import Linear, MakeProjection, Projection, plain_projection
+from pdmux_actor.models.linear import Classifier, Linear, MakeProjection, Projection, plain_projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.load_threads import on_threads
 from pdmux_actor.models.mixture_loading import load_mixture
@@ -38,13 +40,14 @@ def load_weights(
     config: DecoderConfig,
     device: torch.device | None = None,
     make_projection: MakeProjection = plain_projection,
+    kernels: CpuKernels | None = None,
     *,
     num_threads: int = 1,
     on_progress: OnProgress = ignore_progress,
     share: RankShare = WHOLE,
 ) -> DecoderWeights:
-    """Onto `device`; None is the CPU. `share` is what is read of the model that `config` describes. What is held beside
-    the weights is the largest product's, in its plain layout.
+    """Onto `device`; None is the CPU. `share` is what is read of the model that `config` describes; `kernels` multiply
+    with its head. What is held beside the weights is the largest product's, in its plain layout.
 
     Raises:
         ModelLoadError: a file or tensor is missing, broken or of another shape than config.json implies.
@@ -71,9 +74,11 @@ def load_weights(
     rows = spec.vocab_size // share.num_ranks
     if spec.tie_word_embeddings:
         of_rank = embedding if share.divided is None else embedding[share.rank * rows : (share.rank + 1) * rows]
-        lm_head = Linear(of_rank, packed=False)
     else:
-        lm_head = Linear(reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided))
+        of_rank = reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided)
+    lm_head: Classifier = (
+        Linear(of_rank, packed=not spec.tie_word_embeddings) if kernels is None else CompiledLinear(kernels, of_rank)
+    )
     unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"}
     if unread and share.leads:
         _LOG.warning("%s: %d tensors of the checkpoint are not used, among them %s", model, len(unread), min(unread))

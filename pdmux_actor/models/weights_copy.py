@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pdmux_actor.models.decoder import AnyWeights, DecoderWeights, LayerWeights
-from pdmux_actor.models.linear import Classifier, Linear, Projection
+from pdmux_actor.models.linear import Classifier, Projection
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import HeadNorms
 
@@ -21,7 +21,7 @@ def copied(weights: AnyWeights, of_tensor: OfTensor, of_projection: OfProjection
     layers = tuple(_layer(layer, of_tensor, of_projection) for layer in weights.layers)
     final_norm, head = of_tensor(weights.final_norm), weights.lm_head
     is_tied = head.shares(weights.embedding)
-    copied_head = Linear(embedding, packed=False) if is_tied else of_projection(head)
+    copied_head = head.copied(lambda _: embedding, packed=False) if is_tied else of_projection(head)
     assert isinstance(copied_head, Classifier), "a classifier's copy is one"
     return DecoderWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=copied_head)
 

@@ -1,0 +1,28 @@
+"""The small operations between a decoder's matrix products, each one compiled pass over its numbers."""
+
+from torch import Tensor
+
+from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.operators import CPU_MLP_TILE_TOKENS, HeadNorms
+
+
+class CompiledOperators:
+    """Implements DecoderOperators."""
+
+    mlp_tile_tokens: int | None = CPU_MLP_TILE_TOKENS
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._kernels.rms_norm(hidden, weight, eps)
+
+    def rotate(
+        self, query_key: Tensor, rotary: Tensor, norms: HeadNorms | None, num_heads: int, rms_norm_eps: float
+    ) -> Tensor:
+        weights = None if norms is None else (norms.query, norms.key)
+        self._kernels.rotate(query_key, num_heads, rotary, weights, rms_norm_eps)
+        return query_key
+
+    def silu_product(self, gate_up: Tensor) -> Tensor:
+        return self._kernels.silu_product(gate_up)

@@ -1,0 +1,117 @@
+"""The compiled kernels as functions of tensors, all in bfloat16 unless they say otherwise."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdmux_actor.models.compiled.library import compiled_library
+from profiler.specs import ModelSpec
+
+_LANES = 32  # numbers that are widened at once: a width must be divisible by it
+_MOST_HEAD_DIM = 256
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS: Mapping[str, Sequence[Any]] = {
+    "linear": (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, *(_POINTER,) * 5),
+    "rms_norm": (_POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
+    "silu_product": (_POINTER, _INT, _INT, _POINTER),
+    "rotate": (_POINTER, *(_INT,) * 5, _POINTER, _INT, _INT, _POINTER, _POINTER, _FLOAT),
+    "keep": (_POINTER, _INT, _POINTER, *(_INT,) * 4, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER),
+    "decode_attention": (
+        *(_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER),
+        *(_INT,) * 5,
+        _FLOAT,
+        _POINTER,
+    ),
+}
+
+
+class CpuKernels:
+    """Kernels run on as many threads as torch uses on the calling thread: they share its OpenMP."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, f"muxfleet_{name}")
+            function.argtypes, function.restype = arguments, None
+        self._linear = library.muxfleet_linear
+        self._rms_norm = library.muxfleet_rms_norm
+        self._silu_product = library.muxfleet_silu_product
+        self._rotate = library.muxfleet_rotate
+        self.keep = library.muxfleet_keep
+        self.decode_attention = library.muxfleet_decode_attention
+
+    @classmethod
+    def compiled_into(cls, folder: Path) -> "CpuKernels | None":
+        """None where there is no compiler, or where torch's operators are the faster ones."""
+        library = compiled_library(folder)
+        return None if library is None else cls(library)
+
+    @staticmethod
+    def serve(spec: ModelSpec) -> bool:
+        """They are for models whose activations are bfloat16 and whose widths are whole vectors."""
+        widths = (spec.hidden_size, spec.intermediate_size, spec.expert_intermediate_size, spec.head_dim)
+        return (
+            spec.dtype == "bfloat16" and spec.head_dim <= _MOST_HEAD_DIM and not any(width % _LANES for width in widths)
+        )
+
+    def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None = None) -> Tensor:
+        """Inputs times W^T, plus bias and addend. `inputs` in float32: so is the product, and there is no addend."""
+        inputs = inputs.contiguous()
+        tokens, columns = inputs.shape
+        product = torch.empty(tokens, len(weight), dtype=inputs.dtype)
+        assert weight.dtype == torch.bfloat16, "the kernels read weights in bfloat16"
+        assert columns % _LANES == 0, f"{columns} columns are no whole vectors"
+        is_float = inputs.dtype == torch.float32
+        widened = torch.empty(tokens * columns, dtype=torch.float32)
+        self._linear(
+            weight.data_ptr(),
+            len(weight),
+            columns,
+            None if is_float else inputs.data_ptr(),
+            inputs.data_ptr() if is_float else None,
+            tokens,
+            None if bias is None else bias.data_ptr(),
+            None if addend is None else addend.contiguous().data_ptr(),
+            None if is_float else product.data_ptr(),
+            product.data_ptr() if is_float else None,
+            widened.data_ptr(),
+        )
+        return product
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[tokens, width]; computed in float32 and rounded once."""
+        normed = torch.empty_like(hidden)
+        self._rms_norm(hidden.data_ptr(), weight.data_ptr(), eps, *hidden.shape, normed.data_ptr())
+        return normed
+
+    def silu_product(self, gate_up: Tensor) -> Tensor:
+        """[tokens, 2 * n] -> [tokens, n]."""
+        tokens, both = gate_up.shape
+        product = torch.empty(tokens, both // 2, dtype=gate_up.dtype)
+        self._silu_product(gate_up.data_ptr(), tokens, both // 2, product.data_ptr())
+        return product
+
+    def rotate(
+        self, heads: Tensor, num_queries: int, rotary: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float
+    ) -> None:
+        """Works in place. heads: [tokens, heads, head_dim], each token's side by side; rotary: [2, tokens, 1, head_dim]."""
+        tokens, num_heads, head_dim = heads.shape
+        query_norm, key_norm = (None, None) if norms is None else (norm.data_ptr() for norm in norms)
+        self._rotate(
+            heads.data_ptr(),
+            heads.stride(0),
+            tokens,
+            num_queries,
+            num_heads - num_queries,
+            head_dim,
+            rotary.data_ptr(),
+            rotary.stride(0),
+            rotary.stride(1),
+            query_norm,
+            key_norm,
+            eps,
+        )

@@ -1,0 +1,197 @@
+"""The compiled kernels against float64, and what an executor does with and without them."""
+
+import ctypes
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pdmux_actor.executor.blocks_in_place import BlocksInPlace
+from pdmux_actor.executor.kv_storage import KvStorage
+from pdmux_actor.executor.packed_batch import DecodeGroup
+from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.models.compiled import library
+from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
+from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
+from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.operators import HeadNorms, TorchOperators
+from profiler.specs import ModelSpec
+
+TOLERANCE = 1 / 128  # half of bfloat16's last place, and what sums add
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuKernels:
+    made = CpuKernels.compiled_into(library.cached_folder())
+    if made is None:
+        pytest.skip("no compiler here, or a CPU that the kernels are not for")
+    return made
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 8, 13, 100])
+@pytest.mark.parametrize(("rows", "columns"), [(96, 64), (67, 96), (3, 32)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_compiled_linear__any_shape__near_the_exact_product(
+    kernels: CpuKernels, num_tokens: int, rows: int, columns: int, has_bias: bool
+) -> None:
+    weight, inputs, addend = (
+        drawn(rows, columns) / 8,
+        drawn(num_tokens, columns, seed=1),
+        drawn(num_tokens, rows, seed=2),
+    )
+    bias = drawn(rows, seed=3) if has_bias else None
+    linear = CompiledLinear(kernels, weight, bias)
+    exact = functional.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
+
+    product, total, in_float = linear(inputs), linear.plus(inputs, addend), linear.float_product(inputs.float())
+
+    torch.testing.assert_close(product.double(), exact, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(total.double(), exact + addend.double(), rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(in_float.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_linear__a_token_in_any_batch__the_same_bits(kernels: CpuKernels) -> None:
+    linear, inputs = CompiledLinear(kernels, drawn(130, 256)), drawn(33, 256, seed=1)
+
+    together = linear(inputs)
+
+    for size in (1, 2, 7, 32):
+        assert torch.equal(linear(inputs[:size]), together[:size])
+
+
+def test_compiled_linear__copied_or_repacked__over_other_tensors_of_the_sizes_it_names(kernels: CpuKernels) -> None:
+    linear, inputs = CompiledLinear(kernels, drawn(96, 64), drawn(96, seed=1)), drawn(4, 64, seed=2)
+    seen: list[torch.Tensor] = []
+
+    def passed_on(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.clone())
+        return seen[-1]
+
+    again = linear.copied(passed_on, packed=False).repacked()
+
+    assert linear.tensor_bytes == tuple(tensor.nbytes for tensor in seen)
+    for tensor in seen:
+        tensor.zero_()  # what is repacked is its own
+    assert torch.equal(again(inputs), linear(inputs))
+
+
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_compiled_operators__as_torchs(kernels: CpuKernels, is_normed: bool) -> None:
+    heads, kv_heads, head_dim, tokens = 6, 2, 64, 5
+    qkv, rotary = drawn(tokens, heads + 2 * kv_heads, head_dim), drawn(tokens, 2, head_dim, seed=1)
+    norms = HeadNorms(query=drawn(head_dim, seed=2), key=drawn(head_dim, seed=3)) if is_normed else None
+    factors = rotary.transpose(0, 1).unsqueeze(2)
+    hidden, weight, gate_up = drawn(tokens, 96, seed=4), drawn(96, seed=5), 20 * drawn(tokens, 192, seed=6)
+    plain, compiled = TorchOperators(), CompiledOperators(kernels)
+    expected = plain.rotate(qkv[:, : heads + kv_heads].clone(), factors, norms, heads, 1e-6)
+    values = qkv[:, heads + kv_heads :].clone()
+
+    rotated = compiled.rotate(qkv[:, : heads + kv_heads], factors, norms, heads, 1e-6)
+
+    torch.testing.assert_close(rotated, expected, rtol=4 * TOLERANCE, atol=4 * TOLERANCE)
+    assert torch.equal(qkv[:, heads + kv_heads :], values)
+    normed = compiled.rms_norm(hidden, weight, 1e-6)
+    torch.testing.assert_close(normed, plain.rms_norm(hidden, weight, 1e-6), rtol=2 * TOLERANCE, atol=TOLERANCE)
+    product, exact = compiled.silu_product(gate_up), gate_up.double()
+    torch.testing.assert_close(
+        product.double(), functional.silu(exact[:, :96]) * exact[:, 96:], rtol=TOLERANCE, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(3, 1, 64), (14, 2, 64), (4, 4, 128), (8, 2, 32)])
+def test_blocks_in_place__sequences_of_any_length_in_scattered_blocks__as_exact_attention(
+    kernels: CpuKernels, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    contexts = np.array([150, 64, 17, 1], dtype=np.int64)
+    spec = ModelSpec(
+        architecture="LlamaForCausalLM",
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=64,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+    )
+    geometry = KvGeometry.of(spec, 8192)
+    per_row = geometry.tokens_per_row
+    needed = -(-contexts // per_row)
+    storage = KvStorage(int(needed.sum()) * geometry.blocks_per_row, 8192)
+    storage.pool.view(torch.bfloat16).fill_(float("nan"))  # what lies beyond a sequence must not be read
+    blocks = np.random.default_rng(0).permutation(storage.total_blocks)
+    table = blocks.reshape(-1, geometry.blocks_per_row)
+    rows = np.full((len(contexts), needed.max()), -1, dtype=np.int64)
+    tokens, first_row = storage.pool[:, : per_row * 4 * head_dim].view(torch.bfloat16).view(-1, per_row, 2, head_dim), 0
+    keys_values = [drawn(context, kv_heads, 2, head_dim, seed=int(context)) for context in contexts]
+    for place, (kept, count) in enumerate(zip(keys_values, needed, strict=True)):
+        rows[place, :count] = np.arange(first_row, first_row + count)
+        first_row += count
+        for position, of_token in enumerate(kept):
+            columns = table[rows[place, position // per_row], kv_heads : 2 * kv_heads]
+            tokens[torch.from_numpy(columns), position % per_row] = of_token
+    query, attended = (
+        drawn(len(contexts), heads, head_dim, seed=9),
+        torch.empty(len(contexts), heads * head_dim).bfloat16(),
+    )
+
+    BlocksInPlace(kernels, storage.view(spec, geometry), table).attend(
+        1, DecodeGroup(first=0, context_tokens=contexts, rows=rows), query, attended
+    )
+
+    for place, kept in enumerate(keys_values):
+        key, value = kept.double().repeat_interleave(heads // kv_heads, dim=1).unbind(2)
+        exact = functional.scaled_dot_product_attention(
+            query[place].double()[:, None], key.transpose(0, 1), value.transpose(0, 1)
+        )
+        torch.testing.assert_close(attended[place].double(), exact.flatten(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_compiled_library__no_compiler__none_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "_is_suited", lambda: True)
+    monkeypatch.setattr(library, "_COMPILERS", ("no-such-compiler",))
+
+    with caplog.at_level(logging.INFO):
+        assert library.compiled_library(tmp_path) is None
+
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "no C++ compiler" in caplog.text
+
+
+def test_compiled_library__compiler_fails__none_and_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "_is_suited", lambda: True)
+    monkeypatch.setattr(library, "_COMPILERS", ("false",))
+
+    assert library.compiled_library(tmp_path) is None
+
+    assert "cannot be compiled" in caplog.text
+    assert not list(tmp_path.iterdir()), "nothing unfinished is left"
+
+
+def test_compiled_library__unsuited_cpu__compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_is_suited", lambda: False)
+
+    assert library.compiled_library(tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_compiled_library__is_there__is_not_compiled_again(
+    tmp_path: Path, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(library.compiled_library(library.cached_folder()), ctypes.CDLL)
+    monkeypatch.setattr(library, "_COMPILERS", ())
+
+    assert isinstance(library.compiled_library(library.cached_folder()), ctypes.CDLL)
