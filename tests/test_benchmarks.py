@@ -15,7 +15,7 @@ BENCHMARKS = ROOT / "benchmarks"
 SEARCHED = (BENCHMARKS, ROOT, ROOT / "tests" / "e2e", ROOT / "tests" / "chaos", ROOT / "tests")
 NEED_A_GPU = frozenset({"cuda", "sglang", "triton"})  # packages that are not installed everywhere
 # A room imports from those before it alone; scripts, and gpu/, from all.
-ROOMS = ("report", "load", "engines", "fleets", "search", "planning", "accuracy")
+ROOMS = ("report", "load", "engines", "fleets", "search", "planning", "accuracy", "peer_systems")
 SOURCES = sorted(BENCHMARKS.rglob("*.py"))
 
 

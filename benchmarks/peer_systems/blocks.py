@@ -1,0 +1,99 @@
+"""Alternating blocks: every system once a round, each time another one first. What was disturbed is measured again.
+
+Pure: systems, the clock of foreign load and the file are passed in.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Figures = Mapping[str, Any]
+_TRIES = 3
+
+
+class ForeignLoad(Protocol):
+    """Cores that others kept busy since `begin`."""
+
+    def begin(self) -> None: ...
+
+    def cores(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """`figures` by name of the work; None: the system did not serve, and `reason` says why."""
+
+    system: str
+    round: int
+    foreign_cores: float
+    figures: Figures | None
+    reason: str | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.system, self.round
+
+
+class SystemFailed(Exception):
+    """A system cannot be measured: it is left out from here on."""
+
+
+def order(systems: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Round by round, rotated, so that none always follows the same one.
+
+    >>> [name for _, name in order(["a", "b", "c"], 2)]
+    ['a', 'b', 'c', 'b', 'c', 'a']
+    """
+    for number in range(rounds):
+        turn = number % len(systems)
+        for name in (*systems[turn:], *systems[:turn]):
+            yield number, name
+
+
+def measured_blocks(
+    systems: Sequence[str],
+    rounds: int,
+    measure: Callable[[str], Figures],
+    load: ForeignLoad,
+    *,
+    most_foreign_cores: float,
+    known: Sequence[Block],
+    keep: Callable[[Sequence[Block]], None],
+) -> list[Block]:
+    """Measures what `known` lacks and passes on all blocks so far after each. A disturbed block is dropped and tried
+    again, three times at most.
+    """
+    blocks = list(known)
+    have = {block.key for block in blocks}
+    failed = {block.system for block in blocks if block.figures is None}
+    for number, system in order(systems, rounds):
+        for _ in range(_TRIES):
+            if (system, number) in have or system in failed:
+                break
+            load.begin()
+            try:
+                figures, reason = measure(system), None
+            except SystemFailed as error:
+                figures, reason = None, str(error)
+                failed.add(system)
+            block = Block(system=system, round=number, foreign_cores=load.cores(), figures=figures, reason=reason)
+            if figures is not None and block.foreign_cores > most_foreign_cores:
+                continue
+            blocks.append(block)
+            have.add(block.key)
+            keep(blocks)
+    return blocks
+
+
+def rising(
+    rates_per_s: Sequence[float], attempt: Callable[[float], Mapping[str, Any]]
+) -> tuple[float | None, list[dict[str, Any]]]:
+    """Tries rates until one fails; the last that passed, None without, and what each attempt gave."""
+    goodput, tried = None, []
+    for rate in rates_per_s:
+        outcome = attempt(rate)
+        tried.append({"rate_per_s": rate, **outcome})
+        if not outcome["passed"]:
+            break
+        goodput = rate
+    return goodput, tried

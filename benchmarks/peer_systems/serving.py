@@ -1,0 +1,104 @@
+"""Starts the processes of a system and ends them, with everything they started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from peer_systems.systems import Serving
+
+START_S = 600.0
+_STOP_S = 60.0
+_MARK = "MUXFLEET_PEERS_BLOCK"
+
+
+class DidNotServe(Exception):
+    """A system ended, or was not ready in time; its log says why."""
+
+
+@contextmanager
+def serving(servings: Sequence[Serving], log: Path, before_stop: Callable[[], None]) -> Iterator[float]:
+    """While all of them answer; yields the seconds from the commands to the last one's first answer.
+
+    Raises:
+        DidNotServe: one of them does not.
+    """
+    started_s, processes = time.monotonic(), []
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with log.open("a", encoding="utf-8") as lines:
+            for one in servings:
+                environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+                environment |= {**one.environment, _MARK: "1"}
+                processes.append(
+                    subprocess.Popen(
+                        ["taskset", "-c", ",".join(map(str, one.cores)), *one.command],
+                        env=environment,
+                        cwd=one.folder,
+                        stdout=lines,
+                        stderr=lines,
+                        start_new_session=True,
+                    )
+                )
+            for one, process in zip(servings, processes, strict=True):
+                _wait_until_ready(one, process, started_s + START_S, log)
+            yield time.monotonic() - started_s
+            before_stop()
+    finally:
+        for process in processes:
+            _stop(process)
+
+
+def marked_cpu_s() -> dict[int, float]:
+    """CPU seconds so far of each process that a block started, and of its children that ended, by process id. Processes
+    that left its session are among them.
+    """
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK):
+                times = process.cpu_times()
+                found[process.pid] = times.user + times.system + times.children_user + times.children_system
+    return found
+
+
+def _wait_until_ready(one: Serving, process: subprocess.Popen[bytes], until_s: float, log: Path) -> None:
+    while time.monotonic() < until_s:
+        if process.poll() is not None:
+            raise DidNotServe(f"{one.command[0]} ended with {process.returncode}; {log} says why")
+        with contextlib.suppress(OSError):
+            for model in one.models:
+                _ask(one.port, model)
+            return
+        time.sleep(1.0)
+    raise DidNotServe(f"{one.command[0]} has not answered within {START_S:.0f} s; {log} says why")
+
+
+def _ask(port: int, model: str) -> None:
+    """A first request: what a system makes ready at its first is no part of what is measured."""
+    body = f'{{"model": "{model}", "prompt": [5, 6, 7, 8], "max_tokens": 2, "temperature": 0}}'.encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        answer.read()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C, then by force; what left its session is found by the mark that it inherited."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pid in marked_cpu_s():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
