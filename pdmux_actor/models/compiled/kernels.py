@@ -98,7 +98,7 @@ class CpuKernels:
     def rotate(
         self, heads: Tensor, num_queries: int, rotary: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float
     ) -> None:
-        """Works in place. heads: [tokens, heads, head_dim], each token's side by side; rotary: [2, tokens, 1, head_dim]."""
+        """Works in place. heads: [tokens, heads, head_dim], side by side; rotary: [2, tokens, 1, head_dim]."""
         tokens, num_heads, head_dim = heads.shape
         query_norm, key_norm = (None, None) if norms is None else (norm.data_ptr() for norm in norms)
         self._rotate(
