@@ -26,9 +26,9 @@ _NAMES_OF_LAYER = {
 }
 
 
-def gguf_of(checkpoint: Path) -> Path:
-    """Written once, beside the checkpoint. Requests carry token ids, so the vocabulary is only a name for each."""
-    target = checkpoint / "model-bf16.gguf"
+def gguf_of(checkpoint: Path, folder: Path) -> Path:
+    """Written once, into `folder`. Requests carry token ids, so the vocabulary is only a name for each."""
+    target = folder / f"{checkpoint.name}-bf16.gguf"
     if target.exists():
         return target
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))

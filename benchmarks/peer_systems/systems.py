@@ -80,7 +80,11 @@ def llama_cpp(
     """Its own server, with as many slots as the largest batch, which share one KV cache."""
     (model,) = models
     threads = str(len(cores))
-    command = [str(environment.folder / "build" / "bin" / "llama-server"), "--model", str(gguf_of(checkpoint))]
+    command = [
+        str(environment.folder / "build" / "bin" / "llama-server"),
+        "--model",
+        str(gguf_of(checkpoint, environment.folder)),
+    ]
     command += ["--alias", model, "--host", "127.0.0.1", "--port", str(place.port), "--threads", threads]
     command += ["--threads-batch", threads, "--parallel", str(_SEQUENCES), "--kv-unified", "--no-webui"]
     command += ["--ctx-size", str(_SEQUENCES * 1024), "--cache-type-k", "bf16", "--cache-type-v", "bf16"]
