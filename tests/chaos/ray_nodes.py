@@ -58,7 +58,7 @@ class RayNodes:
     def __init__(self, folder: Path, *, ports: int, drain_s: float = 0.0) -> None:
         """`drain_s`: how long Ray drains a node that is terminated."""
         gcs, dashboard, agent, metrics, client = (str(ports + i) for i in range(5))
-        self._worker_proxy = ports + 5
+        self._metrics, self._worker_proxy = ports + 3, ports + 5
         self._address = f"127.0.0.1:{gcs}"
         self._clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "RAY_AUTH_MODE": "disabled",
@@ -94,6 +94,11 @@ class RayNodes:
             time.sleep(0.1)
         self.stop()
         raise TimeoutError(f"Ray's head does not answer on port {port}")
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus asks the head for Ray's own metrics."""
+        return f"http://127.0.0.1:{self._metrics}/metrics"
 
     def add(self) -> RayNode:
         """A node with the label place=goes. On one machine its HTTP proxy needs a port of its own."""

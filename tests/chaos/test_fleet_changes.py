@@ -4,6 +4,7 @@ lost and nothing refused. One fleet on two raylets for all: each scenario begins
 
 import asyncio
 import json
+import re
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,6 +28,10 @@ DRAIN = DrainSection(move_s=20.0, finish_s=10.0)
 UNITS = 4
 PATIENCE_S = 150.0
 UNHEARD_S = 3.0
+RAY_EXPORTS_S = 30.0  # it tells its metrics every ten
+DASHBOARD = Path(__file__).parents[2] / "helm" / "files" / "dashboards" / "cluster.json"
+LABELS = frozenset({"ray_io_cluster"})  # which the PodMonitor gives
+ONLY_AFTER_A_FAILURE = frozenset({"ray_serve_health_check_failures_total"})
 Change = Callable[["Changed"], Awaitable[None]]
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -37,6 +42,7 @@ class Changed:
     def __init__(self, folder: Path, nodes: RayNodes) -> None:
         self._folder = folder
         self._nodes = nodes
+        self.metrics_url = nodes.metrics_url
         self.process = FleetProcess(self.file(), nodes.environment)
         self.worker: RayNode | None = None
 
@@ -167,6 +173,21 @@ def through(fleet: Changed, load: Load, change: Change, name: str, capsys: pytes
     assert watch.fewest >= 1
     asyncio.run(until_balanced(fleet.process))
     return watch
+
+
+def test_ray__its_metrics_while_a_fleet_serves__have_what_the_dashboard_of_the_cluster_asks(
+    fleet: Changed, load: Load
+) -> None:
+    used = set(re.findall(r"\bray_[a-z0-9_]+", DASHBOARD.read_text())) - LABELS - ONLY_AFTER_A_FAILURE
+    missing = used
+    until_s = time.monotonic() + RAY_EXPORTS_S
+    while missing and time.monotonic() < until_s:
+        text = httpx.get(fleet.metrics_url, timeout=30, trust_env=False).text
+        missing = used - set(re.findall(r"^(ray_[a-z0-9_]+)", text, re.MULTILINE))
+        time.sleep(1.0)
+
+    assert len(used) >= 10
+    assert not missing
 
 
 def test_unit__drained_with_the_controller_killed_in_the_middle__is_emptied_and_used_again(
