@@ -51,7 +51,7 @@ function Models({ plan }) {
     <tbody>${plan.models.flatMap((m) => [
       html`<tr key=${m.model} data-model=${m.model}><th scope="row">${m.model}</th><td class="num" data-field="rate_per_s">${m.rate_per_s.toFixed(2)}</td><td class=${`num ${m.served_share != null && m.served_share < 0.995 ? "late" : ""}`}>${percent(m.served_share)}</td>
         <td>${m.unplaced ? html`<span class="late">${m.unplaced}</span>` : m.units.slice(0, 4).map(short).join(", ") || "nowhere"}${m.num_units > 4 ? ` and ${m.num_units - 4} more` : ""}</td>
-        <td><button aria-expanded=${asked === m.model} aria-label=${`explain ${m.model}`} onClick=${() => explain(m.model)}>why there?</button></td></tr>`,
+        <td><button aria-expanded=${asked === m.model} aria-label=${`why there? ${m.model}`} onClick=${() => explain(m.model)}>why there?</button></td></tr>`,
       asked === m.model && html`<tr key=${`${m.model}-why`}><td colspan="5">${told ? html`<${Explained} told=${told} />` : html`<p class="quiet">${trouble || "Asking …"}</p>`}</td></tr>`,
     ])}</tbody></table></div></section>`;
 }
