@@ -3,21 +3,26 @@
 from dataclasses import replace
 
 from deploy.inspection.live_fleet import LiveModel
+from deploy.inspection.recent_requests import RecentRequests
 
 _FALLEN = 0.9  # of requests in time: below, a person should look
 _FULL = 0.95  # of a quota
-_LOSS_SHARE = 0.25  # of the TTFT target, lost to neighbours
+_LOSS_SHARE = 0.25  # of a target, lost to neighbours
 
 
-def why_it_suffers(model: LiveModel, problem: str | None, *, silent: int) -> LiveModel:
-    """`silent` counts units that have the model and do not report."""
+def why_it_suffers(
+    model: LiveModel, problem: str | None, *, silent: int, recent: RecentRequests, first_in_time_on_units: float | None
+) -> LiveModel:
+    """`silent` counts units that have the model and do not report; `first_in_time_on_units` is the share of first
+    tokens that were in time from the request's arrival at its unit.
+    """
     reasons = list(_reasons(model, problem, silent))
     is_late = model.in_time is not None and model.in_time < _FALLEN
     is_waiting = model.ttft_s is not None and model.oldest_wait_s > model.ttft_s
     suffers = bool(problem) or silent > 0 or model.held > 0 or is_late or is_waiting
     if suffers and not reasons:
-        reasons = [_pressure(model)]
-    return replace(model, suffers=suffers, why="; ".join(reasons))
+        reasons = [_lateness(model, recent, first_in_time_on_units) if is_late and not is_waiting else _pressure(model)]
+    return replace(model, suffers=suffers, why="; ".join(reasons) if suffers else "")
 
 
 def _reasons(model: LiveModel, problem: str | None, silent: int) -> list[str]:
@@ -33,13 +38,31 @@ def _reasons(model: LiveModel, problem: str | None, silent: int) -> list[str]:
         told.append(f"{model.held} requests wait for a unit that has it")
     if model.waiting and model.quota_blocks and model.used_blocks >= _FULL * model.quota_blocks:
         told.append(f"out of KV blocks: {model.used_blocks} of {model.quota_blocks}")
-    if model.ttft_s and model.ttft_lost_s and model.ttft_lost_s >= _LOSS_SHARE * model.ttft_s:
-        told.append(f"a first token loses {model.ttft_lost_s * 1000:.0f} ms to {model.neighbour or 'others'}")
+    for what, lost_s, target_s in (
+        ("a first token", model.ttft_lost_s, model.ttft_s),
+        ("a gap between tokens", model.tbt_lost_s, model.tbt_s),
+    ):
+        if lost_s and target_s and lost_s >= _LOSS_SHARE * target_s:
+            told.append(f"{what} loses {lost_s * 1000:.0f} ms to {model.neighbour or 'others'}")
     return told
 
 
 def _pressure(model: LiveModel) -> str:
-    if model.waiting:
-        return f"more is asked than its units take: {model.waiting} wait, the oldest for {model.oldest_wait_s:.1f} s"
-    share = "" if model.in_time is None else f"{model.in_time:.0%} of its requests were in time"
-    return share or "requests are late"
+    return f"more is asked than its units take: {model.waiting} wait, the oldest for {model.oldest_wait_s:.1f} s"
+
+
+def _lateness(model: LiveModel, recent: RecentRequests, first_in_time_on_units: float | None) -> str:
+    """A request may have had both late, its first token and a gap."""
+    told = []
+    if recent.shed:
+        told.append(f"{recent.shed} were turned away by overload")
+    if recent.no_capacity:
+        told.append(f"{recent.no_capacity} found no unit")
+    if recent.first_late:
+        is_of_gateway = first_in_time_on_units is not None and first_in_time_on_units >= _FALLEN
+        where = " by waiting at the gateway" if is_of_gateway else ""
+        told.append(f"{recent.first_late} had a late first token{where}")
+    if recent.gaps_late:
+        told.append(f"{recent.gaps_late} had a late gap between tokens")
+    share = f"{model.in_time or 0:.0%} of its requests were in time"
+    return f"{share}; of the last {recent.ended}: {', '.join(told)}" if told else share

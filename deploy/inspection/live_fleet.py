@@ -89,6 +89,7 @@ class LiveModel:
     units: int
     asleep_on: int
     ttft_lost_s: float | None
+    tbt_lost_s: float | None
     neighbour: str
     suffers: bool
     why: str

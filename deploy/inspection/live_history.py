@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from deploy.control.fleet_status import FleetStatus
 from deploy.inspection.live_fleet import LiveFleet, LiveSample
+from deploy.inspection.recent_requests import RecentRequests, requests_since
+from router.admission.demand_report import ModelAsked
 
 _EVERY_S = 1.0
 _SAMPLES = 300
@@ -16,26 +18,17 @@ class LiveHistory:
 
     def __init__(self) -> None:
         self._samples: deque[LiveSample] = deque(maxlen=_SAMPLES)
-        self._counts: deque[tuple[float, Mapping[str, tuple[int, int]]]] = deque(maxlen=_SAMPLES)
+        self._counts: deque[tuple[float, Mapping[str, ModelAsked]]] = deque(maxlen=_SAMPLES)
 
-    def shares_in_time(self, status: FleetStatus, now_s: float) -> Mapping[str, float | None]:
-        """Returns the shares of requests that ended in the last minute, or since somebody looks; None: none has."""
-        counts = {
-            m.model: (m.asked.finished_total + m.asked.shed_total + m.asked.no_capacity_total, m.asked.in_time_total)
-            for m in status.models
-            if m.asked is not None
-        }
+    def recent_requests(self, status: FleetStatus, now_s: float) -> Mapping[str, RecentRequests]:
+        """Returns those that ended in the last minute, or since somebody looks."""
+        counts = {m.model: m.asked for m in status.models if m.asked is not None}
         if not self._counts or now_s - self._counts[-1][0] >= _EVERY_S:
             self._counts.append((now_s, counts))
         while len(self._counts) > 1 and now_s - self._counts[0][0] > _WINDOW_S:
             self._counts.popleft()
         oldest = self._counts[0][1]
-        shares: dict[str, float | None] = {}
-        for model, (ended, in_time) in counts.items():
-            before_ended, before_in_time = oldest.get(model, (ended, in_time))
-            gone = ended - before_ended  # negative where a gateway has left
-            shares[model] = min(1.0, max(0.0, (in_time - before_in_time) / gone)) if gone > 0 else None
-        return shares
+        return {model: requests_since(oldest.get(model, asked), asked) for model, asked in counts.items()}
 
     def add(self, fleet: LiveFleet, at_s: float) -> None:
         """`fleet` is of all units; `at_s` a time of day."""

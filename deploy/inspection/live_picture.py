@@ -1,7 +1,7 @@
 """Makes the picture that consoles follow from the state of a fleet. Pure."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
@@ -16,6 +16,7 @@ from deploy.inspection.live_fleet import (
     LiveSelection,
     LiveUnit,
 )
+from deploy.inspection.recent_requests import RecentRequests
 from pdmux_actor.lease import ModelPhase, ModelStatus
 from pdmux_actor.messages import LoadReport, ModelLoad
 
@@ -26,9 +27,9 @@ _NEWEST = 8
 
 
 def live_fleet(
-    status: FleetStatus, selection: LiveSelection, in_time: Mapping[str, float | None], at_s: float
+    status: FleetStatus, selection: LiveSelection, recent: Mapping[str, RecentRequests], at_s: float
 ) -> LiveFleet:
-    """`in_time`: by model, the share of requests that ended lately. `at_s` is the time of day."""
+    """`recent`: by model, the requests that ended lately. `at_s` is the time of day."""
     of_model: dict[str, list[tuple[UnitStatus, ModelLoad]]] = defaultdict(list)
     for unit in status.units:
         for load in () if unit.report.load is None else unit.report.load.models:
@@ -39,7 +40,9 @@ def live_fleet(
     return LiveFleet(
         policy=status.policy,
         num_units=len(status.units),
-        models=tuple(_model(m, of_model.get(m.model, []), in_time.get(m.model)) for m in status.models),
+        models=tuple(
+            _model(m, of_model.get(m.model, []), recent.get(m.model, RecentRequests())) for m in status.models
+        ),
         pools=tuple(_pools(status.units)),
         units=tuple(_unit(u, weights) for u in shown),
         matching=len(matching),
@@ -162,16 +165,15 @@ def _replica(status: ModelStatus, load: ModelLoad | None, weight_bytes: int, len
     )
 
 
-def _model(model: ModelState, held: Sequence[tuple[UnitStatus, ModelLoad]], in_time: float | None) -> LiveModel:
+def _model(model: ModelState, held: Sequence[tuple[UnitStatus, ModelLoad]], recent: RecentRequests) -> LiveModel:
     loads = [load for _, load in held]
     asked = model.asked
     on_units = sum(m.waiting for m in loads)
-    lost = [m.ttft_lost_s for m in loads if m.ttft_lost_s is not None]
+    in_time = recent.share_in_time
     losses: dict[str, float] = defaultdict(float)
     for load in loads:
         for loss in load.lost_to if load.ttft_lost_s or load.tbt_lost_s else ():
             losses[loss.neighbour] += loss.ttft_s + loss.tbt_s
-    lately = [m.request_attainment for m in loads if m.request_attainment is not None]
     told = LiveModel(
         model=model.model,
         state=state_of(model),
@@ -183,18 +185,30 @@ def _model(model: ModelState, held: Sequence[tuple[UnitStatus, ModelLoad]], in_t
         held=0 if asked is None else asked.held,
         oldest_wait_s=0.0 if asked is None else round(asked.oldest_wait_s, 1),
         running=sum(m.running for m in loads),
-        in_time=sum(lately) / len(lately) if in_time is None and lately else in_time,
+        in_time=_mean(m.request_attainment for m in loads) if in_time is None else in_time,
         tokens_per_s=round(sum(m.output_tokens_per_s for m in loads), 1),
         used_blocks=sum(m.used_blocks for m in loads),
         quota_blocks=sum(m.quota_blocks for m in loads),
         units=len(model.phases),
         asleep_on=len(model.asleep_on),
-        ttft_lost_s=sum(lost) / len(lost) if lost else None,
+        ttft_lost_s=_mean(m.ttft_lost_s for m in loads),
+        tbt_lost_s=_mean(m.tbt_lost_s for m in loads),
         neighbour=max(losses, key=lambda name: (losses[name], name)) if any(losses.values()) else "",
         suffers=False,
         why="",
     )
-    return why_it_suffers(told, model.problem, silent=sum(is_silent(unit) for unit, _ in held))
+    return why_it_suffers(
+        told,
+        model.problem,
+        silent=sum(is_silent(unit) for unit, _ in held),
+        recent=recent,
+        first_in_time_on_units=_mean(m.ttft_attainment for m in loads),
+    )
+
+
+def _mean(figures: Iterable[float | None]) -> float | None:
+    known = [f for f in figures if f is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _pools(units: Sequence[UnitStatus]) -> list[LivePool]:

@@ -67,8 +67,8 @@ class ConsoleTopics:
     def _fleet(self, selection: LiveSelection) -> LiveFleet:
         now_s, at_s = time.monotonic(), time.time()
         status = self._loop.status(now_s)
-        shares = self._history.shares_in_time(status, now_s)
-        told = live_fleet(status, selection, shares, at_s)
+        recent = self._history.recent_requests(status, now_s)
+        told = live_fleet(status, selection, recent, at_s)
         if selection == LiveSelection():
             self._history.add(told, at_s)
         return told

@@ -13,6 +13,7 @@ from deploy.inspection.live_fleet import MAX_UNITS, LiveFleet, LiveSelection
 from deploy.inspection.live_history import LiveHistory
 from deploy.inspection.live_picture import lent_blocks, live_fleet
 from deploy.inspection.plan_report import plan_report
+from deploy.inspection.recent_requests import RecentRequests
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase
 from pdmux_actor.messages import LoadReport, ModelLoad, NeighbourLoss, Slo
 from placement.plan import ModelPlacement, Plan, UnitPlan
@@ -49,8 +50,15 @@ def status(units: tuple[UnitStatus, ...], models: tuple[ModelState, ...] | None 
     return FleetStatus(models=models or (model(),), units=units, **{**known, **changes})
 
 
-def picture(told: FleetStatus, selection: LiveSelection | None = None, in_time: float | None = None) -> LiveFleet:
-    return live_fleet(told, selection or LiveSelection(), {"m": in_time}, 1000.0)
+def picture(
+    told: FleetStatus, selection: LiveSelection | None = None, recent: RecentRequests | None = None
+) -> LiveFleet:
+    return live_fleet(told, selection or LiveSelection(), {"m": recent or RecentRequests()}, 1000.0)
+
+
+def ended(in_time: int, **late: int) -> RecentRequests:
+    """Of a hundred."""
+    return RecentRequests(ended=100, in_time=in_time, **late)
 
 
 def test_blocks__one_borrows__are_told_as_own_borrowed_and_lent() -> None:
@@ -72,10 +80,10 @@ def test_lent_blocks__nobody_borrows__are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "loads", "in_time", "silent_s", "why"),
+    ("state", "loads", "recent", "silent_s", "why"),
     [
         (model(problem="its checkpoint\nis gone"), (), None, 0.1, "its checkpoint is gone"),
-        (model(), (load(),), 1.0, 9.0, "1 of its 1 units is silent"),
+        (model(), (load(),), ended(100), 9.0, "1 of its 1 units is silent"),
         (
             model(
                 phases=(ModelPhase.LOADING,),
@@ -87,32 +95,55 @@ def test_lent_blocks__nobody_borrows__are_none() -> None:
             0.1,
             "loading 43%; 2 requests wait for a unit that has it",
         ),
-        (model(), (load(used_blocks=97, waiting=3),), 0.5, 0.1, "out of KV blocks: 97 of 100"),
+        (model(), (load(used_blocks=97, waiting=3),), ended(50), 0.1, "out of KV blocks: 97 of 100"),
         (
             model(),
             (load(ttft_lost_s=0.4, lost_to=(NeighbourLoss(neighbour="n", ttft_s=9.0, tbt_s=0.0),)),),
-            0.5,
+            ended(50),
             0.1,
             "a first token loses 400 ms to n",
         ),
         (
             model(asked=asked(waiting=30, oldest_wait_s=4.0)),
             (load(waiting=5),),
-            1.0,
+            ended(100),
             0.1,
             "more is asked than its units take: 30 wait, the oldest for 4.0 s",
         ),
-        (model(), (load(),), 0.5, 0.1, "50% of its requests were in time"),
+        (
+            model(),
+            (load(tbt_lost_s=0.04, lost_to=(NeighbourLoss(neighbour="n", ttft_s=0.0, tbt_s=9.0),)),),
+            ended(50),
+            0.1,
+            "a gap between tokens loses 40 ms to n",
+        ),
+        (
+            model(),
+            (load(waiting=1, ttft_attainment=0.95),),
+            ended(50, first_late=12, gaps_late=38),
+            0.1,
+            "50% of its requests were in time; of the last 100: 12 had a late first token by waiting at the gateway, "
+            "38 had a late gap between tokens",
+        ),
+        (
+            model(),
+            (load(ttft_attainment=0.4),),
+            ended(50, first_late=12, shed=30, no_capacity=8),
+            0.1,
+            "50% of its requests were in time; of the last 100: 30 were turned away by overload, 8 found no unit, "
+            "12 had a late first token",
+        ),
+        (model(), (load(request_attainment=0.5),), None, 0.1, "50% of its requests were in time"),
     ],
 )
-def test_model__in_trouble__suffers_and_says_why(state, loads, in_time, silent_s, why) -> None:
-    (told,) = picture(status((unit("u", *loads, silent_s=silent_s),), (state,)), in_time=in_time).models
+def test_model__in_trouble__suffers_and_says_why(state, loads, recent, silent_s, why) -> None:
+    (told,) = picture(status((unit("u", *loads, silent_s=silent_s),), (state,)), recent=recent).models
     assert told.suffers
     assert told.why == why
 
 
 def test_model__in_time_and_served__does_not_suffer() -> None:
-    (told,) = picture(status((unit("u", load(used_blocks=99)),)), in_time=0.97).models
+    (told,) = picture(status((unit("u", load(used_blocks=99, ttft_lost_s=0.4)),)), recent=ended(97)).models
     assert (told.suffers, told.why) == (False, "")
 
 
@@ -149,18 +180,29 @@ def test_picture__nothing_but_time_has_passed__is_the_same() -> None:
     assert before == after
 
 
-def test_history__requests_end__tells_the_share_in_time_since_somebody_looked() -> None:
+def test_history__requests_end__tells_what_became_of_them_since_somebody_looked() -> None:
     history = LiveHistory()
 
-    def told(ended: int, in_time: int, shed: int = 0) -> FleetStatus:
-        counted = asked(finished_total=ended, in_time_total=in_time, shed_total=shed)
-        return status((), (model(asked=counted),))
+    def told(**totals: int) -> FleetStatus:
+        return status((), (model(asked=asked(**totals)),))
 
-    assert history.shares_in_time(told(100, 50), 0.0) == {"m": None}
-    assert history.shares_in_time(told(108, 58, shed=2), 10.0) == {"m": 0.8}
-    assert history.shares_in_time(told(108, 58, shed=2), 100.0) == {"m": None}  # of the last minute
-    history.add(picture(told(1, 1)), 50.0)
-    history.add(picture(told(1, 1)), 50.4)
+    before = told(finished_total=100, in_time_total=50, ttft_met_total=90, tbt_met_total=60)
+    after = told(finished_total=108, in_time_total=55, ttft_met_total=97, tbt_met_total=66, shed_total=2)
+    nothing = {"m": RecentRequests()}
+    found = {"m": RecentRequests(ended=10, in_time=5, first_late=1, gaps_late=2, shed=2)}
+
+    assert history.recent_requests(before, 0.0) == nothing
+    assert history.recent_requests(after, 10.0) == found
+    assert found["m"].share_in_time == 0.5
+    assert history.recent_requests(after, 100.0) == nothing  # of the last minute
+    assert history.recent_requests(before, 101.0) == nothing  # a gateway has left
+    assert nothing["m"].share_in_time is None
+
+
+def test_history__somebody_looks_twice_a_second__keeps_one_sample_of_each() -> None:
+    history = LiveHistory()
+    history.add(picture(status(())), 50.0)
+    history.add(picture(status(())), 50.4)
     assert [s.at_s for s in history.told()] == [50.0]
 
 

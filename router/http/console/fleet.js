@@ -106,19 +106,19 @@ export function kvParts(unit, colour) {
   return [...parts, { size: unit.cached_blocks, className: "cached", title: `${unit.cached_blocks} cached prefixes` }];
 }
 
-const Replica = ({ replica: m, colour }) => html`<tr data-model=${m.model}>
-  <th scope="row" title=${m.model}><i class=${`swatch ${colour(m.model)}`}></i>${m.model}
-    ${m.phase !== "ready" && html` <span class=${`chip ${stateClass(m.phase)}`}>${m.phase}${m.share_loaded != null ? `, ${m.stage} ${percent(m.share_loaded)}` : ""}</span>`}</th>
-  <td class="num" title="running + waiting">${m.running}${m.waiting > 0 && html`<b class="late"> +${m.waiting}</b>`}</td>
-  <td class="num" title="KV blocks in use of its quota">${count(m.own_blocks + m.borrowed_blocks)}/${count(m.quota_blocks)}</td>
-  <td class="num quiet" title="borrowed from others, lent to others">${m.borrowed_blocks > 0 && html`+${count(m.borrowed_blocks)}`}${m.lent_blocks > 0 && html` −${count(m.lent_blocks)}`}</td>
-  <td class=${`num ${m.in_time != null && m.in_time < TARGET ? "late" : ""}`} title="in time">${percent(m.in_time)}</td>
-</tr>`;
+const Replica = ({ replica: m, colour }) => html`<tbody data-model=${m.model}>
+  <tr><th scope="rowgroup" colspan="4"><i class=${`swatch ${colour(m.model)}`}></i>${m.model}
+    ${m.phase !== "ready" && html` <span class=${`chip ${stateClass(m.phase)}`}>${m.phase}${m.share_loaded != null ? `, ${m.stage} ${percent(m.share_loaded)}` : ""}</span>`}</th></tr>
+  <tr><td class="num" title="running + waiting">${m.running}${m.waiting > 0 && html`<b class="late"> +${m.waiting}</b>`}</td>
+    <td class="num" title="KV blocks in use of its quota">${count(m.own_blocks + m.borrowed_blocks)}/${count(m.quota_blocks)}</td>
+    <td class="num quiet" title="borrowed from others, lent to others">${m.borrowed_blocks > 0 && html`+${count(m.borrowed_blocks)}`}${m.lent_blocks > 0 && html` −${count(m.lent_blocks)}`}</td>
+    <td class=${`num ${m.in_time != null && m.in_time < TARGET ? "late" : ""}`} title="in time">${percent(m.in_time)}</td></tr>
+</tbody>`;
 
 export const Replicas = ({ unit, colour }) =>
   unit.models.length
-    ? html`<table class="replicas"><thead><tr><th scope="col">Model</th><th scope="col" class="num" title="running, and waiting">Run</th><th scope="col" class="num">Blocks</th><th scope="col" class="num" title="borrowed from others, lent to others">+/−</th><th scope="col" class="num">In time</th></tr></thead>
-      <tbody>${unit.models.map((m) => html`<${Replica} key=${m.model} replica=${m} colour=${colour} />`)}</tbody></table>`
+    ? html`<table class="replicas"><thead><tr><th scope="col" class="num" title="running, and waiting">Running</th><th scope="col" class="num">KV blocks</th><th scope="col" class="num" title="borrowed from others, lent to others">+/−</th><th scope="col" class="num">In time</th></tr></thead>
+      ${unit.models.map((m) => html`<${Replica} key=${m.model} replica=${m} colour=${colour} />`)}</table>`
     : html`<p class="quiet small">It holds no model.</p>`;
 
 function Unit({ unit, samples, colour }) {
