@@ -193,8 +193,9 @@ def _refuse_foreign_applications() -> bool:
 
 def deployment_handle(deployment: str, application: str) -> DeploymentHandle[Any]:
     handle = serve.get_deployment_handle(deployment, app_name=application)
-    # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
-    handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
+    if not handle.is_initialized:  # Serve returns the same one to who asks again
+        # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
+        handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
     return handle
 
 
