@@ -9,8 +9,8 @@ from profiler.specs import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """Attention heads, the MLP's columns and the vocabulary's rows are divided; a group of more ranks than there are KV
-    heads repeats them. Norms and the embedding are on every rank.
+    """Attention heads, the columns of MLPs and of experts, and the vocabulary's rows are divided; a group of more ranks
+    than there are KV heads repeats them. Norms, routers and the embedding are on every rank.
     """
 
     rank: int = 0
@@ -45,6 +45,7 @@ class RankShare:
             num_heads=spec.num_heads // self.num_ranks,
             num_kv_heads=spec.kv_heads_per_gpu(self.num_ranks),
             intermediate_size=spec.intermediate_size // self.num_ranks,
+            expert_intermediate_size=spec.expert_intermediate_size // self.num_ranks,
         )
 
     def check(self, model: str, spec: ModelSpec) -> None:
@@ -57,7 +58,7 @@ class RankShare:
             ("num_key_value_heads", kv_heads): kv_heads % self.num_ranks and self.num_ranks % kv_heads,
             ("intermediate_size", spec.intermediate_size): spec.intermediate_size % self.num_ranks,
             ("vocab_size", spec.vocab_size): spec.vocab_size % self.num_ranks,
-            ("num_experts", spec.num_experts): spec.num_experts,
+            ("moe_intermediate_size", spec.expert_intermediate_size): spec.expert_intermediate_size % self.num_ranks,
         }
         for (field, value), is_problem in problems.items():
             if is_problem:

@@ -125,7 +125,7 @@ def _load_layer(
     def feed_forward() -> FeedForward:
         mixture = traits.mixture
         if mixture is not None and index not in mixture.dense_layers:
-            return load_mixture(reader, in_flight, mixture, spec, prefix, make_projection)
+            return load_mixture(reader, in_flight, mixture, spec, prefix, make_projection, share)
         return GatedMlp(
             gate_up=by_rows(gate_up, traits.mlp_bias),
             down=by_columns(f"{mlp}.down_proj", spec.intermediate_size, traits.mlp_bias),

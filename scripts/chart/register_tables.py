@@ -1,6 +1,6 @@
 """The tables in docs/ that list what a register holds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from deploy.fleet_file.settings import EngineSection, PlacementSection
@@ -9,6 +9,7 @@ from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
 from profiler.architectures import all_families
 from profiler.devices import DEVICES
+from profiler.families.entry import ModelFamily
 from traces.readers.entry import READERS
 
 
@@ -31,6 +32,14 @@ def with_table(page: Path, name: str, table: str) -> str:
     return f"{before}{begin}{table}{end}{rest.split(end, maxsplit=1)[1]}"
 
 
+def _divided_by(family: ModelFamily) -> Iterator[str]:
+    """Whose units of several ranks (`mesh_gpus`) serve it."""
+    if family.traits is not None:
+        yield "native"
+    if family.in_sglang and family.is_planned:
+        yield "SGLang"
+
+
 def _tables() -> Mapping[str, tuple[str, str]]:
     policies = ((policy.name, policy.rule, policy.source) for policy in POLICIES.values())
     solvers = ((solver.name, solver.rule) for solver in SOLVERS.values())
@@ -46,6 +55,7 @@ def _tables() -> Mapping[str, tuple[str, str]]:
             "yes" if family.traits is not None else "",
             "yes" if family.refusal is None else f"no: {family.refusal}",
             "yes" if family.in_sglang and family.is_planned else "",
+            ", ".join(_divided_by(family)),
         )
         for _, family in sorted(all_families().items(), key=lambda item: (item[1].refusal is not None, item[0]))
     )
@@ -63,7 +73,7 @@ def _tables() -> Mapping[str, tuple[str, str]]:
         ),
         "docs/models.md": (
             "families",
-            _table(("architecture", "models", "native", "transformers", "SGLang"), families),
+            _table(("architecture", "models", "native", "transformers", "SGLang", "TP"), families),
         ),
         "docs/planner.md": (
             "solvers",

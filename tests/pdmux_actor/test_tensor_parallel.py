@@ -31,13 +31,31 @@ from profiler.roofline import RooflineLatency
 
 BLOCK_BYTES = 2048
 LENGTHS = (1, 150, 33, 64, 7, 97)
-# Biases, norms of heads, a tied embedding; and one KV head, which both ranks have.
+# Biases, norms of heads, a tied embedding; one KV head, which both ranks have; mixtures of experts.
 SHAPES = {
     "biased": CheckpointShape(
         model_type="qwen2", num_layers=2, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16
     ),
     "repeated": CheckpointShape(
         model_type="qwen3", num_layers=3, hidden_size=48, intermediate_size=64, num_heads=4, num_kv_heads=1, head_dim=16
+    ),
+    "qwen3-moe": CheckpointShape(
+        model_type="qwen3_moe",
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+    ),
+    "mixtral": CheckpointShape(
+        model_type="mixtral",
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
     ),
 }
 
@@ -169,7 +187,7 @@ def test_two_ranks__blocks_of_a_row__are_counted_as_plans_do(unit_of_two, checkp
     assert executor.total_blocks == (48 << 20) // BLOCK_BYTES
     loads = {m.model: m.quota_blocks for m in run.loop.scheduler.load_report().models}
     # 4,000 tokens in rows of 16: layers x KV heads blocks, of one KV head as many as there are ranks
-    assert loads == {"biased": 250 * 2 * 2, "repeated": 250 * 3 * 2}
+    assert loads == {"biased": 250 * 2 * 2, "repeated": 250 * 3 * 2, "qwen3-moe": 250 * 2 * 2, "mixtral": 250 * 2 * 2}
 
 
 def test_two_ranks__model_sleeps_and_wakes__says_the_same(unit_of_two, expected) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.models.decoder import Decoder, DecoderWeights, LayerWeights
-from pdmux_actor.models.feed_forward import GatedMlp
+from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.linear import Classifier, Projection
+from pdmux_actor.models.mixture import Mixture
+from pdmux_actor.models.operators import DecoderOperators
 
 AroundHead = Callable[[int], AbstractContextManager[None]]
 """Within it are products with the vocabulary for so many tokens: the leader calls the other ranks to them."""
@@ -75,17 +77,38 @@ class VocabularyParts(ColumnParts):
         return self._group.to_leader(self._part(self._group.from_leader(inputs)))
 
 
+class MixtureParts:
+    """Implements FeedForward over this rank's columns of every expert. All ranks route alike: their hidden states and
+    routers are the same.
+    """
+
+    is_tiled = False
+
+    def __init__(self, part: Mixture, group: LaneGroup) -> None:
+        self._part = part
+        self._group = group
+
+    def plus(self, inputs: Tensor, addend: Tensor, operators: DecoderOperators) -> Tensor:
+        """The leader's part of the sum has the addend in it."""
+        added = addend if self._group.leads else torch.zeros_like(addend)
+        return self._group.sum(self._part.plus(inputs, added, operators))
+
+    def copied(self, of_projection: Callable[[Projection], Projection]) -> "MixtureParts":
+        return MixtureParts(self._part.copied(of_projection), self._group)
+
+
 def on_lane(decoder: Decoder, group: LaneGroup, around_head: AroundHead) -> tuple[Decoder, VocabularyParts]:
     """The same decoder over the same tensors, for one lane, and its head."""
 
     def of_layer(layer: LayerWeights) -> LayerWeights:
-        feed_forward = layer.feed_forward
-        assert isinstance(feed_forward, GatedMlp), "what cannot be divided was refused when it was loaded"
-        return replace(
-            layer,
-            output=ColumnParts(layer.output, group),
-            feed_forward=replace(feed_forward, down=ColumnParts(feed_forward.down, group)),
-        )
+        of_rank = layer.feed_forward
+        feed_forward: FeedForward
+        if isinstance(of_rank, Mixture):
+            feed_forward = MixtureParts(of_rank, group)
+        else:
+            assert isinstance(of_rank, GatedMlp), "what cannot be divided was refused when it was loaded"
+            feed_forward = replace(of_rank, down=ColumnParts(of_rank.down, group))
+        return replace(layer, output=ColumnParts(layer.output, group), feed_forward=feed_forward)
 
     weights: DecoderWeights = decoder.weights
     head = VocabularyParts(weights.lm_head, group, around_head)
