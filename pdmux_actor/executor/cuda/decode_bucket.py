@@ -63,9 +63,10 @@ class DecodeBucket:
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
         rows, row_stride = padded_rows(sequences, self.size)
         begun = _begun_rows(sequences, steps, self._kv.tokens_per_row)
-        if sequences and not self._kv.on_device[rows].all():
+        read = _read_rows(sequences, rows, self._kv.tokens_per_row)
+        if not self._kv.on_device[read].all():
             # Rows that no launch has written to: a measurement gives sequences a context that was never computed.
-            self._kv.upload_missing(np.unique(rows), row_table)
+            self._kv.upload_missing(np.unique(read), row_table)
         arrays: Arrays = {
             **self._fixed_arrays(sequences, row_stride, sampling),
             "rows": rows.reshape(-1),
@@ -140,6 +141,17 @@ class DecodeBucket:
             "positions": np.array([len(s.token_ids) - 1 for s in sequences] + [_PADDING] * padding, dtype=np.int32),
             **sampling.arrays,
         }
+
+
+def _read_rows(
+    sequences: Sequence[TokenSequence], rows: npt.NDArray[np.int32], tokens_per_row: int
+) -> npt.NDArray[np.int32]:
+    """Those of `rows` (padded) that hold a sequence's context. The others are begun by later steps, with which their
+    blocks are sent.
+    """
+    context_tokens = np.array([len(s.token_ids) - 1 for s in sequences], dtype=np.int64)
+    num_read = -(-context_tokens // tokens_per_row)
+    return rows[: len(sequences)][np.arange(rows.shape[1]) < num_read[:, None]]
 
 
 def _begun_rows(sequences: Sequence[TokenSequence], steps: int, tokens_per_row: int) -> npt.NDArray[np.int64]:
