@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-all check test-sglang test-lm-eval test-clients chart test-k8s image
+.PHONY: help venv demo test test-long test-all check test-sglang test-lm-eval test-clients test-console chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -98,6 +98,17 @@ $(LM_EVAL_STAMP): tests/lm_eval/requirements.txt
 	@echo "lm-eval in $(LM_EVAL_VENV) (some 800 MB on disk)"
 	@[ -x $(LM_EVAL_VENV)/bin/python ] || $(PYTHON) -m venv $(LM_EVAL_VENV)
 	@$(LM_EVAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+AXE := .tools/console/node_modules/axe-core/axe.min.js
+
+test-console: venv $(AXE) ## The console in Chromium, which must be here (apt-get install chromium chromium-driver)
+	@$(BIN)/python -m pytest tests/console $(ARGS)
+
+$(AXE): tests/console/package.json tests/console/package-lock.json
+	@mkdir -p .tools/console
+	@cp $^ .tools/console
+	@npm ci --silent --no-audit --no-fund --prefix .tools/console
 	@touch $@
 
 CLIENTS := .clients

@@ -29,6 +29,8 @@ LONG: Sequence[str] = (
     "tests/pdmux_actor/cuda/test_kernel_compilation.py::test_kernels__for_an_absent_gpu__compile_without_spills[89]",
     "tests/pdmux_actor/cuda/test_kernel_compilation.py::test_kernels__for_an_absent_gpu__compile_without_spills[90]",
     "tests/pdmux_actor/cuda/test_kernel_compilation.py::test_kernels__for_an_absent_gpu__compile_without_spills[100]",
+    # Chromium before a real fleet; what the pages are told, and their files, stay.
+    "tests/console/test_console_demo.py",
     # Benchmarks for GPUs, run to their end on the CPU.
     "tests/pdmux_actor/cuda/test_gpu_benchmarks.py",
     "tests/pdmux_actor/cuda/test_gpu_goodput.py",
