@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from placement.target_mix import TargetMix, TargetShare
-from router.admission.demand_report import ModelAsked
-from router.admission.target_counts import TargetCount
+from router.admission.demand_report import ModelAsked, TargetCount
 
 _MEMORY = 200.0  # requests
 _FORGOTTEN = 1e-4  # a share that small is none

@@ -1,12 +1,37 @@
 """Counts of what a gateway was asked for, for the control loop."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pdmux_actor.messages import Slo
-from router.admission.demand_report import DemandReport, ModelAsked
-from router.admission.target_counts import TargetCounts
+from router.admission.demand_report import DemandReport, ModelAsked, TargetCount
 from router.admission_request import AdmissionRequest
+
+_STEP = 1.1  # of targets that are told apart
+_LEAST_S, _MOST_S = 1e-3, 3600.0
+
+
+class TargetCounts:
+    """Counts which targets requests ask for where they are not their model's own, in steps of ten percent: at most 160
+    of each kind, whatever clients write.
+    """
+
+    def __init__(self) -> None:
+        self._ttft: dict[int, int] = {}
+        self._tbt: dict[int, int] = {}
+
+    def asked(self, target: Slo, own: Slo) -> None:
+        if target.ttft_s != own.ttft_s:
+            _count(self._ttft, target.ttft_s)
+        if target.tbt_s != own.tbt_s:
+            _count(self._tbt, target.tbt_s)
+
+    def ttft(self) -> tuple[TargetCount, ...]:
+        return _told(self._ttft)
+
+    def tbt(self) -> tuple[TargetCount, ...]:
+        return _told(self._tbt)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,3 +129,12 @@ class DemandCounts:
         if totals is None:
             totals = self._totals[model] = _Totals()
         return totals
+
+
+def _count(counts: dict[int, int], target_s: float) -> None:
+    step = math.floor(math.log(min(max(target_s, _LEAST_S), _MOST_S)) / math.log(_STEP) + 1e-9)
+    counts[step] = counts.get(step, 0) + 1
+
+
+def _told(counts: dict[int, int]) -> tuple[TargetCount, ...]:
+    return tuple(TargetCount(target_s=_STEP**step, requests_total=n) for step, n in sorted(counts.items()))

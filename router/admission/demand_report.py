@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from router.admission.target_counts import TargetCount
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetCount:
+    """`target_s` is what the requests asked for or up to a tenth less."""
+
+    target_s: float
+    requests_total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

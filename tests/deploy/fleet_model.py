@@ -22,8 +22,8 @@ from placement.plan import Plan
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from profiler.specs import DeviceSpec, ModelSpec
+from router.admission.demand_counts import TargetCounts
 from router.admission.demand_report import DemandReport, ModelAsked
-from router.admission.target_counts import TargetCounts
 
 HEARTBEAT_S = 0.5
 BLOCK_BYTES = 8192

@@ -14,8 +14,8 @@ from pdmux_actor.messages import Slo
 from placement.demand import ModelDemand, together
 from placement.solvers.search import SearchSolver
 from placement.target_mix import TargetMix, TargetShare
+from router.admission.demand_counts import TargetCounts
 from router.admission.demand_report import ModelAsked
-from router.admission.target_counts import TargetCounts
 from traces.timeliness import SloTarget
 
 OWN = Slo(ttft_s=2.0, tbt_s=0.2)
