@@ -1,7 +1,8 @@
 """Predicts how much longer decode takes because prefill runs beside it, at worst (MuxWise §3.3.2).
 
 Partitions divide SMs, not memory bandwidth, so a decode step slows down by an amount that nobody can compute. The guard
-answers with the most that was seen in the same cell of a coarse grid, and with a prior where nothing was seen.
+answers with the most that was seen in the same cell of a coarse grid, and with a prior where nothing was seen. Of many
+observations it leaves the highest out: a process is put aside now and then, on any machine that is not all its own.
 """
 
 import math
@@ -15,6 +16,7 @@ from profiler.latency import ChunkShape
 DEFAULT_PRIOR = 1.3
 _WINDOW = 32  # observations that a cell remembers: what it said an hour ago may be another workload's
 _ENOUGH = 4  # observations before a cell may say less than the prior
+_MANY = 8  # observations of which the highest may be a stall
 
 
 class GuardCell(NamedTuple):
@@ -74,8 +76,9 @@ class ContentionGuard:
         seen = self._seen.get(cell)
         if not seen:
             return before
-        highest = max(seen)
-        return highest if len(seen) >= _ENOUGH else max(before, highest)
+        if len(seen) < _ENOUGH:
+            return max(before, *seen)
+        return max(seen) if len(seen) < _MANY else sorted(seen)[-2]
 
     def observe(self, cell: GuardCell, slowdown: float) -> None:
         """`slowdown` is measured / solo-run latency of one decode step; below 1 counts as 1."""

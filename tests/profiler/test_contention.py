@@ -52,13 +52,26 @@ def test_guard__measurements_that_are_no_numbers__are_refused():
     assert guard.slowdown(CELL) == 1.3
 
 
+def test_guard__one_stall_among_many__is_not_the_worst_case():
+    """A process that was put aside for a moment: the share would be avoided for as long as the cell remembers it."""
+    guard = ContentionGuard()
+    for slowdown in (1.1, 1.2, 1.1, 1.15, 2.9, 1.1, 1.1, 1.1):
+        guard.observe(CELL, slowdown)
+    assert guard.slowdown(CELL) == 1.2
+
+    guard.observe(CELL, 2.7)
+    assert guard.slowdown(CELL) == 2.7
+
+
 @given(st.lists(st.floats(0.1, 5.0), max_size=80))
-def test_guard__any_observations__never_below_one_nor_below_recent_worst(observed):
+def test_guard__any_observations__never_below_one_and_at_most_one_recent_is_above(observed):
     guard = ContentionGuard()
     for slowdown in observed:
         guard.observe(CELL, slowdown)
 
-    assert guard.slowdown(CELL) >= max([1.0, *observed[-32:]])
+    recent, said = observed[-32:], guard.slowdown(CELL)
+    assert said >= 1.0
+    assert sum(slowdown > said for slowdown in recent) <= (1 if len(recent) >= 8 else 0)
 
 
 @given(st.integers(1, 10**9))
