@@ -29,7 +29,7 @@ def test_weights__as_written__reach_plans_and_units() -> None:
 @pytest.mark.parametrize(
     ("model", "pool", "line"),
     [
-        ("weights: int3", "", 'f.yaml:1: models[0].weights = "int3": must be one of: int8 or int4'),
+        ("weights: int3", "", 'f.yaml:1: models[0].weights = "int3": must be one of: int8, int4 or dtype'),
         (
             "weights: int8",
             "device: cuda, gpu_type: H100, backend: sglang",
