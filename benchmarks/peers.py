@@ -4,7 +4,7 @@
 
 Each peer is installed into an environment of its own, `.peers/NAME`, at first use (vLLM: 3.5 GB; llama.cpp is built
 for this CPU). A block starts a system, asks all the work of it and ends it; systems alternate, each round begins with
-another. Work: decode at batch 1, 8, 32; prompts of 256, 1,024 and 4,096 tokens; Poisson chat with a quarter of
+another. Work: decode at batch 1, 8, 32; prompts of 256, 1,024 and 4,096 tokens; Poisson chat with a tenth of
 ShareGPT's lengths, and prompts of 512 to 2,048 tokens, at rising rates while 99 % of the gaps are within the target and
 95 % of the first tokens; three models at 8:3:1, for which a peer needs a server each, with half the cores. The target
 of a gap is twice the step of 8 sequences of the first block, the same for all.
@@ -41,7 +41,7 @@ MOST_LOAD = 0.5
 MOST_FOREIGN_CORES = 0.1
 WORK = ("decode", "prefill", "chat", "mix", "models")
 QUICK_WORK = ("decode", "prefill", "chat")
-CHAT_SCALE = 0.25
+CHAT_SCALE = 0.1
 NUM_LAYERS = 16
 FIRST_PORT = 18200
 
@@ -64,7 +64,7 @@ class Plan:
         if unknown := set(wanted) - set(WORK):
             raise SystemExit(f"--work {','.join(sorted(unknown))}: unknown; name some of {','.join(WORK)}")
         chat, mix = (
-            ((1.0, 2.0, 4.0), (0.2, 0.4)) if args.quick else ((0.5, 1, 1.4, 2, 2.8, 4, 5.6), (0.1, 0.2, 0.3, 0.4, 0.6))
+            ((0.5, 1.0, 2.0), (0.2, 0.4)) if args.quick else ((0.5, 1, 1.4, 2, 2.8, 4, 5.6), (0.1, 0.2, 0.3, 0.4, 0.6))
         )
         return cls(
             work=wanted,

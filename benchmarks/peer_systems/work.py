@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 SHARES = {"m0": 8, "m1": 3, "m2": 1}  # of requests, among three models
 DECODE_BATCHES = (1, 8, 32)
 PREFILL_TOKENS = (256, 1024, 4096)
-_PROMPT_TOKENS = 64
-_NEW_TOKENS = 48
+_PROMPT_TOKENS = 16
+_NEW_TOKENS = 128  # so many that the first sequence still decodes when the last prompt of 32 is done
 _SPACE_TOKENS_PER_S = 200  # prompts one after the other: a system at this speed has just finished
 _DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
