@@ -62,15 +62,11 @@ def gguf_of(checkpoint: Path, folder: Path) -> Path:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokens += [f"t{number}" for number in range(len(tokens), size)]
-    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
-    kinds += [gguf.TokenType.BYTE] * 256
-    kinds += [gguf.TokenType.NORMAL] * (size - len(kinds))
+    """Every token has a text: what the client counts are chunks with text."""
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens[:size])
+    writer.add_token_list([f"t{number}" for number in range(size)])
     writer.add_token_scores([-float(number) for number in range(size)])
-    writer.add_token_types(kinds[:size])
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
