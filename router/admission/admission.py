@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.admission.block_ledger import QuotaLedger
 from router.admission.blocked_turns import BlockedTurns
@@ -36,7 +36,9 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """The request waits for its turn, or for a unit that has its model."""
+    """The request waits for its turn, or for a unit that has its model. `choice` is where it would have gone."""
+
+    choice: UnitChoice | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class Admission:
         self._blocked.newcomer(request)
         self._came_s[request.request_id] = now_s
         self.queue.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request))
-        return Queue()
+        return Queue(choice=choice)
 
     def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
         """Outcomes of asks that waited. Call it when something may have made room, and when `next_pump_s` has come."""
@@ -219,8 +221,8 @@ class Admission:
         """Returns what waits for its turn, and since when."""
         return [(request, self._came_s[request.request_id]) for request in self.queue.waiting()]
 
-    def why_waits(self, request: AdmissionRequest, now_s: float) -> str:
-        """Says in words what a request that was just queued waits for."""
+    def why_waits(self, request: AdmissionRequest, choice: UnitChoice | None) -> str:
+        """Says in words what a request waits for that was queued just now."""
         model, ledger = request.model, self._ledger
         before = self.queue.size(model) - 1
         behind = f"behind {before} waiting request{'' if before == 1 else 's'} of {model}; " if before > 0 else ""
@@ -229,7 +231,6 @@ class Admission:
         if not self._has_room(request):
             held, room = ledger.held_blocks(model), ledger.capacity_blocks(model)
             return f"{behind}KV blocks of {model}: {held} of {room} were promised to requests before it"
-        choice = self._choose(request, now_s)
         if choice is None:
             return f"{behind}no unit could take it"
         return f"{behind}prefills before it on {choice.unit_id}, {choice.before_s:.2f} s of them"

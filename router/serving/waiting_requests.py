@@ -31,7 +31,7 @@ class WaitingRequests:
         came_s = self._clock()
         decision = self._scheduler.offer(request, came_s)
         if isinstance(decision, Queue):
-            on_wait(self._scheduler.admission.why_waits(request, came_s))
+            on_wait(self._scheduler.admission.why_waits(request, decision.choice))
         outcome = await self._outcome(request) if isinstance(decision, Queue) else decision
         match outcome:
             case Admit():
