@@ -10,7 +10,7 @@ from deploy.commands.fitted_table import FittedTable
 from deploy.commands.load_bar import bar, load_bar
 from deploy.commands.measured_pace import pace_in_words
 from deploy.control.decision_history import PlacementDecision
-from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
+from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
 from pdmux_actor.lease import LoadProgress, ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
@@ -18,14 +18,6 @@ from pdmux_actor.messages import LoadReport, ModelLoad
 _NONE = "-"
 _SHORT_NUMBER = 5  # the dash and four digits
 _MOST_LISTED = 3
-
-
-def state_of(model: ModelState) -> str:
-    if model.is_ready:
-        return "ready"
-    if model.is_asleep:
-        return "asleep"
-    return ", ".join(sorted(set(model.phases))) or "unavailable"
 
 
 def model_table(status: FleetStatus) -> FittedTable:
@@ -40,7 +32,7 @@ def model_table(status: FleetStatus) -> FittedTable:
         ]
         table.add_row(
             model.model,
-            state_of(model),
+            model.state,
             f"{model.rate_per_s:.2f}",
             str(max(lengths)) if lengths else _NONE,
             _listed([names.get(u, u) for u in model.planned_units]),
@@ -122,7 +114,7 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
         "models": [
             {
                 "id": m.model,
-                "status": state_of(m),
+                "status": m.state,
                 "planned_units": list(m.planned_units),
                 "asleep_on": list(m.asleep_on),
                 "rate_per_s": m.rate_per_s,

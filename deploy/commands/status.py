@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.commands.fleet_tables import as_dict, decision_table, model_table, problems, state_of, unit_table
+from deploy.commands.fleet_tables import as_dict, decision_table, model_table, problems, unit_table
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.inspection.fleet_report import fleet_report
@@ -34,5 +34,5 @@ def status(
         console.print(problem, style="yellow", soft_wrap=True)
     if json_file is not None:
         write_json(json_file, as_dict(fleet))
-    if any(state_of(m) not in ("ready", "asleep") for m in fleet.models):
+    if any(m.state not in ("ready", "asleep") for m in fleet.models):
         raise typer.Exit(1)

@@ -37,6 +37,15 @@ class ModelState:
     def is_ready(self) -> bool:
         return ModelPhase.READY in self.phases
 
+    @property
+    def state(self) -> str:
+        """Returns what people read of it: ready, asleep, its phases, or unavailable."""
+        if self.is_ready:
+            return "ready"
+        if self.is_asleep:
+            return "asleep"
+        return ", ".join(sorted(set(self.phases))) or "unavailable"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStatus:

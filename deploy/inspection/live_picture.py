@@ -57,14 +57,6 @@ def told_decisions(status: FleetStatus, at_s: float, *, newest: int) -> tuple[Li
     )
 
 
-def state_of(model: ModelState) -> str:
-    if model.is_ready:
-        return "ready"
-    if model.is_asleep:
-        return "asleep"
-    return ", ".join(sorted(set(model.phases))) or "unavailable"
-
-
 def is_silent(unit: UnitStatus) -> bool:
     return unit.silent_s >= SILENT_S
 
@@ -176,7 +168,7 @@ def _model(model: ModelState, held: Sequence[tuple[UnitStatus, ModelLoad]], rece
             losses[loss.neighbour] += loss.ttft_s + loss.tbt_s
     told = LiveModel(
         model=model.model,
-        state=state_of(model),
+        state=model.state,
         share_loaded=None if model.is_ready or model.progress is None else round(model.progress.share, 3),
         ttft_s=None if model.slo is None else model.slo.ttft_s,
         tbt_s=None if model.slo is None else model.slo.tbt_s,

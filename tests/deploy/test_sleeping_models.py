@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fleet_model import BLOCK_BYTES, SPEC, TOTAL_BLOCKS, FakeUnit, World, catalog, catalog_model
 
-from deploy.commands.fleet_tables import as_dict, state_of
+from deploy.commands.fleet_tables import as_dict
 from deploy.control.control_rules import ControlRules
 from deploy.control.host_memory_models import sleepers_of
 from pdmux_actor.lease import ModelPhase
@@ -42,7 +42,7 @@ def test_sleep__nobody_asks__weights_stay_in_host_memory_and_a_request_wakes_the
     assert asleep_of(unit) == ["y", "z"]
     assert unit.asleep == {"y", "z"}
     state = next(m for m in world.loop.status(world.now_s).models if m.model == "z")
-    assert (state.asleep_on, state.phases, state_of(state)) == (("u1",), (), "asleep")
+    assert (state.asleep_on, state.phases, state.state) == (("u1",), (), "asleep")
 
     world.ask("z")
     world.beat(10)
