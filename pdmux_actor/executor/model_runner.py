@@ -43,7 +43,7 @@ class AttachedModel:
 
 
 @dataclass(slots=True)
-class _PrefillState:
+class UnfinishedPrefill:
     """A prefill batch between two slices."""
 
     model: str
@@ -71,7 +71,7 @@ class ModelRunner:
 
     def __init__(self, models: Mapping[str, AttachedModel]) -> None:
         self._models = models
-        self._prefills: dict[int, _PrefillState] = {}
+        self._prefills: dict[int, UnfinishedPrefill] = {}
         self._scratch = Scratch()
 
     def run(self, launch: ComputeLaunch) -> Produced:
@@ -97,7 +97,7 @@ class ModelRunner:
         if launch.first_layer == 0:
             batch = _pack(model, launch.chunks, DecodeInputs.of(()), torch.empty(0, dtype=torch.int64))
             hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, batch.prompts)
-            state = _PrefillState(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
+            state = UnfinishedPrefill(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"

@@ -65,7 +65,7 @@ class CudaModel:
 
 
 @dataclass(slots=True)
-class _PrefillState:
+class UnfinishedDevicePrefill:
     """A prefill batch between two slices."""
 
     model: str
@@ -83,7 +83,7 @@ class CudaRunner:
         self._models = models
         self._graphs = graphs
         self._stage = HostStage(device)
-        self._prefills: dict[int, _PrefillState] = {}
+        self._prefills: dict[int, UnfinishedDevicePrefill] = {}
 
     def prepare(self, launch: ComputeLaunch, sms: int, stream: Any, *, first_sm: int = 0) -> Enqueue:
         """Prepares a launch for `stream`, which the caller has made current and keeps so, and which has `sms` SMs, for
@@ -113,7 +113,7 @@ class CudaRunner:
             batch = stage_batch(self._stage, launch.chunks, (), model.row_table, model.kv.tokens_per_row)
             upload_begun(model, batch)
             hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
-            state = _PrefillState(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
+            state = UnfinishedDevicePrefill(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"

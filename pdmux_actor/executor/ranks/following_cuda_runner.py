@@ -1,14 +1,12 @@
 """Enqueues on a rank of GPUs that follows what the leading rank tells it to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, upload_begun
+from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, UnfinishedDevicePrefill, upload_begun
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent, DeviceBatch
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
@@ -18,16 +16,6 @@ from pdmux_actor.executor.ranks.lane_models import LaneModels
 from pdmux_actor.executor.ranks.rank_buckets import FollowingBucket
 from pdmux_actor.executor.ranks.rank_frames import HeadPass, LanePass
 from pdmux_actor.models.decoder import LayeredDecoder
-
-
-@dataclass(slots=True)
-class _Unfinished:
-    """A prefill batch between two slices."""
-
-    model: str
-    batch: DeviceBatch
-    rotary: Any
-    hidden: Tensor
 
 
 class FollowingCudaRunner(CudaRunner):
@@ -43,7 +31,6 @@ class FollowingCudaRunner(CudaRunner):
         self._group = group
         self._lane_models = LaneModels(models, group, _of_lane)
         super().__init__(self._lane_models, graphs, device)
-        self._unfinished: dict[int, _Unfinished] = {}
 
     def do(self, told: LanePass) -> None:
         model = self._lane_models[told.model]
@@ -63,29 +50,26 @@ class FollowingCudaRunner(CudaRunner):
             case _:
                 raise AssertionError(f"not for a GPU: {told}")
 
-    def drop_prefill(self, batch_id: int) -> None:
-        self._unfinished.pop(batch_id, None)
-
     def forget_model(self, model: str) -> None:
-        for batch_id, state in list(self._unfinished.items()):
-            if state.model == model:
-                self.drop_prefill(batch_id)
+        super().forget_model(model)
         self._lane_models.forget(model)
 
     def _pass(self, told: DevicePass, model: CudaModel) -> None:
         if told.batch is None:
             assert told.batch_id is not None, "only slices of a prefill go on"
-            state = self._unfinished.pop(told.batch_id)
+            state = self._prefills.pop(told.batch_id)
         else:
             batch = self._staged(told.batch)
             upload_begun(model, batch)
             tensors = batch.tensors
             hidden, rotary = model.decoder.start(tensors["token_ids"], tensors["positions"], batch.prompts)
-            state = _Unfinished(told.model, batch, rotary, hidden)
+            state = UnfinishedDevicePrefill(told.model, batch, rotary, hidden, 0, None)
+        assert state.next_layer == told.first_layer, "slices of a prefill batch must follow one another"
         layers = told.first_layer, told.last_layer
         state.hidden = self._forward(model, state.batch, state.hidden, state.rotary, layers, told.num_splits, None)
+        state.next_layer = told.last_layer
         if told.batch_id is not None and told.last_layer < model.info.spec.num_layers:
-            self._unfinished[told.batch_id] = state
+            self._prefills[told.batch_id] = state
 
     def _staged(self, sent: DeviceBatchOnWire) -> DeviceBatch:
         arrays = {name: array.array() for name, array in sent.arrays.items()}

@@ -1,26 +1,13 @@
 """Runs on a rank that follows what the leading rank tells it to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner
-from pdmux_actor.executor.packed_batch import PackedBatch
+from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner, UnfinishedPrefill
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels, with_decoder
 from pdmux_actor.executor.ranks.rank_frames import ForwardPass, HeadPass, LanePass
-
-
-@dataclass(slots=True)
-class _Unfinished:
-    """A prefill batch between two slices."""
-
-    model: str
-    batch: PackedBatch
-    rotary: Tensor
-    hidden: Tensor
 
 
 class FollowingRunner(ModelRunner):
@@ -29,7 +16,6 @@ class FollowingRunner(ModelRunner):
     def __init__(self, models: Mapping[str, AttachedModel], group: LaneGroup) -> None:
         self._lane_models = LaneModels(models, group, with_decoder)
         super().__init__(self._lane_models)
-        self._unfinished: dict[int, _Unfinished] = {}
 
     def do(self, told: LanePass) -> None:
         if isinstance(told, ForwardPass):
@@ -42,25 +28,22 @@ class FollowingRunner(ModelRunner):
         model = self._lane_models[told.model]
         if told.batch is None:
             assert told.batch_id is not None, "only slices of a prefill go on"
-            state = self._unfinished.pop(told.batch_id)
+            state = self._prefills.pop(told.batch_id)
         else:
             told.batch.note_blocks(model.row_table)
             batch = told.batch.batch(model.kv.tokens_per_row)
             hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, batch.prompts)
-            state = _Unfinished(told.model, batch, rotary, hidden)
+            state = UnfinishedPrefill(told.model, batch, rotary, hidden, 0, None)
+        assert state.next_layer == told.first_layer, "slices of a prefill batch must follow one another"
         state.hidden = self._forward(
             model, state.batch, state.hidden, state.rotary, told.first_layer, told.last_layer, None
         )
+        state.next_layer = told.last_layer
         if told.batch_id is not None and told.last_layer < model.info.spec.num_layers:
-            self._unfinished[told.batch_id] = state
-
-    def drop_prefill(self, batch_id: int) -> None:
-        self._unfinished.pop(batch_id, None)
+            self._prefills[told.batch_id] = state
 
     def forget_model(self, model: str) -> None:
-        for batch_id, state in list(self._unfinished.items()):
-            if state.model == model:
-                self.drop_prefill(batch_id)
+        super().forget_model(model)
         self._lane_models.forget(model)
 
     def _head(self, told: HeadPass) -> None:
