@@ -3,8 +3,8 @@
     python benchmarks/gpu/floors.py [--model llama-3-8b] [--quick] [--json FILE [--resume] [--plot PNG]]
 
 Random weights. Decode and prefill on the whole GPU against their floors, both on the partitions' SMs, decode beside a
-prefill on the remaining SMs, and what a repartition and the captured graphs cost ("all_graphs": of every batch bucket
-on every partition). Floors: bytes that must be read
+prefill on the remaining SMs, and what a repartition and the captured graphs cost ("all_graphs": those that a unit with
+these limits captures when the model is attached). Floors: bytes that must be read
 (weights without the embedding, and the batch's KV) over the measured copy bandwidth; the layers' FLOPs over the
 measured matrix rate.
 """
@@ -27,15 +27,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pdmux_actor.executor.cuda.decode_graphs import BUCKETS
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.partition import decode_shares
+from placement.launch_limits import LaunchLimits
 from profiler.specs import DeviceSpec, ModelSpec
 
 BLOCK_BYTES = 16 * 1024
+LAUNCH_LIMITS = LaunchLimits(batch_tokens=8192, sequences=128)  # what the largest cases ask of a unit
 AHEAD_STEPS = 4
+SKEW = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Sizes:
     prefills: tuple[int, ...]
     partition_stride: int
     repeats: int
+    skewed: tuple[tuple[int, int], ...] = ()  # decodes in which one sequence has SKEW times as many tokens
 
 
 FULL = Sizes(
@@ -53,14 +56,15 @@ FULL = Sizes(
     prefills=(2048, 8192),
     partition_stride=1,
     repeats=15,
+    skewed=((64, 512),),
 )
-QUICK = Sizes(decodes=((32, 1024),), prefills=(2048,), partition_stride=2, repeats=7)
+QUICK = Sizes(decodes=((32, 1024),), prefills=(2048,), partition_stride=2, repeats=7, skewed=((64, 512),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`measured`: decode, prefill, ahead (a decode step of several without the host between them), or beside (a decode
-    step while the remaining SMs prefill).
+    """`measured`: decode, skewed (a decode step in which one sequence is SKEW times as long), prefill, ahead (a decode
+    step of several without the host between them), or beside (a decode step while the remaining SMs prefill).
     """
 
     measured: str
@@ -72,7 +76,7 @@ class Case:
 ROW_KEY = ("measured", "batch", "tokens", "sms")
 
 
-def decode_floor_s(spec: ModelSpec, device: DeviceSpec, batch: int, context_tokens: int) -> float:
+def decode_floor_s(spec: ModelSpec, device: DeviceSpec, batch: int, context_tokens: float) -> float:
     """Weights are read once, the embedding only where tokens stand; KV of every sequence once."""
     embedding_bytes = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size * spec.dtype_bytes
     read_bytes = spec.weight_bytes - embedding_bytes + batch * context_tokens * spec.kv_bytes_per_token
@@ -93,6 +97,8 @@ def cases(device: DeviceSpec, sizes: Sizes) -> Iterator[Case]:
     for batch, context in sizes.decodes:
         yield Case(measured="decode", batch=batch, tokens=context, sms=whole)
         yield Case(measured="ahead", batch=batch, tokens=context, sms=whole)
+    for batch, context in sizes.skewed:
+        yield Case(measured="skewed", batch=batch, tokens=context, sms=whole)
     for tokens in sizes.prefills:
         yield Case(measured="prefill", batch=1, tokens=tokens, sms=whole)
     batch, context = sizes.decodes[0]
@@ -107,7 +113,10 @@ def measure(launches: HandMadeLaunches, case: Case, sizes: Sizes) -> dict[str, o
     rest = device.num_sms - case.sms
     is_prefill = case.measured == "prefill"
     launches.partition(*((case.sms, rest) if is_prefill else (rest, case.sms)))
-    with launches.holding(case.batch, case.tokens) as sequences:
+    lengths = [case.tokens] * case.batch
+    if case.measured == "skewed":
+        lengths[-1] *= SKEW
+    with launches.holding_lengths(lengths) as sequences:
         if is_prefill:
             times_s = [
                 launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=int(i == 0))[0]
@@ -117,7 +126,7 @@ def measure(launches: HandMadeLaunches, case: Case, sizes: Sizes) -> dict[str, o
         else:
             steps = AHEAD_STEPS if case.measured == "ahead" else 1
             launch = launches.decode_launch(sequences, steps)
-            floor_s = decode_floor_s(spec, device, case.batch, case.tokens)
+            floor_s = decode_floor_s(spec, device, case.batch, sum(lengths) / case.batch)
             if case.measured == "beside":
                 with launches.holding(1, sizes.prefills[0]) as prompts:
                     times_s = launches.time_beside_s(launch, prompts, sizes.repeats)
@@ -150,16 +159,6 @@ def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str,
     }
 
 
-def graph_facts(executor: TorchCudaExecutor) -> dict[str, object]:
-    captured, failed = executor.graph_counts
-    return {
-        "graphs": captured,
-        "graphs_that_failed": failed,
-        "graph_bytes": executor.graph_bytes,
-        "graph_memory_share": executor.graph_bytes / executor.device.memory_bytes,
-    }
-
-
 def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *, dtype: str = "bfloat16") -> None:
     loaded = random_model(
         shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
@@ -167,13 +166,13 @@ def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *
     executor.hold(loaded)
     started_s = time.perf_counter()
     launches = HandMadeLaunches(executor, loaded.info)
-    kept.note({"all_graphs": {**graph_facts(executor), "seconds": time.perf_counter() - started_s}})
+    kept.note({"all_graphs": {**executor.graph_facts, "seconds": time.perf_counter() - started_s}})
     if "repartition" not in kept.facts:
         kept.note({"repartition": measure_repartition_s(launches, sizes.repeats)})
     chosen = list(cases(executor.device, sizes))
     for case in track(chosen, description="steps", console=Console(stderr=True)):
         kept.attempt(asdict(case), lambda case=case: measure(launches, case, sizes))
-        kept.note(graph_facts(executor))
+        kept.note(executor.graph_facts)
 
 
 def print_tables(kept: KeptRows) -> None:
@@ -190,8 +189,8 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     executor = open_cuda_executor(
         kv_pool_bytes=int(options.kv_gib * (1 << 30)),
         block_bytes=BLOCK_BYTES,
-        captured_batches=() if options.quick else BUCKETS,
         captures=not options.eager,
+        launch_limits=LAUNCH_LIMITS,
     )
     kept.note_gpu(executor.device, executor.chosen)
     shares = [*decode_shares(executor.device), executor.device.num_sms]
@@ -202,7 +201,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="one decode and one prefill per second partition, no memory of all graphs")
+    parser = make_parser(__doc__, quick="one decode and one prefill per second partition")
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--kv-gib", type=float, default=48.0, help="KV pool")
     parser.add_argument("--eager", action="store_true", help="decode launch by launch")

@@ -34,12 +34,12 @@ from rich.progress import Progress
 from rich.table import Table
 from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
-from pdmux_actor.executor.cuda.decode_graphs import BUCKETS as BATCH_BUCKETS
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from placement.launch_limits import LaunchLimits
 
 BLOCK_BYTES = 16 * 1024
 BUDGETS = (1024, 512, 2048)
@@ -206,8 +206,8 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
         return open_cuda_executor(
             kv_pool_bytes=kv_pool_bytes,
             block_bytes=BLOCK_BYTES,
-            captured_batches=BATCH_BUCKETS,
             captures=not options.eager,
+            launch_limits=LaunchLimits(batch_tokens=MAX_BATCH_TOKENS, sequences=MAX_SEQUENCES),
         )
 
     measure_all(kept, options, open_executor, dtype="bfloat16")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
-from pdmux_actor.executor.cuda.decode_graphs import BUCKETS, CudaGraphCapture, DecodeGraphs
+from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
 from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
@@ -15,6 +15,7 @@ from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
 from placement.estimation.memory import graph_bytes
+from placement.launch_limits import LaunchLimits
 
 
 class HalfStreams:
@@ -45,15 +46,16 @@ class HalfStreams:
 
 
 class HalvableGpu:
-    def __init__(self, *, kv_pool_bytes: int, block_bytes: int) -> None:
+    def __init__(self, *, kv_pool_bytes: int, block_bytes: int, limits: LaunchLimits) -> None:
         self._kv_pool_bytes = kv_pool_bytes
         self._block_bytes = block_bytes
+        self._limits = limits
 
     def open(self, half: int | None) -> TorchCudaExecutor:
         """Raises DeviceUnavailable, and for a half PartitioningUnavailable."""
         if half is None:
             return open_cuda_executor(
-                kv_pool_bytes=self._kv_pool_bytes, block_bytes=self._block_bytes, captured_batches=BUCKETS
+                kv_pool_bytes=self._kv_pool_bytes, block_bytes=self._block_bytes, launch_limits=self._limits
             )
         from cuda.bindings import driver
 
@@ -69,7 +71,7 @@ class HalvableGpu:
             lanes=CudaLanes(device, streams, num_sms=whole.num_sms, tells_sms=self._gain_when_told(streams, device)),
             device=spec,
             graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), graph_bytes(spec.memory_bytes) // 2),
-            captured_batches=BUCKETS,
+            launch_limits=self._limits,
         )
 
     def _gain_when_told(self, streams: HalfStreams, device: torch.device) -> bool:

@@ -26,14 +26,24 @@ from rich.progress import track
 from rich.table import Table
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
-from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, DecodeTiling, decode_attention, decode_splits
+from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, DecodeTiling, decode_attention
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.executor.cuda.flash_attention import activate_flash_attention
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
+from pdmux_actor.executor.cuda.split_list import SplitList, split_list, target_splits
 from profiler.specs import DeviceSpec
 
-ROW_KEY = ("kernel", "batch", "tokens", "splits", "tile_tokens", "num_warps", "num_stages")
-DECODES = ((32, 1024), (32, 8192), (128, 1024), (1, 8192), (1, 1024))
+ROW_KEY = ("kernel", "batch", "tokens", "longest", "splits", "tile_tokens", "num_warps", "num_stages")
+# Sequences, tokens of all but one, tokens of that one.
+DECODES = (
+    (32, 1024, 1024),
+    (64, 512, 32768),
+    (32, 8192, 8192),
+    (128, 1024, 1024),
+    (1, 8192, 8192),
+    (1, 1024, 1024),
+    (32, 1024, 16384),
+)
 PREFILLS = (2048, 8192)
 TILINGS = (
     DEFAULT_TILING,
@@ -58,26 +68,32 @@ class Heads:
 
 
 class DecodeCase:
-    """`batch` sequences of `tokens` tokens whose KV lies in shuffled blocks, several times over."""
+    """Sequences of so many tokens whose KV lies in shuffled blocks, several times over."""
 
-    def __init__(self, batch: int, tokens: int, heads: Heads, device: torch.device, dtype: torch.dtype) -> None:
-        self._heads, self._batch = heads, batch
-        rows_each = -(-tokens // heads.block_tokens)
-        num_rows = batch * rows_each * _COPIES
+    def __init__(self, lengths: Sequence[int], heads: Heads, device: torch.device, dtype: torch.dtype) -> None:
+        batch = len(lengths)
+        self._heads = heads
+        rows_of = [-(-tokens // heads.block_tokens) for tokens in lengths]
+        rows_each = max(rows_of)
+        num_rows = sum(rows_of) * _COPIES
         blocks = torch.randperm(num_rows * heads.kv)
         self._table = blocks.view(num_rows, heads.kv).to(torch.int32).to(device)
         elements = heads.block_tokens * 2 * heads.dim
         self._pool = torch.randn(num_rows * heads.kv, elements, device=device, dtype=dtype)
-        rows = torch.arange(num_rows, dtype=torch.int32).view(_COPIES, -1).to(device)
-        self._rows = [rows[copy].contiguous() for copy in range(_COPIES)]
+        held = torch.arange(num_rows, dtype=torch.int32).split(rows_of * _COPIES)
+        padded = torch.nn.utils.rnn.pad_sequence(held, batch_first=True).view(_COPIES, -1).to(device)
+        self._rows = [padded[copy].contiguous() for copy in range(_COPIES)]
         self._stride = torch.tensor([rows_each], dtype=torch.int32, device=device)
-        self._contexts = torch.full((batch,), tokens, dtype=torch.int32, device=device)
+        self._contexts = torch.tensor(lengths, dtype=torch.int32, device=device)
         self._query = torch.randn(batch, heads.query, heads.dim, device=device, dtype=dtype)
         self._turn = 0
-        self.kv_bytes = batch * tokens * heads.kv * 2 * heads.dim * dtype.itemsize
+        self._splits: dict[int, SplitList] = {}
+        self.kv_bytes = sum(lengths) * heads.kv * 2 * heads.dim * dtype.itemsize
 
     def attend(self, num_splits: int, tiling: DecodeTiling) -> object:
         self._turn += 1
+        if num_splits not in self._splits:  # a step makes it once for all layers: it is no part of a layer's time
+            self._splits[num_splits] = split_list(self._contexts, num_splits)
         return decode_attention(
             self._query,
             self._pool,
@@ -88,7 +104,7 @@ class DecodeCase:
             layer=0,
             kv_heads=self._heads.kv,
             tokens_per_row=self._heads.block_tokens,
-            num_splits=num_splits,
+            splits=self._splits[num_splits],
             tiling=tiling,
         )
 
@@ -101,11 +117,19 @@ def prefill_work(tokens: int, heads: Heads, device: torch.device, dtype: torch.d
     return lambda: varlen_attention(query, key, value, ends, ends, [chunk])
 
 
-def decode_keys(batch: int, tokens: int, heads: Heads, sms: int, tilings: Sequence[DecodeTiling]) -> Iterator[Row]:
-    usual = decode_splits(batch, heads.kv, sms)
+def decode_keys(shape: tuple[int, int, int], heads: Heads, sms: int, tilings: Sequence[DecodeTiling]) -> Iterator[Row]:
+    batch, tokens, longest = shape
+    usual = target_splits(heads.kv, sms)
     for tiling in tilings:
-        for splits in dict.fromkeys((usual, max(1, usual // 2), min(32, 2 * usual))):
-            yield {"kernel": "decode", "batch": batch, "tokens": tokens, "splits": splits, **asdict(tiling)}
+        for splits in dict.fromkeys((usual, max(1, usual // 2), 2 * usual)):
+            yield {
+                "kernel": "decode",
+                "batch": batch,
+                "tokens": tokens,
+                "longest": longest,
+                "splits": splits,
+                **asdict(tiling),
+            }
 
 
 def measure_all(
@@ -115,7 +139,7 @@ def measure_all(
     timed: Timed,
     *,
     heads: Heads,
-    decodes: Sequence[tuple[int, int]] = DECODES,
+    decodes: Sequence[tuple[int, int, int]] = DECODES,
     prefills: Sequence[int] = PREFILLS,
     tilings: Sequence[DecodeTiling] = TILINGS,
     dtype: torch.dtype = torch.bfloat16,
@@ -123,11 +147,12 @@ def measure_all(
     for tokens in prefills:
         key: Row = {**dict.fromkeys(ROW_KEY, 1), "kernel": "prefill", "tokens": tokens}
         kept.attempt(key, lambda tokens=tokens: _prefill_row(tokens, heads, device, dtype, spec, timed))
-    for batch, tokens in track(decodes, description="decode attention", console=Console(stderr=True)):
-        wanted = [k for k in decode_keys(batch, tokens, heads, spec.num_sms, tilings) if kept.wants(**k)]
+    for shape in track(decodes, description="decode attention", console=Console(stderr=True)):
+        wanted = [k for k in decode_keys(shape, heads, spec.num_sms, tilings) if kept.wants(**k)]
         if not wanted:
             continue
-        case = DecodeCase(batch, tokens, heads, device, dtype)
+        batch, tokens, longest = shape
+        case = DecodeCase([tokens] * (batch - 1) + [longest], heads, device, dtype)
         for key in wanted:
             kept.attempt(key, lambda key=key, case=case: _decode_row(case, key, spec, timed))
 
@@ -152,11 +177,15 @@ def _decode_row(case: DecodeCase, key: Row, spec: DeviceSpec, timed: Timed) -> d
 def best_rows(rows: Sequence[Row]) -> list[Row]:
     """The fastest of each shape, and the default beside it."""
     chosen: list[Row] = []
-    for shape in dict.fromkeys((row["kernel"], row["batch"], row["tokens"]) for row in rows):
-        same = [row for row in rows if (row["kernel"], row["batch"], row["tokens"]) == shape]
+    for shape in dict.fromkeys(map(_shape_of, rows)):
+        same = [row for row in rows if _shape_of(row) == shape]
         best = max(same, key=lambda row: float(row["share_of_peak"]))
         chosen += [same[0]] if same[0] is best else [same[0], best]
     return chosen
+
+
+def _shape_of(row: Row) -> tuple[object, ...]:
+    return row["kernel"], row["batch"], row["tokens"], row["longest"]
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
@@ -164,8 +193,8 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
         {
             **row,
             "title": "first row of a shape: as it is; second: the best",
-            "bar": f"{row['kernel']} {row['batch']} x {row['tokens']}, {row['splits']} splits, "
-            f"{row['tile_tokens']}/{row['num_warps']}/{row['num_stages']}",
+            "bar": f"{row['kernel']} {row['batch']} x {row['tokens']} (one of {row['longest']}), "
+            f"{row['splits']} splits, {row['tile_tokens']}/{row['num_warps']}/{row['num_stages']}",
         }
         for row in best_rows(rows)
     ]
@@ -199,7 +228,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
 
 
 def show(kept: KeptRows) -> None:
-    table = Table("kernel", "batch", "tokens", "splits", "tile", "warps", "stages", "us", "share of peak")
+    table = Table("kernel", "batch", "tokens", "longest", "splits", "tile", "warps", "stages", "us", "share of peak")
     for row in best_rows(kept.rows):
         micros = "" if row["seconds"] is None else f"{1e6 * row['seconds']:.1f}"
         table.add_row(*(str(row[name]) for name in ROW_KEY), micros, f"{row['share_of_peak']:.2f}")

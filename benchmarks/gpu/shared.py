@@ -179,7 +179,9 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     if options.quick:
         options.window_s, options.max_runs = 6.0, 4
     plan = rate_plan(options, first_per_s=FIRST_PER_S, least_requests=LEAST_REQUESTS)
-    gpu = HalvableGpu(kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES)
+    gpu = HalvableGpu(
+        kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES, limits=SETTINGS.launch_limits()
+    )
     measure_all(kept, gpu, plan, options.policy or ["mux", "adbs"])
 
 

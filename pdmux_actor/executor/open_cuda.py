@@ -1,7 +1,6 @@
 """Opens a GPU: its partitions, its kernels, and the executor over them."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +26,6 @@ def open_cuda_executor(
     block_bytes: int,
     default_dtype: str | None = None,
     device_index: int = 0,
-    captured_batches: Sequence[int] = (),
     captures: bool = True,
     divides_decode: bool = False,
     launch_limits: LaunchLimits = DEFAULT_LIMITS,
@@ -58,7 +56,7 @@ def open_cuda_executor(
         lanes=lanes,
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
         graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
-        captured_batches=captured_batches if captures else (),
+        captures_ahead=captures,
         launch_limits=launch_limits,
         chosen={"prefill_attention": flash, "products": products},
         share=share,

@@ -40,7 +40,7 @@ from pdmux_actor.scheduling.launch import (
 )
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
-from profiler.latency import LatencyModel
+from profiler.latency import LatencyModel, overlapped_s
 from profiler.specs import DeviceSpec, ModelSpec
 
 
@@ -261,11 +261,12 @@ class SimulatedExecutor:
         self._next_end_s = None
         prefill = self._lanes.get(PREFILL_LANE)
         decodes = [work for number, work in self._lanes.items() if number != PREFILL_LANE]
-        demands = [self._demand(work) for work in decodes] if len(decodes) > 1 else [0.0] * len(decodes)
-        drawn = sum(demands)
-        for work, demand in zip(decodes, demands, strict=True):
-            slowdown = 1.0 if prefill is None else self._decode_slowdown
-            work.rate = 1 / (slowdown * slowdown_beside(demand, drawn - demand))
+        demands = [self._demand(work) for work in decodes] if len(decodes) > 1 else []
+        drawn, beside_prefill = sum(demands), 1.0 if prefill is None else self._decode_slowdown
+        if len(decodes) == 1:
+            decodes[0].rate = 1 / beside_prefill
+        for work, demand in zip(decodes, demands, strict=False):
+            work.rate = 1 / (beside_prefill * slowdown_beside(demand, drawn - demand))
         if prefill is not None:
             slowdown = self._prefill_slowdown if decodes else 1.0
             if drawn > 0:
@@ -322,10 +323,10 @@ class SimulatedExecutor:
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
                 whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], self._partition.prefill_sms)
                 return whole_s * (last - first) / spec.num_layers
-            case MixedStep(chunks=chunks, sequences=sequences):
+            case MixedStep(chunks=chunks, sequences=sequences, nano_batches=nano_batches):
                 contexts = [len(s.token_ids) for s in sequences]
-                shapes = [c.shape for c in chunks]
-                return self._latency.mixed_s(spec, shapes, contexts, self._partition.decode_sms)
+                shapes, sms = [c.shape for c in chunks], self._partition.decode_sms
+                return overlapped_s(self._latency, spec, shapes, contexts, sms, nano_batches=nano_batches)
 
 
 def _made_up_tokens(

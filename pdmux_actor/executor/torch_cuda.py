@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pdmux_actor.executor.cuda.capture_plan import likely_captures
 from pdmux_actor.executor.cuda.cuda_device import check_pool
 from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, bucket_of
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.lane_device import Event, LaneDevice
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.cuda.warm_up import warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
@@ -45,7 +47,6 @@ from pdmux_actor.scheduling.launch import (
     Repartition,
     lane_number,
 )
-from pdmux_actor.scheduling.partition import decode_shares
 from placement.estimation.memory import resident_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.partition_rates import PartitionRate
@@ -77,16 +78,16 @@ class TorchCudaExecutor:
         lanes: LaneDevice,
         device: DeviceSpec,
         graphs: DecodeGraphs,
-        captured_batches: Sequence[int] = (),
+        captures_ahead: bool = True,
         launch_limits: LaunchLimits = DEFAULT_LIMITS,
         chosen: Mapping[str, str] | None = None,
         share: RankShare = WHOLE,
         make_runner: MakeCudaRunner = lone_cuda_runner,
     ) -> None:
-        """`captured_batches`: batch sizes whose greedy decode steps are captured on every partition when a model is
-        attached, which takes seconds; others are captured when they first come. A model needs room for launches of
-        `launch_limits` beside its weights. `chosen`: what was, for people. `share` is what it loads of each model;
-        `make_runner` gives each lane what enqueues its launches.
+        """`captures_ahead`: the decode steps of `launch_limits` on every partition are captured when a model is
+        attached, which takes seconds; at once if it is the only one, so that it is ready with them, else whenever no
+        launch is in flight. A model needs room for launches of `launch_limits` beside its weights. `chosen`: what was,
+        for people. `share` is what it loads of each model; `make_runner` gives each lane what enqueues its launches.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
@@ -107,7 +108,7 @@ class TorchCudaExecutor:
         self._asleep: dict[str, HostCopy] = {}
         self._adapters = LoadedAdapters()
         self._graphs = graphs
-        self._captured_batches = sorted(captured_batches, reverse=True)  # what the small ones need, a large one left
+        self._captures_ahead = captures_ahead
         self._runners = {number: self._new_runner(number) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._sms = dict.fromkeys(Lane, device.num_sms)
         self._in_flight: dict[int, _InFlight] = {}  # by lane number
@@ -182,14 +183,25 @@ class TorchCudaExecutor:
             row_table=row_table,
             eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),
             max_rows=-(-info.max_model_len // info.geometry.tokens_per_row) + 1,
+            logits=SharedLogits(bucket_of(self._launch_limits.sequences)),
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there
         self._lanes.settle()
-        for sms in [self.device.num_sms, *decode_shares(self.device)] if self._captured_batches else []:
-            stream = self._lanes.streams.stream(Lane.DECODE, sms)
-            with torch.inference_mode(), self._lanes.on(stream, sms):
-                for batch in self._captured_batches:
-                    self._runners[FIRST_DECODE_LANE].capture(info.model, batch, sms, stream)
+        if self._captures_ahead:
+            most_sequences = self._launch_limits.sequences
+            self._graphs.plan(likely_captures(info.model, self._lanes.streams, self.device, most_sequences))
+            while len(self._attached) == 1 and self._capture_planned():
+                pass
+
+    def _capture_planned(self) -> bool:
+        """One of the captures that wait. Returns whether there was one."""
+        assert not self._in_flight, "a capture waits for its lane"
+        planned = self._graphs.next_planned()
+        if planned is None:
+            return False
+        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.decode_sms):
+            self._runners[FIRST_DECODE_LANE].capture(planned.key, planned.stream)
+        return True
 
     def detach_model(self, model: str) -> None:
         self._adapters.drop(model)
@@ -251,21 +263,18 @@ class TorchCudaExecutor:
                 return tuple(done)
             if deadline_s is not None and self.now() >= deadline_s:
                 return ()
-            self._pause(deadline_s)
+            if self._in_flight or not self._capture_planned():
+                self._pause(deadline_s)
 
     @property
     def torch_device(self) -> torch.device:
         return self._lanes.device
 
     @property
-    def graph_bytes(self) -> int:
-        """Device memory that captured decode steps hold."""
-        return self._graphs.used_bytes
-
-    @property
-    def graph_counts(self) -> tuple[int, int]:
-        """Decode steps that were captured, and that could not be."""
-        return len(self._graphs), self._graphs.num_failed
+    def graph_facts(self) -> Mapping[str, float]:
+        """Returns `DecodeGraphs.facts` and the share of the memory that they hold."""
+        held = self._graphs.facts()
+        return {**held, "graph_memory_share": held["graph_bytes"] / self.device.memory_bytes}
 
     def partition_rates(self, shares: Sequence[int]) -> tuple[PartitionRate, ...]:
         """Measures the rates of lanes with so many SMs: products on the prefill lane, copies on the decode lane.

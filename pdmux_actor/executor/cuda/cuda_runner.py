@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step, bucket_of
-from pdmux_actor.executor.cuda.decode_kernels import decode_splits
+from pdmux_actor.executor.cuda.decode_graphs import LOGITS, DecodeGraphs, GraphKey, Step, bucket_of
 from pdmux_actor.executor.cuda.device_attention import BatchAttention, DeviceKv
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch, stage_batch
 from pdmux_actor.executor.cuda.device_sampler import (
@@ -24,6 +23,8 @@ from pdmux_actor.executor.cuda.device_sampler import (
     sample_with_reports,
 )
 from pdmux_actor.executor.cuda.host_stage import HostStage
+from pdmux_actor.executor.cuda.shared_logits import SharedLogits
+from pdmux_actor.executor.cuda.split_list import target_splits
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
 from pdmux_actor.executor.packed_batch import token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
@@ -41,7 +42,7 @@ Read = Callable[[], Produced]
 Enqueue = Callable[[], Read]
 """Enqueues a launch that is prepared."""
 
-MakeBucket = Callable[[LayeredDecoder, DeviceKv, int, int], DecodeBucket]
+MakeBucket = Callable[[LayeredDecoder, DeviceKv, int, int, SharedLogits | None], DecodeBucket]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +55,14 @@ class CudaModel:
     row_table: npt.NDArray[np.int64]
     eos_token_ids: Tensor
     max_rows: int
+    logits: SharedLogits | None = None
     make_bucket: MakeBucket = DecodeBucket
     buckets: dict[int, DecodeBucket] = field(default_factory=dict)
 
     def bucket(self, num_sequences: int) -> DecodeBucket:
         size = bucket_of(num_sequences)
         if size not in self.buckets:
-            self.buckets[size] = self.make_bucket(self.decoder, self.kv, size, self.max_rows)
+            self.buckets[size] = self.make_bucket(self.decoder, self.kv, size, self.max_rows, self.logits)
         return self.buckets[size]
 
 
@@ -89,7 +91,8 @@ class CudaRunner:
         """Prepares a launch for `stream`, which the caller has made current and keeps so, and which has `sms` SMs, for
         a decode from `first_sm` on.
 
-        A decode step of a new shape is captured here: that takes several steps' time once, and is no part of the step.
+        A decode step of a shape that has come again and again without a graph is captured here: that takes several
+        steps' time once, and is no part of the step.
         """
         match launch:
             case PrefillSlice():
@@ -129,7 +132,7 @@ class CudaRunner:
         model = self._models[launch.model]
         batch = stage_batch(self._stage, launch.chunks, launch.sequences, model.row_table, model.kv.tokens_per_row)
         upload_begun(model, batch)
-        splits = decode_splits(max(1, batch.num_decodes), model.kv.kv_heads, sms)
+        splits = target_splits(model.kv.kv_heads, sms)
         hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
         adapters = _adapters(model, launch.chunks, launch.sequences)
         layers = 0, model.info.spec.num_layers
@@ -151,44 +154,52 @@ class CudaRunner:
             hidden, rotary, BatchAttention(model.kv, batch, num_splits), *layers, adapters
         )
 
-    def capture(self, model: str, num_sequences: int, sms: int, stream: Any) -> None:
-        """A greedy decode step ahead of its first use; `sms` and `stream` as in `prepare`."""
-        attached = self._models[model]
-        self._captured(attached, attached.bucket(num_sequences), SamplingKind.GREEDY, sms, stream, first_sm=0)
+    def capture(self, key: GraphKey, stream: Any) -> None:
+        """`stream` as in `prepare`. Waits for what it holds; no launch of this runner may be in flight."""
+        bucket = self._models[key.model].bucket(key.bucket)
+        bucket.load_padding(self._stage)
+        stream.synchronize()
+        self._graphs.capture(key, self._part(bucket, key), stream)
 
     def _prepare_decode(self, launch: DecodeStep, sms: int, stream: Any, first_sm: int) -> Enqueue:
         model = self._models[launch.model]
         bucket = model.bucket(len(launch.sequences))
         rows = bucket.sampling(launch.sequences, launch.steps)
-        if not rows.is_plain:
-            return partial(self._decode_with_reports, launch, model, bucket, rows, sms)
+        key = GraphKey(model=launch.model, bucket=bucket.size, decode_sms=sms, part=LOGITS, first_sm=first_sm)
         if any(sequence.adapter is not None for sequence in launch.sequences):
             # Which adapters a step reads is another each time: it is not captured.
-            return partial(self._decode_adapted, launch, model, bucket, rows, sms)
-        step = self._captured(model, bucket, rows.kind, sms, stream, first_sm=first_sm)
-        return partial(self._decode, launch, model, bucket, rows, step)
+            forward: Step = partial(bucket.forward, sms, _adapters(model, (), launch.sequences))
+        else:
+            forward = self._captured(bucket, key, stream)
+        if not rows.is_plain:
+            return partial(self._decode_with_reports, launch, model, bucket, rows, forward)
+        sample = self._captured(bucket, replace(key, part=rows.kind.value), stream)
+        return partial(self._decode, launch, model, bucket, rows, forward, sample)
 
-    def _captured(
-        self, model: CudaModel, bucket: DecodeBucket, kind: SamplingKind, sms: int, stream: Any, *, first_sm: int
-    ) -> Step:
-        key = GraphKey(
-            model=model.info.model, bucket=bucket.size, decode_sms=sms, sampling=kind.value, first_sm=first_sm
-        )
+    def _captured(self, bucket: DecodeBucket, key: GraphKey, stream: Any) -> Step:
+        """Part of a step, launch by launch where there is no graph of it."""
+        if self._graphs.wants(key, stream):
+            self.capture(key, stream)
+        return self._graphs.step(key, self._part(bucket, key))
 
-        def step() -> None:
-            bucket.step(kind, sms)
-
-        if self._graphs.captures(key):  # once per shape, outside the hot path
-            bucket.load_padding(self._stage)
-            stream.synchronize()
-        return self._graphs.replay(key, step, stream)
+    def _part(self, bucket: DecodeBucket, key: GraphKey) -> Step:
+        if key.part == LOGITS:
+            return partial(bucket.forward, key.decode_sms)
+        return partial(bucket.sample, SamplingKind(key.part))
 
     def _decode(
-        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, step: Step
+        self,
+        launch: DecodeStep,
+        model: CudaModel,
+        bucket: DecodeBucket,
+        rows: SamplingRows,
+        forward: Step,
+        sample: Step,
     ) -> Read:
         bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
         for _ in range(launch.steps):
-            step()
+            forward()
+            sample()
         sampled = _to_host(bucket.sampled[: launch.steps])
         num_sequences = len(launch.sequences)
         return lambda: _produced(
@@ -198,22 +209,15 @@ class CudaRunner:
             ]
         )
 
-    def _decode_adapted(
-        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, sms: int
-    ) -> Read:
-        adapters = _adapters(model, (), launch.sequences)
-        return self._decode(launch, model, bucket, rows, lambda: bucket.step(rows.kind, sms, adapters))
-
     def _decode_with_reports(
-        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, sms: int
+        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, forward: Step
     ) -> Read:
         bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
-        adapters, samples = _adapters(model, (), launch.sequences), list[DeviceSample]()
+        samples = list[DeviceSample]()
         for _ in range(launch.steps):
+            forward()
             earlier = [sample.token_ids for sample in samples]
-            sample = sample_with_reports(
-                bucket.logits(sms, adapters), bucket.parameters, rows, model.eos_token_ids, earlier
-            )
+            sample = sample_with_reports(bucket.logits, bucket.parameters, rows, model.eos_token_ids, earlier)
             bucket.advance(sample.token_ids)
             samples.append(sample)
         on_host = [_sample_to_host(sample) for sample in samples]

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.decode_kernels import decode_splits
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.device_batch import padded_rows
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views
+from pdmux_actor.executor.cuda.shared_logits import SharedLogits
+from pdmux_actor.executor.cuda.split_list import split_list, target_splits
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
@@ -28,11 +29,15 @@ _PADDING = -1
 class DecodeBucket:
     """`size` sequences at most; the rest are padding, which writes no KV and samples tokens that nobody reads."""
 
-    def __init__(self, decoder: LayeredDecoder, kv: DeviceKv, size: int, max_rows: int) -> None:
-        """`max_rows` is the most rows that a sequence of the model can hold."""
+    def __init__(
+        self, decoder: LayeredDecoder, kv: DeviceKv, size: int, max_rows: int, logits: SharedLogits | None = None
+    ) -> None:
+        """`max_rows` is the most rows that a sequence of the model can hold. `logits` None: a place of its own."""
         self._decoder = decoder
         self._kv = kv
         self.size = size
+        self._shared_logits = logits or SharedLogits(size)
+        self._logits: Tensor | None = None
         device = kv.pool.device
         most_begun = size * (MAX_STEPS // kv.tokens_per_row + 1)
         longest = {
@@ -85,21 +90,25 @@ class DecodeBucket:
         no_rows = np.zeros((0, self._kv.table.shape[1]), dtype=np.int64)
         self.load(stage, (), 1, no_rows, self.sampling((), 1))
 
-    def step(self, kind: SamplingKind, decode_sms: int, adapters: AdapterBatch | None = None) -> None:
-        """One token for each sequence, into `sampled[step counter]`. With `adapters` it cannot be captured."""
-        hidden = self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms), adapters)
+    def forward(self, decode_sms: int, adapters: AdapterBatch | None = None) -> None:
+        """Computes `logits` of one step. With `adapters` it cannot be captured."""
+        hidden = self._forward(target_splits(self._kv.kv_heads, decode_sms), adapters)
+        self._logits = self._shared_logits.hold(self._decoder.logits(hidden))
+
+    def sample(self, kind: SamplingKind) -> None:
+        """Draws a token for each sequence from `logits`, into `sampled[step counter]`, and goes on to the next step."""
         counter = self._inputs["step"]
         uniforms = self._inputs["uniforms"].index_select(0, counter).squeeze(0)
-        token_ids = sample_rows(self._decoder.logits(hidden), self._inputs, uniforms, kind)
+        token_ids = sample_rows(self.logits, self._inputs, uniforms, kind)
         self.sampled.index_copy_(0, counter.long(), token_ids.unsqueeze(0))
         self.advance(token_ids)
         counter.add_(1)
 
-    def logits(self, decode_sms: int, adapters: AdapterBatch | None = None) -> Tensor:
-        """Returns the logits of one step, for samplings that a captured step cannot do; `advance` goes on from what
-        they gave.
-        """
-        return self._decoder.logits(self._forward(decode_splits(self.size, self._kv.kv_heads, decode_sms), adapters))
+    @property
+    def logits(self) -> Tensor:
+        """Holds what `forward` computed. Samplings that `sample` cannot do overwrite it, and then `advance`."""
+        assert self._logits is not None, "no forward pass yet"
+        return self._logits
 
     def advance(self, token_ids: Tensor) -> None:
         self._inputs["token_ids"].copy_(token_ids.clamp(min=0))
@@ -120,11 +129,12 @@ class DecodeBucket:
         contexts = positions + 1  # padding: 0
         known = positions.clamp(min=0)
         row_places = self._places * row_stride + torch.div(known, self._kv.tokens_per_row, rounding_mode="floor")
+        splits = split_list(contexts, num_splits)
         token_rows = torch.where(active, rows.index_select(0, row_places), _PADDING)
 
         def attention(layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN) -> Tensor:
             self._kv.store(layer, token_rows, known, key, value)
-            return self._kv.attend_decodes(layer, traits.scaled(query), rows, row_stride, contexts, num_splits)
+            return self._kv.attend_decodes(layer, traits.scaled(query), rows, row_stride, contexts, splits)
 
         hidden, rotary = self._decoder.start(self._inputs["token_ids"], known)
         return self._decoder.forward_layers(hidden, rotary, attention, 0, self._decoder.spec.num_layers, adapters)

@@ -1,12 +1,15 @@
-"""Captured decode steps: one CUDA graph per batch bucket and partition, made when first needed, within a budget.
+"""Captured decode steps: CUDA graphs per batch bucket and partition, within a budget of memory.
 
 A captured graph keeps the SMs of the stream it was captured on, hence one for each partition (research: MuxWise §4.5
-measured 6.2 % of memory for 6 partitions x 20 sizes).
+measured 6.2 % of memory for 6 partitions x 20 sizes). A capture takes about as long as three steps, so it is made when
+no launch waits for it: those that are likely (capture_plan.py) when a model is attached, others while the lanes are
+idle. A shape that comes without a graph runs launch by launch; one that comes again and again is captured even if the
+lanes are never idle, and if the budget is spent, in place of the one that has not been used for longest.
 """
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,20 +18,31 @@ _LOG = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
+# A step that is launched one by one costs the host some 3 ms more than its graph, a capture 20 to 25 ms.
+_MISSES_WORTH_A_CAPTURE = 8
+
+LOGITS = "logits"  # the part of a step up to the logits, which all samplings share
+
 Step = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphKey:
-    """`sampling` names what the step does after the logits; see device_sampler.SamplingKind. `first_sm` is where the
-    stream's SMs begin: other than 0 when decode is divided among models.
+    """`part` is LOGITS or what comes after them, see device_sampler.SamplingKind. `first_sm` is where the stream's SMs
+    begin: other than 0 when decode is divided among models.
     """
 
     model: str
     bucket: int
     decode_sms: int
-    sampling: str
+    part: str
     first_sm: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCapture:
+    key: GraphKey
+    stream: Any  # of the SMs
 
 
 class Capture(Protocol):
@@ -53,12 +67,16 @@ class DecodeGraphs:
     """`capture` None runs every step launch by launch."""
 
     def __init__(self, capture: Capture | None, budget_bytes: int) -> None:
-        self._capture = capture
+        self._capture = capture if budget_bytes > 0 else None
         self.budget_bytes = budget_bytes
-        self._graphs: dict[GraphKey, tuple[Step, int]] = {}
+        self._graphs: dict[GraphKey, tuple[Step, int]] = {}  # the one that was used last is the last
+        self._planned: dict[GraphKey, PlannedCapture] = {}
+        self._misses: dict[GraphKey, int] = {}
         self._failed: set[GraphKey] = set()
         self._shared_bytes = 0
         self._has_warned = False
+        self.num_evicted = 0
+        self.num_in_traffic = 0  # captures for which a launch waited
 
     @property
     def used_bytes(self) -> int:
@@ -69,46 +87,119 @@ class DecodeGraphs:
         """Shapes that could not be captured."""
         return len(self._failed)
 
+    @property
+    def num_planned(self) -> int:
+        """Captures that wait for a moment without launches."""
+        return len(self._planned)
+
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def captures(self, key: GraphKey) -> bool:
-        """Returns whether `replay` would capture. The caller's inputs must be padding then: a capture runs the step."""
-        if key in self._graphs or key in self._failed or self._capture is None:
+    def facts(self) -> dict[str, int]:
+        """Returns how many steps were captured, could not be, made room for others, had a launch wait for them and
+        wait to be captured; and the device memory that graphs hold.
+        """
+        return {
+            "graphs": len(self),
+            "graphs_that_failed": self.num_failed,
+            "graphs_evicted": self.num_evicted,
+            "graphs_in_traffic": self.num_in_traffic,
+            "graphs_planned": self.num_planned,
+            "graph_bytes": self.used_bytes,
+        }
+
+    def plan(self, captures: Iterable[PlannedCapture]) -> None:
+        """Adds captures, the likeliest first, which wait for `next_planned`."""
+        if self._capture is not None:
+            self._planned.update((planned.key, planned) for planned in captures)
+
+    def next_planned(self) -> PlannedCapture | None:
+        """Takes the likeliest one that is not captured yet out of the plan. Once the budget is spent only those are
+        left that launches have asked for: they alone may take the place of others.
+        """
+        while self._planned:
+            asked_for = self._most_missed()
+            if asked_for is None and self.used_bytes >= self.budget_bytes:
+                self._planned.clear()
+                break
+            planned = self._planned.pop(asked_for or next(iter(self._planned)))
+            if self._can_capture(planned.key):
+                return planned
+        return None
+
+    def step(self, key: GraphKey, step: Step) -> Step:
+        """Returns the captured `step`, or `step` itself where it is not captured."""
+        found = self._graphs.pop(key, None)
+        if found is None:
+            return step
+        self._graphs[key] = found
+        return found[0]
+
+    def wants(self, key: GraphKey, stream: Any) -> bool:
+        """Returns whether a launch shall `capture` before it goes on. Notes what it lacks otherwise."""
+        if not self._can_capture(key):
             return False
-        if self.used_bytes < self.budget_bytes:
-            return True
-        if not self._has_warned:
+        misses = self._misses[key] = self._misses.get(key, 0) + 1
+        if misses < _MISSES_WORTH_A_CAPTURE:
+            self._planned.setdefault(key, PlannedCapture(key, stream))
+            return False
+        if self._shared_bytes >= self.budget_bytes and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
-                "%d decode graphs fill their budget of %d bytes; further shapes run launch by launch",
+                "intermediate values of %d decode graphs fill their budget of %d bytes; further shapes run launch by"
+                " launch",
                 len(self._graphs),
                 self.budget_bytes,
             )
-        return False
+        if self._shared_bytes >= self.budget_bytes:
+            return False
+        self.num_in_traffic += 1
+        return True
 
-    def replay(self, key: GraphKey, step: Step, stream: Any) -> Step:
-        """A captured `step`, or `step` itself where the budget is spent or it cannot be captured."""
-        if self.captures(key):
-            assert self._capture is not None
-            try:
-                self._graphs[key] = self._capture(step, stream)
-            except RuntimeError:  # launched one by one it may work; if the device is lost, that says so
-                _LOG.exception("a decode step cannot be captured and runs launch by launch: %s", key)
-                self._failed.add(key)
-            self._shared_bytes = self._capture.shared_bytes() if self._graphs else 0
-        return self._graphs[key][0] if key in self._graphs else step
+    def capture(self, key: GraphKey, step: Step, stream: Any) -> None:
+        """Captures `step`, which runs meanwhile: the caller's inputs must be padding."""
+        assert self._capture is not None, "steps are not captured"
+        self._planned.pop(key, None)
+        self._misses.pop(key, None)
+        while self._graphs and self.used_bytes >= self.budget_bytes:
+            self._evict(next(iter(self._graphs)))
+        try:
+            self._graphs[key] = self._capture(step, stream)
+        except RuntimeError:  # launched one by one it may work; if the device is lost, that says so
+            _LOG.exception("a decode step cannot be captured and runs launch by launch: %s", key)
+            self._failed.add(key)
+        self._shared_bytes = self._capture.shared_bytes() if self._graphs else 0
 
     def forget_model(self, model: str) -> None:
         """Memory of intermediate values stays with the graphs that are left, and goes with the last one."""
         self._graphs = {key: graph for key, graph in self._graphs.items() if key.model != model}
+        self._planned = {key: planned for key, planned in self._planned.items() if key.model != model}
+        self._misses = {key: misses for key, misses in self._misses.items() if key.model != model}
         self._failed = {key for key in self._failed if key.model != model}
         if not self._graphs:
-            self.clear()
+            self._let_go()
 
     def clear(self) -> None:
         """A graph belongs to the context of its stream, and must go before it."""
         self._graphs.clear()
+        self._planned.clear()
+        self._misses.clear()
+        self._let_go()
+
+    def _can_capture(self, key: GraphKey) -> bool:
+        return self._capture is not None and key not in self._graphs and key not in self._failed
+
+    def _most_missed(self) -> GraphKey | None:
+        waiting = [key for key in self._planned if key in self._misses]
+        return max(waiting, key=lambda key: self._misses[key], default=None)
+
+    def _evict(self, key: GraphKey) -> None:
+        del self._graphs[key]  # the driver keeps one that is being replayed until it is over
+        self.num_evicted += 1
+        if not self._graphs:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self._shared_bytes = 0
         if self._capture is not None:
             self._capture.renew()

@@ -1,7 +1,10 @@
 """Decode attention over the head-wise block pool, split over the context (flash decoding) to fill the partition's SMs.
 
-A program handles one sequence, one KV head and one split: the query heads of the KV head are the rows of a matrix
-product (padded to 16, the least that tensor cores take), K and V are read where they lie. A second kernel joins splits.
+A program handles one KV head and one split of a sequence: the query heads of the KV head are the rows of a matrix
+product (padded to 16, the least that tensor cores take), K and V are read where they lie. Which splits there are is
+decided on the device once per step, by the tokens that each sequence has (split_list.py), so that one long sequence
+beside short ones is not left to a single program. A sequence of one split is done with it; a second kernel joins those
+of several.
 """
 
 from dataclasses import dataclass, replace
@@ -11,9 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pdmux_actor.executor.cuda.split_list import SplitList
+
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
-_MOST_SPLITS = 32
+_SPLITS_AT_ONCE = 32
 _MOST_TILE_BYTES = 64 * 1024  # sm_86, sm_89 and sm_120 have 99 KiB for a program
 
 
@@ -25,13 +30,13 @@ class DecodeTiling:
 
     tile_tokens: int = 64
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = 3  # tiles of which one is computed and the others are on their way
 
     def fitted(self, head_bytes: int) -> "DecodeTiling":
         """Returns a tiling whose tiles of K and V fit the shared memory of any GPU since sm_80. `head_bytes`: of one
         token's K.
         """
-        most = _MOST_TILE_BYTES // (2 * head_bytes * self.num_stages)
+        most = _MOST_TILE_BYTES // (2 * head_bytes * max(1, self.num_stages - 1))
         if most >= self.tile_tokens:
             return self
         # Twice the warps hold the wider rows of queries and values in registers.
@@ -50,6 +55,28 @@ def _blocks_of(tokens, last, first_row_ptr, column_ptr, TOKENS_PER_ROW: tl.const
 
 
 @triton.jit
+def _extent(item, first_splits_ptr, context_tokens_ptr, TILE: tl.constexpr):
+    """The tokens [first, last) of a split, and how many splits its sequence has. The pointers are its sequence's."""
+    first_split = tl.load(first_splits_ptr)
+    num_splits = tl.load(first_splits_ptr + 1) - first_split
+    context_tokens = tl.load(context_tokens_ptr)
+    split_tokens = tl.cdiv(tl.cdiv(context_tokens, TILE), num_splits) * TILE
+    first = (item - first_split) * split_tokens
+    return first, tl.minimum(first + split_tokens, context_tokens), num_splits
+
+
+@triton.jit
+def _with_tile(highest, total, weighted, products, valid, value):
+    """Online softmax: the same sums with a tile more."""
+    scores = tl.where(valid[None, :], products, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    rescale = tl.exp2(highest - new_highest)
+    weights = tl.exp2(scores - new_highest[:, None])
+    weighted = weighted * rescale[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+    return new_highest, total * rescale + tl.sum(weights, axis=1), weighted
+
+
+@triton.jit
 def _keep_split(partial_ptr, lse_ptr, slot, slot_mask, lanes, highest, total, weighted, HEAD_DIM: tl.constexpr):
     """Of each slot, the attended values and the logarithm of their weights' sum."""
     has_tokens = total > 0.0
@@ -62,7 +89,7 @@ def _keep_split(partial_ptr, lse_ptr, slot, slot_mask, lanes, highest, total, we
     )
 
 
-@triton.jit(do_not_specialize=["first_column"])
+@triton.jit(do_not_specialize=["first_column", "num_sequences"])
 def _split_kernel(
     query_ptr,
     query_token_stride,
@@ -72,8 +99,12 @@ def _split_kernel(
     rows_ptr,
     row_stride_ptr,
     context_tokens_ptr,
+    sequences_ptr,
+    first_splits_ptr,
+    num_sequences,
     partial_ptr,
     lse_ptr,
+    out_ptr,
     first_column,
     block_elements,
     scale_log2,
@@ -85,21 +116,19 @@ def _split_kernel(
     BLOCKS_PER_ROW: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    split = tl.program_id(2)
-    context_tokens = tl.load(context_tokens_ptr + sequence)
+    item, head = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(sequences_ptr + item).to(tl.int64)
+    if sequence >= num_sequences:  # the list is shorter than the grid, which a captured graph fixes
+        return
+    first, last, num_splits = _extent(item, first_splits_ptr + sequence, context_tokens_ptr + sequence, TILE)
     first_row_ptr = rows_ptr + sequence * tl.load(row_stride_ptr)
-    split_tokens = tl.cdiv(tl.cdiv(context_tokens, TILE), tl.num_programs(2)) * TILE
-    first = split * split_tokens
-    last = tl.minimum(first + split_tokens, context_tokens)
 
     group, lanes, in_tile = tl.arange(0, GROUP_PADDED), tl.arange(0, HEAD_DIM_PADDED), tl.arange(0, TILE)
     query_heads = head * GROUP + group
     query_offsets = sequence * query_token_stride + query_heads[:, None] * query_head_stride + lanes[None, :]
-    query = tl.load(query_ptr + query_offsets, mask=(group < GROUP)[:, None] & (lanes < HEAD_DIM)[None, :], other=0.0)
-    highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PADDED], tl.float32)
+    query_mask = (group < GROUP)[:, None] & (lanes < HEAD_DIM)[None, :]
+    query = tl.load(query_ptr + query_offsets, mask=query_mask, other=0.0)
+    highest, total = tl.full([GROUP_PADDED], float("-inf"), tl.float32), tl.zeros([GROUP_PADDED], tl.float32)
     weighted = tl.zeros([GROUP_PADDED, HEAD_DIM_PADDED], tl.float32)
     column_ptr = table_ptr + first_column + head
     block = _blocks_of(first + in_tile, last, first_row_ptr, column_ptr, TOKENS_PER_ROW, BLOCKS_PER_ROW)
@@ -112,49 +141,54 @@ def _split_kernel(
         key = tl.load(pool_ptr + offsets[:, None] + lanes[None, :], mask=read_mask, other=0.0)
         value = tl.load(pool_ptr + offsets[:, None] + HEAD_DIM + lanes[None, :], mask=read_mask, other=0.0)
         block = _blocks_of(tokens + TILE, last, first_row_ptr, column_ptr, TOKENS_PER_ROW, BLOCKS_PER_ROW)
-        products = tl.dot(query, tl.trans(key), input_precision="ieee")
-        scores = tl.where(valid[None, :], products * scale_log2, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        rescale = tl.exp2(highest - new_highest)
-        weights = tl.exp2(scores - new_highest[:, None])
-        weighted = weighted * rescale[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        total = total * rescale + tl.sum(weights, axis=1)
-        highest = new_highest
+        products = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
+        highest, total, weighted = _with_tile(highest, total, weighted, products, valid, value)
 
-    slot = (sequence * tl.num_programs(1) * GROUP + query_heads) * tl.num_programs(2) + split
-    _keep_split(partial_ptr, lse_ptr, slot, group < GROUP, lanes, highest, total, weighted, HEAD_DIM)
+    slots = (tl.where(num_splits == 1, sequence, item) * tl.num_programs(1) * GROUP + query_heads).to(tl.int64)
+    if num_splits == 1:
+        attended = (weighted / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + slots[:, None] * HEAD_DIM + lanes[None, :], attended, mask=query_mask)
+    else:
+        _keep_split(partial_ptr, lse_ptr, slots, group < GROUP, lanes, highest, total, weighted, HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit
 def _join_kernel(
     partial_ptr,
     lse_ptr,
+    first_splits_ptr,
     out_ptr,
-    num_splits,
-    SPLITS_PADDED: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    SPLITS_AT_ONCE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
-    slot = tl.program_id(0).to(tl.int64)
-    splits = tl.arange(0, SPLITS_PADDED)
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    first = tl.load(first_splits_ptr + sequence)
+    end = tl.load(first_splits_ptr + sequence + 1)
+    if end - first == 1:
+        return  # the split has written the result
     lanes = tl.arange(0, HEAD_DIM_PADDED)
-    lse = tl.load(lse_ptr + slot * num_splits + splits, mask=splits < num_splits, other=float("-inf"))
-    highest = tl.max(lse, axis=0)
-    highest = tl.where(highest == float("-inf"), 0.0, highest)  # padding of a captured batch: no tokens at all
-    weights = tl.exp2(lse - highest)
-    partial = tl.load(
-        partial_ptr + (slot * num_splits + splits)[:, None] * HEAD_DIM + lanes[None, :],
-        mask=(splits < num_splits)[:, None] & (lanes < HEAD_DIM)[None, :],
-        other=0.0,
-    )
-    total = tl.sum(weights, axis=0)
-    joined = tl.sum(partial * weights[:, None], axis=0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out_ptr + slot * HEAD_DIM + lanes, joined.to(out_ptr.dtype.element_ty), mask=lanes < HEAD_DIM)
-
-
-def decode_splits(num_sequences: int, kv_heads: int, sms: int) -> int:
-    """Splits of each context, so that the programs come to two for every SM of the partition, where there are fewer."""
-    return max(1, min(_MOST_SPLITS, -(-2 * sms // (num_sequences * kv_heads))))
+    highest = -1e30  # of splits without tokens it is minus infinity
+    total = 0.0
+    weighted = tl.zeros([HEAD_DIM_PADDED], tl.float32)
+    for start in range(first, end, SPLITS_AT_ONCE):
+        splits = start + tl.arange(0, SPLITS_AT_ONCE)
+        valid = splits < end
+        slots = splits.to(tl.int64) * NUM_HEADS + head
+        lse = tl.load(lse_ptr + slots, mask=valid, other=float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(lse, axis=0))
+        weights = tl.exp2(lse - new_highest)
+        rescale = tl.exp2(highest - new_highest)
+        mask = valid[:, None] & (lanes < HEAD_DIM)[None, :]
+        partial = tl.load(partial_ptr + slots[:, None] * HEAD_DIM + lanes[None, :], mask=mask, other=0.0)
+        weighted = weighted * rescale + tl.sum(partial * weights[:, None], axis=0)
+        total = total * rescale + tl.sum(weights, axis=0)
+        highest = new_highest
+    joined = weighted / tl.where(total > 0.0, total, 1.0)  # padding of a captured batch: no tokens at all
+    out = out_ptr + (sequence * NUM_HEADS + head) * HEAD_DIM + lanes
+    tl.store(out, joined.to(out_ptr.dtype.element_ty), mask=lanes < HEAD_DIM)
 
 
 def decode_attention(
@@ -168,22 +202,23 @@ def decode_attention(
     layer: int,
     kv_heads: int,
     tokens_per_row: int,
-    num_splits: int,
+    splits: SplitList,
     tiling: DecodeTiling | None = None,
 ) -> Tensor:
     """One query token per sequence, over `context_tokens` (int32 [sequences], the new token included, 0: padding).
 
     query: [sequences, heads, head_dim]; pool: [blocks, elements]; table: int32 [max_rows, blocks_per_row]; rows: int32,
     row i of sequence s at `rows[s * row_stride + i]`; row_stride: int32 [1], on the device since a captured graph must
-    not hold it. Returns [sequences, heads * head_dim].
+    not hold it; splits: of these contexts. Returns [sequences, heads * head_dim].
     """
     num_sequences, num_heads, head_dim = query.shape
     padded_dim = triton.next_power_of_2(head_dim)
     tiling = tiling or DEFAULT_TILING.fitted(padded_dim * pool.itemsize)
-    partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=query.device)
-    lse = torch.empty(num_sequences, num_heads, num_splits, dtype=torch.float32, device=query.device)
+    num_items = len(splits.sequences)
+    partial = torch.empty(num_items, num_heads, head_dim, dtype=torch.float32, device=query.device)
+    lse = torch.empty(num_items, num_heads, dtype=torch.float32, device=query.device)
     out = torch.empty(num_sequences, num_heads * head_dim, dtype=query.dtype, device=query.device)
-    _split_kernel[(num_sequences, kv_heads, num_splits)](
+    _split_kernel[(num_items, kv_heads)](
         query,
         query.stride(0),
         query.stride(1),
@@ -192,8 +227,12 @@ def decode_attention(
         rows,
         row_stride,
         context_tokens,
+        splits.sequences,
+        splits.firsts,
+        num_sequences,
         partial,
         lse,
+        out,
         layer * kv_heads,
         pool.stride(0),
         head_dim**-0.5 * _LOG2_E,
@@ -207,13 +246,19 @@ def decode_attention(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
-    _join_kernel[(num_sequences * num_heads,)](
+    _join(partial, lse, splits, out)
+    return out
+
+
+def _join(partial: Tensor, lse: Tensor, splits: SplitList, out: Tensor) -> None:
+    num_heads, head_dim = partial.shape[1:]
+    _join_kernel[(len(out), num_heads)](
         partial,
         lse,
+        splits.firsts,
         out,
-        num_splits,
-        SPLITS_PADDED=_MOST_SPLITS,  # for any number of splits: one variant, and what is masked is not read
+        NUM_HEADS=num_heads,
+        SPLITS_AT_ONCE=_SPLITS_AT_ONCE,
         HEAD_DIM=head_dim,
-        HEAD_DIM_PADDED=padded_dim,
+        HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
     )
-    return out

@@ -11,6 +11,7 @@ from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
+from pdmux_actor.executor.cuda.split_list import SplitList, split_list
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 
 
@@ -44,7 +45,7 @@ class DeviceKv:
         store_kv(self.pool, self.table, rows, positions, key, value, layer=layer, tokens_per_row=self.tokens_per_row)
 
     def attend_decodes(
-        self, layer: int, query: Tensor, rows: Tensor, row_stride: Tensor, contexts: Tensor, num_splits: int
+        self, layer: int, query: Tensor, rows: Tensor, row_stride: Tensor, contexts: Tensor, splits: SplitList
     ) -> Tensor:
         return decode_attention(
             query,
@@ -56,7 +57,7 @@ class DeviceKv:
             layer=layer,
             kv_heads=self.kv_heads,
             tokens_per_row=self.tokens_per_row,
-            num_splits=num_splits,
+            splits=splits,
         )
 
 
@@ -66,7 +67,7 @@ class BatchAttention:
     def __init__(self, kv: DeviceKv, batch: DeviceBatch, num_splits: int) -> None:
         self._kv = kv
         self._batch = batch
-        self._num_splits = num_splits
+        self._splits = split_list(batch.tensors["decode_contexts"], num_splits) if batch.num_decodes else None
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN
@@ -91,7 +92,7 @@ class BatchAttention:
             parts.append(
                 varlen_attention(query[:num_chunk_tokens], context_key, context_value, *ends, self._batch.chunks)
             )
-        if self._batch.num_decodes:
+        if self._splits is not None:
             parts.append(
                 self._kv.attend_decodes(
                     layer,
@@ -99,7 +100,7 @@ class BatchAttention:
                     tensors["decode_rows"],
                     tensors["row_stride"],
                     tensors["decode_contexts"],
-                    self._num_splits,
+                    self._splits,
                 )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -10,6 +10,7 @@ from pdmux_actor.executor.cuda.decode_bucket import MAX_STEPS, DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
+from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.ranks.device_frames import ArrayOnWire, BucketInputs, DecodePass, on_wire
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.leading_lane import LeadingLane
@@ -23,9 +24,17 @@ class LeadingBucket(DecodeBucket):
     """A DecodeBucket whose steps all ranks do."""
 
     def __init__(
-        self, decoder: LayeredDecoder, kv: DeviceKv, size: int, max_rows: int, *, model: str, lane: LeadingLane
+        self,
+        decoder: LayeredDecoder,
+        kv: DeviceKv,
+        size: int,
+        max_rows: int,
+        logits: SharedLogits | None = None,
+        *,
+        model: str,
+        lane: LeadingLane,
     ) -> None:
-        super().__init__(decoder, kv, size, max_rows)
+        super().__init__(decoder, kv, size, max_rows, logits)
         self._model = model
         self._lane = lane
         self._is_first = True

@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from gpu.sm_census import SmCensus
 
-from pdmux_actor.executor.cuda.decode_kernels import decode_attention, decode_splits
+from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
+from pdmux_actor.executor.cuda.split_list import split_list, target_splits
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.triton_operators import TritonOperators
 
@@ -65,7 +66,7 @@ def call_all(heads: int, kv_heads: int, head_dim: int, mlp: int, dtype: torch.dt
     for layer in (0, layers - 1):
         store_kv(pool, table, rows, rows, key, value, layer=layer, tokens_per_row=tokens_per_row)
     gather_kv(pool, table, rows, rows, layer=1, kv_heads=kv_heads, head_dim=head_dim)
-    for batch in (1, 256):
+    for sms in (16, SMS):
         decode_attention(
             qkv[:, :heads],
             pool,
@@ -76,7 +77,7 @@ def call_all(heads: int, kv_heads: int, head_dim: int, mlp: int, dtype: torch.dt
             layer=1,
             kv_heads=kv_heads,
             tokens_per_row=tokens_per_row,
-            num_splits=decode_splits(batch, kv_heads, SMS),
+            splits=split_list(contexts, target_splits(kv_heads, sms)),
         )
 
 
@@ -92,6 +93,8 @@ def resources(kernel: Any) -> dict[str, int]:
         "regs": int(found["REG"]),
         "stack_bytes": int(found["STACK"]),
         "shared_bytes": kernel.metadata.shared,
+        # How many groups of asynchronous copies may still be on their way when a wait ends: 0 hides no latency.
+        "copies_ahead": max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.asm["ptx"])), default=0),
     }
 
 

@@ -1,6 +1,5 @@
 """The CUDA executor on the CPU: Triton's interpreter computes, a stream is nothing, a captured step is run again."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -111,7 +110,7 @@ def make_cuda_rig(
     budget_bytes: int = 1 << 30,
     graph_bytes: int = 1 << 20,
     capture_fails: RuntimeError | None = None,
-    captured_batches: Sequence[int] = (),
+    captures_ahead: bool = False,
     launch_limits: LaunchLimits = DEFAULT_LIMITS,
 ) -> CpuRig:
     executor = TorchCudaExecutor(
@@ -120,7 +119,7 @@ def make_cuda_rig(
         lanes=CpuLanes(),
         device=replace(H200, num_sms=NUM_SMS),
         graphs=DecodeGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
-        captured_batches=captured_batches,
+        captures_ahead=captures_ahead,
         launch_limits=launch_limits,
     )
     executor._pool.fill_(NAN_BYTE)

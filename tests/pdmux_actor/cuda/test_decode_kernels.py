@@ -6,8 +6,9 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
-from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, decode_attention, decode_splits
+from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
+from pdmux_actor.executor.cuda.split_list import split_list, target_splits
 
 KV_HEADS = 2
 LAYERS = 3
@@ -53,14 +54,14 @@ class PoolOfNaN:
             )
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("target", [1, 3])
 @pytest.mark.parametrize(
     ("head_dim", "group", "tokens_per_row", "dtype"),
     # The interpreter multiplies no bfloat16 (numpy has none).
     [(32, 1, 8, torch.float32), (64, 4, 16, torch.float32), (24, 3, 5, torch.float32), (64, 2, 16, torch.float16)],
 )
 def test_decode_attention__shuffled_blocks_amid_nan__as_sdpa(
-    head_dim: int, group: int, tokens_per_row: int, dtype: torch.dtype, num_splits: int
+    head_dim: int, group: int, tokens_per_row: int, dtype: torch.dtype, target: int
 ) -> None:
     contexts = [1, 150, 64, 0]
     state = PoolOfNaN(head_dim, tokens_per_row, contexts, dtype)
@@ -77,7 +78,7 @@ def test_decode_attention__shuffled_blocks_amid_nan__as_sdpa(
         layer=1,
         kv_heads=KV_HEADS,
         tokens_per_row=tokens_per_row,
-        num_splits=num_splits,
+        splits=split_list(torch.tensor(contexts, dtype=torch.int32), target),
     )
 
     for i, context in enumerate(contexts):
@@ -122,8 +123,59 @@ def test_store_kv__padding_row__writes_nothing() -> None:
     assert bool(state.pool.isnan().all())
 
 
-def test_decode_splits__few_sequences__fill_the_partition_twice() -> None:
-    assert [decode_splits(n, 8, sms) for n, sms in ((1, 132), (32, 132), (32, 32))] == [32, 2, 1]
+def test_decode_attention__more_splits_than_are_joined_at_once__as_sdpa() -> None:
+    contexts = [40, 64 * 40]
+    state = PoolOfNaN(16, 64, contexts, torch.float32)
+    state.store(layer=0)
+    query = torch.randn(2, KV_HEADS, 16, generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    splits = split_list(lengths, 41)
+    assert splits.firsts.tolist() == [0, 1, 41]
+
+    attended = decode_attention(
+        query,
+        state.pool,
+        state.table,
+        state.rows,
+        torch.tensor([state.row_stride], dtype=torch.int32),
+        lengths,
+        layer=0,
+        kv_heads=KV_HEADS,
+        tokens_per_row=64,
+        splits=splits,
+    )
+
+    for i in range(2):
+        expected = functional.scaled_dot_product_attention(
+            query[i][:, None], state.keys[i].transpose(0, 1), state.values[i].transpose(0, 1)
+        )
+        torch.testing.assert_close(attended[i], expected.flatten(), rtol=1e-5, atol=1e-5)
+
+
+def test_split_list__one_long_sequence_among_short_ones__no_split_has_more_than_its_share() -> None:
+    contexts = torch.tensor([512] * 63 + [32768, 0, 0], dtype=torch.int32)
+    target = target_splits(8, 132)
+
+    splits = split_list(contexts, target)
+
+    counts = splits.firsts.diff()
+    share = -(-int(contexts.sum()) // target)
+    assert target == 33
+    assert counts.tolist() == [1] * 63 + [17, 0, 0]
+    assert (contexts / counts.clamp(min=1)).max() <= share + 64
+    listed = splits.sequences[: int(splits.firsts[-1])]
+    assert torch.equal(listed.bincount(minlength=66), counts.long())
+    assert set(splits.sequences[len(listed) :].tolist()) == {66}  # no sequence: these programs end at once
+
+
+@pytest.mark.parametrize("contexts", [[1], [0, 0], [64] * 40, [1, 5000, 3, 0, 700], [8192]])
+@pytest.mark.parametrize("target", [1, 7, 33])
+def test_split_list__any_batch__fits_the_grid_and_covers_every_sequence(contexts: list[int], target: int) -> None:
+    splits = split_list(torch.tensor(contexts, dtype=torch.int32), target)
+
+    counts = splits.firsts.diff().tolist()
+    assert [count > 0 for count in counts] == [context > 0 for context in contexts]
+    assert sum(counts) <= len(splits.sequences)
 
 
 def test_tiling__wide_heads__takes_fewer_tokens_at_once() -> None:

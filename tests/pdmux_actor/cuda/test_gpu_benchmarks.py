@@ -53,7 +53,7 @@ def test_floors__tiny_model__rows_for_every_partition_and_a_picture(
     # Launches are over at once here: no step ever runs beside a prefill, and trying costs time.
     monkeypatch.setattr(hand_made_launches, "_TRIES_PER_STEP", 0)
     result, picture = tmp_path / "floors.json", tmp_path / "floors.png"
-    sizes = floors.Sizes(decodes=((1, 3),), prefills=(3,), partition_stride=1, repeats=2)
+    sizes = floors.Sizes(decodes=((1, 3),), prefills=(3,), partition_stride=1, repeats=2, skewed=((2, 1),))
     kept = KeptRows(result, floors.ROW_KEY)
 
     floors.run(tiny_executor(), "tiny", sizes, kept, dtype="float32")
@@ -64,6 +64,7 @@ def test_floors__tiny_model__rows_for_every_partition_and_a_picture(
     assert {(row["measured"], row["sms"]) for row in written["rows"]} == {
         ("decode", 4),
         ("ahead", 4),
+        ("skewed", 4),
         ("prefill", 4),
         ("decode", 2),
         ("beside", 2),
@@ -364,7 +365,7 @@ def test_kernels__tiny_heads__a_row_for_each_tiling_and_the_best_of_each_shape(t
     kept = KeptRows(result, kernels.ROW_KEY)
     heads = kernels.Heads(query=2, kv=1, dim=16, block_tokens=4)
     tilings = (kernels.DEFAULT_TILING, replace(kernels.DEFAULT_TILING, tile_tokens=32))
-    seconds = iter([1.0, 3.0, 2.0, 1.0, 5.0])
+    seconds = iter([1.0, 3.0, 2.0, 4.0, 1.0, 5.0, 6.0])
 
     def timed(work: Callable[[], object]) -> float:
         work()
@@ -376,7 +377,7 @@ def test_kernels__tiny_heads__a_row_for_each_tiling_and_the_best_of_each_shape(t
         replace(H200, num_sms=1),
         timed,
         heads=heads,
-        decodes=((2, 6),),
+        decodes=((2, 6, 9),),
         prefills=(5,),
         tilings=tilings,
         dtype=torch.float32,
@@ -386,10 +387,12 @@ def test_kernels__tiny_heads__a_row_for_each_tiling_and_the_best_of_each_shape(t
     rows = json.loads(result.read_text())["rows"]
     assert [(r["kernel"], r["splits"], r["tile_tokens"]) for r in rows] == [
         ("prefill", 1, 1),
-        ("decode", 1, 64),
         ("decode", 2, 64),
-        ("decode", 1, 32),
+        ("decode", 1, 64),
+        ("decode", 4, 64),
         ("decode", 2, 32),
+        ("decode", 1, 32),
+        ("decode", 4, 32),
     ]
-    assert [r["tile_tokens"] for r in kernels.best_rows(rows)] == [1, 64, 32]
+    assert [(r["splits"], r["tile_tokens"]) for r in kernels.best_rows(rows)] == [(1, 1), (2, 64), (2, 32)]
     assert picture.stat().st_size > 1000

@@ -115,25 +115,25 @@ def test_capture__step_fails__leaves_the_stream_able_to_launch(cuda: RecordingCu
     assert cuda.calls[-1] == "end"
 
 
-def replay(graphs: DecodeGraphs, cuda: RecordingCuda, model: str) -> bool:
+def captures(graphs: DecodeGraphs, cuda: RecordingCuda, model: str) -> bool:
     """Whether a step of `model` was captured."""
-    key = GraphKey(model=model, bucket=1, decode_sms=16, sampling="greedy")
-    graphs.replay(key, lambda: cuda.calls.append("step"), stream_of(cuda))
+    key = GraphKey(model=model, bucket=1, decode_sms=16, part="greedy")
+    graphs.capture(key, lambda: cuda.calls.append("step"), stream_of(cuda))
     return graphs.num_failed == 0
 
 
 def test_graphs__last_model_left_and_another_came__are_captured_again(cuda: RecordingCuda) -> None:
     graphs = DecodeGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
-    assert replay(graphs, cuda, "first")
-    assert replay(graphs, cuda, "second")
+    assert captures(graphs, cuda, "first")
+    assert captures(graphs, cuda, "second")
     graphs.forget_model("first")
-    assert replay(graphs, cuda, "third")
+    assert captures(graphs, cuda, "third")
     assert graphs.used_bytes == 2 * GRAPH_BYTES + 42
 
     graphs.forget_model("second")
     graphs.forget_model("third")
 
-    assert replay(graphs, cuda, "fourth")
+    assert captures(graphs, cuda, "fourth")
     assert len(graphs) == 1
     assert {pool for pool, count in cuda.pools.items() if count} == {(0, 2)}
 
@@ -151,8 +151,9 @@ def test_graphs__one_capture_broke_off__the_next_shape_is_captured(
         if len(calls) == 2:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    key = GraphKey(model="m", bucket=1, decode_sms=16, sampling="greedy")
-    assert graphs.replay(key, step_that_breaks, stream_of(cuda)) is step_that_breaks
+    key = GraphKey(model="m", bucket=1, decode_sms=16, part="greedy")
+    graphs.capture(key, step_that_breaks, stream_of(cuda))
+    assert graphs.step(key, step_that_breaks) is step_that_breaks
 
-    assert replay(graphs, cuda, "other model") is False  # the broken one is still counted
+    assert captures(graphs, cuda, "other model") is False  # the broken one is still counted
     assert (len(graphs), graphs.num_failed) == (1, 1)

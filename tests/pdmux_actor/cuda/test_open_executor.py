@@ -33,7 +33,7 @@ def one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_open__gpu_that_others_use_too__offers_what_is_free_but_for_graphs_and_libraries() -> None:
-    executor = open_cuda_executor(kv_pool_bytes=1 << 20, block_bytes=4096, captured_batches=(1,))
+    executor = open_cuda_executor(kv_pool_bytes=1 << 20, block_bytes=4096)
 
     graph_bytes = int(0.06 * H200.memory_bytes)
     assert executor.device.memory_bytes == FREE_BYTES - graph_bytes - GIB

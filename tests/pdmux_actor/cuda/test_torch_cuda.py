@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +11,13 @@ import torch
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import make_prompt, outputs
-from cuda_rig import BLOCK_BYTES, NUM_SMS, CpuLanes, NoStream, RerunCapture, make_cuda_rig
+from cuda_rig import BLOCK_BYTES, CpuLanes, NoStream, make_cuda_rig
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError, ModelTooLarge
 from pdmux_actor.executor import torch_cuda
-from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cuda import warm_up
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
@@ -33,111 +31,13 @@ from profiler.roofline import RooflineLatency
 NEW_TOKENS = 3
 
 
-def test_decode__same_shape_again__is_captured_once(tiny_checkpoints: Mapping[str, Path]) -> None:
-    rig = make_cuda_rig()
-    executor: Executor = rig.executor
-    rig.load("llama", tiny_checkpoints["llama"])
-
-    for count in (1, 3, 4):
-        sequences = [rig.sequence("llama", make_prompt(4 + i), NEW_TOKENS) for i in range(count)]
-        rig.prefill(sequences)
-        rig.decode(sequences, NEW_TOKENS - 1)
-
-    assert rig.executor._graphs._capture.count == 2  # 3 and 4 sequences share a bucket
-    assert executor.device.num_sms == NUM_SMS
-
-
-def test_attach_model__batches_to_capture_ahead__are_captured_on_every_partition_and_not_again(
-    tiny_checkpoints: Mapping[str, Path],
-) -> None:
-    rig = make_cuda_rig(captured_batches=(1, 4))
-    rig.executor.device = replace(rig.executor.device, partition_granularity_sms=2)
-    rig.load("llama", tiny_checkpoints["llama"])
-    captured = rig.executor._graphs._capture
-    ahead = [(stream.lane, stream.sms) for stream in rig.executor._lanes.used]
-
-    sequences = [rig.sequence("llama", make_prompt(4 + i), NEW_TOKENS) for i in range(3)]
-    rig.prefill(sequences)
-    rig.decode(sequences, NEW_TOKENS - 1)
-
-    assert ahead == [(Lane.DECODE, 4), (Lane.DECODE, 2)]
-    assert captured.count == 4
-    assert rig.executor.graph_counts == (4, 0)
-
-
-def test_decode__budget_spent__goes_on_launch_by_launch_with_the_same_tokens(
-    tiny_checkpoints: Mapping[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    produced = []
-    for budget_bytes in (1 << 30, 0):
-        rig = make_cuda_rig(budget_bytes=budget_bytes)
-        rig.load("qwen2", tiny_checkpoints["qwen2"])
-        sequences = [rig.sequence("qwen2", make_prompt(n), NEW_TOKENS) for n in (3, 6)]
-        rig.prefill(sequences)
-        rig.decode(sequences, NEW_TOKENS - 1, steps_per_launch=2)
-        produced.append(outputs(sequences, NEW_TOKENS))
-        assert len(rig.executor._graphs) == (1 if budget_bytes else 0)
-
-    assert produced[0] == produced[1]
-    assert "launch by launch" in caplog.text
-
-
-def test_decode__capture_fails__runs_launch_by_launch_and_is_not_tried_again(
-    tiny_checkpoints: Mapping[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    produced = []
-    for fault in (None, RuntimeError("operation not permitted when stream is capturing")):
-        rig = make_cuda_rig(capture_fails=fault)
-        rig.load("qwen2", tiny_checkpoints["qwen2"])
-        sequences = [rig.sequence("qwen2", make_prompt(n), NEW_TOKENS) for n in (3, 6)]
-        rig.prefill(sequences)
-        rig.decode(sequences, NEW_TOKENS - 1)
-        produced.append(outputs(sequences, NEW_TOKENS))
-        assert rig.executor._graphs._capture.count == 1
-        assert rig.executor.graph_counts == ((0, 1) if fault else (1, 0))
-
-    assert produced[0] == produced[1]
-    assert "cannot be captured" in caplog.text
-
-
-def test_decode__first_of_its_shape__the_capture_is_no_part_of_its_time(tiny_checkpoints: Mapping[str, Path]) -> None:
-    rig = make_cuda_rig()
-    rig.load("llama", tiny_checkpoints["llama"])
-    sequence = rig.sequence("llama", make_prompt(4), NEW_TOKENS)
-    rig.prefill([sequence])
-    over_s: list[float] = []
-
-    class TimedCapture(RerunCapture):
-        def __call__(self, step: Step, stream: NoStream) -> tuple[Step, int]:
-            captured = super().__call__(step, stream)
-            over_s.append(rig.executor.now())
-            return captured
-
-    rig.executor._graphs._capture = TimedCapture(graph_bytes=1)
-    rig.executor.submit(DecodeStep(model="llama", sequences=(sequence,)))
-
-    assert rig.wait().started_s >= over_s[0]
-
-
-def test_replay__model_forgotten__its_memory_can_be_used_again() -> None:
-    capture = RerunCapture(graph_bytes=60)
-    graphs = DecodeGraphs(capture, budget_bytes=100)
-    keys = [GraphKey(model=m, bucket=b, decode_sms=16, sampling="greedy") for m in ("a", "b") for b in (1, 2)]
-
-    for key in keys[:3]:
-        graphs.replay(key, list, NoStream(Lane.DECODE, 16))
-    assert (len(graphs), graphs.used_bytes, graphs.captures(keys[2])) == (2, 120, False)
-
-    graphs.forget_model("a")
-    assert (graphs.used_bytes, graphs.captures(keys[2])) == (0, True)
-
-
 def test_close__captured_graphs__are_dropped_before_their_contexts() -> None:
     rig = make_cuda_rig()
     executor = rig.executor
     left = []
-    key = GraphKey(model="a", bucket=1, decode_sms=16, sampling="greedy")
-    executor._graphs.replay(key, list, NoStream(Lane.DECODE, 16))
+    executor._graphs.capture(
+        GraphKey(model="a", bucket=1, decode_sms=16, part="greedy"), list, NoStream(Lane.DECODE, 16)
+    )
     executor._lanes.streams.close = lambda: left.append(len(executor._graphs))
 
     executor.close()

@@ -25,6 +25,7 @@ from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.executor.cuda.kv_kernels import store_kv
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
+from pdmux_actor.executor.cuda.split_list import split_list
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import DecodeStep, Lane, Repartition
@@ -146,10 +147,10 @@ def test_detach__model_that_comes_again__is_captured_again_with_the_same_tokens(
     for _ in range(2):
         gpu.load("llama", checkpoints["llama"], dtype="float32", max_rows=100)
         produced.append(greedy(gpu, "llama"))
-        assert gpu.executor.graph_counts[0] > 0
+        assert gpu.executor.graph_facts["graphs"] > 0
         gpu.executor.detach_model("llama")
         gpu._free_blocks = np.arange(gpu.executor.total_blocks)
-    assert gpu.executor.graph_counts[1] == 0
+    assert gpu.executor.graph_facts["graphs_that_failed"] == 0
     gpu.close()
 
     assert produced[0] == produced[1] == greedy(rigs[0], "llama")
@@ -159,10 +160,10 @@ def test_graphs__shapes_of_these_tests__were_captured_all(rigs: tuple[CpuRig, Cp
     gpu = rigs[1]
     greedy(gpu, "qwen3")
 
-    captured, failed = gpu.executor.graph_counts
-    assert captured > 0
-    assert failed == 0
-    assert 0 < gpu.executor.graph_bytes < 2 << 30
+    facts = gpu.executor.graph_facts
+    assert facts["graphs"] > 0
+    assert facts["graphs_that_failed"] == 0
+    assert 0 < facts["graph_bytes"] < 2 << 30
 
 
 def test_lanes__prefill_beside_decode__both_give_the_tokens_that_each_gives_alone(rigs: tuple[CpuRig, CpuRig]) -> None:
@@ -204,6 +205,7 @@ def test_decode_attention__bf16__within_its_rounding_of_fp32(context: int) -> No
     rows = torch.arange(num_rows, dtype=torch.int32, device=DEVICE)
     store_kv(pool, table, positions // block_tokens, positions, key, value, layer=0, tokens_per_row=block_tokens)
 
+    contexts = torch.tensor([context], dtype=torch.int32, device=DEVICE)
     for splits in (1, 7, 32):
         attended = decode_attention(
             query,
@@ -211,11 +213,11 @@ def test_decode_attention__bf16__within_its_rounding_of_fp32(context: int) -> No
             table,
             rows,
             torch.tensor([num_rows], dtype=torch.int32, device=DEVICE),
-            torch.tensor([context], dtype=torch.int32, device=DEVICE),
+            contexts,
             layer=0,
             kv_heads=kv_heads,
             tokens_per_row=block_tokens,
-            num_splits=splits,
+            splits=split_list(contexts, splits),
         )
         exact = functional.scaled_dot_product_attention(
             query.double().view(kv_heads, heads // kv_heads, dim),

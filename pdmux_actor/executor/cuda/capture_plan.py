@@ -1,0 +1,39 @@
+"""Says which decode steps are captured before a model's first launch, the likeliest first."""
+
+from collections.abc import Iterator, Sequence
+
+from pdmux_actor.executor.cuda.decode_graphs import BUCKETS, LOGITS, GraphKey, PlannedCapture, bucket_of
+from pdmux_actor.executor.cuda.device_sampler import SamplingKind
+from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
+from pdmux_actor.scheduling.launch import Lane
+from pdmux_actor.scheduling.partition import decode_shares
+from profiler.specs import DeviceSpec
+
+
+def captured_buckets(most_sequences: int) -> tuple[int, ...]:
+    """Returns buckets of all batches of up to `most_sequences`, from large to small: small ones take what memory a
+    large one has left.
+    """
+    largest = bucket_of(most_sequences)
+    within = {bucket for bucket in BUCKETS if bucket <= largest}
+    return tuple(sorted(within | {largest}, reverse=True))
+
+
+def captured_shares(num_sms: int, shares: Sequence[int]) -> tuple[int, ...]:
+    """Returns the whole device, on which decode runs while no prompt waits; then shares of up to half of it, where
+    policies find enough for decode, from the largest on; then the others.
+    """
+    small = sorted((share for share in shares if 2 * share <= num_sms), reverse=True)
+    return (num_sms, *small, *sorted(share for share in shares if num_sms < 2 * share < 2 * num_sms))
+
+
+def likely_captures(
+    model: str, streams: PartitionStreams, device: DeviceSpec, most_sequences: int
+) -> Iterator[PlannedCapture]:
+    """Yields what greedy requests need on all shares."""
+    for share in captured_shares(device.num_sms, decode_shares(device)):
+        sms, stream = streams.sms_given(Lane.DECODE, share), streams.stream(Lane.DECODE, share)
+        for bucket in captured_buckets(most_sequences):
+            for part in (LOGITS, SamplingKind.GREEDY.value):
+                key = GraphKey(model=model, bucket=bucket, decode_sms=sms, part=part)
+                yield PlannedCapture(key, stream)
