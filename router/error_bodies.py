@@ -100,7 +100,7 @@ def error_response(error: errors.RouterError, path: str = "") -> Response:
     headers = {"x-should-retry": "true" if shape.should_retry else "false"}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, min(MAX_RETRY_AFTER_S, error.retry_after_s)))
-    if isinstance(error, errors.RateLimited):
+    if isinstance(error, errors.RateLimited | errors.ModelUnavailable):
         headers |= error.headers
     if isinstance(error, errors.InvalidApiKey):
         headers["www-authenticate"] = "Bearer"

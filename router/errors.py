@@ -33,6 +33,7 @@ RouterError
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 
 class RouterError(Exception):
@@ -152,17 +153,30 @@ class Overloaded(RouterError):
 
 
 class ModelUnavailable(RouterError):
-    """`code` is `model_loading` while a unit loads the model, `no_capacity` otherwise."""
+    """`code` is `model_loading` while a unit loads the model, `no_capacity` otherwise. `progress` says in words how far
+    it is, `headers` in figures.
+    """
 
-    def __init__(self, *, model: str, loading: bool, waited_s: float, retry_after_s: int) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        loading: bool,
+        waited_s: float,
+        retry_after_s: int,
+        progress: str = "",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         state = "is loading" if loading else "has no unit that serves it now"
+        known = f"{progress}; " if progress else ""
         super().__init__(
-            f"The model {model!r} {state} (waited {waited_s:.0f} s); retry in {retry_after_s} s.",
+            f"The model {model!r} {state} ({known}waited {waited_s:.0f} s); retry in {retry_after_s} s.",
             code="model_loading" if loading else "no_capacity",
             retry_after_s=retry_after_s,
         )
         self.model = model
         self.loading = loading
+        self.headers = headers
 
 
 class ResponseNotFound(RouterError):

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 class GatewayLimits:
     """`hold_s` is how long a request waits for a unit that serves its model, at first and again after losing one.
 
-    `max_queued` counts requests of one model that wait for their first token. `max_attempts` bounds the units that one
-    request may lose; `max_deaths` those that may die under it before they gave it a token: a request that kills
-    engines stops early. A client that does not send its body within `body_timeout_s`, or reads nothing of a stream for
-    `write_timeout_s`, is let go. The streams of a unit that says nothing for `suspect_s` go on elsewhere where they
-    can; after `lost_s` it is lost. `template_timeout_s` is how long a chat template may take;
-    `max_waiting_characters` how much text may wait to be turned into tokens.
+    `max_queued` counts requests of one model that wait for their first token. `max_attempts` bounds the units that
+    one request may lose; `max_deaths` those that may die under it before they gave it a token: a request that kills
+    engines stops early. A client that does not send its body within `body_timeout_s`, or reads nothing of a stream
+    for `write_timeout_s`, is let go. Streams are told every `tell_wait_s` how far the model is that they wait for.
+    The streams of a unit that says nothing for `suspect_s` go on elsewhere where they can; after `lost_s` it is
+    lost. `template_timeout_s` is how long a chat template may take; `max_waiting_characters` how much text may wait
+    to be turned into tokens.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -22,6 +23,7 @@ class GatewayLimits:
     max_deaths: int = 2
     stale_after_s: float = 5.0
     keep_alive_s: float = 15.0
+    tell_wait_s: float = 1.0
     max_choices: int = 128
     max_header_bytes: int = 32 * 1024
     max_prompt_tokens: int = 1 << 20

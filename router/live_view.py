@@ -32,6 +32,7 @@ class LiveView:
         self._view = _NOTHING
         self._cards: Mapping[str, ModelCard] = {}
         self._max_model_lens: dict[str, ContextLengths] = {}
+        self._ready: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
         self.updated_s: float | None = None
 
@@ -43,18 +44,25 @@ class LiveView:
         self._view = view
         self._cards = {card.model: card for card in view.models}
         known = {m: length for m, length in self._max_model_lens.items() if m in self._cards}
-        ready: dict[str, int] = {}
+        ready, lengths = set[str](), dict[str, int]()
         for unit in view.units:
             for status in unit.report.models:
-                if status.phase is ModelPhase.READY and status.max_model_len is not None:
-                    ready[status.model] = max(ready.get(status.model, 0), status.max_model_len)
-        self._max_model_lens = known | {m: _offered(known.get(m), tokens, now_s) for m, tokens in ready.items()}
+                if status.phase is ModelPhase.READY:
+                    ready.add(status.model)
+                    if status.max_model_len is not None:
+                        lengths[status.model] = max(lengths.get(status.model, 0), status.max_model_len)
+        self._ready = frozenset(ready)
+        self._max_model_lens = known | {m: _offered(known.get(m), tokens, now_s) for m, tokens in lengths.items()}
         self.updated_s = now_s
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def card(self, model: str) -> ModelCard | None:
         return self._cards.get(model)
+
+    def is_ready(self, model: str) -> bool:
+        """Says whether a unit has the model, or had it in the last view."""
+        return model in self._ready
 
     def context(self, model: str) -> ContextLengths | None:
         """None before the first unit was ready."""

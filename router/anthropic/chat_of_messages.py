@@ -106,7 +106,7 @@ def _tool(place: int, tool: DeclaredTool) -> dict[str, Any]:
         param = f"tools[{place}].type"
         raise UnsupportedParameter(f"{param!r}: tools that Anthropic runs are not here; leave it out.", param=param)
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
 
 
 def _choice(choice: ChosenTool | None) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class DeclaredTool(msgspec.Struct):
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
+    strict: bool | None = None
 
 
 class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):

@@ -161,6 +161,7 @@ class BatchRun:
                         break
                     task = asyncio.create_task(self._ask_line(line))
                     asking.add(task)
+                    task.add_done_callback(lambda _: self._places.release())  # also of one that never began
                     task.add_done_callback(asking.discard)
             while asking and self._ends_as is None:
                 # each line has its own deadline
@@ -184,10 +185,7 @@ class BatchRun:
         return False
 
     async def _ask_line(self, line: InputLine) -> None:
-        try:
-            self._add(await result_of(line, self._request, self._ask))
-        finally:
-            self._places.release()
+        self._add(await result_of(line, self._request, self._ask))
 
     def _add(self, result: LineResult) -> None:
         self._fresh.append(result)

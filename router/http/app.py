@@ -71,17 +71,22 @@ ReadEvents = Callable[[float], Awaitable[bytes | None]]
 ReadMetrics = Callable[[bool], Awaitable[bytes]]
 """The exposition of all gateways, in OpenMetrics' format or in Prometheus' own."""
 
-# To a browser's page; without this it sees none of them.
-_SHOWN_HEADERS = (
+SHOWN_HEADERS = (
     "retry-after",
     "x-muxfleet-cold-ms",
+    "x-muxfleet-load-percent",
+    "x-muxfleet-load-stage",
     "x-muxfleet-prefill-ms",
     "x-muxfleet-queue-ms",
+    "x-muxfleet-ready-in-s",
     "x-muxfleet-slo",
+    "x-muxfleet-slo-clamped",
     "x-muxfleet-unit",
     "x-request-id",
     "x-should-retry",
 )
+"""To a browser's page; without this it sees none of them."""
+
 _MAX_DECISIONS = 4096
 _RETRY_AFTER_S = 5
 
@@ -122,7 +127,7 @@ def create_app(
             allow_origins=list(cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=list(_SHOWN_HEADERS),
+            expose_headers=list(SHOWN_HEADERS),
         )
     app.add_middleware(
         RequestIdentity,

@@ -1,7 +1,8 @@
 """Endpoints that generate share this: reading a body, asking the gateway, sending its answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -10,7 +11,8 @@ from starlette.responses import Response
 
 from router.access.access_control import AccessGrant
 from router.access.caller import Caller
-from router.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+from router.errors import BodyTooLarge, RequestTimeout, RouterError, UnsupportedMediaType
+from router.http.held_stream import HeldStream, Started
 from router.http.streaming import ClientDisconnected, EventStream, EventStyle, unless_disconnected
 from router.openai.body import SMALL_BODY_BYTES
 from router.serving.gateway import Gateway
@@ -56,7 +58,10 @@ async def answer(
     asked = await parsed(request, gateway, parse)
     who = gateway.access.enter(who, asked.model)
     request.state.tenant = who.caller.tenant
-    return await _reply(request, gateway, asked.streams, accept(asked, _caller(request, who)), who, style)
+    accepting = accept(asked, _caller(request, who))
+    if not asked.streams:
+        return await _whole(request, accepting, who)
+    return await _stream(request, gateway, asked.model, accepting, who, style or EventStyle())
 
 
 async def answer_whole(
@@ -114,27 +119,49 @@ async def _read_body(request: Request, limit_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def _reply(
+async def _stream(
     request: Request,
     gateway: Gateway,
-    streams: bool,
+    model: str,
     accepting: Awaitable[GenerationResponse],
     who: AccessGrant,
-    style: EventStyle | None,
+    style: EventStyle,
 ) -> Response:
-    """A status is sent only when the first output, or the error in its place, is there."""
-    if not streams:
-        return await _whole(request, accepting, who)
+    """A status is sent only when the first output, or the error in its place, is there; or what a client should know of
+    a model that loads and will be there in time.
+    """
     rate = {} if who.rate is None else who.rate.headers()
-    events, report = await unless_disconnected(request, _started(request, accepting))
+    starting = _started(request, accepting)
+    if gateway.view.is_ready(model):
+        events, report = await unless_disconnected(request, starting)
+        served = report.headers()
+    else:
+        events, served = await _held(request, gateway, model, starting, who)
     return EventStream(
         events,
         request_id=request.state.request_id,
         keep_alive_s=gateway.limits.keep_alive_s,
         write_timeout_s=gateway.limits.write_timeout_s,
-        headers={**rate, **report.headers()},
-        style=style or EventStyle(),
+        headers={**rate, **served},
+        style=style,
     )
+
+
+async def _held(
+    request: Request, gateway: Gateway, model: str, starting: Awaitable[Started], who: AccessGrant
+) -> tuple[AsyncGenerator[bytes, None], Mapping[str, str]]:
+    """Returns the events of a stream that waits for its model, and its headers as far as they are known."""
+    held = HeldStream(
+        starting,
+        lambda: gateway.absence.outlook(model),
+        clock=gateway.clock,
+        patience_s=gateway.patience_s(who.caller),
+        every_s=gateway.limits.tell_wait_s,
+    )
+    started = await unless_disconnected(request, held.begun())
+    if started is None:
+        return _noting_errors(request, held.events()), {}
+    return started[0], started[1].headers()
 
 
 async def _whole(request: Request, accepting: Awaitable[WholeAnswer], who: AccessGrant) -> Response:
@@ -149,9 +176,18 @@ async def _document(request: Request, accepting: Awaitable[WholeAnswer]) -> tupl
     return await answer.document(), answer.report
 
 
-async def _started(
-    request: Request, accepting: Awaitable[GenerationResponse]
-) -> tuple[AsyncGenerator[bytes, None], ServiceReport]:
+async def _noting_errors(request: Request, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """For the request log: the status does not tell any more that there was one."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except RouterError as error:
+            request.state.error = error
+            raise
+
+
+async def _started(request: Request, accepting: Awaitable[GenerationResponse]) -> Started:
     answer = await accepting
     request.state.report = answer.report
     events = answer.events()

@@ -102,5 +102,6 @@ def _format(body: ResponsesBody) -> dict[str, Any] | None:
     if form is None:
         return None
     if form.type == "json_schema":
-        return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema or {}}}
+        named = {"name": form.name, "schema": form.schema or {}, "strict": form.strict}
+        return {"type": "json_schema", "json_schema": named}
     return {"type": form.type}

@@ -52,6 +52,7 @@ class TextForm(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"]
     name: str = "answer"
     schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class TextSettings(msgspec.Struct):

@@ -43,7 +43,9 @@ class ResponsesReply:
         for call in output.tool_calls:
             events += self._call(call)
         if output.finish is not None:
-            events += self._close()
+            if not (self._said.text or self._said.tool_calls):  # an answer has one of them, be it empty
+                events += self._close() + self._start("message")
+            events += self._close(_status(output.finish))
         return events
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -88,7 +90,7 @@ class ResponsesReply:
             events += self._event("response.content_part.added", **self._place(), content_index=0, part=part)
         return events
 
-    def _close(self) -> bytes:
+    def _close(self, status: str = "completed") -> bytes:
         kind, text = self._open, "".join(self._texts)
         if kind is None:
             return b""
@@ -97,7 +99,7 @@ class ResponsesReply:
             events = self._event(
                 "response.output_text.done", **self._place(), content_index=0, text=text, logprobs=[]
             ) + self._event("response.content_part.done", **self._place(), content_index=0, part=text_part(text))
-            return events + self._done(message_item(self._item_id, text, "completed"))
+            return events + self._done(message_item(self._item_id, text, status))
         events = self._event("response.reasoning_text.done", **self._place(), content_index=0, text=text)
         return events + self._done(reasoning_item(self._item_id, text, "completed"))
 

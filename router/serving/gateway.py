@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 
-from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import StructuredOutput
 from router.access.access_control import AccessControl
 from router.access.caller import ANYBODY, Caller
@@ -18,7 +17,6 @@ from router.errors import (
     GatewayNotReady,
     InvalidRequest,
     ModelNotFound,
-    ModelUnavailable,
     Overloaded,
     UnsupportedParameter,
 )
@@ -40,6 +38,7 @@ from router.serving.embeddings_response import EmbeddingsResponse
 from router.serving.fanout import generations_of, interleave, so_many_at_once
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner
+from router.serving.model_absence import ModelAbsence
 from router.serving.prompt_only import without_completion
 from router.serving.prompts import (
     Prompt,
@@ -88,7 +87,7 @@ class Gateway:
             admission=AdmissionSettings(max_waiting=self.limits.max_queued),
             routing=RoutingSettings(stale_after_s=self.limits.stale_after_s),
         )
-        self._clock = clock
+        self.clock = clock
         self.access = AccessControl(
             clock=clock,
             num_gateways=lambda: self.view.current.num_gateways,
@@ -114,7 +113,8 @@ class Gateway:
         )
         self.events = RequestEvents()
         self.receipts = ReceiptBook()
-        self._room = WaitingRequests(self.scheduler, clock=clock, is_loading=self._is_loading)
+        self.absence = ModelAbsence(self.view, clock)
+        self._room = WaitingRequests(self.scheduler, clock=clock, unavailable=self.absence.error)
         self._runner = GenerationRunner(
             scheduler=self.scheduler,
             room=self._room,
@@ -127,8 +127,9 @@ class Gateway:
         )
 
     def update_view(self, view: FleetView) -> None:
-        now_s = self._clock()
+        now_s = self.clock()
         self.view.update(view, now_s)
+        self.absence.update()
         self.metrics.start_models(card.model for card in view.models)
         self._pool.update(view)
         unreachable = self._pool.unreachable()
@@ -156,9 +157,13 @@ class Gateway:
             raise GatewayNotReady(knows_fleet=False, retry_after_s=_FIRST_VIEW_RETRY_S)
         return self.view
 
+    def patience_s(self, caller: Caller) -> float:
+        """Returns how long a request of the caller waits for a unit."""
+        return self.limits.hold_s if caller.ttft_s is None else caller.ttft_s
+
     def demand_report(self) -> DemandReport:
         """Returns what this gateway has been asked for, for the control loop."""
-        return self.scheduler.demand_report(self._clock())
+        return self.scheduler.demand_report(self.clock())
 
     def ready_models(self) -> list[str]:
         """Raises:
@@ -283,7 +288,7 @@ class Gateway:
     def _report(self, card: ModelCard, caller: Caller) -> ServiceReport:
         return ServiceReport(
             granted=caller.slo(card.slo),
-            started_s=self._clock(),
+            started_s=self.clock(),
             request_id=caller.request_id,
             traceparent=caller.traceparent,
         )
@@ -364,27 +369,20 @@ class Gateway:
             ModelUnavailable: no unit was ready in time.
             ModelNotFound: the fleet stopped offering the model.
         """
-        started_s = self._clock()
-        patience_s = self.limits.hold_s if caller.ttft_s is None else caller.ttft_s
+        started_s = self.clock()
+        patience_s = self.patience_s(caller)
         with self.scheduler.holding(card.model, started_s):
             while (context := self.view.context(card.model)) is None or context.is_short_for_now(longest):
                 self.card(card.model)
-                left_s = patience_s - (self._clock() - started_s)
+                left_s = patience_s - (self.clock() - started_s)
                 if left_s <= 0:
-                    now_s = self._clock()
+                    now_s = self.clock()
                     self.metrics.unserved.labels(card.model).inc()
                     self.events.failed(
                         model=card.model, unit="", request_id=caller.request_id, reason="no unit came for it in time"
                     )
-                    raise ModelUnavailable(
-                        model=card.model,
-                        loading=self._is_loading(card.model),
-                        waited_s=now_s - started_s,
-                        retry_after_s=self.scheduler.gave_up(card.model, prompt_tokens, now_s),
-                    )
+                    retry_after_s = self.scheduler.gave_up(card.model, prompt_tokens, now_s)
+                    raise self.absence.error(card.model, now_s - started_s, retry_after_s)
                 await self.view.changed(left_s)
-        self.metrics.cold_start.labels(card.model).observe(self._clock() - started_s)
+        self.metrics.cold_start.labels(card.model).observe(self.clock() - started_s)
         return context
-
-    def _is_loading(self, model: str) -> bool:
-        return ModelPhase.LOADING in self.view.phases(model)

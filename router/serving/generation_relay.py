@@ -48,28 +48,37 @@ class Transports(Protocol):
 class _Progress:
     """Tokens of a generation. `final` ones are reflected in text that was handed out and survive the unit; `open`
     ones (held back by the detokenizer) do not: another unit generates them again, and only then are they reported.
-    The prompt's log-probabilities come whole, from one unit (`has_prompt`).
+    The prompt's log-probabilities come whole, from one unit (`has_prompt`). `cached_tokens` of the prompt wait for the
+    first tokens that are final: another unit finds those beside the prompt.
     """
 
     final: list[int] = field(default_factory=list)
     open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
     has_prompt: bool = False
+    cached_tokens: int = 0
 
     def take(self, delta: Delta) -> Output:
-        is_first_unit = not self.final  # another one finds the tokens of the first beside the prompt
+        if not self.final:
+            self.cached_tokens = self.cached_tokens or delta.cached_tokens
         token_ids, logprobs = self._settle(delta)
         self.final.extend(token_ids)
+        is_told = bool(token_ids) or delta.finish is not None
+        cached_tokens, self.cached_tokens = (self.cached_tokens, 0) if is_told else (0, self.cached_tokens)
         self.has_prompt = self.has_prompt or bool(delta.prompt)
         return Output(
             text=delta.text,
             num_tokens=len(token_ids),
-            cached_tokens=delta.cached_tokens if is_first_unit else 0,
+            cached_tokens=cached_tokens,
             logprobs=logprobs,
             token_ids=token_ids,
             prompt=delta.prompt,
             embedding=delta.embedding,
             finish=delta.finish,
         )
+
+    def lose_unit(self) -> None:
+        self.open.clear()
+        self.cached_tokens = 0
 
     def _settle(self, delta: Delta) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Moves what is final now out of `open`."""
@@ -139,7 +148,7 @@ class GenerationRelay:
                 else:
                     deaths += not isinstance(error, UnitUnreachable | UnitStalled | StreamRefused | _GivenBack)
                 failed.add(unit.unit_id)
-                progress.open.clear()
+                progress.lose_unit()
                 self._note_loss(generation, unit, progress, error)
             if deaths >= self._limits.max_deaths:
                 raise RequestKilledUnits(model=generation.model, units=deaths)

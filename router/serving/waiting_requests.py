@@ -13,11 +13,16 @@ class WaitingRequests:
     """Call `pump` when something may have made room: a view came, a request ended. Time alone it watches itself."""
 
     def __init__(
-        self, scheduler: GatewayScheduler, *, clock: Callable[[], float], is_loading: Callable[[str], bool]
+        self,
+        scheduler: GatewayScheduler,
+        *,
+        clock: Callable[[], float],
+        unavailable: Callable[[str, float, int], ModelUnavailable],
     ) -> None:
+        """`unavailable` makes the error of a model, from the seconds that were waited and those to wait."""
         self._scheduler = scheduler
         self._clock = clock
-        self._is_loading = is_loading
+        self._unavailable = unavailable
         self._waiting: dict[str, asyncio.Future[Outcome]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -39,12 +44,7 @@ class WaitingRequests:
             case Shed(retry_after_s=retry_after_s):
                 raise Overloaded(model=request.model, retry_after_s=retry_after_s)
             case NoCapacity(retry_after_s=retry_after_s):
-                raise ModelUnavailable(
-                    model=request.model,
-                    loading=self._is_loading(request.model),
-                    waited_s=self._clock() - came_s,
-                    retry_after_s=retry_after_s,
-                )
+                raise self._unavailable(request.model, self._clock() - came_s, retry_after_s)
 
     def pump(self) -> None:
         for request, outcome in self._scheduler.pump(self._clock()):

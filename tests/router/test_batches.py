@@ -1,17 +1,24 @@
 """Batches as the unmodified OpenAI SDK meets them, on real gateways over a folder."""
 
+import asyncio
 import time
 
 import httpx
 import openai
 import pytest
-from batch_rig import CHAT, MODEL, jsonl, line
+from batch_rig import CHAT, MODEL, jsonl, line, settings
 from fake_unit import eventually
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
+from router.access.caller import Caller
+from router.batches.batch_lease import BatchLease
 from router.batches.batch_record import BatchRequest, BatchState
+from router.batches.batch_run import BatchRun
+from router.batches.input_lines import InputLine
 from router.batches.kept_batches import KeptBatches
+from router.batches.kept_files import KeptFiles
+from router.batches.object_store import ObjectStore
 
 
 async def test_batch__chat_completions_and_responses__every_line_has_one_result_by_its_id(start) -> None:
@@ -124,6 +131,37 @@ async def test_batch__is_cancelled__ends_soon_and_every_line_has_a_result(start)
         assert (ended.request_counts.completed, ended.request_counts.failed) == (len(results), len(left))
         with pytest.raises(openai.BadRequestError, match="cannot be cancelled any more"):
             await replica.sdk.batches.cancel(batch.id)
+
+
+async def test_batch__a_place_comes_free_as_it_is_cancelled__is_there_for_other_batches(tmp_path) -> None:
+    places = asyncio.Semaphore(1)
+
+    async def ask(body: bytes, caller: Caller, owner: str) -> bytes:
+        run._ends_as = "cancelled"  # while the second line waits for the place of this one
+        return b"{}"
+
+    store = ObjectStore(str(tmp_path))
+    run = BatchRun(
+        BatchRequest(
+            id="batch_" + "0" * 32,
+            owner="ann",
+            tenant="ann",
+            endpoint=CHAT,
+            input_file_id="file",
+            completion_window="24h",
+            created_at=0,
+            expires_at=2**40,
+        ),
+        BatchLease(store, "leases", 1, "me"),
+        batches=KeptBatches(store),
+        files=KeptFiles(store),
+        settings=settings(tmp_path, flush_s=30.0),
+        ask=ask,
+        places=places,
+    )
+    await run._ask_lines(iter([InputLine(number, f"line-{number}", b"{}") for number in (1, 2, 3)]), set())
+
+    assert not places.locked()
 
 
 async def test_batch__its_window_is_over__ends_as_expired(start, monkeypatch) -> None:

@@ -85,6 +85,16 @@ async def test_usage__cached_tokens__are_those_that_the_first_unit_found(serve) 
     assert reply.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
+@pytest.mark.parametrize("fuse", [[], [1]], ids=str)
+async def test_usage__first_token_is_held_back__cached_tokens_are_told_with_it(serve, fuse) -> None:
+    half = {"says": lambda _: "ü" * 8, "cached_tokens": 1, "fuse": fuse}  # a token is half a character
+    served = await serve(FakeUnit(unit_id="unit-a", **half), FakeUnit(unit_id="unit-b", **half), limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=ask())
+
+    assert reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
+
+
 async def test_only_unit__dies_and_comes_back__request_waits_for_it(serve) -> None:
     unit = FakeUnit(fuse=[10])
     served = await serve(unit, limits=PATIENT)

@@ -6,6 +6,8 @@ import pytest
 from fake_unit import FakeUnit, write_byte_tokenizer
 from test_tools import CALL, HERMES, SCHEMA
 
+from pdmux_actor.messages import StructuredKind
+
 MODEL = "demo/bytes"
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 WEATHER = {"name": "weather", "description": "Now", "input_schema": SCHEMA}
@@ -126,6 +128,13 @@ async def test_message__call_is_required__output_follows_the_schema(talk, choice
 
     assert [(block.name, block.input) for block in message.content] == [("weather", {"city": "Rome"})]
     assert sdk.unit.requests[0].sampling.structured_output is not None
+
+
+async def test_message__strict_tool__calls_are_held_to_the_schema(talk) -> None:
+    sdk = await talk(CALL % "Rome", constrains=True)
+    await ask(sdk, tools=[{**WEATHER, "strict": True}])
+
+    assert sdk.unit.requests[0].sampling.structured_output.kind is StructuredKind.STRUCTURAL_TAG
 
 
 async def test_message__output_format__is_a_schema_of_the_answer(talk) -> None:

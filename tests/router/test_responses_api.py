@@ -145,6 +145,31 @@ async def test_response__pydantic_format__is_enforced_and_parsed(talk) -> None:
     assert json.loads(sdk.unit.requests[0].sampling.structured_output.text)["required"] == ["city"]
 
 
+async def test_response__strict_format__schema_that_cannot_be_kept_to_is_refused(talk) -> None:
+    sdk = await talk("never said", constrains=True)
+    odd = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
+    form = {"type": "json_schema", "name": "odd", "schema": odd, "strict": True}
+    with pytest.raises(openai.BadRequestError, match="cannot be held to"):
+        await ask(sdk, text={"format": form})
+
+
+@pytest.mark.parametrize(("said", "most"), [("Sunny and warm.", 5), (THOUGHT, 500), (THOUGHT, 12)])
+async def test_response__stream_or_whole__items_are_the_same(talk, said, most) -> None:
+    sdk = await talk(said)
+    whole = await ask(sdk, max_output_tokens=most, tools=[WEATHER])
+    events = [event async for event in await ask(sdk, max_output_tokens=most, tools=[WEATHER], stream=True)]
+    streamed = events[-1].response
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+
+    assert [shown(item) for item in streamed.output] == [shown(item) for item in whole.output]
+    assert [shown(item) for item in done] == [shown(item) for item in whole.output]
+    assert streamed.status == whole.status
+
+
+def shown(item) -> dict:
+    return item.model_dump(exclude={"id", "call_id"})
+
+
 async def test_response__tool_is_required__call_follows_the_schema(talk) -> None:
     sdk = await talk('{"city": "Rome"}', constrains=True)
     response = await ask(sdk, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"})
