@@ -40,6 +40,40 @@ class LatencyModel(Protocol):
 
 
 @runtime_checkable
+class OverlappingLatency(Protocol):
+    """A latency model that knows a step's operators, and what they take when those of several nano-batches overlap."""
+
+    def overlapped_s(
+        self,
+        spec: ModelSpec,
+        chunks: Sequence[ChunkShape],
+        context_tokens: Sequence[int],
+        sms: int,
+        *,
+        nano_batches: int,
+    ) -> float:
+        """`mixed_s` of a batch that is cut into so many nano-batches (profiler/nano_batches.py)."""
+        ...
+
+
+def overlapped_s(
+    latency: LatencyModel,
+    spec: ModelSpec,
+    chunks: Sequence[ChunkShape],
+    context_tokens: Sequence[int],
+    sms: int,
+    *,
+    nano_batches: int,
+) -> float:
+    """Predicts as `OverlappingLatency.overlapped_s` does; with a model that knows no operators the step without
+    overlap.
+    """
+    if nano_batches > 1 and isinstance(latency, OverlappingLatency):
+        return latency.overlapped_s(spec, chunks, context_tokens, sms, nano_batches=nano_batches)
+    return latency.mixed_s(spec, chunks, context_tokens, sms)
+
+
+@runtime_checkable
 class SharewiseLatency(Protocol):
     """A latency model that can be asked for one batch on share after share, and looks at the batch once."""
 

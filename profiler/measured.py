@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from profiler.batch_features import Amount, BatchFeatures, batch_features
-from profiler.latency import ChunkShape, LatencyModel, decode_by_share
+from profiler.latency import ChunkShape, LatencyModel, decode_by_share, overlapped_s
 from profiler.measurement import Measurement, measured_shares, solo
 from profiler.specs import ModelSpec
 
@@ -113,6 +113,22 @@ class MeasuredLatency:
             return self._beyond.mixed_s(spec, chunks, context_tokens, sms)
         batch = batch_features(chunks, context_tokens)
         return _Shares(by_sms, batch, partial(self._beyond.mixed_s, spec, chunks, context_tokens)).seconds(sms)
+
+    def overlapped_s(
+        self,
+        spec: ModelSpec,
+        chunks: Sequence[ChunkShape],
+        context_tokens: Sequence[int],
+        sms: int,
+        *,
+        nano_batches: int,
+    ) -> float:
+        """Multiplies what was measured of the fused step by what overlap makes of it, as `beyond` has it."""
+        fused_s = self._beyond.mixed_s(spec, chunks, context_tokens, sms)
+        if fused_s <= 0:
+            return 0.0
+        together_s = overlapped_s(self._beyond, spec, chunks, context_tokens, sms, nano_batches=nano_batches)
+        return self.mixed_s(spec, chunks, context_tokens, sms) * together_s / fused_s
 
     def decode_by_share(self, spec: ModelSpec, context_tokens: Sequence[int]) -> Callable[[int], float]:
         beyond_s = decode_by_share(self._beyond)(spec, context_tokens)

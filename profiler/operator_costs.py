@@ -78,7 +78,11 @@ class LinearCost:
 
     def seconds(self, n: Amount) -> Amount:
         compute_s = self.compute_s_per_token * whole_tiles(n, self.tile_tokens)
-        return smooth_max(compute_s, self.weight_s + self.traffic_s_per_token * n, self.knee_exponent)
+        return smooth_max(compute_s, self.traffic_s(n), self.knee_exponent)
+
+    def traffic_s(self, n: Amount) -> Amount:
+        """Returns what the bandwidth takes to move weights and tokens."""
+        return self.weight_s + self.traffic_s_per_token * n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +96,13 @@ class ExpertsCost:
     one_expert: LinearCost
 
     def seconds(self, n: Amount) -> Amount:
+        rows, expert = self.experts_per_token * n, self.one_expert
+        return smooth_max(expert.compute_s_per_token * rows, self.traffic_s(n), expert.knee_exponent)
+
+    def traffic_s(self, n: Amount) -> Amount:
+        """Returns what the bandwidth takes to move the weights of the experts that are chosen, and their tokens."""
         touched: Amount = self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** n)
-        rows = self.experts_per_token * n
-        expert = self.one_expert
-        traffic_s = expert.weight_s * touched + expert.traffic_s_per_token * rows
-        return smooth_max(expert.compute_s_per_token * rows, traffic_s, expert.knee_exponent)
+        return self.one_expert.weight_s * touched + self.one_expert.traffic_s_per_token * self.experts_per_token * n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

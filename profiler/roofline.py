@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from profiler.latency import ChunkShape
+from profiler.nano_batches import overlapped_step_s
 from profiler.operator_costs import OperatorCosts, operator_costs
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -112,6 +113,18 @@ class RooflineLatency:
                 longest = float(known)
         attention_s = attention.with_prompts_s(pairs, float(n), keys, longest_keys=longest, decodes=float(num_decodes))
         return passes.rest_s(n, len(chunks) + num_decodes) + passes.costs.num_layers * attention_s
+
+    def overlapped_s(
+        self,
+        spec: ModelSpec,
+        chunks: Sequence[ChunkShape],
+        context_tokens: Sequence[int],
+        sms: int,
+        *,
+        nano_batches: int,
+    ) -> float:
+        costs = self.costs(spec, sms)
+        return overlapped_step_s(costs, self._device, chunks, context_tokens, sms=sms, nano_batches=nano_batches)
 
     def costs(self, spec: ModelSpec, sms: int) -> OperatorCosts:
         """Operator by operator."""

@@ -99,6 +99,18 @@ def summarize(outcomes: Sequence[RequestOutcome], targets: Mapping[str, SloTarge
     )
 
 
+def distributions(outcomes: Sequence[RequestOutcome], percents: Sequence[float]) -> dict[str, list[float]]:
+    """Returns the times at these percents of what was measured, of all models together."""
+    times = {
+        "ttft_s": [o.ttft_s for o in outcomes if o.ttft_s is not None],
+        "tbt_s": [gap_s for o in outcomes for gap_s in o.gaps_s],
+    }
+    found = {
+        name: [float(t) for t in np.percentile(measured, percents)] for name, measured in times.items() if measured
+    }
+    return {"percents": list(percents), **found}
+
+
 def _figures(outcomes: Sequence[RequestOutcome], targets: Mapping[str, SloTarget], duration_s: float) -> Figures:
     aimed = [(outcome, targets[outcome.model]) for outcome in outcomes if outcome.model in targets]
     attained = sum(attains(outcome, target) for outcome, target in aimed)

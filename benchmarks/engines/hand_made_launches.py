@@ -74,7 +74,13 @@ class HandMadeLaunches:
     @contextmanager
     def holding(self, count: int, context_tokens: int) -> Iterator[list[TokenSequence]]:
         """Sequences as `sequences` makes them; their rows are free again afterwards, whatever happens."""
-        made = self.sequences([context_tokens] * count)
+        with self.holding_lengths([context_tokens] * count) as made:
+            yield made
+
+    @contextmanager
+    def holding_lengths(self, lengths: Sequence[int]) -> Iterator[list[TokenSequence]]:
+        """Holds sequences of so many tokens each, as `holding`."""
+        made = self.sequences(lengths)
         try:
             yield made
         finally:

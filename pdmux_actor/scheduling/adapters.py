@@ -1,26 +1,26 @@
 """Knows the adapters of a unit's models: in whose launches they are, and what they may hold together."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from pdmux_actor.messages import ModelLoad
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import AdapterInUse, TokenSequence
 from pdmux_actor.scheduling.served_counts import ServedCounts
 
-# Of a queue's load, what each of its models has a part of.
-_DIVIDED = (
-    "running",
-    "waiting",
-    "used_blocks",
-    "quota_blocks",
-    "prefix_hit_tokens_total",
-    "preemptions_total",
-    "prompt_tokens_total",
-    "output_tokens_total",
-    "waiting_tokens",
-    "requests_ended_total",
-    "requests_in_time_total",
+# Of a queue's load, what each of its models has a part of: now, and since it came.
+_DIVIDED = ("running", "waiting", "used_blocks", "quota_blocks", "waiting_tokens")
+_COUNTED: Mapping[str, str] = MappingProxyType(
+    {
+        "prefix_hit_tokens_total": "prefix_hit_tokens",
+        "preemptions_total": "preemptions",
+        "prompt_tokens_total": "prompt_tokens",
+        "output_tokens_total": "output_tokens",
+        "requests_ended_total": "requests",
+        "requests_in_time_total": "requests_met",
+    }
 )
 
 
@@ -54,7 +54,9 @@ class Adapters:
             return []
         gone = sorted(leaving - {s.request.model for s in (*queue.sequences(), *in_batches)})
         for name in gone:
-            del self._bases[name], self._leased_blocks[name], queue.adapter_counts[name]
+            del self._bases[name], self._leased_blocks[name]
+            former = queue.former_counts = queue.former_counts or ServedCounts()
+            former.add(queue.adapter_counts.pop(name))
         return gone
 
     def lease(self, quota_blocks: Mapping[str, int], queues: Iterable[ModelQueue]) -> dict[str, int]:
@@ -71,7 +73,7 @@ class Adapters:
 
     def split(self, load: ModelLoad, queue: ModelQueue, in_batches: Iterable[TokenSequence]) -> list[ModelLoad]:
         """Divides what a queue holds among the base, which comes first, and its adapters. Cached prefixes are the
-        base's, and so is what quota was lent.
+        base's, and so is what quota was lent; what adapters that have left did is nobody's.
         """
         resident = [*queue.partial, *queue.running, *in_batches]
         loads = []
@@ -89,22 +91,22 @@ class Adapters:
                     used_blocks=used_blocks,
                     quota_blocks=quota_blocks,
                     borrowed_blocks=max(0, used_blocks - quota_blocks),
-                    prefix_hit_tokens_total=counts.prefix_hit_tokens,
-                    preemptions_total=counts.preemptions,
-                    prompt_tokens_total=counts.prompt_tokens,
-                    output_tokens_total=counts.output_tokens,
                     waiting_tokens=sum(len(s.token_ids) for s in waiting) + sum(s.num_uncomputed_tokens for s in begun),
-                    requests_ended_total=counts.requests,
-                    requests_in_time_total=counts.requests_met,
                     blocks_per_row=load.blocks_per_row,
                     tokens_per_row=load.tokens_per_row,
+                    **_totals((counts,)),
                 )
             )
-        return [_less(load, loads), *loads]
+        return [_less(load, loads, queue.counts_of_others), *loads]
 
 
-def _less(load: ModelLoad, others: Iterable[ModelLoad]) -> ModelLoad:
-    """What is left of a queue's load when its adapters' are taken away."""
-    left = {name: getattr(load, name) - sum(getattr(o, name) for o in others) for name in _DIVIDED}
+def _totals(counts: Collection[ServedCounts]) -> dict[str, Any]:
+    return {name: sum([getattr(one, counted) for one in counts]) for name, counted in _COUNTED.items()}
+
+
+def _less(load: ModelLoad, adapters: Collection[ModelLoad], counts: Collection[ServedCounts]) -> ModelLoad:
+    """What is left of a queue's load when its adapters' are taken away, and what they counted."""
+    left = {name: getattr(load, name) - sum([getattr(one, name) for one in adapters]) for name in _DIVIDED}
+    totals = {name: getattr(load, name) - total for name, total in _totals(counts).items()}
     borrowed_blocks = max(0, left["used_blocks"] - left["quota_blocks"])
-    return replace(load, **left, borrowed_blocks=borrowed_blocks)
+    return replace(load, **left, **totals, borrowed_blocks=borrowed_blocks)

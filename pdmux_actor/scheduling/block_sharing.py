@@ -58,6 +58,17 @@ class QuotaTransfer:
             use.peak_blocks, use.was_short = 0, False
         return quotas
 
+    def note_growth(self, now_s: float, queue: ModelQueue) -> bool:
+        """Does what `update` does where only `queue` can have taken blocks since the last decision and nothing waits.
+        False, and nothing is done, where a transfer may be due.
+        """
+        if self._next_s is None or now_s >= self._next_s:
+            return False
+        use, used_blocks = self._uses[queue.model], queue.pool.used_blocks(queue.model)
+        if used_blocks > use.peak_blocks:
+            use.peak_blocks = used_blocks
+        return True
+
     def _transfer(self, queues: Mapping[str, ModelQueue]) -> Mapping[str, int]:
         before = {model: queue.pool.quota_blocks(model) for model, queue in queues.items()}
         needy = [model for model in queues if self._uses[model].was_short]
@@ -118,6 +129,11 @@ class BlockSharing:
                 self._make_way(queue)
                 if queue.waiting:
                     self.reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
+
+    def settle_growth(self, now_s: float, queue: ModelQueue) -> None:
+        """Does what `settle` does in a stretch of decode: nothing waits, and only `queue` has taken blocks."""
+        if self._transfer is not None and not self._transfer.note_growth(now_s, queue):
+            self.settle(now_s)
 
     def _make_way(self, queue: ModelQueue) -> None:
         """Preempts sequences that give way until the next prompt that does not may have KV."""

@@ -66,8 +66,8 @@ class Dispatcher:
                 batch = self._batches.current
                 assert batch is not None
                 return self._slice(batch, layers, sms, now_s)
-            case Mixed(model=model, token_budget=budget, sms=sms):
-                return self._mixed(self._queues[model], budget, sms, now_s)
+            case Mixed():
+                return self._mixed(self._queues[action.model], action, now_s)
 
     def _start_prefill(self, action: StartPrefill, now_s: float) -> list[Launch]:
         queue, budget = self._queues[action.model], action.token_budget
@@ -109,16 +109,18 @@ class Dispatcher:
         launch = DecodeStep(model=queue.model, sequences=sequences, steps=steps, part=part)
         return self._take_off(launch, partition, 0 if part is None else part.first_sm, action.sms, now_s)
 
-    def _mixed(self, queue: ModelQueue, token_budget: int, sms: int, now_s: float) -> list[Launch]:
-        sequences = grow_running(queue, 1, self._sharing)
-        chunks = take_chunks(queue, self._settings, token_budget - len(sequences), whole_prompts=False)
+    def _mixed(self, queue: ModelQueue, action: Mixed, now_s: float) -> list[Launch]:
+        sequences, sms = grow_running(queue, 1, self._sharing), action.sms
+        chunks = take_chunks(queue, self._settings, action.token_budget - len(sequences), whole_prompts=False)
         if not chunks and not sequences:
             return []
         queue.partial.extend(chunk.sequence for chunk in chunks)
         set_in_flight([*(chunk.sequence for chunk in chunks), *sequences], True)
         part, partition = self._lanes.place_decode(sms)
         assert part is None, "a fused step has the decode share to itself"
-        launch = MixedStep(model=queue.model, chunks=tuple(chunks), sequences=sequences)
+        launch = MixedStep(
+            model=queue.model, chunks=tuple(chunks), sequences=sequences, nano_batches=action.nano_batches
+        )
         return self._take_off(launch, partition, 0, sms, now_s)
 
     def _take_off(
@@ -128,7 +130,7 @@ class Dispatcher:
         modelled_s = self._predictor.modelled_s(spec, launch, sms)
         flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s, first_sm=first_sm)
         if self._settings.decode_lanes > 1:
-            flight.demand = self._predictor.demand(self._device, spec, flight)
+            flight.draws = self._predictor.demand(self._device, spec, flight)
         self._lanes.take_off(flight)
         flight.expected_s = self._predictor.expected_s(flight, beside_other_lane=self._lanes.both_busy)
         return [launch] if partition is None else [partition, launch]

@@ -85,6 +85,10 @@ class FirstTokens:
             del self._held[held.sequence.request.request_id]
         return due
 
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._held)
+
     def next_due_s(self) -> float | None:
         return min([held.until_s for held in self._held.values()], default=None)
 

@@ -101,12 +101,17 @@ class DecodeStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MixedStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All layers over prefill chunks and one decode step of `sequences`, fused, on the whole decode share."""
+    """All layers over prefill chunks and one decode step of `sequences`, fused, on the whole decode share.
+
+    With several `nano_batches` operators of its parts overlap (profiler/nano_batches.py): in the simulator. The
+    executors that compute run the same step as one batch.
+    """
 
     lane: ClassVar[Lane] = Lane.DECODE
     model: str
     chunks: tuple[Chunk, ...]
     sequences: tuple[TokenSequence, ...]
+    nano_batches: int = 1
 
 
 class Repartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):

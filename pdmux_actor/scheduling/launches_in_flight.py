@@ -1,6 +1,6 @@
 """Tracks what is on the lanes, with which share, and how much of its time it had company."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
@@ -43,13 +43,20 @@ class LaunchInFlight(msgspec.Struct, kw_only=True, gc=False):
     took_off_s: float
     first_sm: int = 0
     expected_s: float = 0.0
-    demand: float = 0.0
+    draws: Callable[[], float] | None = None  # says `demand`: hardly any launch is asked for it
     company_s: float = 0.0
     decode_company_s: float = 0.0
     beside: Sequence[ChunkShape] = ()
     beside_demand: float = 0.0
     _company_since_s: float | None = None
     _decodes_since_s: float | None = None
+    _demand: float | None = None
+
+    @property
+    def demand(self) -> float:
+        if self._demand is None:
+            self._demand = 0.0 if self.draws is None else self.draws()
+        return self._demand
 
     @property
     def end_sm(self) -> int:

@@ -143,12 +143,12 @@ class LoadReporter:
             decode_step_s=self._decode_step_s(queue, decode_sms or self._num_sms),
             lost_to=lost_to,
         )
-        if not queue.adapter_counts:
+        of_others, loads = queue.counts_of_others, list[ModelLoad]()
+        if not of_others:
             return (whole,)
-        of_adapters, loads = tuple(queue.adapter_counts.values()), list[ModelLoad]()
         for load in self._adapters.split(whole, queue, self._batches.sequences(queue.model)):
             counts = queue.adapter_counts.get(load.model)
-            own = _Counts.of(queue.counts, now_s, others=of_adapters) if counts is None else _Counts.of(counts, now_s)
+            own = _Counts.of(queue.counts, now_s, others=of_others) if counts is None else _Counts.of(counts, now_s)
             loads.append(
                 replace(
                     self._timed(load, (queue.model, load.model), own),

@@ -1,6 +1,7 @@
 """Latency predictions that learn from what launches really took."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from types import MappingProxyType
 
 from pdmux_actor.messages import StepPhase
@@ -170,13 +171,15 @@ class LatencyPredictor:
                 phases = (PREFILL, PREFILL_BESIDE)
         return self._scales.of_phase(launch.model, phases) is not None
 
-    def demand(self, device: DeviceSpec, spec: ModelSpec, flight: LaunchInFlight) -> float:
-        """Share of the device's bandwidth that a decode alone is expected to draw on its SMs."""
+    def demand(self, device: DeviceSpec, spec: ModelSpec, flight: LaunchInFlight) -> Callable[[], float] | None:
+        """Returns what computes the share of the device's bandwidth that a decode alone is expected to draw on its SMs,
+        as of now, at any time while it is in flight. None: it is no decode.
+        """
         launch = flight.launch
         if not isinstance(launch, DecodeStep):
-            return 0.0
+            return None
         step_s = flight.modelled_s * self._scale(launch.model, DECODE, flight.sms, size_of(launch)) / launch.steps
-        return bandwidth_demand(device, spec, [len(s.token_ids) for s in launch.sequences], step_s)
+        return partial(_demand_of, device, spec, launch, step_s)
 
     def learn(self, flight: LaunchInFlight, contexts: Sequence[int], done: LaunchCompletion) -> None:
         """`contexts` are those of the decoding sequences when the launch took off; of one without company they do not
@@ -228,6 +231,10 @@ class LatencyPredictor:
 
     def _scale(self, model: str, phase: str, sms: int, size: int) -> float:
         return self._scales.scale(model, _STAND_INS[phase], sms, size)
+
+
+def _demand_of(device: DeviceSpec, spec: ModelSpec, launch: DecodeStep, step_s: float) -> float:
+    return bandwidth_demand(device, spec, [len(s.token_ids) for s in launch.sequences], step_s)
 
 
 def new_tokens(chunks: Sequence[ChunkShape]) -> int:

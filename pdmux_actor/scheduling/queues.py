@@ -42,6 +42,7 @@ class ModelQueue:
     removing: bool = False
     counts: ServedCounts = field(default_factory=ServedCounts)  # of its adapters, too
     adapter_counts: dict[str, ServedCounts] = field(default_factory=dict)
+    former_counts: ServedCounts | None = None  # of the adapters that have left, together
     outgrown: list[TokenSequence] = field(default_factory=list)  # preempted, and longer than the unit takes by now
     # Of `running`, until a sequence comes, goes or gets a token: policies ask several times per decision.
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
@@ -309,6 +310,12 @@ class ModelQueue:
             return (self.counts,)
         return (self.counts, self.adapter_counts[sequence.request.model])
 
+    @property
+    def counts_of_others(self) -> list[ServedCounts]:
+        """Returns what of `counts` is not the base's own."""
+        former = [] if self.former_counts is None else [self.former_counts]
+        return [*self.adapter_counts.values(), *former]
+
     def note_tokens(self, sequence: TokenSequence, num_tokens: int, now_s: float) -> None:
         """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others. A
         sequence that gives way has no targets to meet.
@@ -343,15 +350,15 @@ class ModelQueue:
         too late.
         """
         self._context_tokens = None
-        num_tokens = len(told)
-        self.counts.output_tokens += num_tokens
-        self.counts.gaps += num_tokens
-        self.counts.gaps_met += num_tokens
+        num_gaps = len(told) - sum([sequence.gives_way for sequence in told])
+        self.counts.output_tokens += len(told)
+        self.counts.gaps += num_gaps
+        self.counts.gaps_met += num_gaps
         for sequence in told if self.adapter_counts else ():
             for counts in self.counted(sequence)[1:]:
                 counts.output_tokens += 1
-                counts.gaps += 1
-                counts.gaps_met += 1
+                counts.gaps += not sequence.gives_way
+                counts.gaps_met += not sequence.gives_way
         for sequence in late:
             if not sequence.gives_way:
                 for counts in self.counted(sequence):

@@ -29,6 +29,14 @@ class LaneReadiness:
         self._ready_s.clear()
         self._landed_s.clear()
 
+    def take_landed(self, lane: Lane) -> float | None:
+        """Does what `observe` and `take` do where a launch of `lane` has landed, another follows, and there is nothing
+        else to do.
+        """
+        landed_s = self._landed_s.pop(lane, None)
+        self.clear()
+        return landed_s
+
     def take(self, lane: Lane, *, sms_left: int) -> float | None:
         """The lane is given a launch, which leaves the other lane `sms_left`; since when it was ready for one."""
         ready_s = self._ready_s.pop(lane, None)

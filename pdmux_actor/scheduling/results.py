@@ -106,6 +106,7 @@ class LaunchResults:
                 or known >= max_len
                 or len(sampled) != 1
                 or sampled[0][0] in eos
+                or sampled[0][0] in sequence.stop_token_ids
                 or sequence.pending_finish is not None
                 or has_errors
             ):

@@ -18,6 +18,7 @@ from pdmux_actor.scheduling.answers import Answers
 from pdmux_actor.scheduling.batch import PrefillBatches
 from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
+from pdmux_actor.scheduling.decode_stretch import DecodeStretch, stretch_from
 from pdmux_actor.scheduling.dispatcher import Dispatcher
 from pdmux_actor.scheduling.events import (
     Abort,
@@ -37,7 +38,7 @@ from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch,
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
-from pdmux_actor.scheduling.policies.base import DispatchPolicy, UnitState
+from pdmux_actor.scheduling.policies.base import DispatchPolicy, StretchPolicy, UnitState
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prompt_order import PromptOrder
@@ -93,12 +94,15 @@ class Scheduler:
             pool, self._predictor, self._neighbours, self.log, device.num_sms, self._adapters, self._batches
         )
         self._detached: list[str] = []
+        self._goes_on = _goes_on(policy, settings)
+        self._stretch: DecodeStretch | None = None
         self._steps_total = 0
         self._now_s = 0.0  # of the last decision
 
     # ---- what the engine loop calls ----
 
     def on_event(self, event: Event, now_s: float) -> None:
+        self._stretch = None
         if len(self._queues) > 1:
             self._neighbours.advance(self._queues.values(), now_s)
         match event:
@@ -119,6 +123,7 @@ class Scheduler:
                 self._pool.resize(total_blocks)
             case SetPolicy(policy=policy):
                 self._policy = make_policy(policy)
+                self._goes_on = _goes_on(self._policy, self._settings)
                 self._first_tokens.may_hold = self._policy.target_aware
                 for queue in self._queues.values():
                     queue.reorder_waiting(target_aware=self._policy.target_aware)
@@ -127,6 +132,7 @@ class Scheduler:
 
     def attach_model(self, info: ModelInfo, quota_blocks: int) -> npt.NDArray[np.int64]:
         """Returns the row table `[max_rows, blocks_per_row]` for the executor."""
+        self._stretch = None
         table = self._pool.add_model(info.model, info.geometry, quota_blocks)
         self._queues[info.model] = ModelQueue(info=info, pool=self._pool, caches_prefixes=self._settings.prefix_cache)
         self._adapters.lease({info.model: quota_blocks}, self._queues.values())
@@ -134,6 +140,9 @@ class Scheduler:
 
     def decide(self, now_s: float) -> Sequence[Launch]:
         """Launches to submit now, in order."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None and stretch.landed_s is not None and self._goes_on is not None:
+            return self._go_on(self._goes_on, stretch, now_s)
         launches: list[Launch] = [*self._answers.take_dropped()]
         if len(self._queues) > 1:
             self._neighbours.advance(self._queues.values(), now_s)
@@ -146,12 +155,35 @@ class Scheduler:
             self._sharing.settle(now_s)
             state = self._state(now_s)
             self._readiness.observe(state, now_s)
-            launches += self._dispatcher.act(self._policy.choose(state, now_s), now_s)
-            for queue in self._queues.values():
-                for sequence in tuple(queue.outgrown):
-                    self._refuse(queue, sequence)
+            actions = self._policy.choose(state, now_s)
+            launches += self._dispatcher.act(actions, now_s)
+            if self._goes_on is not None:
+                self._stretch = stretch_from(state, actions, launches, holds_tokens=self._first_tokens.holds_any)
+            self._refuse_outgrown()
         self._log(now_s, launches)
         return launches
+
+    def _go_on(self, policy: StretchPolicy, stretch: DecodeStretch, now_s: float) -> Sequence[Launch]:
+        """Decides as `decide` does, in a stretch of decode (decode_stretch.py)."""
+        queue = stretch.queue
+        if len(self._queues) > 1:
+            self._neighbours.advance(self._queues.values(), now_s)
+        self._now_s = now_s
+        self._sharing.settle_growth(now_s, queue)
+        view = stretch.view(self._device, self._settings, self._predictor, now_s)
+        action = policy.go_on(view)
+        launches = self._dispatcher.act((action,), now_s)
+        if stretch.take_off(action, launches):
+            self._stretch = stretch
+        self._refuse_outgrown()
+        self._log(now_s, launches, ready_s=self._readiness.take_landed(Lane.DECODE))
+        return launches
+
+    def _refuse_outgrown(self) -> None:
+        for queue in self._queues.values():
+            if queue.outgrown:
+                for sequence in tuple(queue.outgrown):
+                    self._refuse(queue, sequence)
 
     @property
     def _is_full(self) -> bool:
@@ -183,7 +215,8 @@ class Scheduler:
             state.share_in_time = self._prompt_order.share_in_time
         return state
 
-    def _log(self, now_s: float, launches: Sequence[Launch]) -> None:
+    def _log(self, now_s: float, launches: Sequence[Launch], *, ready_s: float | None = None) -> None:
+        """`ready_s`: since when the lane was ready, where that is known already."""
         for launch in launches:
             if isinstance(launch, DropPrefill | Repartition):
                 self.log.instruct(now_s, launch)
@@ -198,7 +231,7 @@ class Scheduler:
                     now_s,
                     launch,
                     predicted_s=predicted_s,
-                    ready_s=self._readiness.take(launch.lane, sms_left=self._lanes.sms_left(launch.lane)),
+                    ready_s=ready_s or self._readiness.take(launch.lane, sms_left=self._lanes.sms_left(launch.lane)),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
                 )
 
@@ -218,6 +251,8 @@ class Scheduler:
         self.log.land(done)
         self._steps_total += 1
         self._results.apply(done)
+        if self._stretch is not None and not (done.error is None and self._stretch.land(done.finished_s)):
+            self._stretch = None
         self._finish_removal(self._queues[launch.model])
 
     def take_token_events(self) -> Sequence[TokenEvent]:
@@ -308,3 +343,7 @@ class Scheduler:
             self._predictor.forget(queue.model)
             self._neighbours.forget(queue.model)
             self._detached.append(queue.model)
+
+
+def _goes_on(policy: DispatchPolicy, settings: SchedulerSettings) -> StretchPolicy | None:
+    return policy if settings.decode_stretches and isinstance(policy, StretchPolicy) else None

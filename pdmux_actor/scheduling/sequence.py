@@ -75,11 +75,13 @@ class TokenSequence:
     # Read once per token: what the request says.
     most_tokens: int = field(init=False)  # prompt and output
     tbt_s: float = field(init=False)
+    stop_token_ids: tuple[int, ...] = field(init=False)
     gives_way: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.most_tokens = self.num_prompt_tokens + self.request.sampling.max_tokens
         self.tbt_s = self.request.slo.tbt_s
+        self.stop_token_ids = self.request.sampling.stop_token_ids
         self.gives_way = self.request.gives_way
         if self.gives_way:
             self.precedence = Precedence.BACKGROUND

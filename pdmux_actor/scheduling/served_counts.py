@@ -19,3 +19,7 @@ class ServedCounts:
     gaps_met: int = 0
     requests: int = 0
     requests_met: int = 0
+
+    def add(self, other: "ServedCounts") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -29,6 +29,7 @@ class SchedulerSettings:
     layer_slicing: bool = True  # these three exist to be switched off, to see what each is worth
     query_sync: bool = True
     preempt_prefill: bool = True
+    decode_stretches: bool = True  # False: every decision looks at all queues and lanes; the decisions are the same
     decision_log_entries: int = 4096
 
     def launch_limits(self) -> LaunchLimits:

@@ -62,7 +62,7 @@ class Detokenizer:
         prior_token_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
     ) -> None:
-        """`prior_token_ids` were produced elsewhere: their text is out, except what would still be held back.
+        """`prior_token_ids` were produced elsewhere: their text is out, except that of an incomplete character.
 
         Stop strings are looked for in what comes after the first `min_tokens` tokens.
         """
@@ -75,6 +75,9 @@ class Detokenizer:
         self._open_tokens = 0  # tokens whose last character is incomplete
         self._held_pieces: list[int] = []  # tokens of each piece that a stop string holds back
         self.push(prior_token_ids)
+        # What they end in may look like the start of a stop string. Elsewhere more was known: none starts in them.
+        self._stop.flush()
+        self._held_pieces.clear()
 
     @property
     def held_back_tokens(self) -> int:

@@ -47,6 +47,7 @@ class StructuredRequests:
         self._waiting: dict[str, _Waiting] = {}  # in the order they came; whoever takes one out answers it
         self._orders: SimpleQueue[_Waiting] = SimpleQueue()
         self._came = threading.Event()
+        self._handing_over = threading.Lock()  # an abort comes before that or after: behind the Arrival in the inbox
         self._started = False
 
     def submit(self, request: GenerateRequest, form: StructuredOutput) -> None:
@@ -62,7 +63,8 @@ class StructuredRequests:
 
     def abort(self, request_id: str) -> bool:
         """False: it does not wait here."""
-        waiting = self._waiting.pop(request_id, None)
+        with self._handing_over:
+            waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
             self._answer(TokenEvent(request_id=request_id, finish=FinishReason.ABORT))
         return waiting is not None
@@ -81,8 +83,9 @@ class StructuredRequests:
                 logger.exception("a form cannot be compiled")
                 self._refuse(waiting, "the unit failed on it; its log has the traceback")
             else:
-                if self._waiting.pop(waiting.request.request_id, None) is not None:
-                    self._inbox.put(Arrival(waiting.request, constraint))
+                with self._handing_over:
+                    if self._waiting.pop(waiting.request.request_id, None) is not None:
+                        self._inbox.put(Arrival(waiting.request, constraint))
 
     def _keep_time(self) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from engine_rig import PLAIN, VirtualEngine, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,6 +99,20 @@ def test_adapter__leaves_under_load__ends_its_requests_only():
     }
     assert "'x' has left" in ends["r1"].error
     assert list(loads(engine)) == ["a", "y"]
+
+
+@pytest.mark.parametrize("leaving", ["x", "xy"])
+def test_adapter__has_left__what_it_counted_is_not_told_of_its_base(leaving):
+    arrivals = [(0.0, Arrival(make_request(f"r{m}", m, 24, 30))) for m in "xy"]
+    base = Arrival(make_request("ra", "a", 16, 10))
+    left = [(1.0, RemoveModel(name)) for name in leaving]
+    engine = VirtualEngine([(0.0, X), (0.0, Y), *arrivals, (0.0, base), *left]).run()
+
+    told = loads(engine)
+    assert told.keys() == {"a", "x", "y"} - {*leaving}
+    assert (told["a"].prompt_tokens_total, told["a"].output_tokens_total) == (16, 10)
+    assert told["a"].requests_ended_total == 1
+    assert told["a"].output_tokens_per_s <= 10.0
 
 
 def test_adapter__asked_for_when_it_is_not_there__is_refused_by_name():

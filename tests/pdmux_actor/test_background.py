@@ -80,3 +80,13 @@ def test_background__late_or_not__counts_in_no_share_of_requests_in_time() -> No
     load = engine.scheduler.load_report().models[0]
     assert load.output_tokens_total == 30
     assert (load.requests_ended_total, load.requests_in_time_total) == (0, 0)
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_background__its_gaps__count_in_no_share_of_gaps_in_time(steps) -> None:
+    settings = replace(PLAIN, max_look_ahead_steps=steps)
+    engine = VirtualEngine([(0.0, Arrival(background("batch", max_tokens=30, tbt_s=1e-9)))], settings=settings).run()
+
+    load = engine.scheduler.load_report().models[0]
+    assert load.output_tokens_total == 30
+    assert load.tbt_attainment is None

@@ -267,12 +267,18 @@ def test_predictor__steps_beside_steps__teach_nothing_about_steps_alone():
         predictor.learn(flight, [8], LaunchCompletion(launch=launch, started_s=0.0, finished_s=measured_s))
 
     learn(0.02)
-    learn(0.02 * slowdown_beside(0.5, 0.4) * 1.5, company_s=1.0, decode_company_s=1.0, demand=0.5, beside_demand=0.4)
+    learn(
+        0.02 * slowdown_beside(0.5, 0.4) * 1.5,
+        company_s=1.0,
+        decode_company_s=1.0,
+        draws=lambda: 0.5,
+        beside_demand=0.4,
+    )
     outlook = predictor.decode_outlook("a", info.spec, [])
 
     assert outlook.solo_s(2) == pytest.approx(0.02)
     assert outlook.beside_decodes_factor(2) == pytest.approx(1.5)
-    flight = LaunchInFlight(launch=launch, sms=2, modelled_s=0.01, took_off_s=0.0, demand=0.5, beside_demand=0.4)
+    flight = LaunchInFlight(launch=launch, sms=2, modelled_s=0.01, took_off_s=0.0, draws=lambda: 0.5, beside_demand=0.4)
     assert predictor.expected_s(flight, beside_other_lane=False) == pytest.approx(0.02 * 1.2 * 1.5)
 
 

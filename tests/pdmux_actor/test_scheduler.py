@@ -79,6 +79,19 @@ def test_scheduler__one_request__yields_max_tokens_and_one_end(policy):
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_scheduler__stop_token_in_the_output__ends_it_there(policy):
+    request = make_request("r", max_tokens=20)
+    whole = VirtualEngine([(0.0, Arrival(request))], policy=policy).run().tokens_of("r")
+    stop = whole[7]
+
+    stopping = replace(request, sampling=replace(request.sampling, stop_token_ids=(stop,)))
+    engine = VirtualEngine([(0.0, Arrival(stopping))], policy=policy).run()
+
+    assert engine.tokens_of("r") == whole[: whole.index(stop) + 1]
+    assert [e.finish for e in engine.ends_of("r")] == [FinishReason.STOP]
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_scheduler__same_requests__same_tokens_as_alone(policy):
     requests = [make_request(f"r{i}", "abc"[i % 3], 5 + 17 * i % 90, 3 + i % 9, first=i) for i in range(24)]
     alone = {

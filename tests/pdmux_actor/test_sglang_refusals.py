@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from engine_rig import make_request
@@ -46,3 +47,24 @@ def test_request__for_what_sglang_lacks__is_refused_naming_our_own_engine(reques
     said, error = refused(request_)
     assert said == param
     assert "our own engine" in error
+
+
+def test_request__sglang_raises_what_is_no_refusal__is_answered() -> None:
+    told = []
+
+    class Broken:
+        async def async_generate(self, **arguments):
+            raise RuntimeError("out of memory")
+
+    async def submit() -> None:
+        streams = RequestStreams(SimpleNamespace(send=lambda notice: told.extend(notice.events)))
+        info = SimpleNamespace(model="a", spec=SimpleNamespace(vocab_size=512))
+        streams.open(Broken(), SimpleNamespace(info=info, max_len=lambda quota_blocks: 512), 10)
+        streams.submit(PLAIN)
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    asyncio.run(submit())
+    (event,) = told
+    assert (event.request_id, event.finish) == (PLAIN.request_id, FinishReason.ERROR)
+    assert "log" in event.error

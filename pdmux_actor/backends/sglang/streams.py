@@ -112,6 +112,9 @@ class RequestStreams:
             told = {"generation_id": request.request_id, "model": request.model, "reason": str(error)}
             logger.info("SGLang refuses a request", extra=told)
             self._end(request, FinishReason.ERROR, f"SGLang refused it: {error}")
+        except Exception:  # this request's only: unanswered, its client would wait for ever
+            logger.exception("a request fails", extra={"generation_id": request.request_id, "model": request.model})
+            self._end(request, FinishReason.ERROR, "the unit failed on this request; its log has the traceback")
 
     def _end(self, request: GenerateRequest, finish: FinishReason, error: str | None = None) -> None:
         if self._streams.pop(request.request_id, None) is not None:

@@ -10,7 +10,7 @@ does not hold decodes up: they are what frees the blocks.
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.partition import fixed_decode_share
-from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
@@ -32,6 +32,9 @@ class Adbs:
             actions += self._prefills.act(state, prefill_sms)
         lane_taken = state.prefill_lane.sms or (prefill_sms if actions else 0)
         return [*actions, *self._decodes(state, min(decode_sms, state.total_sms - lane_taken))]
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        return view.last  # the same model on the same share
 
     def _decodes(self, state: UnitState, decode_sms: int) -> Sequence[Decode]:
         decoding = state.decoding()

@@ -4,7 +4,7 @@ Structs, since some are made per decision (a frozen dataclass takes five times a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -51,11 +51,14 @@ class Decode(msgspec.Struct, frozen=True, gc=False):
 
 
 class Mixed(msgspec.Struct, frozen=True, gc=False):
-    """Running sequences of the model and up to `token_budget` tokens in all, prompts filling what decode leaves."""
+    """Running sequences of the model and up to `token_budget` tokens in all, prompts filling what decode leaves; cut
+    into `nano_batches`, as MixedStep has it.
+    """
 
     model: str
     token_budget: int
     sms: int
+    nano_batches: int = 1
 
 
 Action = StartPrefill | ContinuePrefill | Decode | Mixed
@@ -79,6 +82,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
     share_in_time: float = 1.0  # of the last first tokens
     _decoding: Sequence[ModelQueue] | None = None
     _prefillable: dict[str, bool] = msgspec.field(default_factory=dict)
+    gains_of_lanes: dict[tuple[str, ...], float] = msgspec.field(default_factory=dict)  # decode_lanes.py, by models
 
     @property
     def idle(self) -> bool:
@@ -156,4 +160,28 @@ class DispatchPolicy(Protocol):
         """Chooses at most one action for an idle prefill lane, and decodes of models that have none in flight: one for
         an idle decode lane, or as many as `settings.decode_lanes` admits. All shares never sum to more than the device.
         """
+        ...
+
+
+class StretchView(msgspec.Struct, gc=False):
+    """Holds what a policy sees of a stretch of decode with nothing else to do (decode_stretch.py). `last` is what it
+    chose before, `waited_s` how long sequences of `queue`, all of them, have waited for their next token.
+    """
+
+    device: DeviceSpec
+    settings: SchedulerSettings
+    predictor: LatencyPredictor
+    queue: ModelQueue
+    last: Decode | Mixed
+    waited_s: float
+
+
+@runtime_checkable
+class StretchPolicy(Protocol):
+    """A policy whose decisions in a stretch of decode need no look at the whole unit. Others are asked to `choose` at
+    every step.
+    """
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        """Returns what `choose` would, and leaves the policy as `choose` would."""
         ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Mixed, UnitState
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.round_robin import RoundRobin
 
@@ -21,6 +21,9 @@ class ChunkedPrefill:
             return (ContinuePrefill(state.batch.layers_left, sms),)
         model = self._turn.take(q.model for q in state.queues.values() if q.running or state.prefillable(q))
         return () if model is None else (Mixed(model, state.settings.chunk_budget_tokens, sms),)
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        return view.last  # the same model on the same share
 
 
 POLICY = PolicyEntry(

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import decode_shares
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.base import (
+    Action,
+    ContinuePrefill,
+    Decode,
+    Mixed,
+    StartPrefill,
+    StretchView,
+    UnitState,
+)
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.round_robin import RoundRobin
@@ -42,6 +50,9 @@ class DuetServe:
             return (ContinuePrefill(state.batch.layers_left, state.total_sms),)
         model = self._turn.take({q.model for q in state.decoding()} | set(state.prefillable_models()))
         return () if model is None else self._iteration(state, state.queues[model])
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        return view.last  # the same model on the same share
 
     def _iteration(self, state: UnitState, queue: ModelQueue) -> Sequence[Action]:
         budget = state.settings.max_batch_tokens

@@ -37,7 +37,13 @@ class DecodeCycle:
     def __init__(self, state: UnitState, queues: Sequence[ModelQueue], *, beside: Sequence[ChunkShape] = ()) -> None:
         self._beside = beside
         self._outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
-        self._gain = gain_of_lanes(state, self._outlooks)
+        self._gain = 1.0
+        if len(queues) > 1 and state.settings.decode_lanes > 1:
+            models = tuple([q.model for q in queues])
+            known = state.gains_of_lanes.get(models)
+            if known is None:
+                known = state.gains_of_lanes[models] = gain_of_lanes(state, self._outlooks)
+            self._gain = known
 
     @property
     def seconds(self) -> Callable[[int], float]:

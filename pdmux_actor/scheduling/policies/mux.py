@@ -1,17 +1,17 @@
 """The default policy: of all ways to take the next prompt the one that serves most requests within both their targets.
 
 Prompts that can be in time go by due time, the others behind them (prompt_order.py). Each is fused into a decode step,
-or prefilled beside decode on the share of SMs that ways.py chooses, with slices and preemption (MuxWise, section 3.4).
-When no prompt waits, decode looks a few steps ahead (DuetServe, section 4.3), on half of the SMs or less if that does
-not slow it down: the next prompt can start at once. Decodes of several models take turns, or run at once on parts of
-the decode share where that is faster (decode_lanes.py, after MuxServe's ADBS). Prompts share a batch only where that
-saves time (prefill_slice.py).
+or prefilled beside decode on the share of SMs that prefill_options.py chooses, with slices and preemption (MuxWise,
+section 3.4). When no prompt waits, decode looks a few steps ahead (DuetServe, section 4.3), on half of the SMs or less
+if that does not slow it down: the next prompt can start at once. Decodes of several models take turns, or run at once
+on parts of the decode share where that is faster (decode_lanes.py, after MuxServe's ADBS). Prompts share a batch only
+where that saves time (prefill_slice.py).
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
-from pdmux_actor.scheduling.policies.base import Action, Mixed, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes
@@ -19,8 +19,10 @@ from pdmux_actor.scheduling.policies.prefill_options import PrefillOptions
 from pdmux_actor.scheduling.policies.request_delays import DecodeLoad, LaneLoad
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 from pdmux_actor.scheduling.policies.tbt_target import tightest_from
+from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.specs import DeviceSpec
 
 # Look-ahead hands over its tokens together, so the gap before them is that of all its steps.
 _LOOK_AHEAD_SHARE_OF_TARGET = 0.5
@@ -68,28 +70,46 @@ class Mux:
         decoding = state.decoding()
         if not decoding or state.prefill_lane.busy or not may_add_decode(state):
             return ()
-        cycle = DecodeCycle(state, decoding)
-        known = _known_shares(state, decoding)
+        # A sequence that joined while a step ran has waited already.
+        waited_s = max([q.wait_s(now_s) for q in decoding])
+        seconds, known = DecodeCycle(state, decoding).seconds, _known_shares(state.predictor, decoding)
+        sms, cycle_s, bearable_s = self._share_alone(state.device, decoding, seconds, known, waited_s)
+        waiting = any(q.waiting for q in state.queues.values())
+        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle_s, bearable_s)
+        return self._lanes.decode(state, decoding, sms, now_s, steps=steps)
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        queue, predictor = view.queue, view.predictor
+        decoding, known = (queue,), predictor.known_decode_shares(queue.model, len(queue.running))
+        seconds = predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s
+        sms, cycle_s, bearable_s = self._share_alone(view.device, decoding, seconds, known, view.waited_s)
+        return Decode(queue.model, sms, _look_ahead_steps(view.settings, cycle_s, bearable_s))
+
+    def _share_alone(
+        self,
+        device: DeviceSpec,
+        decoding: Sequence[ModelQueue],
+        seconds: Callable[[int], float],
+        known: Set[int],
+        waited_s: float,
+    ) -> tuple[int, float, float]:
+        """SMs for decode with nothing to prefill, what a cycle takes on them, and what a launch may take."""
+        total_sms = device.num_sms
         # More SMs are never slower: what a stall taught of a share that is not used since must not decide.
-        fastest_s = min([cycle.seconds(share) for share in {state.total_sms, *known}])
+        fastest_s = min([seconds(share) for share in {total_sms, *known}])
         tightest_s = tightest_from(decoding, fastest_s)
         sms = ample_decode_share(
-            state.device,
-            cycle.seconds,
+            device,
+            seconds,
             tolerance=_SLOWER_AT_MOST,
             known=known,
             bearable_s=_TRY_SHARE_OF_TARGET * tightest_s,
         )
-        cycle_s = cycle.seconds(sms)
-        if sms < state.total_sms and cycle_s > tightest_s:
-            sms, cycle_s = state.total_sms, fastest_s
+        cycle_s = seconds(sms)
+        if sms < total_sms and cycle_s > tightest_s:
+            sms, cycle_s = total_sms, fastest_s
         self._decode_load.note_step(cycle_s)
-        waiting = any(q.waiting for q in state.queues.values())
-        # A sequence that joined while a step ran has waited already.
-        left_s = tightest_s - max(q.wait_s(now_s) for q in decoding)
-        bearable_s = min(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s, _LATE_SHARE * left_s)
-        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle_s, bearable_s)
-        return self._lanes.decode(state, decoding, sms, now_s, steps=steps)
+        return sms, cycle_s, min(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s, _LATE_SHARE * (tightest_s - waited_s))
 
     def _fuse(self, state: UnitState, prefilling: str, tokens: int, now_s: float) -> Sequence[Action]:
         shapes = prefill_shapes(state, prefilling)
@@ -108,9 +128,9 @@ POLICY = PolicyEntry(
 )
 
 
-def _known_shares(state: UnitState, decoding: Sequence[ModelQueue]) -> Set[int]:
+def _known_shares(predictor: LatencyPredictor, decoding: Sequence[ModelQueue]) -> Set[int]:
     """On which steps like the next one of every model were measured."""
-    first, *others = (state.predictor.known_decode_shares(q.model, len(q.running)) for q in decoding)
+    first, *others = (predictor.known_decode_shares(q.model, len(q.running)) for q in decoding)
     for shares in others:
         first = first & shares
     return first

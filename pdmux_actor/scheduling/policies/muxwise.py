@@ -5,7 +5,7 @@ The paper serves one model; with several, models take turns on either lane.
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 
@@ -18,6 +18,9 @@ class MuxWise:
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         return self._lanes.act(state, self._lanes.next_prefill(state), now_s)
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        return view.last  # the same model on the same share
 
 
 POLICY = PolicyEntry(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 from pdmux_actor.scheduling.round_robin import RoundRobin
@@ -24,6 +24,9 @@ class PrefillFirst:
             return prefill
         model = self._decode_turn.take(q.model for q in state.decoding())
         return () if model is None else (Decode(model, sms),)
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        return view.last  # the same model on the same share
 
 
 POLICY = PolicyEntry(

@@ -5,11 +5,11 @@ A way is a decode share beside the prompt, or a fused step. The best is the one 
     V = min(1, U / rho) (c + (1 - c) F),    rho = max(rho_P, rho_D)
 
 where rho_P is the utilisation of the prefill lane when all prompts are taken in this way, rho_D that of the places for
-sequences when all decode at this pace (balance.py), U the utilisation up to which first tokens can be in time, and F
-the share of running sequences whose TBT target admits the gaps that they have meanwhile (tbt_target.py). A request
-that has its first token in time and late gaps counts c of one that is served within both targets. Of ways with equal
-value that one is best with which most of the prompts that wait have their first token in time, and of these the one
-that delays requests least in all.
+sequences when all decode at this pace (request_delays.py), U the utilisation up to which first tokens can be in time,
+and F the share of running sequences whose TBT target admits the gaps that they have meanwhile (tbt_target.py). A
+request that has its first token in time and late gaps counts c of one that is served within both targets. Of ways with
+equal value that one is best with which most of the prompts that wait have their first token in time, and of these the
+one that delays requests least in all.
 
 MuxWise's rule, the least share that meets the tightest target (section 3.4.1), is what comes out where prefill keeps up
 beside it and needs all it can have; DuetServe's, to aggregate where the target admits it, where that delays least. A

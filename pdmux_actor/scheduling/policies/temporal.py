@@ -5,7 +5,15 @@ The model of the oldest unanswered request has the device; prefills of that mode
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.base import (
+    Action,
+    ContinuePrefill,
+    Decode,
+    Mixed,
+    StartPrefill,
+    StretchView,
+    UnitState,
+)
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.queues import ModelQueue
 
@@ -25,6 +33,9 @@ class Temporal:
         if state.prefillable(queue):
             return (StartPrefill(queue.model, queue.info.spec.num_layers, state.total_sms),)
         return (Decode(queue.model, state.total_sms),)
+
+    def go_on(self, view: StretchView) -> Decode | Mixed:
+        return view.last  # the same model on the same share
 
 
 POLICY = PolicyEntry(

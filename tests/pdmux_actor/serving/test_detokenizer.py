@@ -156,6 +156,23 @@ def test_detokenizer__continued_elsewhere__neither_repeats_nor_loses_text(token_
     assert before.text + after == expected
 
 
+@pytest.mark.parametrize(
+    ("stop", "text"), [("\n\nUser:", "a\n\n\nb"), ("END", "EEEN"), ("aab", "xaaac"), ("aab", "aaab")]
+)
+def test_detokenizer__continued_behind_what_a_stop_string_begins_with__shows_no_text_twice(stop, text):
+    token_ids = BYTE_LEVEL.tokenizer.encode(text).ids
+    expected = text.partition(stop)[0]
+    for cut in range(len(token_ids)):
+        first = Detokenizer(BYTE_LEVEL, stop=(stop,))
+        before = first.push(token_ids[:cut]).text
+        resent = token_ids[: cut - first.held_back_tokens]
+
+        second = Detokenizer(BYTE_LEVEL, stop=(stop,), prior_token_ids=resent)
+
+        assert second.held_back_tokens == 0
+        assert before + stream_text(second, [token_ids[len(resent) :]]) == expected
+
+
 def test_detokenizer__stop_string_inside_min_tokens__is_shown():
     token_ids = BYTE_LEVEL.tokenizer.encode("aENDbEND").ids
     detokenizer = Detokenizer(BYTE_LEVEL, stop=("END",), min_tokens=5)

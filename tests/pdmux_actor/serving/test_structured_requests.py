@@ -5,7 +5,7 @@ import threading
 from pdmux_actor.errors import InvalidStructuredOutput
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.messages import FinishReason, StructuredKind, StructuredOutput
-from pdmux_actor.scheduling.events import Arrival
+from pdmux_actor.scheduling.events import Abort, Arrival
 from pdmux_actor.serving.structured_requests import StructuredRequests
 
 FORM = StructuredOutput(kind=StructuredKind.REGEX, text="a+", param="guided_regex")
@@ -98,3 +98,30 @@ def test_abort__while_its_form_compiles__is_answered_once(make_request) -> None:
     desk.wait()
     assert [event.finish for event in desk.answers] == [FinishReason.ABORT]
     assert desk.arrivals() == []
+
+
+def test_abort__while_the_request_is_handed_over__comes_behind_it(make_request) -> None:
+    desk = Desk(lambda asked, form: None)
+    put, handing_over, goes_on = desk.inbox.put, threading.Event(), threading.Event()
+
+    def slow_put(event):
+        handing_over.set()
+        assert goes_on.wait(PATIENCE_S)
+        put(event)
+
+    def abort():
+        if not desk.requests.abort("r"):
+            put(Abort("r"))
+
+    desk.inbox.put = slow_put
+    request = make_request("r")
+    desk.requests.submit(request, FORM)
+    assert handing_over.wait(PATIENCE_S)
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    aborting.join(0.1)
+    goes_on.set()
+    aborting.join(PATIENCE_S)
+    desk.wait(2)
+
+    assert desk.arrivals() == [Arrival(request), Abort("r")]
