@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from deploy.commands.given_command import given_command, without_user
 from deploy.commands.json_file import FiguresFile, writable, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
@@ -12,13 +13,15 @@ from deploy.environment import api_key as known_api_key
 from deploy.errors import OutputNotWritable
 from deploy.inspection.served_models import ServedModel, served_models
 from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
+from deploy.reports.percents import PERCENTS
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.entry import FILES, read_trace
-from traces.report import summarize
+from traces.report import distributions, summarize
 from traces.timeliness import SloTarget
 
 
 def bench(
+    context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint.")],
     trace: Annotated[Path, typer.Option(metavar="FILE", help=f"{FILES}.")],
     requests: Annotated[int | None, typer.Option(help="Replay only the first N.", min=1)] = None,
@@ -64,7 +67,8 @@ def bench(
     summary = summarize(outcomes, _targets([m for m in models if m.id in used], ttft_s=slo_ttft, tbt_s=slo_tbt))
     console.print(summary_table(summary))
     if json_file is not None:
-        write_json(json_file, summary.as_dict())
+        about = {"command": given_command(context), "url": without_user(url), "trace": fitted.trace.name}
+        write_json(json_file, {**about, **summary.as_dict(), "distributions": distributions(outcomes, PERCENTS)})
     if out is not None:
         _write_outcomes(outcomes, out, {"trace": whole.name, "url": url, "seed": str(seed)})
     if trouble := trouble_line(summary):

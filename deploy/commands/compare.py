@@ -1,46 +1,91 @@
 """muxfleet compare"""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from deploy.commands.fitted_table import FittedTable
-from deploy.commands.json_file import FiguresFile, write_json
+from deploy.commands.comparison_screen import ComparisonProgress, print_verdict, rows_table
+from deploy.commands.given_command import given_command
+from deploy.commands.json_file import FiguresFile, html_page, write_json
+from deploy.commands.report import report_writer
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.settings import check_sources
+from deploy.fleet_file.settings import check_sources, read_text
 from deploy.simulation.papers.experiment_file import ExperimentFile, read_experiment_file
-from deploy.simulation.papers.measurement import CaseResult, run_case
+from deploy.simulation.papers.measurement import run_case
+
+_FOLDER = Path("examples/papers")
 
 
 def compare(
-    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="Experiment file, see examples/papers.")],
+    context: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="EXPERIMENT", help="Experiment file, see examples/papers; with --all their folder."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All figures of a folder. Default: examples/papers.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests and coarser goodputs.")] = False,
     case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Of the generated requests.", min=0)] = 0,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT.html", help="Write a page with plots (needs muxfleet[plots]).", callback=html_page),
+    ] = None,
     json_file: FiguresFile = None,
 ) -> None:
     """Simulate a figure of a paper, and print what was published beside it.
 
-    Example: muxfleet compare examples/papers/duetserve-fig6.yaml --quick
+    Example: muxfleet compare examples/papers/duetserve-fig6.yaml --quick --report fig6.html
     """
     console = terminal()
-    experiment = _only(read_experiment_file(file), case or [])
-    for chosen in experiment.cases:
+    writer = None if report is None else report_writer(option="--report", path=report)
+    experiments = {path: _only(read_experiment_file(path), case or []) for path in _files(file, every, case)}
+    for chosen in (c for experiment in experiments.values() for c in experiment.cases):
         check_sources(chosen.fleet)
-    console.print(f"{experiment.name}: {experiment.paper}", style="bold")
-    started_s = time.perf_counter()
-    results = _run(console, experiment, quick=quick, seed=seed)
-    wall_s = time.perf_counter() - started_s
-    console.print(_table(results))
-    _print_verdict(console, experiment, results)
-    console.print(f"{wall_s:.0f} s", style="dim")
+    options = _Options(quick=quick, seed=seed)
+    systems = sum(len(c.systems) for experiment in experiments.values() for c in experiment.cases)
+    with ComparisonProgress(console, systems) as progress:
+        figures = [_figure(console, path, chosen, options, progress) for path, chosen in experiments.items()]
+    found = {"command": given_command(context), **({"figures": figures} if every else figures[0])}
     if json_file is not None:
-        write_json(json_file, _as_dict(experiment, results, quick=quick, seed=seed, wall_s=wall_s))
+        write_json(json_file, found)
+    if writer is not None and report is not None:
+        writer(report, {"--report": found})
+        console.print(f"wrote {report}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    quick: bool
+    seed: int
+
+
+def _files(file: Path | None, every: bool, cases: list[str] | None) -> list[Path]:
+    """Raises OptionNotUsable."""
+    if not every:
+        if file is None:
+            remedy = f"name an experiment file, or take --all figures of {_FOLDER}"
+            raise OptionNotUsable(option="EXPERIMENT", value="", remedy=remedy)
+        if file.is_dir():
+            raise OptionNotUsable(
+                option="EXPERIMENT", value=file, remedy="is a folder: add --all, or name a file of it"
+            )
+        return [file]
+    folder = file or _FOLDER
+    if not folder.is_dir():
+        remedy = "is no folder; name that of the experiment files, or leave out --all"
+        raise OptionNotUsable(option="--all", value=folder, remedy=remedy)
+    found = sorted(folder.glob("*.yaml"))
+    if not found:
+        remedy = "holds no *.yaml; name the folder of the experiment files, as examples/papers of the sources"
+        raise OptionNotUsable(option="--all", value=folder, remedy=remedy)
+    if cases:
+        raise OptionNotUsable(option="--case", value=cases[0], remedy="goes with one experiment file, not with --all")
+    return found
 
 
 def _only(experiment: ExperimentFile, names: list[str]) -> ExperimentFile:
@@ -53,57 +98,28 @@ def _only(experiment: ExperimentFile, names: list[str]) -> ExperimentFile:
     return experiment.model_copy(update={"cases": chosen})
 
 
-def _run(console: Console, experiment: ExperimentFile, *, quick: bool, seed: int) -> list[CaseResult]:
-    if not console.is_terminal:
-        return [run_case(case, quick=quick, seed=seed, on_run=lambda text: None) for case in experiment.cases]
-    with console.status(experiment.name) as status:
-        return [run_case(case, quick=quick, seed=seed, on_run=status.update) for case in experiment.cases]
-
-
-def _table(results: list[CaseResult]) -> FittedTable:
-    table = FittedTable(keys=3)
-    for title in ("case", "figure", "system"):
-        table.add_column(title)
-    for title in ("simulated", "published", "ratio", "absolute", "in time"):
-        table.add_column(title, justify="right")
-    for result in results:
-        for row in result.rows:
-            cells = (_number(row.simulated), _number(row.published), _number(row.ratio), _number(row.absolute))
-            in_time = "-" if row.request_attainment is None else f"{row.request_attainment:.1%}"
-            table.add_row(row.case, row.metric, row.system, *cells, in_time)
-    return table
-
-
-def _print_verdict(console: Console, experiment: ExperimentFile, results: list[CaseResult]) -> None:
-    orderings = [o for result in results for o in result.orderings]
-    held = sum(o.holds for o in orderings)
-    console.print(f"{held} of {len(orderings)} orderings of systems are as published")
-    for ordering in (o for o in orderings if not o.holds):
-        verdict = "a tie here" if ordering.is_tie else "not here"
-        console.print(
-            f"  {verdict}: {ordering.case}, {ordering.metric}: {ordering.better} before {ordering.worse}",
-            style="yellow",
-        )
-    for result in results:
-        for system, unplaced in result.unplaced.items():
-            for model, reason in unplaced.items():
-                console.print(f"  {system} does not place {model}: {reason}", style="red", soft_wrap=True)
-    for note in experiment.notes:
-        console.print(f"  {note}", style="dim", soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _as_dict(
-    experiment: ExperimentFile, results: list[CaseResult], *, quick: bool, seed: int, wall_s: float
+def _figure(
+    console: Console, path: Path, experiment: ExperimentFile, options: _Options, progress: ComparisonProgress
 ) -> dict[str, object]:
+    """Runs and shows one figure; what it found, for JSON."""
+    started_s = time.perf_counter()
+    progress.figure(experiment.name)
+    results = [
+        run_case(case, quick=options.quick, seed=options.seed, on_run=progress.run, on_system=progress.system)
+        for case in experiment.cases
+    ]
+    wall_s = time.perf_counter() - started_s
+    console.print(f"{experiment.name}: {experiment.paper}", style="bold")
+    console.print(rows_table(results))
+    print_verdict(console, experiment, results)
+    console.print(f"{wall_s:.0f} s", style="dim")
     return {
         "experiment": experiment.name,
         "paper": experiment.paper,
-        "quick": quick,
-        "seed": seed,
+        "about": experiment.about,
+        "source": read_text(path),
+        "quick": options.quick,
+        "seed": options.seed,
         "wall_s": wall_s,
         "rows": [{**asdict(row), "ratio": row.ratio} for result in results for row in result.rows],
         "orderings": [asdict(o) for result in results for o in result.orderings],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.errors import OutputNotWritable
+from deploy.errors import OptionNotUsable, OutputNotWritable
 
 
 def writable(path: Path | None) -> Path | None:
@@ -20,10 +20,22 @@ def writable(path: Path | None) -> Path | None:
     if path.is_dir():
         raise OutputNotWritable(path=str(path), reason="Is a directory")
     if not path.parent.is_dir():
-        raise OutputNotWritable(path=str(path), reason="No such file or directory")
+        raise OutputNotWritable(path=str(path), reason=f"there is no folder {path.parent}; make it, or name another")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OutputNotWritable(path=str(path), reason="Permission denied")
     return path
+
+
+def html_page(path: Path | None) -> Path | None:
+    """`writable`, of a page: a forgotten name would else let it replace the first of the files that it shall show.
+
+    Raises OptionNotUsable and OutputNotWritable.
+    """
+    if path is not None and path.suffix.lower() not in (".html", ".htm"):
+        raise OptionNotUsable(
+            option="OUT.html", value=path, remedy="name the page with .html; of `report` it comes before the runs"
+        )
+    return writable(path)
 
 
 FiguresFile = Annotated[

@@ -16,15 +16,18 @@ from deploy.commands.plan_screen import (
     plan_dict,
     prompts_that_do_not_fit,
     served_line,
+    size_line,
     steps_line,
     steps_table,
     verdict,
 )
+from deploy.commands.size_options import AskedSize, Attainment, Budget, MostNodes, Price
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.fleet_file.what_if import changed_fleet, told_changes
 from deploy.planning.fleet_planning import (
+    EnoughUnits,
     PlannedFleet,
     fewest_units,
     lay_out_fleet,
@@ -33,10 +36,13 @@ from deploy.planning.fleet_planning import (
     units_of_fleet,
     with_solver,
 )
+from deploy.planning.fleet_sizing import sized_fleet
 from deploy.planning.plan_file import read_plan
 from placement.estimation.memory import holds_weights
+from placement.estimation.plan_estimate import FleetEstimate
 from placement.plan import Plan
 from placement.plan_steps import MoveCost, Step, move_cost, steps_between
+from placement.scaling.elastic_pool import FleetSize
 from placement.solvers.registry import SOLVERS
 
 if TYPE_CHECKING:
@@ -58,6 +64,10 @@ def plan(
         str | None,
         typer.Option(metavar="CHANGES", help="nodes[.POOL]=+1, rate[.MODEL]=x2, replicas[.MODEL]=4; commas."),
     ] = None,
+    attainment: Attainment = None,
+    budget: Budget = None,
+    price: Price = None,
+    most_nodes: MostNodes = None,
     time_budget: Annotated[float, typer.Option(metavar="SECONDS", help="For the solver.", min=0.0, max=1e6)] = 30.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON.", callback=writable)
@@ -66,44 +76,60 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Draw the fleet as .png or .svg (needs muxfleet[plots]).")
     ] = None,
 ) -> None:
-    """Print which models sit on which units, and what they will serve. Exit code 1 if a model fits nowhere.
+    """Print which models sit on which units, and what they will serve. Exit code 1 if a model fits nowhere, or if no
+    number of nodes is enough.
 
     Example: muxfleet plan examples/simulated-8gpu.yaml --solver search --what-if nodes=+1,rate.llama-8b=x2
+    The cheapest nodes: muxfleet plan examples/simulated-8gpu.yaml --attainment 0.99 --price large=30,small=9
     """
     console = terminal()
     picture = None if plot is None else _picture(plot)
     given = _asked(file, solver)
-    fleet = given if what_if is None else changed_fleet(given, what_if)
-    before = None if current is None else _current_plan(current, given)
-    if before is not None and choose_meshes:
-        raise OptionNotUsable(
-            option="--current", value=str(current), remedy="units change with --choose-meshes; drop one"
-        )
+    fleet = supposed = given if what_if is None else changed_fleet(given, what_if)
+    before = None if current is None else _current_plan(current, given, choose_meshes=choose_meshes)
     deadline_s = time.monotonic() + time_budget
+    asked = AskedSize(attainment=attainment, budget=budget, price=price, most_nodes=most_nodes)
+    size = asked.found_for(fleet, console, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
+    if size is not None:
+        fleet, deadline_s = sized_fleet(fleet, size), deadline_s + time_budget
     with console.status(f"planning with {fleet.placement.solver}"):
         planned = _solved(fleet, before, choose_meshes, deadline_s)
         without = None if what_if is None else _solved(given, before, choose_meshes, deadline_s)
         bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)
         enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
     found = planned.estimate()
+    _show_plan(console, planned, found, bound_per_s=bound_per_s, enough=enough, size=size)
+    if without is not None:
+        console.print(f"what if: {_told(given, supposed)}", soft_wrap=True)
+        console.print(f"without: {served_line(without, without.estimate())}", soft_wrap=True)
+    steps, cost = _show_steps(console, before, planned)
+    if json_file is not None:
+        write_json(json_file, plan_dict(planned, found, bound_per_s=bound_per_s, steps=steps, cost=cost, size=size))
+    if picture is not None and plot is not None:
+        picture.draw(plot, planned, found)
+        console.print(f"wrote {plot}")
+    if planned.plan.unplaced or (size is not None and not size.is_enough):
+        raise typer.Exit(1)
+
+
+def _show_plan(
+    console: Console,
+    planned: PlannedFleet,
+    found: FleetEstimate,
+    *,
+    bound_per_s: float,
+    enough: EnoughUnits | None,
+    size: FleetSize | None,
+) -> None:
     console.print(estimate_table(planned, found))
+    if size is not None:
+        console.print(size_line(size), soft_wrap=True, style=None if size.is_enough else "red")
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
         console.print(line, soft_wrap=True)
     for line in prompts_that_do_not_fit(planned.models):
         console.print(line, style="yellow", soft_wrap=True)
-    if without is not None:
-        console.print(f"what if: {_told(given, fleet)}", soft_wrap=True)
-        console.print(f"without: {served_line(without, without.estimate())}", soft_wrap=True)
     for model, reason in planned.plan.unplaced.items():
         console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
-    steps, cost = _show_steps(console, before, planned)
-    if json_file is not None:
-        write_json(json_file, plan_dict(planned, found, bound_per_s=bound_per_s, steps=steps, cost=cost))
-    if picture is not None and plot is not None:
-        picture.draw(plot, planned, found)
-        console.print(f"wrote {plot}")
-    if planned.plan.unplaced:
-        raise typer.Exit(1)
 
 
 def _asked(file: Path, solver: str | None) -> FleetFile:
@@ -112,8 +138,11 @@ def _asked(file: Path, solver: str | None) -> FleetFile:
     return with_solver(fleet, solver)
 
 
-def _current_plan(file: Path, fleet: FleetFile) -> Plan:
+def _current_plan(file: Path, fleet: FleetFile, *, choose_meshes: bool) -> Plan:
     """Units and models may have come and gone since, but not all. Raises OptionNotUsable."""
+    if choose_meshes:
+        remedy = "units change with --choose-meshes; drop one"
+        raise OptionNotUsable(option="--current", value=str(file), remedy=remedy)
     plan = read_plan(file, option="--current")
     units, placed = {u.unit_id for u in plan.units}, {p.model for u in plan.units for p in u.models}
     for theirs, ours in ((units, {u.unit_id for u in units_of_fleet(fleet)}), (placed, {m.id for m in fleet.models})):

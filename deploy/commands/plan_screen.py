@@ -11,6 +11,7 @@ from placement.estimation.plan_estimate import FleetEstimate, UnitEstimate
 from placement.plan import ModelPlacement, UnitCapacity
 from placement.plan_steps import DrainModelStep, LoadModelStep, MoveCost, SetQuotasStep, Step
 from placement.problem import PlacementModel
+from placement.scaling.elastic_pool import FleetSize
 
 _UNBOUNDED = 1e3  # a headroom beyond this says only that there is hardly any load
 _ALL = 0.9995  # what is shown as 100.0 %
@@ -78,6 +79,21 @@ def served_line(planned: PlannedFleet, found: FleetEstimate) -> str:
     )
 
 
+def size_line(size: FleetSize) -> str:
+    nodes = ", ".join(f"{count} of {pool}" for pool, count in size.nodes.items())
+    told = f"{nodes} for {size.cost_per_hour:g} per hour: {size.attainment:.2%} of requests predicted in time"
+    if size.left_out:
+        told += f", without those of {', '.join(size.left_out)}, whose SLO no pool meets at any size"
+    if size.is_enough and size.is_cut:
+        return f"enough nodes, found until --time-budget ended; there may be cheaper ones: {told}"
+    if size.is_enough:
+        return f"cheapest nodes: {told}"
+    return (
+        f"no number of nodes is enough; the best found: {told}. Raise --budget, --most-nodes, --time-budget or the "
+        "replicas.max of models, or ask for less"
+    )
+
+
 def steps_line(steps: Sequence[Step], cost: MoveCost) -> str:
     if not steps:
         return "nothing to do: the plan stands"
@@ -104,6 +120,7 @@ def plan_dict(
     bound_per_s: float,
     steps: Sequence[Step],
     cost: MoveCost | None,
+    size: FleetSize | None = None,
 ) -> dict[str, object]:
     return {
         "units": [
@@ -145,6 +162,7 @@ def plan_dict(
         "unplaced": dict(planned.plan.unplaced),
         "steps": [{"step": type(step).__name__.removesuffix("Step"), **asdict(step)} for step in steps],
         "move_cost": None if cost is None else asdict(cost),
+        "size": None if size is None else asdict(size),
     }
 
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from deploy.commands.given_command import given_command
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.simulation_screen import RunProgress, decisions_table, figures_table, outcome_line, sweep_table
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.folded_adapters import with_adapters_folded
-from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
+from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
+from deploy.reports.percents import PERCENTS
 from deploy.simulation.control import LoadTimes
-from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, deploy_fleet
+from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, baseline_named, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome
 from deploy.simulation.runs import RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
@@ -32,6 +34,7 @@ _MAX_GENERATED = 20_000_000
 
 
 def simulate(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file.")],
     trace: Annotated[
         Path | None,
@@ -41,7 +44,8 @@ def simulate(
         list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}; repeat to compare. Default: the file's.")
     ] = None,
     baseline: Annotated[
-        list[str] | None, typer.Option(help=f"Compare with {', '.join(BASELINES)}; repeat for several.")
+        list[str] | None,
+        typer.Option(help=f"Compare with {', '.join(BASELINES)}, or a split like 2P1D:50 (GB/s); repeat for several."),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Nodes of every pool, instead of the fleet file's.", min=1, max=10_000)
@@ -76,15 +80,16 @@ def simulate(
     asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
     stream = _stream(fleet, trace, asked)
     console.print(f"{stream.count} requests of {stream.name}, {stream.rate_per_s:.2f}/s over {stream.span_s:.0f} s")
-    if control_loop and "disaggregated" in (baseline or []):
-        remedy = "leave out --control-loop: pairs of engines keep their models"
-        raise OptionNotUsable(option="--baseline", value="disaggregated", remedy=remedy)
+    deployments = _deployments(fleet, policy, baseline)
+    if control_loop:
+        _refuse_fleet_modes(deployments)
     loads = LoadTimes(bytes_per_s=1e9 * load_speed) if control_loop else None
     session = _Session(console, fleet, stream, None if plot is None else _plotter(plot), loads)
     rates = None if sweep is None else _rates(sweep)
-    report = {d.name: session.add(d, rates) for d in _deployments(fleet, policy, baseline)}
+    report = {d.name: session.add(d, rates) for d in deployments}
     if json_file is not None:
-        write_json(json_file, {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": report})
+        found = {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": report}
+        write_json(json_file, {"command": given_command(context), **found, "fleet_file": read_text(file)})
     session.write_plots()
 
 
@@ -172,15 +177,18 @@ def _plotter(folder: Path) -> "FleetPlots":
     return FleetPlots(folder)
 
 
+def _refuse_fleet_modes(deployments: list[Deployment]) -> None:
+    for divided in (d for d in deployments if d.fleet_mode is not None):
+        remedy = "leave out --control-loop: units of several engines keep their models"
+        raise OptionNotUsable(option="--baseline", value=divided.name, remedy=remedy)
+
+
 def _deployments(fleet: FleetFile, policies: list[str] | None, baselines: list[str] | None) -> list[Deployment]:
     for name in policies or []:
         if name not in POLICIES:
             raise OptionNotUsable(option="--policy", value=name, remedy=POLICIES.remedy(name))
-    for name in baselines or []:
-        if name not in BASELINES:
-            raise OptionNotUsable(option="--baseline", value=name, remedy=f"use one of {', '.join(BASELINES)}")
     chosen = policies or [fleet.engine.policy]
-    return [*(Deployment(name=p, policy=p) for p in chosen), *(BASELINES[b] for b in baselines or [])]
+    return [*(Deployment(name=p, policy=p) for p in chosen), *(baseline_named(name, fleet) for name in baselines or [])]
 
 
 def _with_nodes(fleet: FleetFile, nodes: int | None) -> FleetFile:
@@ -238,6 +246,7 @@ def _run_dict(deployed: DeployedFleet, outcome: FleetOutcome, wall_s: float) -> 
     return {
         "models": {m: s.figures(outcome.duration_s).as_dict() for m, s in outcome.models.items()},
         "total": outcome.total().figures(outcome.duration_s).as_dict(),
+        "distributions": outcome.total().distributions(PERCENTS),
         "unplaced": dict(deployed.unplaced),
         "decisions": [
             {"time_s": outcome.decided_s(d), "kind": d.kind, "reason": d.reason, "moves": list(d.moves)}

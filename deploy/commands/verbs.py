@@ -26,6 +26,9 @@ SUMMARIES: Mapping[str, str] = {
     "bench": "Replay a trace against an endpoint at its arrival times, never waiting for earlier answers.",
     "simulate": "Run a fleet in virtual time: its scheduler, router and placement on a latency model.",
     "compare": "Simulate a figure of a paper, and print what was published beside it.",
+    "report": (
+        "Write one self-contained page about runs of simulate, bench or compare: plots, tables, the fleet, the command."
+    ),
     "status": "Print models and units of a running fleet, and why models were moved.",
     "top": "Watch models, units, partitions, quotas and attainment of a running fleet until Ctrl-C.",
     "incident": (

@@ -5,47 +5,44 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ByteSize
-
+from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet
 from deploy.planning.pool_hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
 from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.control import LoadTimes, led_by_control_loop
-from deploy.simulation.decode_only import DecodeOnlyLatency
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
 from deploy.simulation.event_queue import EventQueue
+from deploy.simulation.fleet_modes.registry import FLEET_MODES
+from deploy.simulation.fleet_modes.split import Split, divided, split_named, split_remedy
 from deploy.simulation.fleet_run import BuildUnits
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
-from deploy.simulation.units import DisaggregatedUnit, MuxedUnit, SimulatedUnit, UnitIdentity
+from deploy.simulation.units import MuxedUnit, SimulatedUnit, UnitIdentity
 from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
-from placement.estimation.memory import resident_bytes
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 
-# Of a pair of engines in one node: what NVLink of A100 reaches in one direction.
-LINK_BYTES_PER_S = 250e9
 _LOG_ENTRIES = 128  # nobody reads a simulated unit's decisions; its reports need the last moments
-_UNBOUNDED_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """`solver` None is the fleet file's own; `lays_out`: it chooses the sizes of units, too. `scheduler` are fields of
-    the scheduler's settings that differ, `host_s` what the engine's host adds to every launch (default: by the kind of
-    device), `longest_prompt_tokens` what the budget of chunked prefill is tuned for. `slowdowns`: by unit, times
-    what its device's figures say.
+    """`solver` None is the fleet file's own; `lays_out`: it chooses the sizes of units, too. With a `fleet_mode` units
+    are several engines, by its `split`. `scheduler` are fields of the scheduler's settings that differ, `host_s` what
+    the engine's host adds to every launch (default: by the kind of device), `longest_prompt_tokens` what the budget of
+    chunked prefill is tuned for. `slowdowns`: by unit, times what its device's figures say.
     """
 
     name: str
     policy: str
     solver: str | None = None
     lays_out: bool = False
-    disaggregated: bool = False
+    fleet_mode: str | None = None
+    split: Split = field(default_factory=Split)
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     host_s: float | None = None
     longest_prompt_tokens: int = 0
@@ -58,10 +55,27 @@ BASELINES: Mapping[str, Deployment] = MappingProxyType(
         for d in (
             Deployment(name="temporal", policy="temporal"),
             Deployment(name="spatial", policy="chunked_prefill", solver="spatial"),
-            Deployment(name="disaggregated", policy="prefill_first", disaggregated=True),
+            Deployment(name="disaggregated", policy="prefill_first", fleet_mode="disaggregated"),
         )
     }
 )
+
+
+def baseline_named(name: str, fleet: FleetFile) -> Deployment:
+    """Finds a baseline, or makes one of a name like 2P1D. Raises OptionNotUsable: there is none, or the fleet's units
+    cannot be divided so.
+    """
+    split = split_named(name)
+    if split is None:
+        if name not in BASELINES:
+            remedy = f"use one of {', '.join(BASELINES)}, or a split like 2P1D or 2P1D:50:layerwise (GB/s)"
+            raise OptionNotUsable(option="--baseline", value=name, remedy=remedy)
+        return BASELINES[name]
+    for pool in fleet.pools:
+        why_not = split_remedy(pool, split)
+        if why_not is not None:
+            raise OptionNotUsable(option="--baseline", value=name, remedy=why_not)
+    return replace(BASELINES["disaggregated"], name=name, split=split)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +97,14 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes |
 
     Raises SourceNotFound and UnsupportedModel, as `plan_fleet`.
     """
-    assert loads is None or not deployment.disaggregated, "pairs of engines are not led"
+    assert loads is None or deployment.fleet_mode is None, "units of several engines are not led"
     if deployment.solver is not None:
         placement = fleet.placement.model_copy(update={"solver": deployment.solver})
         fleet = fleet.model_copy(update={"placement": placement})
     planned = lay_out_fleet(fleet) if deployment.lays_out else plan_fleet(fleet)
-    if deployment.disaggregated:
-        fleet = fleet.model_copy(update={"pools": tuple(_halved(p, planned) for p in fleet.pools)})
+    if deployment.fleet_mode is not None:
+        pools = tuple(divided(p, planned, deployment.split) for p in fleet.pools)
+        fleet = fleet.model_copy(update={"pools": pools})
         planned = plan_fleet(fleet)
     slos = {m.id: Slo(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in fleet.models}
     models = tuple(FleetModel(model=m.model, slo=slos[m.model], vocab_size=m.spec.vocab_size) for m in planned.models)
@@ -107,26 +122,6 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes |
         unplaced=planned.plan.unplaced,
         view_updates=FixedPlan if loads is None else led_by_control_loop(fleet, planned, policy=deployment.policy),
     )
-
-
-def _halved(pool: PoolSection, planned: PlannedFleet) -> PoolSection:
-    """Half of a unit's GPUs for each phase, or pairs of units that have one each. Weights are held twice."""
-    engine_gpus = max(1, pool.mesh_gpus // 2)
-    changes: dict[str, object] = {"mesh_gpus": engine_gpus, "gpus_per_node": max(1, pool.gpus_per_node // 2)}
-    units = [u for u in planned.units if u.pool == pool.name]
-    if pool.mesh_gpus > 1 and units:
-        specs = {m.model: m.spec for m in planned.models}
-        beside_kv = max(
-            sum(
-                resident_bytes(specs[p.model], engine_gpus, unit.launch_limits)
-                for p in planned.plan.models_of(unit.unit_id)
-            )
-            for unit in units
-        )
-        half_bytes = units[0].memory_bytes // 2
-        changes["device_memory"] = ByteSize(half_bytes)
-        changes["kv_memory"] = ByteSize(max(0, min(half_bytes - beside_kv, pool.kv_memory or half_bytes)))
-    return pool.model_copy(update=changes)
 
 
 def _hardware(pool: PoolSection, num_gpus: int) -> UnitHardware:
@@ -180,7 +175,7 @@ def _unit_design(
     identity = UnitIdentity(
         unit_id=capacity.unit_id,
         pool=capacity.pool,
-        num_gpus=capacity.num_gpus * (2 if deployment.disaggregated else 1),
+        num_gpus=capacity.num_gpus * (1 if deployment.fleet_mode is None else deployment.split.engines),
         memory_bytes=capacity.memory_bytes,
         node=capacity.node,
         host_memory_bytes=host_memory_of(fleet.pool(capacity.pool), capacity.num_gpus),
@@ -190,8 +185,10 @@ def _unit_design(
 
 def _builder(designs: Sequence[tuple[UnitIdentity, EngineDesign]], deployment: Deployment) -> BuildUnits:
     def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
-        make = _pair if deployment.disaggregated else MuxedUnit
-        return [make(identity, design, agenda, on_tokens) for identity, design in designs]
+        if deployment.fleet_mode is None:
+            return [MuxedUnit(identity, design, agenda, on_tokens) for identity, design in designs]
+        make = FLEET_MODES[deployment.fleet_mode].make
+        return [make(identity, design, deployment.split, agenda, on_tokens) for identity, design in designs]
 
     return build
 
@@ -216,16 +213,6 @@ def _loadable(model: PlacementModel, capacity: UnitCapacity, loads: LoadTimes) -
         load_s=loads.of(model.spec),
         wake_s=loads.of_wake(model.spec, capacity.device, capacity.num_gpus),
     )
-
-
-def _pair(identity: UnitIdentity, design: EngineDesign, agenda: EventQueue, on_tokens: OnTokens) -> DisaggregatedUnit:
-    decode = replace(
-        design,
-        policy="chunked_prefill",
-        latency=DecodeOnlyLatency(design.latency),
-        settings=replace(design.settings, chunk_budget_tokens=_UNBOUNDED_TOKENS),
-    )
-    return DisaggregatedUnit(identity, design, decode, agenda, on_tokens, link_bytes_per_s=LINK_BYTES_PER_S)
 
 
 def model_info(model: PlacementModel, unit: UnitCapacity) -> ModelInfo:

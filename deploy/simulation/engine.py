@@ -11,11 +11,13 @@ from pdmux_actor.inbox import Inbox
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Arrival, AttachModel, Event
+from pdmux_actor.scheduling.launch import LaunchCompletion
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
 
 OnTokens = Callable[[Sequence[TokenEvent]], None]
+OnLaunch = Callable[[LaunchCompletion], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +44,26 @@ class EngineDesign:
     slowdown: float = 1.0
 
 
-class SimulatedEngine:
-    """Wakes when a launch ends or a request arrives, and at no other time."""
+class _ToldExecutor(SimulatedExecutor):
+    """Tells of every launch that has ended, before its tokens leave."""
 
-    def __init__(self, design: EngineDesign, agenda: EventQueue, on_tokens: OnTokens) -> None:
+    on_launch: OnLaunch
+
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
+        done = super().wait(deadline_s)
+        for completion in done:
+            self.on_launch(completion)
+        return done
+
+
+class SimulatedEngine:
+    """Wakes when a launch ends or a request arrives, and at no other time. `on_launch` hears of launches that ended."""
+
+    def __init__(
+        self, design: EngineDesign, agenda: EventQueue, on_tokens: OnTokens, *, on_launch: OnLaunch | None = None
+    ) -> None:
         self._agenda = agenda
-        self._executor = SimulatedExecutor(
+        self._executor = (SimulatedExecutor if on_launch is None else _ToldExecutor)(
             device=design.device,
             latency=SlowerLatency(design.latency, design.slowdown) if design.slowdown != 1.0 else design.latency,
             total_blocks=design.total_blocks,
@@ -55,6 +71,8 @@ class SimulatedEngine:
             clock=agenda.clock,
             host_s=design.host_s,
         )
+        if isinstance(self._executor, _ToldExecutor) and on_launch is not None:
+            self._executor.on_launch = on_launch
         self._inbox = Inbox(agenda.clock.wake)
         self._scheduler = build_scheduler(
             self._executor,
@@ -73,6 +91,11 @@ class SimulatedEngine:
 
     def submit(self, request: GenerateRequest) -> None:
         self.tell(Arrival(request))
+
+    @property
+    def is_busy(self) -> bool:
+        """A launch is on a lane."""
+        return self._executor.in_flight > 0
 
     def holds(self, model: str) -> bool:
         """Attached, or removed with launches that have not ended yet."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from profiler.latency import ChunkShape, LatencyModel
+from profiler.latency import ChunkShape, LatencyModel, overlapped_s
 from profiler.specs import ModelSpec
 
 
@@ -20,3 +20,14 @@ class SlowerLatency:
 
     def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
         return self._factor * self._latency.mixed_s(spec, chunks, context_tokens, sms)
+
+    def overlapped_s(
+        self,
+        spec: ModelSpec,
+        chunks: Sequence[ChunkShape],
+        context_tokens: Sequence[int],
+        sms: int,
+        *,
+        nano_batches: int,
+    ) -> float:
+        return self._factor * overlapped_s(self._latency, spec, chunks, context_tokens, sms, nano_batches=nano_batches)

@@ -172,6 +172,12 @@ class ModelStatistics:
         self.gaps += other.gaps
         self.gaps_in_time += other.gaps_in_time
 
+    def distributions(self, percents: Sequence[float]) -> dict[str, list[float | None]]:
+        """Returns the times at these percents of each distribution, for plots."""
+        times = {"ttft_s": self.ttft, "tbt_s": self.tbt, "tpot_s": self.tpot}
+        found = {name: [t.percentile_s(p) for p in percents] for name, t in times.items() if len(t)}
+        return {"percents": list(percents), **found}
+
     def figures(self, duration_s: float) -> SimulatedFigures:
         """Rates are over `duration_s`, the same window for every model."""
 

@@ -1,15 +1,14 @@
-"""Defines what the router of a simulated fleet sees as units: one engine, or a prefill and a decode engine (1P1D)."""
+"""Defines what the router of a simulated fleet sees as units. Those of several engines are in fleet_modes/."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
 from deploy.simulation.event_queue import EventQueue
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
-from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import longest_sequence_tokens
-from profiler.specs import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,72 +56,6 @@ class MuxedUnit:
     def _pass_on(self, events: Sequence[TokenEvent]) -> None:
         self.is_stale = True
         self._on_tokens(events)
-
-
-class DisaggregatedUnit:
-    """Prompts run on one engine up to the first token; their KV crosses the link, and the other engine decodes.
-
-    Transfers do not wait for each other. The router counts the requests of both engines as the unit's.
-    """
-
-    def __init__(
-        self,
-        identity: UnitIdentity,
-        prefill: EngineDesign,
-        decode: EngineDesign,
-        agenda: EventQueue,
-        on_tokens: OnTokens,
-        *,
-        link_bytes_per_s: float,
-    ) -> None:
-        self.identity = identity
-        self.design = decode
-        self.is_stale = True
-        self._agenda = agenda
-        self._on_tokens = on_tokens
-        self._link_bytes_per_s = link_bytes_per_s
-        self._specs: Mapping[str, ModelSpec] = {m.info.model: m.info.spec for m in prefill.models}
-        self._in_prefill: dict[str, GenerateRequest] = {}
-        self._prefill = SimulatedEngine(prefill, agenda, self._hand_over)
-        self._decode = SimulatedEngine(decode, agenda, self._pass_on)
-
-    def submit(self, request: GenerateRequest) -> bool:
-        self.is_stale = True
-        self._in_prefill[request.request_id] = request
-        self._prefill.submit(replace(request, sampling=replace(request.sampling, max_tokens=1)))
-        return True
-
-    def load_report(self) -> LoadReport:
-        """The decode engine's, with the requests that are still in prefill counted as waiting."""
-        before, after = self._prefill.load_report(), self._decode.load_report()
-        ahead = {m.model: m.running + m.waiting for m in before.models}
-        models = tuple(replace(m, waiting=m.waiting + ahead[m.model]) for m in after.models)
-        return replace(after, models=models)
-
-    def _hand_over(self, events: Sequence[TokenEvent]) -> None:
-        """First tokens go to the client at once, the rest of a request after its KV has crossed the link."""
-        self.is_stale = True
-        passed_on = []
-        for event in events:
-            request = self._in_prefill.pop(event.request_id)
-            goes_on = event.finish is FinishReason.LENGTH and request.sampling.max_tokens > 1
-            passed_on.append(TokenEvent(request_id=event.request_id, tokens=event.tokens) if goes_on else event)
-            if goes_on:
-                first = tuple(token.token_id for token in event.tokens)
-                kv_bytes = len(request.prompt_token_ids) * self._specs[request.model].kv_bytes_per_token
-                rest = replace(request, output_token_ids=first)
-                self._agenda.at(
-                    self._agenda.clock.now_s + kv_bytes / self._link_bytes_per_s, _submission(self._decode, rest)
-                )
-        self._on_tokens(passed_on)
-
-    def _pass_on(self, events: Sequence[TokenEvent]) -> None:
-        self.is_stale = True
-        self._on_tokens(events)
-
-
-def _submission(engine: SimulatedEngine, request: GenerateRequest) -> Callable[[], None]:
-    return lambda: engine.submit(request)
 
 
 def heartbeat(

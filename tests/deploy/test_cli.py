@@ -195,7 +195,9 @@ def test_traces_stats__json__holds_the_figures(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"), [("no/plan.json", "No such file or directory"), (".", "Is a directory")], ids=str
+    ("place", "reason"),
+    [("no/plan.json", "there is no folder {folder}/no; make it, or name another"), (".", "Is a directory")],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "command",
@@ -207,7 +209,7 @@ def test_output__has_no_place_to_go__is_said_before_the_work(
     code, out, err = run(*command.format(fleet=tmp_path / "none.yaml").split(), tmp_path / place)
 
     assert (code, out) == (2, "")
-    assert err == f"muxfleet: {tmp_path / place}: cannot be written: {reason}\n"
+    assert err == f"muxfleet: {tmp_path / place}: cannot be written: {reason.format(folder=tmp_path)}\n"
 
 
 def test_json__disk_is_full__is_one_line_and_code_2(run: Run, demo_file: Path) -> None:

@@ -280,3 +280,61 @@ def test_what_if__names_with_dots__are_whole(tmp_path: Path) -> None:
 def test_what_if__malformed__is_refused(changes: str) -> None:
     with pytest.raises(OptionNotUsable):
         changed_fleet(read_fleet_file(EXAMPLE), changes)
+
+
+def test_plan__attainment__finds_the_cheapest_nodes_and_plans_for_them(run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+
+    code, out, _ = run("plan", EXAMPLE, "--attainment", "0.99", "--price", "large=16,small=40", "--json", file)
+
+    plan = json.loads(file.read_text())
+    size, pools = plan["size"], {unit["pool"] for unit in plan["units"]}
+    assert code == 0
+    assert size["is_enough"]
+    assert size["attainment"] >= 0.99
+    assert size["cost_per_hour"] == 16 * size["nodes"]["large"] + 40 * size["nodes"]["small"] < 16 + 40
+    assert pools == {name for name, count in size["nodes"].items() if count}
+    assert "cheapest nodes: " in out
+
+
+def test_plan__budget_that_does_not_reach__exits_with_1_and_says_what_helps(run) -> None:
+    code, out, _ = run("plan", EXAMPLE, "--attainment", "0.99", "--price", "large=3,small=2", "--budget", "2")
+
+    assert code == 1
+    assert "no number of nodes is enough" in out
+
+
+def test_plan__attainment_and_what_if__tells_what_was_asked_not_what_was_found(run) -> None:
+    code, out, _ = run("plan", EXAMPLE, "--attainment", "0.9", "--what-if", "rate.qwen-8b=x2")
+
+    assert code == 0
+    assert "of large, 0 of small" in out, "a pool goes"
+    assert "what if: rate.qwen-8b 4 -> 8\n" in out
+
+
+def test_plan__time_is_up_while_sizing__does_not_call_it_the_cheapest(run) -> None:
+    code, out, _ = run("plan", EXAMPLE, "--attainment", "0.9", "--time-budget", "0")
+
+    assert code == 0
+    assert "there may be cheaper ones: 1 of large, 1 of small" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("--budget", "5"), "--attainment 0.99"),
+        (("--price", "large=1"), "--attainment 0.99"),
+        (("--most-nodes", "3"), "--attainment 0.99"),
+        (("--attainment", "0.99", "--budget", "3"), "pays for no node; the cheapest, of pool large, is 4 per hour"),
+        (("--attainment", "0.99", "--price", "large=1,large=2"), "pool large has a price already"),
+        (("--attainment", "0.99", "--choose-meshes"), "drop --choose-meshes"),
+        (("--attainment", "0.99", "--price", "big=1"), "pools: large, small"),
+        (("--attainment", "0.99", "--price", "large=0"), "pools: large, small"),
+        (("--attainment", "0.99", "--price", "large"), "pools: large, small"),
+    ],
+)
+def test_plan__options_of_a_size_that_do_not_fit__are_told(run, options: tuple[str, ...], remedy: str) -> None:
+    code, _, err = run("plan", EXAMPLE, *options)
+
+    assert code != 0
+    assert remedy in " ".join(err.split())

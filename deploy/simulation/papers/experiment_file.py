@@ -2,20 +2,25 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError
 from deploy.fleet_file.fleet_problems import Problem, problems_of
+from deploy.fleet_file.registered_names import is_known
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import AnySolverName, PolicyName
 from deploy.fleet_file.settings import FleetFile, read_text, resolved_fleet, semantic_problems
 from deploy.fleet_file.yaml_source import parse_yaml
+from deploy.simulation.fleet_modes.registry import FLEET_MODES
+from deploy.simulation.fleet_modes.split import NVLINK_BYTES_PER_S, Split, split_remedy
+
+FleetModeName = Annotated[str, AfterValidator(is_known(FLEET_MODES))]
 
 
 class LengthSection(Section):
@@ -62,6 +67,27 @@ class WorkloadSection(Section):
         return max(least, math.ceil(rate_per_s * seconds))
 
 
+class FleetModeSection(Section):
+    """Units of several engines."""
+
+    name: FleetModeName
+    prefill: PositiveInt = 1
+    """Engines for prefill in each unit, which has as many GPUs as mesh_gpus says, or one an engine where that is 1."""
+    decode: PositiveInt = 1
+    link_gb_per_s: PositiveFloat = NVLINK_BYTES_PER_S / 1e9
+    """Of each engine, 10^9 bytes each way."""
+    layerwise: bool = False
+    """The KV of a layer is sent while the next ones are computed."""
+
+    def split(self) -> Split:
+        return Split(
+            prefill=self.prefill,
+            decode=self.decode,
+            link_bytes_per_s=self.link_gb_per_s * 1e9,
+            layerwise=self.layerwise,
+        )
+
+
 class SystemSection(Section):
     name: Annotated[str, Field(min_length=1)]
     policy: PolicyName
@@ -69,7 +95,8 @@ class SystemSection(Section):
     """Default: the fleet's."""
     lays_out: bool = False
     """The solver chooses how many GPUs each unit has."""
-    disaggregated: bool = False
+    fleet_mode: FleetModeSection | None = None
+    """Default: one engine a unit."""
     scheduler: Mapping[str, int | float | bool] = {}
     """Fields of the scheduler's settings that differ."""
 
@@ -79,12 +106,18 @@ Metric = Literal[
     "goodput_tokens_per_s",
     "requests_per_s",
     "ttft_mean_s",
+    "ttft_p50_s",
     "tbt_mean_s",
+    "tbt_p50_s",
+    "tpot_mean_s",
+    "e2e_mean_s",
     "ttft_p99_s",
     "tbt_p99_s",
     "slo_share",
 ]
-LOWER_IS_BETTER: frozenset[Metric] = frozenset({"ttft_mean_s", "tbt_mean_s", "ttft_p99_s", "tbt_p99_s"})
+LOWER_IS_BETTER: frozenset[Metric] = frozenset(
+    m for m in get_args(Metric) if m.endswith("_s") and not m.endswith("per_s")
+)
 
 
 class NeedSection(Section):
@@ -149,7 +182,25 @@ def read_experiment_file(path: Path) -> ExperimentFile:
 def _problems(index: int, case: CaseSection) -> list[Problem]:
     systems = {s.name for s in case.systems}
     fleet = [replace(p, path=("cases", index, "fleet", *p.path)) for p in semantic_problems(case.fleet)]
-    return fleet + [
+    splits = [
+        Problem(
+            path=("cases", index, "systems", place, "fleet_mode"),
+            value=system.fleet_mode.split().name,
+            remedy=remedy,
+        )
+        for place, system in enumerate(case.systems)
+        for pool in case.fleet.pools
+        if system.fleet_mode is not None and (remedy := split_remedy(pool, system.fleet_mode.split())) is not None
+    ]
+    return [
+        *fleet,
+        *splits,
+        *_unknown_systems(index, case, systems),
+    ]
+
+
+def _unknown_systems(index: int, case: CaseSection, systems: Set[str]) -> list[Problem]:
+    return [
         Problem(
             path=("cases", index, "published", place),
             value=name,

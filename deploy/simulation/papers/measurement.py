@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
+from deploy.simulation.fleet_modes.split import Split
 from deploy.simulation.fleet_run import FleetOutcome, FleetRun
 from deploy.simulation.papers.experiment_file import (
     LOWER_IS_BETTER,
@@ -78,13 +79,17 @@ class CaseResult:
     unplaced: Mapping[str, Mapping[str, str]]
 
 
-def run_case(case: CaseSection, *, quick: bool, seed: int, on_run: OnRun) -> CaseResult:
+def run_case(
+    case: CaseSection, *, quick: bool, seed: int, on_run: OnRun, on_system: Callable[[], None] = lambda: None
+) -> CaseResult:
+    """`on_run` hears of each run before it starts, `on_system` is called when a system has been measured."""
     measured: dict[str, _Measured] = {}
     unplaced: dict[str, Mapping[str, str]] = {}
     for system in case.systems:
         deployed = deploy_fleet(case.fleet, _deployment(case, system, seed))
         unplaced[system.name] = deployed.unplaced
         measured[system.name] = _measure(case, system, deployed, quick=quick, seed=seed, on_run=on_run)
+        on_system()
     rows: list[Row] = []
     orderings: list[Ordering] = []
     for published in case.published:
@@ -102,7 +107,8 @@ def _deployment(case: CaseSection, system: SystemSection, seed: int) -> Deployme
         policy=system.policy,
         solver=system.solver,
         lays_out=system.lays_out,
-        disaggregated=system.disaggregated,
+        fleet_mode=None if system.fleet_mode is None else system.fleet_mode.name,
+        split=Split() if system.fleet_mode is None else system.fleet_mode.split(),
         scheduler=system.scheduler,
         host_s=case.host_s,
         longest_prompt_tokens=int(np.percentile(prompts, _LONGEST_PROMPT_PERCENT)),
@@ -181,6 +187,10 @@ def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> _M
         "goodput_tokens_per_s": figures.tokens_per_s,
         "requests_per_s": figures.requests_per_s,
         "ttft_mean_s": figures.ttft_s.mean,
+        "ttft_p50_s": figures.ttft_s.p50,
+        "tbt_p50_s": figures.tbt_s.p50,
+        "tpot_mean_s": figures.tpot_s.mean,
+        "e2e_mean_s": figures.e2e_s.mean,
         "tbt_mean_s": figures.gap_per_token_s,
         "ttft_p99_s": total.ttft.percentile_s(99),
         "tbt_p99_s": total.tbt.percentile_s(99),

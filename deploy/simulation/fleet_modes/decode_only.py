@@ -1,9 +1,13 @@
-"""Latency on the decode side of a disaggregated pair."""
+"""The decode side of disaggregated engines: what comes over the link has its KV."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from deploy.simulation.engine import EngineDesign
 from profiler.latency import ChunkShape, LatencyModel
 from profiler.specs import ModelSpec
+
+_UNBOUNDED_TOKENS = 1 << 20
 
 
 class DecodeOnlyLatency:
@@ -21,3 +25,13 @@ class DecodeOnlyLatency:
     def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
         arrived = [chunk.context_tokens + chunk.new_tokens for chunk in chunks]
         return self._latency.decode_s(spec, [*context_tokens, *arrived], sms)
+
+
+def decode_only(design: EngineDesign) -> EngineDesign:
+    """Returns the design of an engine that takes prompts with their KV, all at once into its next step."""
+    return replace(
+        design,
+        policy="chunked_prefill",
+        latency=DecodeOnlyLatency(design.latency),
+        settings=replace(design.settings, chunk_budget_tokens=_UNBOUNDED_TOKENS),
+    )

@@ -1,0 +1,15 @@
+"""Figures as texts of a table; what was not measured is a dash."""
+
+
+def as_number(value: object) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 or isinstance(value, int) else f"{value:.3g}"
+
+
+def as_percent(share: object) -> str:
+    return f"{share:.1%}" if isinstance(share, int | float) else "-"
+
+
+def as_ms(value_s: object) -> str:
+    return f"{1000 * value_s:.3g} ms" if isinstance(value_s, int | float) else "-"
