@@ -10,7 +10,7 @@ HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-all check test-sglang test-lm-eval test-clients test-console chart test-k8s image
+.PHONY: help venv demo test test-long test-all check check-types check-source test-sglang test-lm-eval test-clients test-console chart test-k8s image
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -44,9 +44,14 @@ demo: venv ## Three models behind one endpoint on this machine; ARGS="--once --j
 	@$(BIN)/muxfleet demo $(ARGS)
 
 check: venv ## Format, lint, types, import rules and dead code: what CI runs before the tests
+	@$(MAKE) --jobs 2 --output-sync=target check-types check-source
+
+check-types:
+	@$(BIN)/mypy --no-error-summary
+
+check-source:
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary
 	@report=$$($(BIN)/lint-imports --no-logo) || { echo "$$report" >&2; exit 1; }
 	@$(BIN)/vulture
 

@@ -2,6 +2,20 @@
 
 from collections.abc import Sequence
 
+_BASELINES = ("adbs", "prefill_first", "static_split", "temporal")
+_OTHER_SYSTEMS = ("nanoflow", "nexus", "semi_pd", "tropical")
+# Tests of every policy: on all forms of models and answers, and of its launches.
+_EVERY_FORM = (
+    "test_token_identity_of_formats.py::test_engine__any_policy_any_format__same_tokens[",
+    "test_prompt_logprobs.py::test_engine__any_policy__prompts_are_as_probable_as_in_transformers[",
+    "test_prompt_embeddings.py::test_engine__any_policy__embeddings_are_transformers[",
+    "test_lora_identity.py::test_engine__any_policy__second_turns_too__match_peft[llama-",
+)
+_EVERY_LAUNCH = (
+    "test_token_identity.py::test_engine__any_policy__same_tokens[",
+    "test_decode_stretch.py::test_stretches__any_policy__same_decisions_and_tokens_to_the_byte[",
+)
+
 # Beginnings of ids, and what remains of it in `make test`.
 LONG: Sequence[str] = (
     # Deadlines of Serve and of the engine's watch run out; the same parts are killed in `make test`.
@@ -12,6 +26,13 @@ LONG: Sequence[str] = (
     "tests/chaos/test_chaos.py::test_fault__under_load__every_request_is_answered_once_with_its_tokens[controller_hung]",
     "tests/chaos/test_chaos.py::test_fault__under_load__every_request_is_answered_once_with_its_tokens[two_units_killed]",
     "tests/chaos/test_chaos.py::test_sleeper__",
+    # The same engine is killed for `muxfleet incident`, which asserts as much, and the control loop by test_fleet.py.
+    "tests/chaos/test_chaos.py::test_fault__under_load__every_request_is_answered_once_with_its_tokens[engine_killed]",
+    "tests/chaos/test_chaos.py::test_fault__under_load__every_request_is_answered_once_with_its_tokens[controller_killed]",
+    # The engine below them is killed in test_fleet.py, actors in test_chaos.py; another trace is replayed there.
+    "tests/e2e/test_haproxy.py::test_haproxy__engine_killed_while_streaming__stream_goes_on",
+    "tests/e2e/test_fleet.py::test_unit_killed__while_streaming__stream_goes_on_with_the_same_tokens[actor]",
+    "tests/e2e/test_fleet.py::test_replay__first_200_requests_of_a_public_trace__are_all_answered[mooncake_conversation]",
     # Real engines, processes and SDKs: what they meet is in the gateway's and the units' own tests.
     "tests/clients/",
     "tests/chaos/test_poison_request.py",
@@ -34,6 +55,13 @@ LONG: Sequence[str] = (
     # Benchmarks for GPUs, run to their end on the CPU.
     "tests/pdmux_actor/cuda/test_gpu_benchmarks.py",
     "tests/pdmux_actor/cuda/test_gpu_goodput.py",
+    # Fleets whose parts have tests of their own: adapters and ranks in engines and units, the store in deploy/state.
+    "tests/e2e/test_fleet_adapters.py",
+    "tests/e2e/test_fleet_of_ranks.py",
+    "tests/e2e/test_redis_state.py",
+    # What mux, muxwise, duetserve and chunked_prefill launch has the same forms; what the others choose stays.
+    *(f"tests/pdmux_actor/{test}{policy}" for policy in (*_BASELINES, *_OTHER_SYSTEMS) for test in _EVERY_FORM),
+    *(f"tests/pdmux_actor/{test}{policy}" for policy in _OTHER_SYSTEMS for test in _EVERY_LAUNCH),
 )
 
 

@@ -141,7 +141,7 @@ def test_fleet_file__solver_for_a_handful_of_gpus__is_refused_with_those_that_ru
 
     assert str(refused.value) == (
         'f.yaml:2: placement.solver = "exhaustive": is for muxfleet plan --solver exhaustive only; '
-        "use one of memory_greedy, muxserve, search, spatial"
+        "use one of memory_greedy, muxserve, search, spatial, spatial_groups"
     )
 
 

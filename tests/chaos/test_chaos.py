@@ -54,7 +54,7 @@ def test_incident__engine_killed_under_load__is_told_as_the_runbook_shows(
     began_s, continued = time.time(), continuations(chaos_fleet)
     run = load.through(trouble)
     moved = continuations(chaos_fleet) - continued
-    events_of_requests(chaos_fleet, since_s=int(began_s), moved=moved)  # waits for what gateways have not told yet
+    events = events_of_requests(chaos_fleet, since_s=int(began_s), moved=moved)  # waits for what gateways tell later
     since = f"{int(time.time() - began_s + COMMAND_STARTS_S)}s"
     told = subprocess.run(
         chaos_fleet.command("incident", chaos_fleet.url, "--since", since), capture_output=True, text=True, timeout=60
@@ -64,7 +64,11 @@ def test_incident__engine_killed_under_load__is_told_as_the_runbook_shows(
         print(f"\n{told.stdout}")
     assert told.returncode == 0, told.stderr
     assert not run.lost()
-    assert check_story(told.stdout) == moved >= 1
+    assert not run.refused()
+    assert not run.wrong()
+    assert check_story(told.stdout) == moved == events["request_moved"] >= 1
+    assert events["unit_lost"] == events["unit_restarted"] == 1
+    asyncio.run(until_balanced(chaos_fleet))
     if is_for_the_page:
         show_in_runbook(told.stdout)
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import torch
 from fleet_files import free_port
 from fleet_process import FleetProcess, command_line, running_fleet
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from deploy.cli import main
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
@@ -50,9 +53,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said_by_one(folder: Path) -> dict[int, str]:
-    """What a unit of one rank answers."""
-    with running_fleet(fleet_file(folder)) as process:
-        return {n: completed(process.url, n, 48) for n in range(len(PROMPTS))}
+    """What transformers, alone, answers: so does a unit of one rank."""
+    model = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(folder / MODEL / "tokenizer.json"))
+    said = {}
+    for number, ids in enumerate(PROMPTS):
+        prompt = torch.tensor([ids])
+        made = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=48, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        said[number] = tokenizer.decode(made[0, len(ids) :].tolist())
+    return said
 
 
 @pytest.fixture(scope="module")

@@ -209,3 +209,37 @@ def test_metrics__page_and_gateway__name_the_same() -> None:
     assert {name for file in DASHBOARDS for name in METRIC.findall(file.read_text())} <= {
         n + suffix for n in named for suffix in ("", "_bucket", "_total", "_count", "_sum")
     }
+
+
+def test_fairness_row__some_keys_and_models_get_more__indexes_are_jains(tmp_path: Path) -> None:
+    tokens_per_s, in_time = {"a": 10, "b": 10, "idle": 0, "d": 20}, {"m": 60, "late": 0}
+    series = {
+        **{f'muxfleet_key_tokens_total{{job="g", key="{key}"}}': 60 * rate for key, rate in tokens_per_s.items()},
+        **{f'muxfleet_requests_in_time_total{{job="g", model="{model}"}}': met for model, met in in_time.items()},
+        **{f'muxfleet_answers_total{{job="g", model="{model}"}}': 60 for model in in_time},
+        **{f'muxfleet_{name}_total{{job="g", model="unused"}}': 0 for name in ("requests_in_time", "answers")},
+    }
+    asked_keys = 3
+    expected = {
+        "Share of tokens by API key": {'{key="a"}': 0.25, '{key="b"}': 0.25, '{key="d"}': 0.5},
+        "Jain's index of API keys": {"{}": 40**2 / (asked_keys * (10**2 + 10**2 + 20**2))},
+        "Jain's index of models": {"{}": 1**2 / (len(in_time) * 1**2)},
+    }
+    panels = {p["title"]: p for p in json.loads((CHART / "files" / "dashboards" / "fleet.json").read_text())["panels"]}
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"0+{step}x10"} for name, step in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": re.sub(r"\$\w+", ".*", panels[title]["targets"][0]["expr"].replace("$__rate_interval", "5m")),
+                "eval_time": "10m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in samples.items()],
+            }
+            for title, samples in expected.items()
+        ],
+    }
+    (tmp_path / "fairness.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
+
+    tested = promtool("test", "rules", tmp_path / "fairness.yaml")
+
+    assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from scripts.chart.dashboards.fairness_row import fairness_row
 from scripts.chart.dashboards.panels import MODEL, RELEASE, Dashboard, Panel
 from scripts.chart.dashboards.promql import latency, of_models, rate
 
@@ -11,7 +12,7 @@ def fleet_dashboard() -> Dashboard:
         name="fleet",
         title="muxfleet / fleet",
         variables=(RELEASE, MODEL),
-        rows={"Service": _service(), "Traffic": _traffic(), "Control": _control()},
+        rows={"Service": _service(), "Traffic": _traffic(), "Control": _control(), "Fairness": fairness_row()},
     )
 
 
