@@ -9,6 +9,7 @@ from router.view import FleetView
 
 _LEAST_SPAN_S = 0.4  # of a rate: units report twice a second
 _UNMEASURED_START_S = 1.0  # from the last byte to a view that shows the model ready
+_TOLD_IDLE_S = 10  # bytes that have not moved for so long, and each as long again, are told
 _LONGEST_START_S = 600.0
 
 
@@ -21,19 +22,23 @@ class WaitStage(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOutlook:
     """Says how far a model is on the unit that will have it first. `share` of the stage's bytes is there; None: the
-    unit does not tell. `ready_in_s` None: nothing is known to go by.
+    unit does not tell. `ready_in_s` None: nothing is known to go by, or it should have been ready by now. No byte has
+    come for `idle_s`, and some are missing.
     """
 
     model: str
     stage: WaitStage
     share: float | None
     ready_in_s: float | None
+    idle_s: float = 0.0
 
     def text(self) -> str:
-        """Puts it in words: `loading llama 43 %, ready in about 12 s`."""
+        """Puts it in words: `loading llama 43 %, ready in about 12 s`, or `loading llama 43 %, no byte for 30 s`."""
         share = "" if self.share is None else f" {self.share * 100:.0f} %"
         when = "" if self.ready_in_s is None else f", ready in about {max(1.0, self.ready_in_s):.0f} s"
-        return f"{self.stage} {self.model}{share}{when}"
+        idle_s = self.idle_s // _TOLD_IDLE_S * _TOLD_IDLE_S
+        stalled = f", no byte for {idle_s:.0f} s" if idle_s and not when else ""
+        return f"{self.stage} {self.model}{share}{when}{stalled}"
 
     def headers(self) -> Mapping[str, str]:
         told = {"x-muxfleet-load-stage": str(self.stage)}
@@ -70,7 +75,7 @@ class _Load:
         self.progress = progress
 
     def bytes_left_s(self, now_s: float) -> float | None:
-        """None while too little was seen of the stage to tell its pace."""
+        """None while too little was seen of the stage to tell its pace, and where by that pace all should be there."""
         progress = self.progress
         if progress is None:
             return None
@@ -80,14 +85,24 @@ class _Load:
         came_bytes, span_s = progress.done_bytes - self.first_bytes, self.at_s - self.first_s
         if came_bytes <= 0 or span_s < _LEAST_SPAN_S:
             return None
-        return max(0.0, left_bytes * span_s / came_bytes - (now_s - self.at_s))
+        left_s = left_bytes * span_s / came_bytes - (now_s - self.at_s)
+        return left_s if left_s > 0 else None
+
+    def start_left_s(self, start_s: float, now_s: float) -> float | None:
+        """Returns what is left of the engine's start, which takes `start_s` from the last byte; None: it is overdue."""
+        left_s = start_s if self.whole_s is None else start_s - (now_s - self.whole_s)
+        return left_s if left_s > 0 else None
+
+    def idle_s(self, now_s: float) -> float:
+        return 0.0 if self.progress is None or self.progress.share >= 1.0 else now_s - self.at_s
 
 
 class LoadForecast:
     """Call `update` with every view.
 
     What is left of a load is its bytes at the pace of this stage, and what starting the engine took after the last
-    byte before. Where no bytes are told it is what loads of the model took so far, less what has passed. A download's
+    byte before. Where no bytes are told it is what loads of the model took so far, less what has passed. Once that is
+    over and the model is not ready, nobody knows when it will be. A download's
     estimate has the reading that follows in it only once the model has been loaded before.
     """
 
@@ -141,15 +156,18 @@ class LoadForecast:
             left_s = None if expected_s is None else expected_s - (now_s - load.since_s)
             known_s = left_s if left_s is not None and left_s > 0 else None  # overdue: nobody knows
             return LoadOutlook(model=asked, stage=stage, share=None, ready_in_s=known_s)
-        left_s = load.bytes_left_s(now_s)
-        if progress.stage is LoadStage.DOWNLOADING:
-            after_s, stage = self._mean_load_s.get(model, 0.0), WaitStage.DOWNLOADING
-        else:
-            start_s = self._start_s.get(model, _UNMEASURED_START_S)
-            after_s = max(0.0, start_s - (0.0 if load.whole_s is None else now_s - load.whole_s))
+        left_s, stage = load.bytes_left_s(now_s), WaitStage.DOWNLOADING
+        after_s: float | None = self._mean_load_s.get(model, 0.0)
+        if progress.stage is not LoadStage.DOWNLOADING:
+            after_s = load.start_left_s(self._start_s.get(model, _UNMEASURED_START_S), now_s)
             stage = WaitStage.LOADING
-        ready_in_s = None if left_s is None else left_s + after_s
-        return LoadOutlook(model=asked, stage=stage, share=progress.share, ready_in_s=ready_in_s)
+        return LoadOutlook(
+            model=asked,
+            stage=stage,
+            share=progress.share,
+            ready_in_s=None if left_s is None or after_s is None else left_s + after_s,
+            idle_s=load.idle_s(now_s),
+        )
 
 
 def _nearness(outlook: LoadOutlook) -> tuple[bool, float, float]:

@@ -43,6 +43,36 @@ def test_load__bytes_come_at_a_pace__says_share_and_when_it_is_ready() -> None:
     assert text(forecast, 10.0) == "loading llama 43 %, ready in about 10 s"
 
 
+def test_load__bytes_stop_coming__says_so_and_not_that_it_is_nearly_ready() -> None:
+    forecast = LoadForecast()
+    for now_s, done in ((0.0, 3), (8.0, 43)):
+        forecast.update(view(loading(done)), now_s)
+    for now_s in (15.0, 20.0, 49.0):
+        forecast.update(view(loading(43)), now_s)
+
+    assert text(forecast, 15.0) == "loading llama 43 %, ready in about 5 s"
+    assert text(forecast, 19.5) == "loading llama 43 %, no byte for 10 s"
+    assert text(forecast, 49.0) == "loading llama 43 %, no byte for 40 s"
+    assert "x-muxfleet-ready-in-s" not in forecast.outlook("llama", 49.0).headers()
+    forecast.update(view(loading(53)), 50.0)  # a byte a second now
+    assert text(forecast, 50.0) == "loading llama 53 %, ready in about 48 s"
+
+
+def test_load__all_bytes_are_there_and_the_engine_does_not_start__says_no_longer_when() -> None:
+    forecast = LoadForecast()
+    for now_s, done in ((0.0, 0), (10.0, 100)):
+        forecast.update(view(loading(done)), now_s)
+    assert text(forecast, 10.5) == "loading llama 100 %, ready in about 1 s"
+    assert text(forecast, 60.0) == "loading llama 100 %"
+
+
+def test_units__one_stalls__the_other_is_waited_for() -> None:
+    forecast = LoadForecast()
+    for now_s, stalled, going in ((0.0, 0, 0), (9.0, 90, 10), (18.0, 90, 20)):
+        forecast.update(view(loading(stalled, name="stalled"), loading(going, name="going")), now_s)
+    assert text(forecast, 18.0) == "loading llama 20 %, ready in about 73 s"
+
+
 def test_load__one_has_ended_before__its_start_counts_in_the_next() -> None:
     forecast = LoadForecast()
     forecast.update(view(loading(0)), 0.0)

@@ -34,8 +34,8 @@ export async function ask(path, options = {}) {
 
 export const askJson = async (path, options) => (await ask(path, options)).json();
 
-// Yields {name, data} of a body of server-sent events.
-export async function* events(body) {
+// Yields {name, data} of a body of server-sent events; its comment lines go to `comment`.
+export async function* events(body, comment = () => {}) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -46,6 +46,7 @@ export async function* events(body) {
     for (const part of parts) {
       const lines = part.split("\n");
       const name = lines.find((l) => l.startsWith("event: "))?.slice(7) ?? "message";
+      for (const line of lines) if (line.startsWith(": ")) comment(line.slice(2));
       const data = lines.filter((l) => l.startsWith("data: ")).map((l) => l.slice(6)).join("\n");
       if (data) yield { name, data };
     }

@@ -7,16 +7,33 @@ import { ask, events } from "./live.js";
 const MAX_TOKENS = 256;
 const inTime = { met: "in time", missed: "late" };
 
+// A stream that waits for its model has comment lines in place of headers: how far it is, then how it is served.
+const SERVED = /^(x-muxfleet-[a-z-]+): (.*)$/;
+const KEEP_ALIVE = "keep-alive";
+
+function servedBy(get) {
+  const ms = (name) => (get(name) == null ? null : Number(get(name)) / 1000);
+  return { unit: get("x-muxfleet-unit") ?? "", queue_s: ms("x-muxfleet-queue-ms"), cold_s: ms("x-muxfleet-cold-ms"), prefill_s: ms("x-muxfleet-prefill-ms"), slo: get("x-muxfleet-slo") ?? "" };
+}
+
 async function answerOf(model, talk, signal, show) {
   const began = performance.now();
-  const told = { model, text: "", tokens: 0, first_s: null, took_s: null, unit: "", error: "" };
+  const told = { model, text: "", tokens: 0, first_s: null, took_s: null, unit: "", waits: "", error: "" };
   const now = () => (performance.now() - began) / 1000;
   try {
     const body = JSON.stringify({ model, messages: talk, stream: true, stream_options: { include_usage: true }, max_tokens: MAX_TOKENS });
     const response = await ask("v1/chat/completions", { method: "POST", body, signal, headers: { "content-type": "application/json" } });
-    const ms = (name) => (response.headers.has(name) ? Number(response.headers.get(name)) / 1000 : null);
-    Object.assign(told, { unit: response.headers.get("x-muxfleet-unit") ?? "", queue_s: ms("x-muxfleet-queue-ms"), cold_s: ms("x-muxfleet-cold-ms"), prefill_s: ms("x-muxfleet-prefill-ms"), slo: response.headers.get("x-muxfleet-slo") ?? "" });
-    for await (const { data } of events(response.body)) {
+    Object.assign(told, servedBy((name) => response.headers.get(name)));
+    const late = new Map();
+    const comment = (line) => {
+      const [, name, value] = SERVED.exec(line) ?? [];
+      if (name) {
+        late.set(name, value);
+        Object.assign(told, servedBy((asked) => late.get(asked)));
+      } else if (line !== KEEP_ALIVE) told.waits = line;
+      show({ ...told });
+    };
+    for await (const { data } of events(response.body, comment)) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
@@ -36,7 +53,7 @@ async function answerOf(model, talk, signal, show) {
 
 function Receipt({ told }) {
   if (told.error) return html`<p class="late">${told.error}</p>`;
-  if (told.took_s == null) return html`<p class="quiet small">${told.unit ? `on ${short(told.unit)} …` : "waiting …"}</p>`;
+  if (told.took_s == null) return html`<p class="quiet small" data-field="waits">${told.unit ? `on ${short(told.unit)} …` : told.waits || "waiting …"}</p>`;
   const pace = told.tokens > 1 && told.first_s != null ? (told.tokens - 1) / Math.max(told.took_s - told.first_s, 1e-6) : null;
   return html`<p class="facts small"><b>${pace == null ? "–" : pace.toFixed(1)} tokens/s</b> · ${count(told.tokens)} tokens · first after ${seconds(told.first_s)} (${inTime[told.slo] ?? "–"}) · queue ${seconds(told.queue_s)}${told.cold_s > 0 ? `, cold ${seconds(told.cold_s)}` : ""} · prefill ${seconds(told.prefill_s)} · ${told.unit && html`<a href=${`#unit/${encodeURIComponent(told.unit)}`}>${short(told.unit)}</a>`}</p>`;
 }
