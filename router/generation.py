@@ -21,7 +21,9 @@ class ReplyShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs."""
+    """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. One that is
+    `prompt_only`, as one that `embeds`, was asked for no token: that which an engine gives to every prompt is nobody's.
+    """
 
     request_id: str
     model: str
@@ -34,6 +36,7 @@ class Generation:
     cache_salt: str = ""
     gives_way: bool = False
     embeds: bool = False
+    prompt_only: bool = False
     reply: ReplyShape | None = None
     client_request_id: str = ""
     traceparent: str = ""
@@ -46,6 +49,11 @@ class Generation:
     @property
     def needed_tokens(self) -> int:
         return len(self.prompt_token_ids) + self.sampling.max_tokens
+
+    @property
+    def shows_output(self) -> bool:
+        """Says whether its tokens are the caller's: told, and charged."""
+        return not (self.embeds or self.prompt_only)
 
     def admission_request(self, caller: Caller, *, deadline_s: float) -> AdmissionRequest:
         computes_all = self.sampling.prompt_logprobs is not None  # no cached prefix is of use to it

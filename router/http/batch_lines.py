@@ -36,6 +36,7 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         asked = AskedResponse.parse(body)
         _check(gateway, asked, owner)
         store = ResponseStore()  # no line goes on from another
+        asked = await asked.resolved(store, caller)
         history = await store.messages(asked.body.previous_response_id, caller.key_id)
         chat = asked.chat(history)
         answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))

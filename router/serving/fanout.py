@@ -54,6 +54,7 @@ def generations_of(
                     skip_special_tokens=prompt.skip_special_tokens,
                     cache_salt=request.prefix_salt,
                     gives_way=gives_way,
+                    prompt_only=request.is_prompt_only,
                     slo=report.slo,
                     client_request_id=report.request_id,
                     traceparent=report.traceparent,

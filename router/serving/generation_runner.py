@@ -123,8 +123,10 @@ class GenerationRunner:
         choice: UnitChoice,
         admitted_s: float,
     ) -> None:
+        if not output.num_tokens and output.finish is None:
+            return  # what is known of the prompt alone comes before the first token, and is none
         now_s = self._clock()
-        told_tokens = 0 if generation.embeds else output.num_tokens
+        told_tokens = output.num_tokens if generation.shows_output else 0
         gap_s = stopwatch.on_output(told_tokens, now_s)
         report.output_tokens += told_tokens
         if gap_s is None:

@@ -55,6 +55,16 @@ async def test_batch__chat_completions_and_responses__every_line_has_one_result_
         assert (await anext(aiter(replica.sdk.batches.list(limit=2)))).id == ended.id
 
 
+async def test_batch__responses_that_refer_to_an_item__are_told_that_it_is_not_here(start) -> None:
+    async with start(await start.unit()) as replica:
+        asked = line(1, "/v1/responses", input=[{"type": "item_reference", "id": "msg_1"}])
+        del asked["body"]["max_tokens"]
+        ended = await replica.ended((await replica.send(jsonl(asked), "/v1/responses")).id)
+
+        (result,) = await replica.lines_of(ended.error_file_id)
+        assert result["response"]["status_code"] == 404
+
+
 async def test_batch__work_begins_at_once__its_making_is_answered_as_made(start, monkeypatch) -> None:
     add = KeptBatches.add
 

@@ -7,6 +7,7 @@ from fake_unit import FakeUnit, prompt_logprob, speech_tokens
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta, PromptToken
+from router.access.api_keys import KeyEntry, KeyRing, make_key
 from router.openai.parameters import MAX_PROMPT_LOGPROBS
 from router.openai.prompt_logprobs import echoed_logprobs
 
@@ -149,3 +150,27 @@ def test_offsets__of_tokens_that_the_text_lacks__are_those_of_what_follows() -> 
 def test_alternatives__that_look_alike__the_most_probable_is_shown() -> None:
     prompt = [PromptToken(0, b"a"), PromptToken(1, b"b", -1.0, 3, ((2, b"\xc3", -0.1), (3, b"\xc4", -0.5)))]
     assert echoed_logprobs(prompt, "ab", 2)["top_logprobs"] == [None, {"\ufffd": -0.1}]
+
+
+async def test_max_tokens_0__with_a_key__is_charged_the_prompt_alone(serve) -> None:
+    served = await serve(FakeUnit())
+    key = make_key()
+    served.gateway.access.set_keys(KeyRing([KeyEntry(key_id=key.key_id, name="ann", hash=key.hash)]))
+    body = {"model": MODEL, "prompt": PROMPT, "echo": True, "max_tokens": 0}
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+        reply = await client.post("/v1/completions", json=body, headers={"x-api-key": key.secret})
+
+    assert reply.status_code == 200
+    (figures,) = served.gateway.access.figures()
+    assert figures.tokens == len(PROMPT.encode()) == reply.json()["usage"]["total_tokens"]
+
+
+async def test_prompt_logprobs__first_character_incomplete__first_token_is_timed_when_it_comes(serve) -> None:
+    served = await serve(FakeUnit(says=lambda request: "ü"))  # two tokens, the first of which cannot be shown
+
+    await post(served, prompt_logprobs=0, max_tokens=2)
+
+    async with httpx.AsyncClient(base_url=served.url) as client:
+        metrics = (await client.get("/metrics")).text
+    assert f'muxfleet_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0' in metrics
+    assert f'muxfleet_inter_token_latency_seconds_count{{model="{MODEL}"}} 0.0' in metrics
