@@ -7,22 +7,22 @@ from msgspec import to_builtins
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
-from deploy.commands.load_bar import bar, load_bar
+from deploy.commands.load_bar import load_bar
 from deploy.commands.measured_pace import pace_in_words
+from deploy.commands.table_cells import NONE, blocks_cell, fitted, lost_cell, milliseconds, share_cell
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
 from pdmux_actor.lease import LoadProgress, ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
 
-_NONE = "-"
 _SHORT_NUMBER = 5  # the dash and four digits
 _MOST_LISTED = 3
 
 
 def model_table(status: FleetStatus) -> FittedTable:
     names = short_names([u.report.unit_id for u in status.units])
-    table = _fitted("model", "status", "requests/s", "context", "planned on", "asleep on")
+    table = fitted("model", "status", "requests/s", "context", "planned on", "asleep on")
     for model in status.models:
         lengths = [
             s.max_model_len
@@ -34,7 +34,7 @@ def model_table(status: FleetStatus) -> FittedTable:
             model.model,
             model.state,
             f"{model.rate_per_s:.2f}",
-            str(max(lengths)) if lengths else _NONE,
+            str(max(lengths)) if lengths else NONE,
             _listed([names.get(u, u) for u in model.planned_units]),
             _listed([names.get(u, u) for u in model.asleep_on]),
         )
@@ -43,17 +43,17 @@ def model_table(status: FleetStatus) -> FittedTable:
 
 def gateway_table(figures: Mapping[str, ModelFigures]) -> FittedTable:
     """Builds the gateways' table as clients saw it, queueing included."""
-    table = _fitted("model", "queued", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99")
+    table = fitted("model", "queued", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99")
     for model, found in sorted(figures.items()):
         times = (found.ttft_p50_s, found.ttft_p99_s, found.tbt_p50_s, found.tbt_p99_s)
-        table.add_row(model, str(found.queued), *map(_milliseconds, times))
+        table.add_row(model, str(found.queued), *map(milliseconds, times))
     return table
 
 
 def unit_table(status: FleetStatus) -> FittedTable:
     """One row per model on a unit; "x2" behind its name: it is of two GPUs, or ranks."""
     names = short_names([u.report.unit_id for u in status.units])
-    table = _fitted(
+    table = fitted(
         *(
             "unit",
             "model",
@@ -138,13 +138,13 @@ def _unit_rows(unit: UnitStatus, short_name: str) -> Iterator[tuple[str, ...]]:
     report = unit.report
     short_name = short_name if report.num_gpus == 1 else f"{short_name} x{report.num_gpus}"
     load = report.load
-    shares = _NONE if load is None else f"{load.prefill_sms}/{load.decode_sms}"
+    shares = NONE if load is None else f"{load.prefill_sms}/{load.decode_sms}"
     silent = "out" if unit.out_for_s else f"{unit.silent_s:.1f} s"
     silent = f"{silent}, {unit.cordon_state}" if unit.cordon_state else silent
     loads = _loads(load)
     silent = f"{silent}, leaving" if report.is_leaving else silent
     if not report.models:
-        yield (short_name, *([_NONE] * 10), shares, silent)
+        yield (short_name, *([NONE] * 10), shares, silent)
     for i, model in enumerate(report.models):
         name, tail = (short_name, (shares, silent)) if i == 0 else ("", ("", ""))
         yield (name, model.model, _phase(model), *_figures(loads.get(model.model)), *tail)
@@ -161,15 +161,15 @@ def _phase(status: ModelStatus) -> str:
 
 def _figures(load: ModelLoad | None) -> tuple[str, ...]:
     if load is None:
-        return (_NONE,) * 8
+        return (NONE,) * 8
     return (
         str(load.running),
         str(load.waiting),
-        f"{bar(load.used_blocks / max(1, load.quota_blocks))} {load.used_blocks}/{load.quota_blocks}",
-        _share(load.request_attainment),
-        _share(load.ttft_attainment),
-        _share(load.tbt_attainment),
-        _lost(load),
+        blocks_cell(load.used_blocks, load.quota_blocks),
+        share_cell(load.request_attainment),
+        share_cell(load.ttft_attainment),
+        share_cell(load.tbt_attainment),
+        lost_cell(load.ttft_lost_s, load.tbt_lost_s),
         f"{load.output_tokens_per_s:.1f}",
     )
 
@@ -238,32 +238,10 @@ def _loads(load: LoadReport | None) -> dict[str, ModelLoad]:
     return {} if load is None else {m.model: m for m in load.models}
 
 
-def _milliseconds(time_s: float | None) -> str:
-    return _NONE if time_s is None else f"{time_s * 1000:.0f} ms"
-
-
-def _share(attainment: float | None) -> str:
-    return _NONE if attainment is None else f"{attainment:.1%}"
-
-
-def _lost(load: ModelLoad) -> str:
-    """What other models cost a first token, and a gap, on average."""
-    if load.ttft_lost_s is None and load.tbt_lost_s is None:
-        return _NONE
-    return f"{_milliseconds(load.ttft_lost_s)} / {_milliseconds(load.tbt_lost_s)}"
-
-
 def _listed(units: Sequence[str]) -> str:
     """The first ones: a model may be on hundreds."""
     more = f" and {len(units) - _MOST_LISTED} more" if len(units) > _MOST_LISTED else ""
-    return ", ".join(units[:_MOST_LISTED]) + more or _NONE
-
-
-def _fitted(*titles: str, keys: int = 1) -> FittedTable:
-    table = FittedTable(keys=keys)
-    for title in titles:
-        table.add_column(title)
-    return table
+    return ", ".join(units[:_MOST_LISTED]) + more or NONE
 
 
 def _table(*titles: str) -> Table:

@@ -9,13 +9,19 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from deploy.commands.fleet_tables import decision_table, gateway_table, model_table, problems, unit_table
+from deploy.commands.fleet_tables import gateway_table
+from deploy.commands.live_tables import (
+    live_decision_table,
+    live_model_table,
+    live_pool_table,
+    live_problems,
+    live_unit_table,
+)
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
-from deploy.control.fleet_status import FleetStatus
-from deploy.errors import FleetUnreachable
-from deploy.inspection.fleet_report import fleet_report
 from deploy.inspection.gateway_figures import ModelFigures, RecentFigures, read_gateways
+from deploy.inspection.live_events import FollowedFleet
+from deploy.inspection.live_fleet import LiveFleet
 
 
 def top(
@@ -27,33 +33,37 @@ def top(
 
     Example: muxfleet top http://127.0.0.1:8000
     """
-    fleet = fleet_report(url)
+    followed = FollowedFleet(url)
     recent = RecentFigures()
     looks = 1
-    with Live(_screen(url, fleet, _lately(url, recent)), console=terminal(), auto_refresh=False, screen=False) as live:
+    with Live(_look(url, followed, recent), console=terminal(), auto_refresh=False, screen=False) as live:
         while count is None or looks < count:
             time.sleep(every)
             looks += 1
-            try:
-                fleet, trouble = fleet_report(url), None
-            except FleetUnreachable as error:  # it may be restarting: the last picture stays
-                trouble = str(error)
-            live.update(_screen(url, fleet, _lately(url, recent), trouble), refresh=True)
+            live.update(_look(url, followed, recent), refresh=True)
 
 
-def _lately(url: str, recent: RecentFigures) -> Mapping[str, ModelFigures]:
-    """Nothing while the gateways do not tell."""
-    reading = read_gateways(url, time.monotonic())
-    return {} if reading is None else recent.add(reading)
+def _look(url: str, followed: FollowedFleet, recent: RecentFigures) -> RenderableType:
+    """What is known stays while nobody answers: the fleet may be restarting."""
+    reading = read_gateways(url, time.monotonic())  # the stream has no first tokens and gaps
+    lately = {} if reading is None else recent.add(reading)
+    fleet, trouble = followed.look()
+    return _screen(url, fleet, lately, trouble)
 
 
-def _screen(
-    url: str, fleet: FleetStatus, lately: Mapping[str, ModelFigures], trouble: str | None = None
-) -> RenderableType:
-    head = Text(f"{url}  policy {fleet.policy}  {time.strftime('%H:%M:%S')}")
-    if trouble is not None:
+def _screen(url: str, fleet: LiveFleet, lately: Mapping[str, ModelFigures], trouble: str) -> RenderableType:
+    units = f"{fleet.num_units} units" if fleet.num_units != 1 else "1 unit"
+    head = Text(f"{url}  policy {fleet.policy}  {units}  {time.strftime('%H:%M:%S')}")
+    if trouble:
         head.append(f"  {trouble}", style="red")
-    warnings = [Text(line, style="yellow") for line in problems(fleet)]
-    decisions: list[RenderableType] = [Text(""), decision_table(fleet.decisions, newest=3)] if fleet.decisions else []
-    seen: list[RenderableType] = [gateway_table(lately), Text("")] if lately else []
-    return Group(head, Text(""), model_table(fleet), Text(""), *seen, unit_table(fleet), *decisions, *warnings)
+    parts: list[RenderableType] = [head, Text(""), live_model_table(fleet.models), Text("")]
+    if lately:
+        parts += [gateway_table(lately), Text("")]
+    if len(fleet.pools) > 1 or fleet.matching > len(fleet.units):
+        parts += [live_pool_table(fleet.pools), Text("")]
+    parts.append(live_unit_table(fleet.units))
+    if fleet.matching > len(fleet.units):
+        parts.append(Text(f"{len(fleet.units)} of {fleet.matching} units, those in trouble first"))
+    if fleet.decisions:
+        parts += [Text(""), live_decision_table(fleet.decisions, newest=3)]
+    return Group(*parts, *(Text(line, style="yellow") for line in live_problems(fleet)))

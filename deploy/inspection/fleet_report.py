@@ -1,6 +1,7 @@
 """Asks a running fleet over HTTP what its control loop knows, plans and decided."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import httpx
@@ -37,18 +38,34 @@ def explanation(url: str, model: str) -> Explanation | None:
 
 def get_json(url: str, path: str, params: Mapping[str, str]) -> bytes:
     """Returns what the fleet's gateway answers. Raises FleetUnreachable."""
-    base = url.rstrip("/").removesuffix("/v1")
-    try:
+    with reaching(url):
         response = httpx.get(
-            f"{base}{path}", params=params, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
+            path_of(url, path), params=params, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
         )
+    check_answer(url, path, response)
+    return response.content
+
+
+def path_of(url: str, path: str) -> str:
+    """Returns the address of a path of the gateway at `url`, which may be that of its API."""
+    return f"{url.rstrip('/').removesuffix('/v1')}{path}"
+
+
+@contextlib.contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Makes FleetUnreachable of what a request raises."""
+    try:
+        yield
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
     except httpx.TransportError as error:
         raise FleetUnreachable(address=url, reason=str(error) or type(error).__name__) from error
+
+
+def check_answer(url: str, path: str, response: httpx.Response) -> None:
+    """Raises FleetUnreachable. The response has been read."""
     if response.status_code != 200:
         raise FleetUnreachable(address=url, reason=_reason(response, path))
-    return response.content
 
 
 def _decoded(url: str, content: bytes, kind: Any) -> Any:  # noqa: ANN401  msgspec decodes unions too, which type[T] is not

@@ -152,19 +152,3 @@ def test_status__state_of_the_model__decides_the_exit_code(
     found = json.loads((tmp_path / "s.json").read_text())
     assert found["models"][0]["status"] == phase.value
     assert found["units"][0]["models"][0]["quota_blocks"] == 0
-
-
-def test_top__two_looks__shows_units_and_decisions(
-    endpoint: tuple[Endpoint, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    server, url = endpoint
-    server.answer = (200, msgspec.json.encode(fleet_status(FakeUnit(unit_id="u1"))).decode())
-
-    with pytest.raises(SystemExit) as exited:
-        main(["top", url, "--every", "0.1", "--count", "2"])
-
-    out = capsys.readouterr().out
-    assert exited.value.code == 0
-    assert "u1" in out
-    assert "policy mux" in out
-    assert "unit u1 joined" in out

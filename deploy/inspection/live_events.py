@@ -1,0 +1,98 @@
+"""Follows what a running fleet's gateway tells consoles, by server-sent events."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from deploy.environment import bearer_headers
+from deploy.errors import FleetUnreachable
+from deploy.inspection.fleet_report import check_answer, path_of, reaching
+from deploy.inspection.live_fleet import LiveFleet
+
+_PATH = "/fleet/live"
+_TIMEOUT_S = 30.0  # twice as long as a stream is silent
+_AGAIN_S = 0.2
+_LOST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEvent:
+    """`data` is JSON: docs/console.md has the schema of each topic."""
+
+    topic: str
+    data: bytes
+
+
+def live_events(url: str, topic: str, about: Mapping[str, str] | None = None) -> Iterator[LiveEvent]:
+    """Yields what the topic says now and whenever it has changed, until the gateway ends the stream. Raises
+    FleetUnreachable.
+    """
+    asked = {"topic": topic, **(about or {})}
+    with (
+        reaching(url),
+        httpx.stream(
+            "GET", path_of(url, _PATH), params=asked, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
+        ) as response,
+    ):
+        if response.status_code != 200:
+            response.read()
+        check_answer(url, _PATH, response)
+        name = ""
+        for line in response.iter_lines():
+            field, _, value = line.partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield LiveEvent(name, value.encode())
+
+
+def fleet_events(url: str) -> Iterator[LiveFleet]:
+    """Yields the fleet now and whenever it has changed, until the stream ends. Raises FleetUnreachable."""
+    for event in live_events(url, "fleet"):
+        if event.topic != "fleet":
+            raise FleetUnreachable(address=url, reason="its control loop does not answer")
+        try:
+            yield msgspec.json.decode(event.data, type=LiveFleet)
+        except msgspec.DecodeError as error:
+            raise FleetUnreachable(address=url, reason=f"{_PATH} is not a fleet of this version: {error}") from error
+
+
+class FollowedFleet:
+    """Follows a fleet from a thread of its own, which ends with the process. Raises FleetUnreachable: nobody tells
+    anything at first.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._news: queue.SimpleQueue[LiveFleet | FleetUnreachable] = queue.SimpleQueue()
+        threading.Thread(target=self._follow, name="live fleet", daemon=True).start()
+        first = self._news.get()  # no deadline: the request has one, and tells what became of it
+        if isinstance(first, FleetUnreachable):
+            raise first
+        self._fleet, self._trouble = first, ""
+
+    def look(self) -> tuple[LiveFleet, str]:
+        """Returns the newest picture, and why there is no newer one: "" while there is nothing to say."""
+        while not self._news.empty():
+            news = self._news.get_nowait()
+            if isinstance(news, FleetUnreachable):
+                self._trouble = str(news)
+            else:
+                self._fleet, self._trouble = news, ""
+        return self._fleet, self._trouble
+
+    def _follow(self) -> None:
+        while True:
+            pause_s = _AGAIN_S
+            try:
+                for fleet in fleet_events(self._url):
+                    self._news.put(fleet)
+            except FleetUnreachable as error:  # it may be restarting
+                self._news.put(error)
+                pause_s = _LOST_S
+            time.sleep(pause_s)
