@@ -57,7 +57,7 @@ check-source:
 
 # Real fleets on shared machines: in CI what failed is tried once more, by itself. Both summaries are shown, the second one
 # counts. (A plugin that repeats a test at once made every test wait 40 ms for its socket.)
-ONCE_MORE = $(if $(CI),|| { echo "What failed, once more by itself:"; $(1) --last-failed --last-failed-no-failures none; })
+ONCE_MORE = $(if $(CI),|| { echo "Once more by itself: what failed"; $(1) --last-failed --last-failed-no-failures none; })
 
 # Three processes: one starts fleets and mostly waits, the others compute (tests/fleets_beside_files.py). Who narrows the
 # tests gets one, in which --pdb and -s work; ARGS="-n 2 ..." spreads those too. torch's threads sleep while

@@ -1,5 +1,6 @@
 """What `make test` leaves to `make test-long` is there."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,12 @@ def test_ci__all_but_the_longest__are_run_and_the_longest_have_a_command() -> No
     assert "$(PYTEST) -m long $(or $(ARGS),$(SPREAD))" in targets
     assert is_long("tests/test_extending.py::test_policy__as_the_page_shows_it__serves_requests_by_its_name")
     assert not is_long("tests/test_long_tests.py::test_ci__all_but_the_longest")
+
+
+@pytest.mark.parametrize("target", ["test", "test-k8s"])
+def test_ci__what_failed__is_tried_once_more_by_a_command_that_a_shell_can_read(target: str) -> None:
+    make = subprocess.run(["make", "-n", target, "CI=true"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = make.stdout.splitlines()[-1]
+
+    assert subprocess.run(["bash", "-n", "-c", command], check=False).returncode == 0
+    assert command.partition(" || ")[2].count("--last-failed") == 2
