@@ -13,6 +13,7 @@ from deploy.commands.table_cells import NONE, blocks_cell, fitted, lost_cell, mi
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
+from deploy.inspection.neighbour_losses import large_losses
 from pdmux_actor.lease import LoadProgress, ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
 
@@ -105,6 +106,7 @@ def problems(status: FleetStatus) -> Iterator[str]:
         load = unit.report.load
         if load is not None and load.unpartitioned_reason is not None:
             yield f"unit {unit.report.unit_id}: prefill and decode compete for all SMs: {load.unpartitioned_reason}"
+    yield from large_losses(status)
 
 
 def as_dict(status: FleetStatus) -> dict[str, object]:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from deploy.inspection.live_fleet import LiveModel
+from deploy.inspection.neighbour_losses import LARGE_SHARE
 from deploy.inspection.recent_requests import RecentRequests
 
 _FALLEN = 0.9  # of requests in time: below, a person should look
 _FULL = 0.95  # of a quota
-_LOSS_SHARE = 0.25  # of a target, lost to neighbours
 
 
 def why_it_suffers(
@@ -42,7 +42,7 @@ def _reasons(model: LiveModel, problem: str | None, silent: int) -> list[str]:
         ("a first token", model.ttft_lost_s, model.ttft_s),
         ("a gap between tokens", model.tbt_lost_s, model.tbt_s),
     ):
-        if lost_s and target_s and lost_s >= _LOSS_SHARE * target_s:
+        if lost_s and target_s and lost_s >= LARGE_SHARE * target_s:
             told.append(f"{what} loses {lost_s * 1000:.0f} ms to {model.neighbour or 'others'}")
     return told
 

@@ -22,12 +22,14 @@ from fleet_values import unit as loaded_unit
 MODEL, UNIT, GATEWAY = "m", "u1", "g"
 
 
-def expositions(folder: Path) -> tuple[str, str]:
-    """Before its first request, when it knows the fleet, and after one that went well."""
+def expositions(folder: Path) -> tuple[str, str, str]:
+    """Before its first request, when it knows the fleet; after one that went well; and of units that have just joined
+    with two models.
+    """
     return asyncio.run(_expositions(folder))
 
 
-async def _expositions(folder: Path) -> tuple[str, str]:
+async def _expositions(folder: Path) -> tuple[str, str, str]:
     gateway = Gateway()
 
     async def all_gateways(openmetrics: bool) -> bytes:
@@ -58,15 +60,23 @@ async def _expositions(folder: Path) -> tuple[str, str]:
         assert (cold.status_code, warm.status_code) == (200, 200), cold.text + warm.text
         gateway.update_view(replace(gateway.view.current, units=(_unit_that_decodes(),)))
         served = (await client.get("/metrics")).text
+        gateway.update_view(replace(view, units=tuple(_just_joined(view.units[0], name) for name in (UNIT, "u2"))))
+        joined = (await client.get("/metrics")).text
     server.should_exit = True
     await serving
-    return fresh, served
+    return fresh, served, joined
 
 
 def _with_load(unit: UnitView) -> UnitView:
     """What first tokens are predicted from."""
     load = loaded_unit(UNIT, model_load(MODEL)).report.load
     return replace(unit, report=replace(unit.report, load=load))
+
+
+def _just_joined(unit: UnitView, unit_id: str) -> UnitView:
+    """No engine of theirs has counted anything."""
+    statuses = tuple(replace(unit.report.models[0], model=model) for model in (MODEL, "n"))
+    return replace(unit, report=replace(unit.report, unit_id=unit_id, models=statuses, load=None))
 
 
 def _unit_that_decodes() -> UnitView:

@@ -13,6 +13,7 @@ import yaml
 from helm_runner import CHART, CI_VALUES, ROOT, TOOLS, Helm, objects_of, of_kind
 from metrics_probe import expositions
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 pytestmark = pytest.mark.k8s
 
@@ -38,19 +39,24 @@ def groups(helm4: Helm, chart: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Of a gateway's /metrics: before and after its first request."""
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
+    """Of a gateway's /metrics: before and after its first request, and when units have just joined."""
     return expositions(tmp_path_factory.mktemp("probe"))
 
 
 @pytest.fixture(scope="module")
-def exposed(texts: tuple[str, str]) -> dict[str, set[str]]:
+def exposed(texts: tuple[str, str, str]) -> dict[str, set[str]]:
     """Names of the samples of a gateway's /metrics, with their labels."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(texts[1]):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
+
+
+def _counters(text: str) -> list[Sample]:
+    families = text_string_to_metric_families(text)
+    return [sample for family in families for sample in family.samples if sample.name.endswith("_total")]
 
 
 def rules(groups: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -83,10 +89,11 @@ def test_alerts__situations__fire_as_they_should(groups: dict[str, Any], tmp_pat
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_alerts__counters_of_the_situations__start_as_a_fresh_gateway_exports_them(texts: tuple[str, str]) -> None:
+def test_alerts__counters_of_the_situations__start_as_a_fresh_gateway_exports_them(
+    texts: tuple[str, str, str],
+) -> None:
     """A counter that is born at 1 has no `increase()`: a case that feeds one from 0 would prove nothing."""
-    families = text_string_to_metric_families(texts[0])
-    fresh = [sample for family in families for sample in family.samples if sample.name.endswith("_total")]
+    fresh = [*_counters(texts[0]), *(c for c in _counters(texts[2]) if "unit" in c.labels)]
     text = Path(__file__).with_name("alerts_test.yaml").read_text()
     situations = yaml.load(text, yaml.BaseLoader)["tests"]  # 0x480 is no number here
     fed = [s for situation in situations for s in situation["input_series"] if "_total{" in s["series"]]
@@ -183,7 +190,7 @@ def test_dashboard__of_the_cluster__names_what_the_page_asks_of_dcgm() -> None:
     assert used == set(DCGM_METRIC.findall(page))
 
 
-def test_metrics__exported_ones__are_on_a_dashboard_or_documented_as_on_none(texts: tuple[str, str]) -> None:
+def test_metrics__exported_ones__are_on_a_dashboard_or_documented_as_on_none(texts: tuple[str, str, str]) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     (on_none,) = re.findall(r"^On no dashboard: (.*?)\n\n", page, re.MULTILINE | re.DOTALL)
     shown = {name for file in DASHBOARDS for name in METRIC.findall(file.read_text())}
