@@ -1,6 +1,6 @@
 """All that a gateway decides, without I/O: who enters, in which order, on which unit. The simulator calls it too."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -172,6 +172,13 @@ class GatewayScheduler:
         )
 
     # ---- reports ----
+
+    def waiting_tokens(self) -> Mapping[str, int]:
+        """Returns the prompt tokens of those that wait here for their turn, by tenant."""
+        found: dict[str, int] = {}
+        for request, _ in self.admission.waiting():
+            found[request.tenant] = found.get(request.tenant, 0) + request.prompt_tokens
+        return found
 
     def is_ready(self, model: str) -> bool:
         return self._router.is_ready(model)

@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pdmux_actor.serving.quiet_pace import QuietPace
 from router.access.api_keys import KeyRing
+from router.access.key_fairness import keys_report
 from router.access.key_figures import KeyFigures, summed_figures
 from router.access.key_usage import KeyUsage
 from router.batches.batch_settings import BatchSettings
@@ -263,7 +264,9 @@ class GatewayIngress:
 
     async def console_figures(self, topic: str) -> RequestReceipts | tuple[KeyFigures, ...]:
         """This replica's part of the topics `requests` and `keys`."""
-        return self._gateway.receipts.told() if topic == "requests" else self._gateway.access.figures()
+        if topic == "requests":
+            return self._gateway.receipts.told()
+        return self._gateway.access.figures(self._gateway.scheduler.waiting_tokens())
 
     async def _read_topic(self, topic: str, about: Mapping[str, str]) -> bytes | None:
         if topic == "unit":
@@ -273,7 +276,7 @@ class GatewayIngress:
                 if topic in ("requests", "keys"):
                     figures = await (await self._siblings()).broadcast("console_figures", topic).results_async()
                     return msgspec.json.encode(
-                        merged_receipts(figures) if topic == "requests" else summed_figures(figures)
+                        merged_receipts(figures) if topic == "requests" else keys_report(summed_figures(figures))
                     )
                 body: bytes = await (await self._control_loop()).console.remote(topic, about)
         except (RayError, RayServeException, TimeoutError) as error:

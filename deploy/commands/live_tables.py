@@ -15,7 +15,7 @@ from deploy.inspection.live_fleet import LiveDecision, LiveFleet, LiveModel, Liv
 def live_model_table(models: Sequence[LiveModel]) -> FittedTable:
     """Puts those that suffer first."""
     table = fitted(
-        *("model", "status", "in time", "waiting", "running", "requests/s", "tokens/s", "KV blocks of quota"),
+        *("model", "status", "in time", "waiting", "running", "requests/s", "tokens/s", "of all", "KV blocks of quota"),
         *("lost to others", "units", "asleep on"),
     )
     for model in sorted(models, key=lambda m: not m.suffers):
@@ -27,6 +27,7 @@ def live_model_table(models: Sequence[LiveModel]) -> FittedTable:
             str(model.running),
             f"{model.rate_per_s:.2f}",
             f"{model.tokens_per_s:.1f}",
+            share_cell(model.token_share),
             blocks_cell(model.used_blocks, model.quota_blocks),
             lost_cell(model.ttft_lost_s, model.tbt_lost_s),
             str(model.units),

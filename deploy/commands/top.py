@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from deploy.commands.fairness_tables import fairness_line
 from deploy.commands.fleet_tables import gateway_table
 from deploy.commands.live_tables import (
     live_decision_table,
@@ -64,6 +65,8 @@ def _screen(url: str, fleet: LiveFleet, lately: Mapping[str, ModelFigures], trou
     parts.append(live_unit_table(fleet.units))
     if fleet.matching > len(fleet.units):
         parts.append(Text(f"{len(fleet.units)} of {fleet.matching} units, those in trouble first"))
+    if (fairness := fairness_line(fleet, None)) is not None:
+        parts += [Text(""), Text(fairness)]
     if fleet.decisions:
         parts += [Text(""), live_decision_table(fleet.decisions, newest=3)]
     return Group(*parts, *(Text(line, style="yellow") for line in live_problems(fleet)))

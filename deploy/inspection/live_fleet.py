@@ -69,7 +69,8 @@ class LiveUnit:
 class LiveModel:
     """All replicas of a model. `waiting` requests have no first token yet, wherever they are; of them `held` wait
     because no unit has the model. `in_time` is the share of those that ended in the last minute while somebody looked,
-    shed ones included; None: none has. `suffers` and `why`: whether a person should look, and what the figures say.
+    shed ones included; None: none has. `token_share` is of the tokens that all models generate now; None: nobody asks
+    for any. `suffers` and `why`: whether a person should look, and what the figures say.
     """
 
     model: str
@@ -84,6 +85,7 @@ class LiveModel:
     running: int
     in_time: float | None
     tokens_per_s: float
+    token_share: float | None
     used_blocks: int
     quota_blocks: int
     units: int
@@ -125,11 +127,13 @@ class LiveDecision:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFleet:
     """`units`: those that match what was asked for, at most MAX_UNITS of the `matching`, those in trouble first.
-    `decisions`: newest first.
+    `decisions`: newest first. `jain_index` is of the models' shares of requests in time: 1 where all are served equally
+    well, low where some are late and others are not; None: no request has ended.
     """
 
     policy: str
     num_units: int
+    jain_index: float | None
     models: tuple[LiveModel, ...]
     pools: tuple[LivePool, ...]
     units: tuple[LiveUnit, ...]

@@ -19,6 +19,7 @@ from deploy.inspection.live_fleet import (
 from deploy.inspection.recent_requests import RecentRequests
 from pdmux_actor.lease import ModelPhase, ModelStatus
 from pdmux_actor.messages import LoadReport, ModelLoad
+from router.access.key_fairness import jain_index
 
 SILENT_S = 1.2
 """Units report twice a second."""
@@ -37,11 +38,14 @@ def live_fleet(
     matching = [u for u in status.units if _matches(u, selection)]
     weights = {m.model: m.weight_bytes for m in status.models}
     shown = sorted(matching, key=_trouble)[:MAX_UNITS]
+    models = [_model(m, of_model.get(m.model, []), recent.get(m.model, RecentRequests())) for m in status.models]
+    tokens_per_s = sum(m.tokens_per_s for m in models)
     return LiveFleet(
         policy=status.policy,
         num_units=len(status.units),
+        jain_index=jain_index([m.in_time for m in models if m.in_time is not None]),
         models=tuple(
-            _model(m, of_model.get(m.model, []), recent.get(m.model, RecentRequests())) for m in status.models
+            replace(m, token_share=round(m.tokens_per_s / tokens_per_s, 3) if tokens_per_s else None) for m in models
         ),
         pools=tuple(_pools(status.units)),
         units=tuple(_unit(u, weights) for u in shown),
@@ -179,6 +183,7 @@ def _model(model: ModelState, held: Sequence[tuple[UnitStatus, ModelLoad]], rece
         running=sum(m.running for m in loads),
         in_time=_mean(m.request_attainment for m in loads) if in_time is None else in_time,
         tokens_per_s=round(sum(m.output_tokens_per_s for m in loads), 1),
+        token_share=None,
         used_blocks=sum(m.used_blocks for m in loads),
         quota_blocks=sum(m.quota_blocks for m in loads),
         units=len(model.phases),

@@ -7,7 +7,7 @@ import msgspec
 from deploy.inspection.live_fleet import LiveFleet, LiveSample
 from deploy.inspection.plan_report import PlanReport
 from pdmux_actor.scheduling.decision_log import LogExcerpt
-from router.access.key_figures import KeyFigures
+from router.access.key_fairness import KeysReport
 from router.telemetry.receipts import RequestReceipts
 
 
@@ -19,7 +19,7 @@ def live_json_schema() -> dict[str, Any]:
         "unit": LogExcerpt,
         "requests": RequestReceipts,
         "plan": PlanReport,
-        "keys": tuple[KeyFigures, ...],
+        "keys": KeysReport,
     }
     schemas, parts = msgspec.json.schema_components(kinds.values(), ref_template="#/$defs/{name}")
     return {

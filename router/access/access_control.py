@@ -1,6 +1,6 @@
 """The gate in front of the API: keys, allow-lists and rates. Without a key ring everybody is let in."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
@@ -93,14 +93,25 @@ class AccessControl:
 
     def spend(self, key_id: str, tokens: int) -> None:
         """Charges what a generation of the key took."""
-        self._rates.spend(key_id, tokens, self._clock())
-        self._counts.spent(key_id, tokens)
+        now_s = self._clock()
+        self._rates.spend(key_id, tokens, now_s)
+        self._counts.spent(key_id, tokens, now_s)
 
-    def figures(self) -> tuple[KeyFigures, ...]:
-        """Returns what is counted of each key in force, and what is left of its rates here."""
+    def figures(self, waiting_tokens: Mapping[str, int]) -> tuple[KeyFigures, ...]:
+        """Returns what is counted of each key in force, and what is left of its rates here. `waiting_tokens`: by name
+        of a key.
+        """
         now_s, gateways = self._clock(), self._num_gateways()
         entries = () if self._keys is None else self._keys.entries()
-        return tuple(self._counts.figures(e, self._rates.status(e, now_s, num_gateways=gateways)) for e in entries)
+        return tuple(
+            self._counts.figures(
+                entry,
+                self._rates.status(entry, now_s, num_gateways=gateways),
+                now_s,
+                waiting_tokens=waiting_tokens.get(entry.name, 0),
+            )
+            for entry in entries
+        )
 
     def usage(self) -> tuple[KeyUsage, ...]:
         """Returns what is left to the keys that have used something."""

@@ -1,16 +1,19 @@
 """Counts what each API key has asked for and used. By id: two keys may bear one name."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.access.api_keys import KeyEntry
 from router.access.rate_limits import RateStatus
+from router.access.recent_tokens import RecentTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFigures:
     """A key's name and rates, and since its gateways started: requests let in, those beyond its rates or for models
     that are not its own, and tokens of prompts and answers. `remaining_*` are of the minute; None: not limited.
+    `recent_tokens` are of the last WINDOW_S, counted where an answer ends. `waiting_tokens` are the prompts that wait
+    at the gateways for their turn now; keys of one name wait together.
     """
 
     key_id: str
@@ -25,6 +28,8 @@ class KeyFigures:
     tokens: int = 0
     rate_limited: int = 0
     not_allowed: int = 0
+    recent_tokens: int = 0
+    waiting_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +38,7 @@ class _Counted:
     tokens: int = 0
     rate_limited: int = 0
     not_allowed: int = 0
+    recent: RecentTokens = field(default_factory=RecentTokens)
 
 
 class KeyCounts:
@@ -53,11 +59,12 @@ class KeyCounts:
     def not_allowed(self, key_id: str) -> None:
         self._of(key_id).not_allowed += 1
 
-    def spent(self, key_id: str, tokens: int) -> None:
+    def spent(self, key_id: str, tokens: int, now_s: float) -> None:
         if (counted := self._counts.get(key_id)) is not None:
             counted.tokens += tokens
+            counted.recent.add(tokens, now_s)
 
-    def figures(self, entry: KeyEntry, rate: RateStatus) -> KeyFigures:
+    def figures(self, entry: KeyEntry, rate: RateStatus, now_s: float, *, waiting_tokens: int) -> KeyFigures:
         counted = self._counts.get(entry.key_id, _Counted())
         return KeyFigures(
             key_id=entry.key_id,
@@ -72,6 +79,8 @@ class KeyCounts:
             tokens=counted.tokens,
             rate_limited=counted.rate_limited,
             not_allowed=counted.not_allowed,
+            recent_tokens=counted.recent.total(now_s),
+            waiting_tokens=waiting_tokens,
         )
 
     def _of(self, key_id: str) -> _Counted:
@@ -102,6 +111,8 @@ def _sum(one: KeyFigures, other: KeyFigures) -> KeyFigures:
         tokens=one.tokens + other.tokens,
         rate_limited=one.rate_limited + other.rate_limited,
         not_allowed=one.not_allowed + other.not_allowed,
+        recent_tokens=one.recent_tokens + other.recent_tokens,
+        waiting_tokens=one.waiting_tokens + other.waiting_tokens,
     )
 
 

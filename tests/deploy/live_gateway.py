@@ -12,8 +12,8 @@ from router.http.live_routes import LiveSources
 from router.serving.gateway import Gateway
 
 
-async def no_plan(asked: object) -> None:
-    """The planner does not answer."""
+async def no_answer(*asked: object) -> None:
+    """Nobody answers."""
 
 
 @contextlib.contextmanager

@@ -147,6 +147,14 @@ def test_model__in_time_and_served__does_not_suffer() -> None:
     assert (told.suffers, told.why) == (False, "")
 
 
+def test_fairness__models_are_served_unlike__is_told_as_index_and_shares() -> None:
+    loads = (load("m", request_attainment=1.0, output_tokens_per_s=30.0), load("n", request_attainment=0.5))
+    told = live_fleet(status((unit("u", *loads),), (model("m"), model("n"), model("o"))), LiveSelection(), {}, 0.0)
+    assert told.jain_index == 1.5**2 / (2 * 1.25)
+    assert [m.token_share for m in told.models] == [1.0, 0.0, 0.0]
+    assert picture(status(())).jain_index is None
+
+
 def test_units__more_than_are_told__come_with_those_in_trouble_first() -> None:
     units = [unit(f"u{i:03d}", load(), pool=f"p{i % 2}") for i in range(1000)]
     units[700] = unit("u700", load(), silent_s=5.0, pool="p0")

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 from fleet_model import FakeUnit, fleet_status
-from live_gateway import live_gateway, no_plan
+from live_gateway import live_gateway, no_answer
 
 from deploy.cli import main
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
@@ -45,7 +45,7 @@ class Fleet:
         return msgspec.json.encode(live_fleet(self.status, LiveSelection(**about), {}, 1000.0))
 
     def sources(self) -> LiveSources:
-        return LiveSources(read_topic=self.read, what_if=no_plan)
+        return LiveSources(read_topic=self.read, what_if=no_answer)
 
 
 def eventually(is_so: Callable[[], T]) -> T:
@@ -117,7 +117,7 @@ def test_fleet_events__gateway_of_another_version__says_so(says: bytes) -> None:
         return says
 
     with (
-        live_gateway(LiveSources(read_topic=read, what_if=no_plan)) as url,
+        live_gateway(LiveSources(read_topic=read, what_if=no_answer)) as url,
         pytest.raises(FleetUnreachable, match="not a fleet of this version"),
     ):
         next(fleet_events(url))

@@ -218,9 +218,10 @@ def test_key_figures__requests_of_two_gateways__are_counted_by_key() -> None:
         access.spend(key.key_id, 70)
         with pytest.raises(RateLimited):
             access.enter(who, "m")
-    (told,) = summed_figures(a.figures() for a in gateways)
+    (told,) = summed_figures(a.figures({"app": 30}) for a in gateways)
 
     assert (told.name, told.requests, told.tokens, told.rate_limited) == ("app", 2, 140, 2)
+    assert (told.recent_tokens, told.waiting_tokens) == (140, 60)
     assert (told.limit_requests, told.remaining_requests, told.limit_tokens) == (2, 0, None)
     assert key.secret.encode() not in msgspec.json.encode(told)
 

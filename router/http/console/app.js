@@ -111,7 +111,7 @@ function App() {
         requests: () => html`<${RequestsPage} requests=${told.requests} />`,
         plan: () => html`<${PlanPage} plan=${told.plan} />`,
         playground: () => html`<${PlaygroundPage} fleet=${fleet} />`,
-        keys: () => html`<${KeysPage} keys=${told.keys} />`,
+        keys: () => html`<${KeysPage} report=${told.keys} />`,
       }[at.page]();
   return html`<${Header} at=${at} status=${status} leave=${() => (key.set(""), location.reload())} />
     <main id="main" class="page" tabindex="-1">${page}</main>`;

@@ -33,7 +33,8 @@ const State = ({ model }) =>
 function Models({ fleet, samples, colour, selection, go }) {
   const models = [...fleet.models].sort(byNeed);
   return html`<section aria-labelledby="models-head">
-    <h2 id="models-head">Models</h2>
+    <div class="head"><h2 id="models-head">Models</h2>
+      ${fleet.jain_index != null && models.length > 1 && html`<span class="quiet small" title="Jain's index of the models' shares of requests in time: 1 where all are served equally well, 1/n where one of n is">Jain's index <b data-field="jain_index">${fleet.jain_index.toFixed(2)}</b></span>`}</div>
     <div class="scroll" tabindex="0" role="region" aria-labelledby="models-head">
     <table class="models">
       <thead><tr>
@@ -57,7 +58,7 @@ function Models({ fleet, samples, colour, selection, go }) {
             <td class="num" data-field="waiting">${m.waiting}${m.oldest_wait_s > 0.5 && html`<span class="quiet small">oldest ${seconds(m.oldest_wait_s)}</span>`}</td>
             <td class="num" data-field="running">${m.running}</td>
             <td class="num" data-field="rate_per_s">${m.rate_per_s.toFixed(2)}</td>
-            <td class="num" data-field="tokens_per_s">${count(m.tokens_per_s)}</td>
+            <td class="num" data-field="tokens_per_s">${count(m.tokens_per_s)}${m.token_share > 0 && html`<span class="quiet small" data-field="token_share">${percent(m.token_share)} of all</span>`}</td>
             <td>${m.quota_blocks > 0 && html`<${Bar} label="KV blocks" total=${Math.max(m.quota_blocks, m.used_blocks)} parts=${[{ size: m.used_blocks, className: colour(m.model), title: `${m.used_blocks} of ${m.quota_blocks} in use` }]} /><span class="quiet small" data-field="blocks">${count(m.used_blocks)} / ${count(m.quota_blocks)}</span>`}</td>
             <td class="num" data-field="units">${m.units}${m.asleep_on > 0 && html`<span class="quiet small">asleep on ${m.asleep_on}</span>`}</td>
           </tr>`;
