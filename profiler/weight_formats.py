@@ -30,6 +30,10 @@ PLAIN = "dtype"
 """In place of a format: weights become plain numbers of the model's dtype, whatever the checkpoint has."""
 
 
+GGUF_PLAIN = ("F32", "F16", "BF16", "F64")
+_GGUF_INT4 = ("Q4_0", "Q4_1", "Q4_K")  # groups of 32 columns
+
+
 def format_of(config: Mapping[str, Any], requested: str | None) -> str | None:
     """Returns the format of WEIGHT_BYTES that projections are kept in: `requested` or the checkpoint's own."""
     if requested is not None:
@@ -48,7 +52,17 @@ def checkpoint_format(config: Mapping[str, Any]) -> str | None:
     if method in ("awq", "gptq"):
         grouped = not quantisation.get("desc_act")
         return _integer(quantisation.get("bits"), quantisation.get("group_size") if grouped else 1)
+    if method == "gguf":
+        return _of_gguf(quantisation.get("types"))
     return _compressed(quantisation) if method == "compressed-tensors" else None
+
+
+def _of_gguf(types: object) -> str | None:
+    """Of the types of its products. Products of several types are stacked, so some of more bits put all in 8."""
+    found = set(types) if isinstance(types, list | tuple) else set()
+    if found <= set(GGUF_PLAIN):
+        return None
+    return "int4_group32" if found <= set(_GGUF_INT4) else "int8"
 
 
 def _compressed(quantisation: Mapping[str, Any]) -> str | None:

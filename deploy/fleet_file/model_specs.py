@@ -8,6 +8,8 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from deploy.errors import SourceNotFound
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.gguf_files.layout_folder import is_gguf, layout_folder
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 
@@ -17,7 +19,7 @@ def read_model_spec(
     """Blocks on disk, or on the network for a Hugging Face id. For dtype "auto" the larger of what it may become.
 
     Raises:
-        SourceNotFound: no config.json to be had there.
+        SourceNotFound: no config.json to be had there, or a GGUF file that is not served.
         UnsupportedModel: the config.json describes a model that the engine cannot serve.
     """
     dtype = "float32" if dtype == AUTO_DTYPE else dtype
@@ -25,9 +27,14 @@ def read_model_spec(
 
 
 def _read_config(model: str, source: str, revision: str | None) -> dict[str, Any]:
-    file = Path(source) / "config.json" if Path(source).is_absolute() else _download_config(model, source, revision)
     try:
+        if not Path(source).is_absolute():
+            file = _download_config(model, source, revision)
+        else:
+            file = (layout_folder(model, Path(source)) if is_gguf(source) else Path(source)) / "config.json"
         config = json.loads(file.read_text(encoding="utf-8"))
+    except ModelLoadError as error:
+        raise SourceNotFound(model=model, source=source, remedy=f"{error.reason}; {error.remedy}") from error
     except OSError as error:
         remedy = f"config.json cannot be read ({error.strerror})"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error

@@ -40,6 +40,7 @@ from deploy.fleet_file.yaml_source import parse_yaml
 from pdmux_actor.backends.entries.entry import BackendEntry
 from pdmux_actor.backends.registry import BACKENDS, NAMED, backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
+from pdmux_actor.models.gguf_files.layout_folder import is_gguf
 from profiler.guard_file import read_guard_grid
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -292,9 +293,11 @@ def check_sources(fleet: FleetFile) -> None:
         if pool.guard is not None:
             read_guard_grid(Path(pool.guard))
     for model in fleet.models:
-        config, layout = "config.json", "a folder in Hugging Face layout with a"
+        config, layout = "config.json", "a file that ends in .gguf, or a folder in Hugging Face layout with a"
         if model.base is not None:
             config, layout = "adapter_config.json", "a folder as PEFT saves adapters, with an"
+        if model.base is None and is_gguf(model.source) and os.path.isfile(model.source):
+            continue
         if os.path.isabs(model.source) and not os.path.isfile(Path(model.source) / config):
             raise SourceNotFound(model=model.id, source=model.source, remedy=f"it must be {layout} {config}")
     check_host_memory(fleet)

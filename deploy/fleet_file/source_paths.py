@@ -3,10 +3,15 @@
 import os
 from pathlib import Path
 
+from pdmux_actor.models.gguf_files.layout_folder import is_gguf
+
 
 def resolve_source(source: str, base: Path) -> str:
-    """A folder is written with ./, ../, ~ or /, or exists beside the fleet file; anything else is a Hugging Face id."""
-    if source.startswith(("./", "../", "/", "~")) or source in (".", "..") or os.path.isdir(base / source):
+    """A folder or GGUF file is written with ./, ../, ~ or /, or is beside the fleet file; anything else is an id of
+    Hugging Face.
+    """
+    is_path = source.startswith(("./", "../", "/", "~")) or source in (".", "..")
+    if is_path or os.path.isdir(base / source) or (is_gguf(source) and os.path.isfile(base / source)):
         return absolute(source, base)
     return source
 

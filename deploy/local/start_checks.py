@@ -34,7 +34,7 @@ def check_weights(fleet: FleetFile) -> None:
         return
     for model in fleet.models:
         folder = Path(model.source)
-        if not folder.is_absolute():  # a Hugging Face id
+        if not folder.is_absolute() or folder.is_file():  # a Hugging Face id, or a GGUF file, which is whole
             continue
         for what, patterns in (("weights", ("*.safetensors",)), ("tokenizer", ("tokenizer*", "vocab.*"))):
             if what == "tokenizer" and model.base is not None:  # an adapter has its base's

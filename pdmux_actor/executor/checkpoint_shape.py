@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.gguf_files.layout_folder import is_gguf, layout_folder
 from profiler.errors import UnsupportedModel
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 
 def read_shape(model: str, source: str, dtype: str | None, weights: str | None = None) -> ModelSpec:
-    """Reads a local folder's config.json. Raises ModelLoadError."""
-    path = Path(source) / "config.json"
+    """Reads a local folder's config.json, or a GGUF file. Raises ModelLoadError."""
+    path = (layout_folder(model, Path(source)) if is_gguf(source) else Path(source)) / "config.json"
     try:
         return ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype, weights)
     except FileNotFoundError:

@@ -12,14 +12,15 @@ from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.download_bar import DownloadBar
+from pdmux_actor.models.gguf_files.layout_folder import is_gguf, layout_folder
 from pdmux_actor.models.load_progress import OnProgress
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
 def resolve_checkpoint(model: str, source: str, revision: str | None, on_progress: OnProgress | None = None) -> Path:
-    """The local folder of `source`: a folder as it is, a Hugging Face id through the local cache or a download, which
-    goes on where it broke off. Without `on_progress` the library draws bars of its own.
+    """The local folder of `source`: a folder as it is, that which describes a GGUF file, a Hugging Face id through the
+    local cache or a download, which goes on where it broke off. Without `on_progress` the library draws its own bars.
 
     Raises:
         ModelLoadError: no such folder, or the hub does not give it.
@@ -27,8 +28,11 @@ def resolve_checkpoint(model: str, source: str, revision: str | None, on_progres
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(source) and (folder.is_absolute() or folder.is_file()):
+        return layout_folder(model, folder)
     if folder.exists():
-        raise ModelLoadError(model=model, reason=f"{source} is a file", remedy="name the folder that holds config.json")
+        remedy = "name the folder that holds config.json, or a file that ends in .gguf"
+        raise ModelLoadError(model=model, reason=f"{source} is a file", remedy=remedy)
     if folder.is_absolute() or source.startswith((".", "~")):
         raise ModelLoadError(
             model=model, reason=f"folder {source} does not exist", remedy="correct `source` or put the checkpoint there"
@@ -57,11 +61,14 @@ def resolve_checkpoint(model: str, source: str, revision: str | None, on_progres
 
 
 def files_of(source: str) -> frozenset[tuple[str, int]]:
-    """Names and times of a folder's files, to tell whether they have changed; none of a Hugging Face id, whose files
-    never do, and of a folder that is gone.
+    """Names and times of a folder's files, or of a GGUF file, to tell whether they have changed; none of a Hugging Face
+    id, whose files never do, and of a folder that is gone.
     """
+    path = Path(source).expanduser()
     try:
-        return frozenset((f.name, f.stat().st_mtime_ns) for f in Path(source).expanduser().iterdir())
+        if is_gguf(source) and path.is_file():
+            return frozenset({(path.name, path.stat().st_mtime_ns)})
+        return frozenset((f.name, f.stat().st_mtime_ns) for f in path.iterdir())
     except OSError:
         return frozenset()
 

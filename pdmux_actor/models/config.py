@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.gguf_files.described_config import GGUF
 from pdmux_actor.models.rope import RopeConfig
 from pdmux_actor.models.stored_formats.entry import StoredWeights
 from pdmux_actor.models.stored_formats.registry import stored_weights
@@ -17,13 +18,14 @@ from profiler.specs import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """`stored` is the format of a quantised checkpoint."""
+    """`stored` is the format of a quantised checkpoint; with `is_gguf` a GGUF file has the weights."""
 
     spec: ModelSpec
     rope: RopeConfig
     rms_norm_eps: float
     traits: DecoderTraits
     stored: StoredWeights | None = None
+    is_gguf: bool = False
 
     @classmethod
     def from_config(
@@ -54,6 +56,8 @@ class DecoderConfig:
             remedy = f"use a checkpoint of one of {', '.join(_served())}, or transformers' code"
             raise ModelLoadError(model=model, reason=reason, remedy=remedy)
         _refuse_unsupported(model, config, spec)
+        quantisation = config.get("quantization_config")
+        is_gguf = isinstance(quantisation, Mapping) and quantisation.get("quant_method") == GGUF
         rope = RopeConfig.from_config(model, config)
         rope.check(model, spec.head_dim)
         return cls(
@@ -61,7 +65,8 @@ class DecoderConfig:
             rope=rope,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             traits=family.traits(config),
-            stored=stored_weights(config),
+            stored=None if is_gguf else stored_weights(config),
+            is_gguf=is_gguf,
         )
 
 

@@ -1,6 +1,7 @@
 """The weights of a product as a quantised checkpoint holds them, whatever its layout: levels, scales and zeros."""
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +13,30 @@ _ROWS_AT_ONCE_BYTES = 4 << 20  # of what is computed beside the result
 _INT4_LEVELS = 15
 
 
+class StoredProduct(Protocol):
+    """The weight of a product `[out, in]`, or a part of it, however a checkpoint keeps it."""
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    def rows(self, first: int, last: int) -> "StoredProduct": ...
+
+    def columns(self, first: int, last: int) -> "StoredProduct": ...
+
+    def write_dense(self, target: Tensor) -> None:
+        """W, rounded once to the dtype of `target`, some rows at a time."""
+        ...
+
+    def kept_as(self, weights: str | None, dtype: torch.dtype) -> QuantisedWeight | None:
+        """The very levels, scales rounded to `dtype`; None: the engine has no kernel for their layout."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLevels:
-    """Holds W `[out, in]` = (levels - zero) * scale, with a scale, and a zero if any is not 0, for each row and group
-    of columns, `[out, groups]`. Levels are of one byte each, integers or float8. Groups are of `group` columns each,
-    the last of fewer; or `groups` says of each column which is its.
+    """Implements StoredProduct: W `[out, in]` = (levels - zero) * scale, with a scale, and a zero if any is not 0, for
+    each row and group of columns, `[out, groups]`. Levels are of one byte each, integers or float8. Groups are of
+    `group` columns each, the last of fewer; or `groups` says of each column which is its.
     """
 
     levels: Tensor
@@ -42,7 +62,6 @@ class StoredLevels:
         return replace(self, levels=levels, scale=self.scale[:, of], zero=zero)
 
     def write_dense(self, target: Tensor) -> None:
-        """W, rounded once to the dtype of `target`, some rows at a time."""
         columns = self._group_of_columns().to(self.levels.device)
         rows_at_once = max(1, _ROWS_AT_ONCE_BYTES // (4 * self.levels.shape[1]))
         for first in range(0, len(self.levels), rows_at_once):
@@ -53,7 +72,6 @@ class StoredLevels:
             target[first : first + rows_at_once] = exact.mul_(part.scale.float()[:, columns])
 
     def kept_as(self, weights: str | None, dtype: torch.dtype) -> QuantisedWeight | None:
-        """The very levels, scales rounded to `dtype`; None: the engine has no kernel for their layout."""
         if self.groups is not None or self.levels.is_floating_point():
             return None
         if weights == "int8":

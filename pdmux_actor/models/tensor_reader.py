@@ -11,11 +11,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.gguf_files.file_tensors import GgufTensors
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.quantised_weight import QuantisedWeight, stacked
 from pdmux_actor.models.shard_files import broken_shard, open_shard, shard_files
 from pdmux_actor.models.stored_formats.entry import StoredWeights
-from pdmux_actor.models.stored_levels import StoredLevels
+from pdmux_actor.models.stored_levels import StoredProduct
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -42,11 +43,12 @@ class TensorReader:
         on_progress: OnProgress = ignore_progress,
         readers: int = 1,
         stored: StoredWeights | None = None,
+        gguf: GgufTensors | None = None,
         keeps: str | None = None,
     ) -> None:
         """`readers` share the tensors among them. `on_progress` is told how far it is after each tensor, on the thread
-        that read it. `stored` is the format of a quantised checkpoint, `keeps` what its products are kept in, of
-        ModelSpec.
+        that read it. `stored` is the format of a quantised checkpoint, `gguf` stands in for the files of a folder,
+        `keeps` is what products of either are kept in, of ModelSpec.
 
         Raises:
             ModelLoadError: a file is missing or broken.
@@ -56,12 +58,17 @@ class TensorReader:
         self._device = device
         self._on_progress = on_progress
         self._stored = stored
+        self._gguf = gguf
         self._keeps = keeps
         self._lock = threading.Lock()
         self._read_bytes = 0
         self._total_bytes = 0
         self._unread: dict[str, Path] = {}
         self._files: dict[Path, safe_open] = {}
+        if gguf is not None:
+            self._total_bytes = gguf.num_bytes // readers
+            self._unread = dict.fromkeys(gguf.names, gguf.path)
+            return
         for path, names in shard_files(model, folder).items():
             opened = self._files[path] = open_shard(model, path)
             present = set(opened.keys())  # type: ignore[no-untyped-call]  # the library has no types
@@ -129,7 +136,7 @@ class TensorReader:
         """Weights `[size, columns]` on top of each other: the very levels of the checkpoint, where the engine keeps
         them.
         """
-        if self._stored is None or self._keeps is None:
+        if (self._stored is None and self._gguf is None) or self._keeps is None:
             return self.load_stacked(sizes, columns, parts=parts)
         found = []
         for name, size in sizes.items():
@@ -150,8 +157,13 @@ class TensorReader:
             offset += size
         return target
 
-    def _levels(self, weight: str, shape: list[int], part: TensorPart | None) -> StoredLevels | None:
+    def _levels(self, weight: str, shape: list[int], part: TensorPart | None) -> StoredProduct | None:
         """Of `weight`, which is `shape` in the checkpoint, or of a part of it; None: it is stored plainly."""
+        if self._gguf is not None:
+            path = self._take(weight)
+            tensor = self._gguf.tensor(weight)
+            self._note_read(tensor.num_bytes // (1 if part is None else part.count))
+            return self._part_of(tensor, path, weight, shape, part)
         names = {} if self._stored is None else self._stored.tensors_of(weight, self._unread)
         if self._stored is None or not names:
             return None
@@ -167,17 +179,22 @@ class TensorReader:
                 reason=f"{path}: tensor {first} does not go with what belongs to it: {error}",
                 remedy="check that `quantization_config` of config.json belongs to these weights",
             ) from error
-        if levels.shape != shape:
+        return self._part_of(levels, path, first, shape, part)
+
+    def _part_of(
+        self, product: StoredProduct, path: Path, name: str, shape: list[int], part: TensorPart | None
+    ) -> StoredProduct:
+        if product.shape != shape:
             raise ModelLoadError(
                 model=self._model,
-                reason=f"{path}: tensor {first} unpacks to shape {levels.shape}, config.json implies {shape}",
+                reason=f"{path}: tensor {name} unpacks to shape {product.shape}, config.json implies {shape}",
                 remedy="check that config.json belongs to these weights",
             )
         if part is None:
-            return levels
+            return product
         size = shape[part.dim] // part.count
         cut = (part.index * size, (part.index + 1) * size)
-        return levels.rows(*cut) if part.dim == 0 else levels.columns(*cut)
+        return product.rows(*cut) if part.dim == 0 else product.columns(*cut)
 
     def _whole(self, name: str) -> Tensor:
         path = self._take(name)

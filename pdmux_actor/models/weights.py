@@ -1,4 +1,4 @@
-"""Reads a decoder's weights from safetensors files, fused and laid out as the decoder wants them."""
+"""Reads a decoder's weights from its files, fused and laid out as the decoder wants them."""
 
 import logging
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
+from pdmux_actor.models.gguf_files.file_tensors import gguf_tensors
 from pdmux_actor.models.linear import Classifier, Linear, MakeProjection, Projection, plain_projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.load_threads import on_threads
@@ -61,6 +62,7 @@ def load_weights(
         on_progress=on_progress,
         readers=share.num_ranks,
         stored=config.stored,
+        gguf=gguf_tensors(model, folder, spec.head_dim, config.traits.mixture) if config.is_gguf else None,
         keeps=spec.weights,
     )
     in_flight = BytesInFlight(_largest_product_bytes(share.spec_of(spec)))

@@ -19,6 +19,7 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.models.checkpoint import read_json, resolve_checkpoint
+from pdmux_actor.models.gguf_files.described_config import GGUF
 from pdmux_actor.serving.commands import EngineSettings, LoadModelCommand
 from profiler.errors import UnsupportedModel
 from profiler.specs import DeviceSpec, ModelSpec
@@ -102,8 +103,12 @@ def why_not_multiplexed(options: SglangOptions, spec: ModelSpec, kind: str, devi
 
 def spec_of(model: str, checkpoint: Path, dtype: str | None) -> ModelSpec:
     """Raises ModelLoadError."""
+    config = read_json(model, checkpoint, "config.json")
+    if (config.get("quantization_config") or {}).get("quant_method") == GGUF:
+        reason = "GGUF files are for muxfleet's own engine"
+        raise ModelLoadError(model=model, reason=reason, remedy="name a checkpoint in Hugging Face layout")
     try:
-        return ModelSpec.from_config(read_json(model, checkpoint, "config.json"), dtype)
+        return ModelSpec.from_config(config, dtype)
     except UnsupportedModel as error:
         raise ModelLoadError(model=model, reason=str(error), remedy="see the list of architectures") from error
 
