@@ -53,12 +53,16 @@ class RayNode:
 
 
 class RayNodes:
-    """A head, and workers that come and go. `ports`: six in a row that are free."""
+    """A head, and workers that come and go. `ports`: seven in a row that are free."""
 
-    def __init__(self, folder: Path, *, ports: int, drain_s: float = 0.0) -> None:
-        """`drain_s`: how long Ray drains a node that is terminated."""
-        gcs, dashboard, agent, metrics, client = (str(ports + i) for i in range(5))
-        self._metrics, self._worker_proxy = ports + 3, ports + 5
+    def __init__(
+        self, folder: Path, *, ports: int, drain_s: float = 0.0, head_cpus: int = 16, redis: str | None = None
+    ) -> None:
+        """`drain_s`: how long Ray drains a node that is terminated. `redis`: the address of the head's store, which a
+        next head finds again; its workers then wait for that as long as KubeRay tells them to.
+        """
+        gcs, self._dashboard, agent, self._metrics, client, self._worker_proxies = (ports + i for i in range(6))
+        self._folder, self._gcs = folder, gcs
         self._address = f"127.0.0.1:{gcs}"
         self._clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "RAY_AUTH_MODE": "disabled",
@@ -69,21 +73,36 @@ class RayNodes:
             "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         }
+        self._of_head = self._clean
+        if redis is not None:
+            self._of_head = self._clean | {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": "fleet"}
+            self._clean = self._clean | {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
         self.environment = self._clean | {"RAY_ADDRESS": self._address}
-        arguments = [
+        self._head_arguments = [
             "--head",
             f"--port={gcs}",
-            "--include-dashboard=false",
-            f"--dashboard-port={dashboard}",
+            f"--include-dashboard={redis is not None}",
+            f"--dashboard-port={self._dashboard}",
             f"--dashboard-agent-listen-port={agent}",
-            f"--metrics-export-port={metrics}",
+            f"--metrics-export-port={self._metrics}",
             f"--ray-client-server-port={client}",
-            f"--temp-dir={folder}",
-            "--num-cpus=16",
-            "--labels=place=stays",
+            f"--num-cpus={head_cpus}",
+            "--labels=place=stays" if head_cpus else "--labels=place=head",
         ]
-        self._nodes = [RayNode(arguments, self._clean)]
-        self._wait_for_head(int(gcs))
+        self._heads = 0
+        self._nodes: list[RayNode] = []
+        self.head = self.start_head()
+
+    def start_head(self) -> RayNode:
+        """Each in a folder of its own, as in a pod of its own: in its predecessor's Ray finds that one's address, and
+        of its workers that it still runs here.
+        """
+        self._heads += 1
+        folder = self._folder / f"h{self._heads}"
+        self.head = RayNode([*self._head_arguments, f"--temp-dir={folder}"], self._of_head)
+        self._nodes.append(self.head)
+        self._wait_for_head(self._gcs)
+        return self.head
 
     def _wait_for_head(self, port: int) -> None:
         """`muxfleet up` refuses an address at which nothing answers."""
@@ -96,16 +115,24 @@ class RayNodes:
         raise TimeoutError(f"Ray's head does not answer on port {port}")
 
     @property
+    def dashboard_url(self) -> str:
+        """Where `serve deploy` goes, for a head with Redis."""
+        return f"http://127.0.0.1:{self._dashboard}"
+
+    @property
     def metrics_url(self) -> str:
         """Where Prometheus asks the head for Ray's own metrics."""
         return f"http://127.0.0.1:{self._metrics}/metrics"
 
-    def add(self) -> RayNode:
-        """A node with the label place=goes. On one machine its HTTP proxy needs a port of its own."""
-        environment = self._clean | {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self._worker_proxy)}
-        node = RayNode([f"--address={self._address}", "--num-cpus=1", "--labels=place=goes"], environment)
+    def add(self, place: str = "goes", *, number: int = 0) -> RayNode:
+        """A node with that label. On one machine its HTTP proxy needs a port of its own, which `number` makes."""
+        environment = self._clean | {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.worker_port(number))}
+        node = RayNode([f"--address={self._address}", "--num-cpus=1", f"--labels=place={place}"], environment)
         self._nodes.append(node)
         return node
+
+    def worker_port(self, number: int) -> int:
+        return self._worker_proxies + number
 
     def processes(self) -> list[psutil.Process]:
         return [process for node in self._nodes for process in node.processes()]

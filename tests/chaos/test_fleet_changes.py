@@ -9,15 +9,15 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 from chaos_faults import unit_ids, until_balanced, until_well
 from chaos_fleet_file import fleet_of
-from chaos_load import MODELS, Load, Run
+from chaos_load import Load, Run
 from fleet_process import FleetProcess, command_line
+from fleet_watch import Watch
 from ray_nodes import RayNode, RayNodes
 
 from deploy.fleet_file.drain_section import DrainSection
@@ -27,7 +27,6 @@ RAY_PORTS = 20640
 DRAIN = DrainSection(move_s=20.0, finish_s=10.0)
 UNITS = 4
 PATIENCE_S = 150.0
-UNHEARD_S = 3.0
 RAY_EXPORTS_S = 30.0  # it tells its metrics every ten
 DASHBOARD = Path(__file__).parents[2] / "helm" / "files" / "dashboards" / "cluster.json"
 LABELS = frozenset({"ray_io_cluster"})  # which the PodMonitor gives
@@ -78,48 +77,6 @@ class Changed:
         return output.decode()
 
 
-class Watch:
-    """Looks at the fleet while something is done to it: the longest time without a word of its control loop, and the
-    fewest units that had a model ready. A unit that is not told of counts as before for a while: a fresh control loop
-    hears of one after the other.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.without_control_s = 0.0
-        self.fewest = UNITS
-        self._ready: dict[str, list[str]] = {}
-        self._missed_s: dict[str, float] = {}
-
-    async def look(self) -> None:
-        answered_s = time.monotonic()
-        async with httpx.AsyncClient(timeout=3, trust_env=False) as http:
-            while True:
-                try:
-                    response = await http.get(f"{self._url}/fleet")
-                    if response.status_code == 200:
-                        now_s = time.monotonic()
-                        self.without_control_s = max(self.without_control_s, now_s - answered_s)
-                        answered_s = now_s
-                        self._count(response.json()["units"])
-                except httpx.HTTPError:
-                    pass  # so long the control loop is not heard
-                await asyncio.sleep(0.2)
-
-    def _count(self, units: list[dict[str, Any]]) -> None:
-        told = {u["report"]["unit_id"]: _ready_on(u["report"]) for u in units}
-        now_s = time.monotonic()
-        self._missed_s = {u: self._missed_s.get(u, now_s) for u in self._ready.keys() - told.keys()}
-        unheard = {u: self._ready[u] for u, since_s in self._missed_s.items() if now_s - since_s < UNHEARD_S}
-        self._ready = unheard | told
-        ready = [model for models in self._ready.values() for model in models]
-        self.fewest = min(self.fewest, *(ready.count(m) for m in MODELS))
-
-
-def _ready_on(report: dict[str, Any]) -> list[str]:
-    return [] if report["is_leaving"] else [s["model"] for s in report["models"] if s["phase"] == "ready"]
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changed]:
     # Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist.
@@ -143,7 +100,7 @@ def load(fleet: Changed) -> Load:
 
 def through(fleet: Changed, load: Load, change: Change, name: str, capsys: pytest.CaptureFixture[str]) -> Watch:
     """Requests come while it is done. None is lost, refused or answered with other tokens, and the books balance."""
-    watch = Watch(fleet.process.url)
+    watch = Watch(fleet.process.url, units=UNITS)
     took_s: list[float] = []
 
     async def trouble() -> None:

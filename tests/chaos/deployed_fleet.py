@@ -1,0 +1,86 @@
+"""A fleet that `serve deploy` has put on a Ray cluster, as KubeRay does."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import yaml
+from fleet_process import command_line
+from ray_nodes import RayNodes
+
+_BIN = Path(sys.executable).parent
+_DEADLINE_S = 240.0
+
+
+class DeployedFleet:
+    """Clients come through a worker's proxy: the chart's Service does not have the head's."""
+
+    def __init__(self, nodes: RayNodes) -> None:
+        self._nodes = nodes
+        self.url = f"http://127.0.0.1:{nodes.worker_port(0)}"
+
+    @property
+    def output(self) -> str:
+        return str(self.statuses())
+
+    async def deploy(self, file: Path) -> None:
+        """Returns when Serve has taken it, not when it is done. Serve's agent comes later than Ray's head."""
+        rendered = file.with_suffix(".serve.yaml")
+        rendered.write_text(await self.muxfleet("render", str(file)))
+        serve = [str(_BIN / "serve"), "deploy", "--address", self._nodes.dashboard_url, str(rendered)]
+        until_s = time.monotonic() + _DEADLINE_S
+        while (failure := (await self._run(*serve))[1]) is not None:
+            assert time.monotonic() < until_s, failure
+            await asyncio.sleep(1.0)
+
+    async def muxfleet(self, *arguments: str) -> str:
+        """Its output; it must end well."""
+        output, failure = await self._run(str(_BIN / "muxfleet"), *arguments)
+        assert failure is None, failure
+        return output
+
+    async def _run(self, *command: str) -> tuple[str, str | None]:
+        """Standard output, and all that was said where it failed."""
+        pipe = asyncio.subprocess.PIPE
+        running = await asyncio.create_subprocess_exec(*command, env=self._nodes.environment, stdout=pipe, stderr=pipe)
+        output, errors = await asyncio.wait_for(running.communicate(), _DEADLINE_S)
+        return output.decode(), (output + errors).decode() if running.returncode else None
+
+    def statuses(self) -> dict[str, str]:
+        """Of each application; empty while Serve does not tell."""
+        command = [str(_BIN / "serve"), "status", "--address", self._nodes.dashboard_url]
+        done = subprocess.run(command, env=self._nodes.environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return {}
+        return {name: app["status"] for name, app in yaml.safe_load(done.stdout)["applications"].items()}
+
+    async def until_running(self) -> None:
+        until_s = time.monotonic() + _DEADLINE_S
+        while True:
+            statuses = await asyncio.to_thread(self.statuses)
+            if statuses and set(statuses.values()) == {"RUNNING"}:
+                return
+            assert time.monotonic() < until_s, statuses
+            await asyncio.sleep(1.0)
+
+    async def until_reachable(self) -> None:
+        until_s = time.monotonic() + _DEADLINE_S
+        async with httpx.AsyncClient(timeout=5, trust_env=False) as http:
+            while time.monotonic() < until_s:
+                try:
+                    if (await http.get(f"{self.url}/health")).status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass  # no proxy yet
+                await asyncio.sleep(0.5)
+        raise AssertionError(f"no gateway after {_DEADLINE_S:g} s: {self.statuses()}")
+
+    def pids(self, title: str) -> set[int]:
+        return {p.pid for p in self.found(title)}
+
+    def found(self, title: str) -> list[psutil.Process]:
+        return [p for p in self._nodes.processes() if title in command_line(p)]

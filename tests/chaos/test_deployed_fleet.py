@@ -1,0 +1,155 @@
+"""A fleet as the chart has it, under load: Redis behind a head without CPUs, two workers, `serve deploy`."""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chaos_faults import until_balanced, until_well
+from chaos_fleet_file import fleet_of
+from chaos_load import Load, Run
+from deployed_fleet import DeployedFleet
+from fleet_watch import Watch
+from ray_nodes import RayNodes
+from redis_server import redis_server
+
+PORT = 20731
+RAY_PORTS = 20740
+REDIS_PORT = 20749
+UNITS = 4
+WITHOUT_HEAD_S = 75.0  # longer than workers wait that KubeRay has not told to
+FileWith = Callable[..., Path]
+GATEWAY, CONTROLLER = "ServeReplica:gateway:Gateway", "ServeReplica:control:Controller"
+ENGINE = "pdmux_actor.serving.process"
+PARTS = (GATEWAY, CONTROLLER, ENGINE)
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    # Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist.
+    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def nodes(folder: Path) -> Iterator[RayNodes]:
+    with redis_server(folder, port=REDIS_PORT) as address:
+        nodes = RayNodes(folder, ports=RAY_PORTS, head_cpus=0, redis=address)
+        try:
+            nodes.add("stays", number=0)
+            nodes.add("goes", number=1)
+            yield nodes
+        finally:
+            nodes.stop()
+
+
+@pytest.fixture(scope="module")
+def file_with(tmp_path_factory: pytest.TempPathFactory) -> FileWith:
+    """With keys of the section `gateway`."""
+    folder = tmp_path_factory.mktemp("deployed")
+
+    def write(**gateway: object) -> Path:
+        pool = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 2, "kv_memory": "2GiB"}
+        pools = tuple({"name": place, "node_labels": {"place": place}, **pool} for place in ("stays", "goes"))
+        return fleet_of(folder, port=PORT, pools=pools, sections={"gateway": gateway})
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def fleet(nodes: RayNodes, file_with: FileWith) -> DeployedFleet:
+    fleet = DeployedFleet(nodes)
+
+    async def start() -> None:
+        await fleet.deploy(file_with())
+        await fleet.until_reachable()
+        await until_well(fleet, units=UNITS)
+
+    asyncio.run(start())
+    return fleet
+
+
+@pytest.fixture(scope="module")
+def load(fleet: DeployedFleet) -> Load:
+    return Load.calibrated(fleet.url)
+
+
+def through(
+    fleet: DeployedFleet,
+    load: Load,
+    change: Callable[[], Awaitable[None]],
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    **figures: float,
+) -> Run:
+    """Requests come while it is done. None is lost, refused or answered with other tokens, and the books balance."""
+    watch = Watch(fleet.url, units=UNITS)
+
+    async def trouble() -> None:
+        began_s = time.monotonic()
+        looking = asyncio.create_task(watch.look())
+        try:
+            await change()
+        finally:
+            looking.cancel()
+        took_s.append(time.monotonic() - began_s)
+
+    took_s: list[float] = []
+    run = load.through(trouble, after_s=10.0)
+    told = {
+        "change": name,
+        "requests": len(run.answers),
+        "lost": len(run.lost()),
+        "refused": len(run.refused()),
+        "longest_silence_s": round(run.longest_silence_s(), 1),
+        "seconds": round(took_s[0], 1),
+        "without_control_s": round(watch.without_control_s, 1),
+        "fewest_ready_replicas": watch.fewest,
+        **figures,
+    }
+    with capsys.disabled():
+        print(f"\n  {json.dumps(told)}")
+    assert not run.lost()
+    assert not run.refused()
+    assert not run.wrong()
+    assert watch.fewest >= 1
+    asyncio.run(until_balanced(fleet))
+    return run
+
+
+def test_gateways__replaced_by_serve_deploy__no_answer_that_a_client_would_not_retry(
+    fleet: DeployedFleet, file_with: FileWith, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change() -> None:
+        await fleet.deploy(file_with(hold_s=91))
+        while fleet.pids(GATEWAY) & gateways:  # noqa: ASYNC110  a state that sets no event
+            await asyncio.sleep(0.2)
+        await fleet.until_running()
+
+    gateways = fleet.pids(GATEWAY)
+    others = {part: fleet.pids(part) for part in PARTS if part != GATEWAY}
+    through(fleet, load, change, "gateway rollout by serve deploy", capsys)
+
+    assert len(gateways) == 2
+    assert {part: fleet.pids(part) for part in others} == others
+
+
+def test_head__lost_for_longer_than_raylets_wait_by_default__is_started_again_and_no_process_of_ours_is_replaced(
+    fleet: DeployedFleet, nodes: RayNodes, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change() -> None:
+        nodes.head.kill()
+        await asyncio.sleep(WITHOUT_HEAD_S)
+        await asyncio.to_thread(nodes.start_head)
+        await fleet.until_running()
+        await until_well(fleet, units=UNITS)
+
+    before = {part: fleet.pids(part) for part in PARTS}
+    through(fleet, load, change, "head lost", capsys)
+
+    assert all(before.values())
+    assert {part: fleet.pids(part) for part in PARTS} == before
