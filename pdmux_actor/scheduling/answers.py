@@ -82,6 +82,15 @@ class Answers:
             if sequence.pending_finish is None:
                 self.end(sequence, FinishReason.ERROR, error)
 
+    def refuse(self, queue: ModelQueue, sequence: TokenSequence) -> None:
+        """It is longer than the unit takes, or as long and wants to go on."""
+        known, limit = len(sequence.token_ids), queue.max_len
+        reason = f"{known} tokens do not fit: model {queue.model!r} takes 1 to {limit - 1} on this unit"
+        remedy = "shorten the prompt, or raise the model's max_model_len or its KV quota"
+        # The quota changes while models move, and is another one on other units: the request is given back.
+        finish = FinishReason.ABORT if 0 < known < queue.info.max_model_len else FinishReason.ERROR
+        self.end(sequence, finish, f"{reason}; {remedy}")
+
     def release(self, sequence: TokenSequence) -> None:
         """Its request has been answered and no launch uses its KV."""
         assert sequence.status is not SequenceStatus.FINISHED

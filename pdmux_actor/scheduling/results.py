@@ -142,14 +142,17 @@ class LaunchResults:
         tokens, finish = append_tokens(sequence, sampled, queue.info.eos_token_ids, queue.max_len)
         queue.note_longer()
         sequence.num_computed_tokens = len(sequence.token_ids) - 1
+        is_outgrown = finish is None and not queue.takes(sequence)
         if sequence.first_token_s is None:
-            if finish is None and self._first_tokens.hold(sequence, tokens, done.finished_s):
+            if finish is None and not is_outgrown and self._first_tokens.hold(sequence, tokens, done.finished_s):
                 return
             self._answers.hand_over(self._first_tokens.take(sequence.request.request_id), done.finished_s)
         queue.note_tokens(sequence, len(tokens), done.finished_s)
         self._answers.say(sequence, tokens, finish)
         if finish is not None:
             self._answers.release(sequence)
+        elif is_outgrown:  # its quota was lowered after it came: it is given back, with what it has
+            self._answers.refuse(queue, sequence)
 
 
 def _note_prompts(chunks: Sequence[Chunk], done: LaunchCompletion) -> None:
@@ -167,10 +170,11 @@ def append_tokens(
 ) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
     """Appends sampled tokens up to the first that ends the sequence; what a look-ahead sampled beyond it is dropped.
 
-    Returns the tokens appended, and why the sequence ended, if it did. `max_len` is in tokens, prompt included.
+    Returns the tokens appended, and why the sequence ended, if it did. `max_len` is in tokens, prompt included; where
+    more was promised to the sequence, it does not end there.
     """
     params, token_ids = sequence.request.sampling, sequence.token_ids
-    before, longest = len(token_ids), min(sequence.most_tokens, max_len)
+    before, longest = len(token_ids), min(sequence.most_tokens, max(max_len, sequence.promised_tokens))
     for token in sampled:
         token_id = token.token_id
         token_ids.append(token_id)

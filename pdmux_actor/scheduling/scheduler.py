@@ -183,7 +183,7 @@ class Scheduler:
         for queue in self._queues.values():
             if queue.outgrown:
                 for sequence in tuple(queue.outgrown):
-                    self._refuse(queue, sequence)
+                    self._answers.refuse(queue, sequence)
 
     @property
     def _is_full(self) -> bool:
@@ -299,27 +299,19 @@ class Scheduler:
             reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
             error = f"{reason}; tokenise with the model's own tokenizer"
             return self._answers.say(sequence, (), FinishReason.ERROR, error)
+        sequence.promised_tokens = queue.max_len
         queue.insert_waiting(sequence, target_aware=self._policy.target_aware)
         for counts in queue.counted(sequence):
             counts.prompt_tokens += len(sequence.token_ids)
         if not queue.takes(sequence):
-            self._refuse(queue, sequence)
-
-    def _refuse(self, queue: ModelQueue, sequence: TokenSequence) -> None:
-        """It is longer than the unit takes."""
-        known, limit = len(sequence.token_ids), queue.max_len
-        reason = f"{known} tokens do not fit: model {queue.model!r} takes 1 to {limit - 1} on this unit"
-        remedy = "shorten the prompt, or raise the model's max_model_len or its KV quota"
-        # The quota changes while models move, and is another one on other units: the request is given back.
-        finish = FinishReason.ABORT if 0 < known < queue.info.max_model_len else FinishReason.ERROR
-        self._answers.end(sequence, finish, f"{reason}; {remedy}")
+            self._answers.refuse(queue, sequence)
 
     def _set_quotas(self, quota_blocks: Mapping[str, int]) -> None:
         self._pool.set_quotas(self._adapters.lease(quota_blocks, self._queues.values()))
         for queue in self._queues.values():
             for sequence in tuple(queue.waiting):  # what a lowered quota can never hold must not wait for ever
                 if not queue.takes(sequence):
-                    self._refuse(queue, sequence)
+                    self._answers.refuse(queue, sequence)
 
     def _remove_model(self, model: str) -> None:
         base = self._adapters.leave(model)

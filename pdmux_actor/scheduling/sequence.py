@@ -70,6 +70,7 @@ class TokenSequence:
     constraint: OutputConstraint | None = None
     adapter: AdapterInUse | None = None
     is_stepwise: bool = False  # each token must be known on the host before the next is drawn
+    promised_tokens: int = 0  # of the longest sequence that the unit took when this one came
     _array: npt.NDArray[np.int64] | None = field(default=None, init=False, repr=False)
     _array_tokens: int = field(default=0, init=False, repr=False)
     # Read once per token: what the request says.
