@@ -23,6 +23,7 @@ class ReplyShape:
 class Generation:
     """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. One that is
     `prompt_only`, as one that `embeds`, was asked for no token: that which an engine gives to every prompt is nobody's.
+    `fills_context`: no `max_tokens` were asked for, and it ends where units' contexts do.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class Generation:
     gives_way: bool = False
     embeds: bool = False
     prompt_only: bool = False
+    fills_context: bool = False
     reply: ReplyShape | None = None
     client_request_id: str = ""
     traceparent: str = ""
@@ -48,7 +50,8 @@ class Generation:
 
     @property
     def needed_tokens(self) -> int:
-        return len(self.prompt_token_ids) + self.sampling.max_tokens
+        """Tokens of the longest sequence that a unit must take to serve it."""
+        return len(self.prompt_token_ids) + (1 if self.fills_context else self.sampling.max_tokens)
 
     @property
     def shows_output(self) -> bool:
@@ -69,6 +72,7 @@ class Generation:
             prefix=() if computes_all else prefix_names(self.model, self.prompt_token_ids, self.cache_salt),
             conversation=caller.conversation,
             constrained=self.sampling.structured_output is not None,
+            fills_context=self.fills_context,
         )
 
 

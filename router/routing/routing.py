@@ -84,6 +84,9 @@ def choose_unit(
     if candidates is None:
         return None
     usable = candidates.max_model_len >= request.needed_tokens
+    if request.fills_context:  # the longest take less than when it came, and it ends there
+        lengths = candidates.max_model_len
+        usable |= (lengths == lengths.max()) & (lengths > request.prompt_tokens)
     if request.constrained:
         usable &= candidates.constrains
     for unit_id in hints.avoid:

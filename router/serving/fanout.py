@@ -55,6 +55,7 @@ def generations_of(
                     cache_salt=request.prefix_salt,
                     gives_way=gives_way,
                     prompt_only=request.is_prompt_only,
+                    fills_context=request.asked_max_tokens is None,
                     slo=report.slo,
                     client_request_id=report.request_id,
                     traceparent=report.traceparent,

@@ -129,7 +129,10 @@ class GenerationRelay:
         unit = choice
         while len(progress.final) < generation.sampling.max_tokens:
             if failed:
-                unit = await self._wait_for_unit(generation, failed, waiting_since_s)
+                next_unit = await self._wait_for_unit(generation, failed, waiting_since_s, progress)
+                if next_unit is None:
+                    break
+                unit = next_unit
                 self._scheduler.sent(generation.request_id, unit, self._clock())
             kept_tokens = len(progress.final)
             try:
@@ -154,7 +157,7 @@ class GenerationRelay:
                 raise RequestKilledUnits(model=generation.model, units=deaths)
             if attempts >= self._limits.max_attempts:
                 raise UnitsLost(model=generation.model, attempts=attempts, retry_after_s=_RETRY_AFTER_S)
-        yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # only the end itself was lost
+        yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # nothing but the end was lost
 
     async def _attempt(
         self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int, failed: Set[str]
@@ -192,10 +195,15 @@ class GenerationRelay:
             },
         )
 
-    async def _wait_for_unit(self, generation: Generation, failed: set[str], since_s: float) -> UnitChoice:
+    async def _wait_for_unit(
+        self, generation: Generation, failed: set[str], since_s: float, progress: _Progress
+    ) -> UnitChoice | None:
+        """None: it has come to the end of the context that it was to fill, which is shorter than it was."""
         started_s = self._clock()
         left_out = set(failed)
         while True:
+            if progress.final and self._fills_context(generation, len(progress.final)):
+                return None
             self._scheduler.set_unreachable(self._unreachable_units())
             unit = self._scheduler.route(generation.request_id, self._clock(), avoid=left_out)
             if unit is not None:
@@ -205,6 +213,11 @@ class GenerationRelay:
             await self._view.changed(min(_POLL_S, self._limits.hold_s - waited_s))
             if self._clock() - started_s >= _AVOID_S:
                 left_out.clear()
+
+    def _fills_context(self, generation: Generation, output_tokens: int) -> bool:
+        context = self._view.context(generation.model)
+        known = len(generation.prompt_token_ids) + output_tokens
+        return generation.fills_context and context is not None and known >= context.now
 
     def _unreachable_units(self) -> frozenset[str]:
         endpoints = self._transports.unreachable()

@@ -111,6 +111,25 @@ async def test_only_unit__dies_and_comes_back__request_waits_for_it(serve) -> No
     assert len(reborn.requests[0].output_token_ids) == 10
 
 
+@pytest.mark.parametrize(("max_model_len", "output_tokens"), [(11, 10), (20, 60)])
+async def test_no_max_tokens__units_take_less_than_they_did__ends_where_they_do(
+    serve, max_model_len, output_tokens
+) -> None:
+    """The fake unit says as much as it is asked for, whatever it takes."""
+    unit = FakeUnit(fuse=[10], max_model_len=61)
+    served = await serve(unit, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask(max_tokens=None)))
+        await eventually(lambda: not unit.fuse)
+        async with FakeUnit(unit_id="unit-a2", max_model_len=max_model_len) as reborn:
+            served.show(reborn)
+            reply = (await asking).json()
+
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"]["completion_tokens"] == output_tokens
+    assert len(reborn.requests) == (output_tokens > 10)
+
+
 async def test_unit__stalls__its_streams_go_on_elsewhere_without_gap_or_repeat(serve) -> None:
     units = [FakeUnit(unit_id="unit-a", token_gap_s=0.01), FakeUnit(unit_id="unit-b", token_gap_s=0.01)]
     served = await serve(*units, limits=PATIENT)

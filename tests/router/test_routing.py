@@ -1,6 +1,7 @@
 """Which unit takes a request. Tables are made of views, as in a gateway."""
 
 from collections import Counter
+from dataclasses import replace
 
 from fleet_values import ask, fleet, model_load, unit
 from hypothesis import given
@@ -76,6 +77,9 @@ def test_choose__context_too_short_or_avoided__is_left_out() -> None:
     long = ask(prompt_tokens=90, max_tokens=11)
     assert chosen(unit("a", max_model_len=100), unit("b", model_load(running=9)), request=long) == "b"
     assert chosen(unit("a", max_model_len=100), request=long) is None
+    rest = replace(long, fills_context=True)
+    assert chosen(unit("a", max_model_len=100), unit("b", max_model_len=99), request=rest) == "a"
+    assert chosen(unit("a", max_model_len=90), request=rest) is None
     assert chosen(unit("a"), unit("b", model_load(running=9)), avoid={"a"}) == "b"
     assert chosen(unit("a"), avoid={"a"}) is None
 
