@@ -1,7 +1,7 @@
 """muxfleet simulate"""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,14 @@ from rich.console import Console
 
 from deploy.commands.given_command import given_command
 from deploy.commands.json_file import FiguresFile, write_json
-from deploy.commands.simulation_screen import RunProgress, decisions_table, figures_table, outcome_line, sweep_table
+from deploy.commands.simulation_screen import (
+    RunProgress,
+    decisions_table,
+    figures_table,
+    node_use_line,
+    outcome_line,
+    sweep_table,
+)
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.folded_adapters import with_adapters_folded
@@ -60,7 +67,7 @@ def simulate(
     ] = None,
     spread_ticks: Annotated[bool, typer.Option(help="Spread requests inside the ticks of rounded times.")] = False,
     control_loop: Annotated[
-        bool, typer.Option("--control-loop", help="Models move as the file's `placement` section says.")
+        bool, typer.Option("--control-loop", help="Models move, and nodes come and go, as the file says.")
     ] = False,
     load_speed: Annotated[
         float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001, max=1e6)
@@ -147,6 +154,8 @@ class _Session:
             self._console.print(f"{cut} requests cut to their model's context on these units")
         if self._loads is not None:
             self._console.print(decisions_table(outcome))
+        if outcome.node_use is not None:
+            self._console.print(node_use_line(outcome.node_use))
         self._console.print(outcome_line(outcome, wall_s), style="dim")
         if self._plotter is not None:
             self._plotter.add_run(name, outcome)
@@ -195,7 +204,8 @@ def _with_nodes(fleet: FleetFile, nodes: int | None) -> FleetFile:
     if nodes is None:
         return fleet
     pools = tuple(
-        p.model_copy(update={"nodes": p.nodes.model_copy(update={"min": nodes, "max": None})}) for p in fleet.pools
+        p.model_copy(update={"nodes": p.nodes.model_copy(update={"min": nodes, "max": None}), "scaling": None})
+        for p in fleet.pools
     )
     return fleet.model_copy(update={"pools": pools})
 
@@ -252,6 +262,7 @@ def _run_dict(deployed: DeployedFleet, outcome: FleetOutcome, wall_s: float) -> 
             {"time_s": outcome.decided_s(d), "kind": d.kind, "reason": d.reason, "moves": list(d.moves)}
             for d in reversed(outcome.decisions)
         ],
+        "nodes": None if outcome.node_use is None else asdict(outcome.node_use),
         "simulation": {
             "units": deployed.num_units,
             "gpus": deployed.num_gpus,

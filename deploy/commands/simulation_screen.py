@@ -9,6 +9,7 @@ from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
 from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.runs import Sweep
 from deploy.simulation.statistics import SimulatedFigures
 
@@ -57,6 +58,13 @@ def outcome_line(outcome: FleetOutcome, wall_s: float) -> str:
     return (
         f"{outcome.duration_s:.0f} s of fleet time in {wall_s:.1f} s ({outcome.duration_s / wall_s:.0f}x), "
         f"{outcome.steps} engine steps, {outcome.events / wall_s:.0f} events/s"
+    )
+
+
+def node_use_line(use: NodeUse) -> str:
+    return (
+        f"{use.node_hours:.2f} node hours ({use.gpu_hours:.2f} GPU hours, cost {use.cost:.2f}), "
+        f"{use.most} nodes at most, {use.changes} came or went"
     )
 
 

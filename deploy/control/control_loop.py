@@ -1,6 +1,4 @@
-"""Decides which unit serves what. Pure: told what units and gateways report and what time it is, it answers leases and
-views.
-"""
+"""Decides which unit serves what. Pure: told what is reported and what time it is, it answers leases and views."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,23 +13,24 @@ from deploy.control.fleet_status import FleetStatus
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
-from deploy.control.model_needs import ModelNeeds, kept_plan
-from deploy.control.plan_choice import Needs, Solution, same_places
+from deploy.control.model_needs import ModelNeeds, explain_also, kept_plan
+from deploy.control.plan_choice import Needs, Solution, goal_of, same_places
 from deploy.control.plan_requests import Asked, PlanRequests
 from deploy.control.plan_verdict import verdict_on
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
+from deploy.control.pool_scaling import PoolScaling, ScaledPool
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.settled_units import is_settled
 from deploy.control.succession import Succession, wanted_digest
 from deploy.control.told_states import model_states, unit_states
-from deploy.control.transition import Transition, in_words, without_replica, without_unit
+from deploy.control.transition import Transition, failed_move, in_words, without_replica, without_unit
 from deploy.control.unit_registry import Lost
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import Catalog
 from pdmux_actor.lease import Lease, ModelPhase, UnitReport
 from placement.plan import ModelPlacement, Plan, UnitPlan
-from placement.plan_explanation import Explanation, explain
+from placement.plan_explanation import Explanation
 from placement.plan_steps import SetQuotasStep
 from router.admission.demand_report import DemandReport
 from router.view import FleetView, UnitView
@@ -44,7 +43,8 @@ _LARGE_FLEET = 64  # units: in all but a few heartbeats there is news, and each 
 class ControlLoop:
     """Observe, estimate demand, plan, and move one step at a time; each call does what is due.
 
-    `first_version` must exceed the versions of any control loop that led the same units before.
+    `first_version` must exceed the versions of any control loop that led the same units before. `epoch_s` added to its
+    clock is the time of day.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class ControlLoop:
         timing: ControlTiming | None = None,
         rules: ControlRules | None = None,
         recorder: FlightRecorder | None = None,
+        epoch_s: float = 0.0,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s
@@ -70,8 +71,9 @@ class ControlLoop:
         self._costs = FleetCosts()
         self._transition = Transition(self._rules)
         self._fleet = Fleet(self._timing, self._rules, self._leases)
+        self.scaling = PoolScaling(self._fleet, self._history, epoch_s)
         parts = (self._popularity, self._history, self._scale_to_zero, self._transition, self._fleet)
-        self._succession = Succession(*parts)
+        self._succession = Succession(*parts, self.scaling)
         self._wanted = ""
         self._plan = Plan(units=())  # what leases say
         self._goal = Plan(units=())  # what they shall say
@@ -106,13 +108,15 @@ class ControlLoop:
         planner: Planner,
         rules: ControlRules | None = None,
         costs: FleetCosts | None = None,
+        scaling: Mapping[str, ScaledPool] | None = None,
     ) -> None:
-        """`expected_units` counts the units of each pool once the fleet is up."""
+        """`expected_units` counts the units of each pool once the fleet is up; `scaling` has all pools or none."""
         self._catalog = catalog
         self._requests = PlanRequests(planner) if self._requests is None else self._requests.led_by(planner)
         self._costs = costs or self._costs
         self._fleet.registry.expect(expected_units, self._costs)
         self._popularity.expect(m.prior() for m in catalog.models)
+        self.scaling.follow(scaling or {})
         if rules is not None:
             self._rules = self._transition.rules = rules
         self._wanted = wanted_digest(catalog, expected_units, self._rules)
@@ -140,8 +144,7 @@ class ControlLoop:
         placements = self._plan.models_of(report.unit_id)
         asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
         models = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
-        pool_blocks = registry.pool_blocks(report.unit_id)
-        return self._leases.renew(report, models, self._catalog.policy, asleep, pool_blocks)
+        return self._leases.renew(report, models, self._catalog.policy, asleep, registry.pool_blocks(report.unit_id))
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
         """Takes in what a gateway has been asked for; it comes with each of its questions for the view."""
@@ -172,6 +175,7 @@ class ControlLoop:
             decisions=self._history.told(now_s),
             cordons=self._fleet.cordons.entries,
             look=None if self._requests is None else self._requests.last_look,
+            pools=self.scaling.states(now_s),
         )
 
     def is_settled(self, unit_id: str, now_s: float) -> bool:
@@ -210,9 +214,7 @@ class ControlLoop:
         needs, model = self._needs(now_s), self._catalog.place_of(model)
         sleeper = self._catalog.get(model) if model in self._asleep else None
         asleep = None if sleeper is None else self._model_needs().placement(sleeper, now_s)
-        models = needs.models if asleep is None else (*needs.models, asleep)
-        told = explain(model, needs.units, models, self._planned_goal(needs), self._costs.estimator)
-        return told if asleep is None else replace(told, unplaced="nobody asks for it; the next request wakes it")
+        return explain_also(asleep, model, needs, self._planned_goal(needs), self._costs.estimator)
 
     def _need_plan(self, why: str) -> None:
         self._why = self._why or why
@@ -275,6 +277,8 @@ class ControlLoop:
         self._note_sleep(now_s)
         if self._requests is None or not self._may_plan(now_s):
             return
+        if self.scaling.is_elastic and (why := self.scaling.settle(self._goal, self._catalog.placed, now_s)):
+            self._need_plan(why)
         if self._why is not None:
             self._ask_for_plan(self._requests, self._why, now_s)
         elif news is not None or now_s - self._looked_s >= self._rules.replan_every_s:
@@ -311,7 +315,8 @@ class ControlLoop:
         self._fleet.learning.settle(now_s, contention=self._costs.estimator.contention, applies=self._rules.learn)
         needs = self._needs(now_s)
         goal = self._planned_goal(needs)
-        return PlanTask(needs=needs, current=None if self._rules.replan == "scratch" else goal, goal=goal)
+        current, size = None if self._rules.replan == "scratch" else goal, self.scaling.question(needs.models, now_s)
+        return PlanTask(needs=needs, current=current, goal=goal, size=size)
 
     def _planned_goal(self, needs: Needs) -> Plan:
         return part_of(self._goal, {u.unit_id for u in needs.units})
@@ -321,9 +326,12 @@ class ControlLoop:
         heard_s = self._popularity.heard_s
         is_stale = heard_s is None or now_s - heard_s > self._rules.stale_s
         task = self._task(now_s)
-        follows = self._rules.replan != "off" or task.needs.homeless(self._goal)
-        if follows and not is_stale and not self._is_busy and not self._fleet.registry.is_blind():
+        is_due = task.size is not None or self._may_follow(task)
+        if is_due and not (is_stale or self._fleet.registry.is_blind()):
             requests.look(task, why, now_s)
+
+    def _may_follow(self, task: PlanTask) -> bool:
+        return not self._is_busy and bool(self._rules.replan != "off" or task.needs.homeless(self._goal))
 
     def _hear_planner(self, now_s: float) -> bool:
         """True if it had a plan. What was found for demand is not looked at where a plan is due for another reason."""
@@ -332,9 +340,11 @@ class ControlLoop:
             return False
         asked, answer = answered
         self._fleet.registry.size_pools(answer.pool_blocks)
+        if answer.size is not None:
+            self.scaling.hear(answer.size, now_s)
         if not asked.is_look:
             self._adopt_plan(answer.solution, asked.why, now_s)
-        elif self._why is None:
+        elif self._why is None and self._may_follow(asked.task):
             self._judge(asked, answer, now_s)
         return True
 
@@ -348,14 +358,7 @@ class ControlLoop:
     def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
         kept = {u.unit_id: u.models for u in kept_plan(self._goal, self._catalog)}
         kept |= left_on(self._goal, solution.plan, self._fleet.cordoned())
-        placed = {u.unit_id: u.models for u in solution.plan.units}
-        goal = replace(
-            solution.plan,
-            units=tuple(
-                UnitPlan(unit_id=u.unit_id, models=(*placed.get(u.unit_id, ()), *kept.get(u.unit_id, ())))
-                for u in self._fleet.registry.staying()
-            ),
-        )
+        goal = goal_of(solution.plan, kept, [u.unit_id for u in self._fleet.registry.staying()])
         if not same_places(self._goal, goal):
             gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
             self._history.note(now_s, "plan", why + gone)
@@ -382,14 +385,11 @@ class ControlLoop:
 
     def _abandon_failed_moves(self, now_s: float) -> None:
         """A model that does not load where it shall go stays where it is ready."""
-        phase = self._fleet.at(now_s).phase
-        for unit in self._plan.units:
-            for model in [p.model for p in unit.models if phase(unit.unit_id, p.model) is ModelPhase.FAILED]:
-                homes = [u for u in self._plan.units_of(model) if phase(u, model) is ModelPhase.READY]
-                if homes and not set(homes) <= set(self._goal.units_of(model)):
-                    self._fleet.hold_back(model, f"it does not load on {unit.unit_id}", now_s)
-                    self._plan = self._goal = without_replica(self._plan, unit.unit_id, model)
-                    self._need_plan(f"model {model} does not load on {unit.unit_id} and stays where it is")
+        while (failed := failed_move(self._plan, self._goal, self._fleet.at(now_s))) is not None:
+            unit_id, model = failed
+            self._fleet.hold_back(model, f"it does not load on {unit_id}", now_s)
+            self._plan = self._goal = without_replica(self._plan, unit_id, model)
+            self._need_plan(f"model {model} does not load on {unit_id} and stays where it is")
 
     def _model_needs(self) -> ModelNeeds:
         return ModelNeeds(

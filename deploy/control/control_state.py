@@ -9,6 +9,7 @@ from deploy.control.cordons import Cordons
 from deploy.control.decision_history import NotedDecision
 from deploy.control.step_evidence import MeasuredUnit
 from placement.plan import Plan
+from placement.scaling.pool_size import KeptSize
 from placement.target_mix import OWN_TARGETS, TargetMix
 
 FORMAT = 1
@@ -74,6 +75,7 @@ class ControlState:
     decisions: tuple[NotedDecision, ...]
     cordons: Cordons = field(default_factory=Cordons)
     steps: tuple[MeasuredUnit, ...] = ()
+    sizes: tuple[KeptSize, ...] = ()
 
     def shifted(self, by_s: float) -> "ControlState":
         """The same, with `by_s` added to every time."""
@@ -92,6 +94,7 @@ class ControlState:
                 loads=tuple(_budget_shifted(b, by_s) for b in self.deaths.loads),
             ),
             decisions=tuple(replace(d, at_s=d.at_s + by_s) for d in self.decisions),
+            sizes=tuple(replace(s, changed_s=s.changed_s + by_s) for s in self.sizes),
         )
 
 

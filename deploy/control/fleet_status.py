@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from deploy.control.cordons import Cordon
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.plan_worth import PlanLook
+from deploy.control.pool_scaling import PoolState
 from deploy.control.step_evidence import StepResidual
 from pdmux_actor.lease import LoadProgress, ModelPhase, UnitReport
 from pdmux_actor.messages import Slo
@@ -79,7 +80,7 @@ class UnitStatus:
 class FleetStatus:
     """`plan` is in force, `goal` where the control loop is going. `decisions`: newest first. `cordons`: what was asked
     for, also of units and nodes that are not there now. `look`: what the planner found last, whether or not it was
-    adopted.
+    adopted. `pools` is empty where no pool's number of nodes may change.
     """
 
     models: tuple[ModelState, ...]
@@ -90,3 +91,4 @@ class FleetStatus:
     decisions: tuple[PlacementDecision, ...]
     cordons: tuple[Cordon, ...] = ()
     look: PlanLook | None = None
+    pools: tuple[PoolState, ...] = ()

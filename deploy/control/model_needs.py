@@ -13,7 +13,9 @@ from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from pdmux_actor.lease import ModelPhase
 from placement.demand import together
+from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitPlan
+from placement.plan_explanation import Explanation, explain
 from placement.problem import PlacementModel
 from traces.timeliness import SloTarget
 
@@ -66,6 +68,15 @@ class ModelNeeds:
             for unit_id in self.plan.units_of(model.id)
         )
         return replace(placement, min_replicas=homes, max_replicas=homes) if homes else None
+
+
+def explain_also(
+    asleep: PlacementModel | None, model: str, needs: Needs, goal: Plan, estimator: Estimator
+) -> Explanation:
+    """Explains a model's place in the goal; of one that is `asleep` what it would be."""
+    models = needs.models if asleep is None else (*needs.models, asleep)
+    told = explain(model, needs.units, models, goal, estimator)
+    return told if asleep is None else replace(told, unplaced="nobody asks for it; the next request wakes it")
 
 
 def kept_plan(goal: Plan, catalog: Catalog) -> tuple[UnitPlan, ...]:

@@ -1,10 +1,11 @@
 """Defines what the fleet should hold: what is planned for, and a solver's answer to it."""
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from placement.estimation.memory import bytes_for_models, resident_bytes_on
-from placement.plan import Plan, UnitCapacity
+from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.plan_steps import Fits
 from placement.problem import PlacementModel, Solver
 
@@ -23,9 +24,7 @@ class Needs:
 
     def resembles(self, other: "Needs") -> bool:
         """A plan for one would be a plan for the other: demand differs by no more than chance makes it."""
-        if (self.units, self.sleepers) != (other.units, other.sleepers) or len(self.models) != len(other.models):
-            return False
-        return all(_is_like(one, as_before) for one, as_before in zip(self.models, other.models, strict=True))
+        return (self.units, self.sleepers) == (other.units, other.sleepers) and are_like(self.models, other.models)
 
     def memory_test(self) -> Fits:
         """Builds a test of which models fit a unit, by memory beside the pool. Models that are not planned for are on
@@ -60,6 +59,11 @@ class Needs:
         return sum(m.min_replicas > 0 and m.model not in placed for m in self.models)
 
 
+def are_like(some: Sequence[PlacementModel], others: Sequence[PlacementModel]) -> bool:
+    """Demand differs by no more than chance makes it."""
+    return len(some) == len(others) and all(map(_is_like, some, others))
+
+
 def _is_like(one: PlacementModel, other: PlacementModel) -> bool:
     now, then = one.demand, other.demand
     figures = [
@@ -89,6 +93,13 @@ def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
         needs = replace(needs, models=tuple(m for m in needs.models if m.model != sleeper))
         plan = solver.solve(needs.units, needs.models, current)
     return Solution(plan=plan, put_to_sleep=tuple(gone))
+
+
+def goal_of(found: Plan, kept: Mapping[str, tuple[ModelPlacement, ...]], unit_ids: Iterable[str]) -> Plan:
+    """Returns what was found, for the units that stay, and what they keep whatever was found."""
+    placed = {u.unit_id: u.models for u in found.units}
+    units = (UnitPlan(unit_id=i, models=(*placed.get(i, ()), *kept.get(i, ()))) for i in unit_ids)
+    return replace(found, units=tuple(units))
 
 
 def same_places(one: Plan, other: Plan) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from deploy.control.control_rules import ControlRules
 from deploy.control.control_state import ControlState
 from deploy.control.decision_history import DecisionHistory
+from deploy.control.pool_scaling import PoolScaling
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.transition import Transition
@@ -27,12 +28,14 @@ class Succession:
         scale_to_zero: ScaleToZero,
         transition: Transition,
         fleet: Fleet,
+        scaling: PoolScaling,
     ) -> None:
         self._popularity = popularity
         self._history = history
         self._scale_to_zero = scale_to_zero
         self._transition = transition
         self._fleet = fleet
+        self._scaling = scaling
         self._before: ControlState | None = None
         self._awaited: set[str] = set()
 
@@ -55,6 +58,7 @@ class Succession:
             decisions=self._history.kept(),
             cordons=self._fleet.cordons,
             steps=self._fleet.learning.kept,
+            sizes=self._scaling.kept(),
         )
 
     def take_over(self, state: ControlState) -> None:
@@ -66,6 +70,7 @@ class Succession:
         self._transition.restore(state.replicas, state.moves_s)
         self._fleet.restore(state.deaths)
         self._fleet.cordons = state.cordons
+        self._scaling.restore(state.sizes)
         self._fleet.learning.evidence.restore(state.steps, state.noted_s)
         self._before = state
         self._awaited = {u.unit_id for u in state.goal.units}

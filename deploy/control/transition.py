@@ -247,6 +247,16 @@ class _Attempt:
         return kept + sum({**self._held[unit_id], **quotas}.values())
 
 
+def failed_move(plan: Plan, goal: Plan, fleet: FleetState) -> tuple[str, str] | None:
+    """Returns the unit and the model of a replica that does not load, where another is ready that shall go for it."""
+    for unit in plan.units:
+        for model in [p.model for p in unit.models if fleet.phase(unit.unit_id, p.model) is ModelPhase.FAILED]:
+            homes = {u for u in plan.units_of(model) if fleet.phase(u, model) is ModelPhase.READY}
+            if homes and not homes <= set(goal.units_of(model)):
+                return unit.unit_id, model
+    return None
+
+
 def without_unit(plan: Plan, unit_id: str) -> Plan:
     return replace(plan, units=tuple(u for u in plan.units if u.unit_id != unit_id))
 

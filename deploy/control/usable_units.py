@@ -33,6 +33,8 @@ class Fleet:
         self.cordons = Cordons()
         self.going_nodes: frozenset[str] = frozenset()
         """Nodes that Ray is about to take away."""
+        self.leaving_units: frozenset[str] = frozenset()
+        """Units that the control loop gives up: their nodes are not needed any more."""
 
     def at(self, now_s: float) -> "Fleet":
         """Phases are told as of then."""
@@ -79,7 +81,7 @@ class Fleet:
     def cordon_on(self, report: UnitReport) -> Cordon | None:
         asked = self.cordons.on(report)
         if asked is None or not asked.drains:
-            if report.wants_to_leave:
+            if report.wants_to_leave or report.unit_id in self.leaving_units:
                 return Cordon(scope=CordonScope.UNIT, name=report.unit_id, drains=True)
             if report.node in self.going_nodes:
                 return Cordon(scope=CordonScope.NODE, name=report.node, drains=True)

@@ -27,6 +27,7 @@ _REMEDIES: Mapping[str, str] = {
     "model_attributes_type": "must be a mapping of keys to values",
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
     "literal_error": "must be one of: {expected}",
     "too_short": "needs at least {min_length} item",

@@ -19,6 +19,7 @@ _LABEL_KEY = r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$"
 _LABEL_VALUE = r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$"
 _KEY_ID = r"^[0-9a-f]{12}$"
 _KEY_OWNER = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+TIME_OF_DAY = r"^(?:[01][0-9]|2[0-3]):[0-5][0-9]$"
 
 PATTERN_REMEDIES: Mapping[str, str] = {
     _MODEL_ID: "must be letters, digits and ._:-/ that begin with a letter or digit",
@@ -27,6 +28,7 @@ PATTERN_REMEDIES: Mapping[str, str] = {
     _LABEL_VALUE: "must be letters, digits and ._- between letters or digits",
     _KEY_ID: "must be the 12 hexadecimal digits that `muxfleet keys new` shows",
     _KEY_OWNER: "must be at most 63 letters, digits and ._- that begin with a letter or digit",
+    TIME_OF_DAY: 'must be a time of day (UTC) as "07:30", in quotes',
     HASH_SHAPE: "must be what `muxfleet keys new` writes: sha256: and 64 hexadecimal digits",
 }
 

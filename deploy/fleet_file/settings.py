@@ -17,6 +17,7 @@ from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.known_devices import unknown_device
 from deploy.fleet_file.model_section import ModelSection
+from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import (
     CPU_KV_BYTES,
@@ -46,12 +47,6 @@ from profiler.guard_file import read_guard_grid
 MAX_FILE_BYTES = 1024 * 1024
 MAX_GPUS = 20_000
 _BACKENDS = " ".join(f"{name}: {BACKENDS[name].about}." for name in NAMED)
-
-
-class NodesSection(Section):
-    min: Annotated[int, Field(ge=1, le=10_000)] = 1
-    max: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Default: the same as min."""
 
 
 class SglangSection(Section):
@@ -87,6 +82,8 @@ class PoolSection(Section):
     mesh_gpus: Literal[1, 2, 4, 8] = 1
     """GPUs of one unit: one tensor-parallel group. For cpu: processes that divide a unit's cores and models."""
     nodes: NodesSection = NodesSection()
+    scaling: ScalingSection | None = None
+    """How many of nodes.min to nodes.max there shall be. Default: by demand, with its defaults."""
     node_labels: Mapping[LabelKey, LabelValue] = Field(default_factory=dict)
     """Labels of the Ray nodes that the pool's units run on, for example {muxfleet.io/pool: h100}. Default: any node.
     With several pools in one cluster, give each its own. One machine (`muxfleet up`) stands for all pools."""
@@ -307,7 +304,7 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
     """Finds the problems that a schema cannot say."""
     problems = repeated([m.id for m in fleet.models], "models", "id")
     problems += repeated([p.name for p in fleet.pools], "pools", "name")
-    gpus = sum(p.nodes.min * p.gpus_per_node for p in fleet.pools)
+    gpus = sum((p.nodes.max or p.nodes.min) * p.gpus_per_node for p in fleet.pools)
     if gpus > MAX_GPUS:
         problems.append(
             Problem(path=("pools",), value=gpus, remedy=f"GPUs in all, {MAX_GPUS} at most; split the fleet")
@@ -357,12 +354,7 @@ def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: Back
         refuse("mesh_gpus", pool.mesh_gpus, f"must divide gpus_per_node ({pool.gpus_per_node})")
     if pool.device == "cpu" and pool.cores is not None and pool.cores % pool.mesh_gpus:
         refuse("cores", pool.cores, f"each of mesh_gpus ({pool.mesh_gpus}) ranks has as many; set a multiple of it")
-    if pool.nodes.max is not None and pool.nodes.max < pool.nodes.min:
-        refuse("nodes.max", pool.nodes.max, f"smaller than min ({pool.nodes.min}); raise it or lower min")
-    elif pool.nodes.max is not None and pool.nodes.max > pool.nodes.min:
-        refuse(
-            "nodes.max", pool.nodes.max, f"this release does not scale pools; make it equal to min ({pool.nodes.min})"
-        )
+    problems += scaling_problems(pool.nodes, pool.scaling, path)
     if pool.device == "cpu":
         if pool.gpu_type is not None:
             refuse("gpu_type", pool.gpu_type, "a cpu pool has no GPUs; remove it")

@@ -52,7 +52,9 @@ def _with_pools(fleet: FleetFile, name: str, change: str, amount: str) -> FleetF
         nodes = round(_applied(amount, pool.nodes.min, change))
         if nodes < 1:
             raise _unusable(change, f"pool {pool.name!r} would have {nodes} nodes; leave at least 1")
-        return pool.model_copy(update={"nodes": pool.nodes.model_copy(update={"min": nodes, "max": nodes})})
+        return pool.model_copy(
+            update={"nodes": pool.nodes.model_copy(update={"min": nodes, "max": nodes}), "scaling": None}
+        )
 
     return fleet.model_copy(update={"pools": _each(fleet.pools, name, lambda p: p.name, grown)})
 

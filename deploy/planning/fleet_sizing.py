@@ -45,7 +45,12 @@ def cheapest_size(fleet: FleetFile, question: SizeQuestion, *, is_time_up: IsTim
 def sized_fleet(fleet: FleetFile, size: FleetSize) -> FleetFile:
     """Returns the file with so many nodes, without the pools that have none."""
     pools = tuple(
-        pool.model_copy(update={"nodes": pool.nodes.model_copy(update={"min": size.nodes[pool.name], "max": None})})
+        pool.model_copy(
+            update={
+                "nodes": pool.nodes.model_copy(update={"min": size.nodes[pool.name], "max": None}),
+                "scaling": None,
+            }
+        )
         for pool in fleet.pools
         if size.nodes[pool.name] > 0
     )

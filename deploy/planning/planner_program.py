@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -22,9 +23,14 @@ from deploy.planning.profiled_costs import readable_costs
 from pdmux_actor.serving.frames import LENGTH
 from pdmux_actor.serving.parent_death import die_with_parent
 from placement.estimation.problem_arrays import Estimator
+from placement.plan import Plan, UnitCapacity
+from placement.problem import PlacementModel, Solver
+from placement.scaling.elastic_pool import FleetSize
+from placement.scaling.size_question import FleetSizeQuestion
 from placement.solvers.registry import SOLVERS
 
 _SEARCH_SHARE = 0.85  # of the budget; the rest is for putting the plan together and judging it
+_SLICE_SHARE = 0.15  # of the budget, for the plan of one size: whether it is enough shows early
 _NICENESS = 5  # what serves comes first
 
 
@@ -49,8 +55,41 @@ def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator) -
     def is_time_up() -> bool:
         return time.monotonic() >= until_s or _has_news(connection)
 
-    answer = work_out(call.task, SOLVERS[call.solver].make(estimator, is_time_up), estimator, is_time_up)
+    task = replace(call.task, size=None)
+    answer = work_out(task, SOLVERS[call.solver].make(estimator, is_time_up), estimator, is_time_up)
+    if call.task.size is not None:
+        answer = replace(answer, size=_size(call, call.task.size, connection, estimator))
     return PlannerReply(number=call.number, answer=answer)
+
+
+def _size(call: PlannerCall, question: FleetSizeQuestion, connection: socket.socket, estimator: Estimator) -> FleetSize:
+    """Has as long as the plan had, each size that is tried no more than a part of it."""
+    until_s = time.monotonic() + _SEARCH_SHARE * call.budget_s
+    solver = SlicedSolver(
+        lambda is_time_up: SOLVERS[call.solver].make(estimator, is_time_up),
+        slice_s=_SLICE_SHARE * call.budget_s,
+        is_given_up=lambda: _has_news(connection),
+    )
+    return question.answer(solver, estimator, lambda: time.monotonic() >= until_s or _has_news(connection))
+
+
+class SlicedSolver:
+    """A solver that ends each search after `slice_s`."""
+
+    def __init__(
+        self, make: Callable[[Callable[[], bool]], Solver], *, slice_s: float, is_given_up: Callable[[], bool]
+    ) -> None:
+        self._slice_s = slice_s
+        self._is_given_up = is_given_up
+        self._until_s = 0.0
+        self._solver = make(self._is_time_up)
+
+    def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
+        self._until_s = time.monotonic() + self._slice_s
+        return self._solver.solve(units, models, current)
+
+    def _is_time_up(self) -> bool:
+        return time.monotonic() >= self._until_s or self._is_given_up()
 
 
 def _newest(connection: socket.socket) -> bytes | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from deploy.errors import FleetFileError
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.local.ray_environment import HAPROXY
 from deploy.planning.profiled_costs import profiles_of
@@ -54,6 +55,14 @@ def serve_yaml(fleet: FleetFile) -> str:
     header += f"# A node that shall go has {fleet.drain.pod_s:g} s from SIGTERM to its kill; Ray on it needs\n"
     header += f"# RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S={fleet.drain.node_s:g}.\n"
     return header + yaml.safe_dump(serve_config(fleet), sort_keys=False, width=120)
+
+
+def refuse_ranges(fleet: FleetFile, name: str) -> None:
+    """Raises FleetFileError: a pool's number of nodes may change, which is only simulated."""
+    remedy = "a running fleet does not scale pools yet (`muxfleet simulate --control-loop` does); make it equal to min"
+    ranges = {i: p.nodes for i, p in enumerate(fleet.pools) if (p.nodes.max or p.nodes.min) > p.nodes.min}
+    if ranges:
+        raise FleetFileError([f"{name}: pools[{i}].nodes.max = {n.max}: {remedy} ({n.min})" for i, n in ranges.items()])
 
 
 def without_node_labels(fleet: FleetFile) -> FleetFile:

@@ -1,24 +1,32 @@
 """The product's control loop over a simulated fleet: it moves models while requests come."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import rules_of
 from deploy.control.decision_history import PlacementDecision
-from deploy.control.planner import PlannerInPlace
+from deploy.control.planner import Planner, PlannerInPlace
+from deploy.control.scaled_pools import scaled_pools
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.settings import FleetFile
 from deploy.planning.fleet_planning import PlannedFleet
 from deploy.planning.profiled_costs import profiled_costs, profiles_of
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit
+from deploy.simulation.node_supply import NodeSupply, NodeUse
 from deploy.simulation.units import SimulatedUnit
 from deploy.simulation.view_updates import FleetModel, MakeViewUpdates, ViewUpdates, longest_placed
+from placement.estimation.problem_arrays import Estimator
+from placement.problem import Solver
 from placement.solvers.registry import SOLVERS
 from profiler.specs import DeviceSpec, ModelSpec
 from router.view import FleetView
+
+_MONDAY_S = 4 * 86400.0  # Unix time began on a Thursday
+
+MakePlanner = Callable[[Solver, Estimator], Planner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +53,10 @@ class ControlledFleet:
 
     moves_models = True
 
-    def __init__(self, loop: ControlLoop, units: Mapping[str, LeasedUnit]) -> None:
+    def __init__(self, loop: ControlLoop, units: Mapping[str, LeasedUnit], supply: NodeSupply) -> None:
         self._loop = loop
         self._units = units
+        self._supply = supply
         anywhere = {
             m: max(u.longest_tokens(m) for u in units.values() if m in u.loadable)
             for m in {m for unit in units.values() for m in unit.loadable}
@@ -57,8 +66,10 @@ class ControlledFleet:
     def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView:
         for gateway in gateways:
             self._loop.hear_demand(gateway.scheduler.demand_report(now_s), now_s)
-        for unit in self._units.values():
-            unit.obey(self._loop.heartbeat(unit.heartbeat(), now_s))
+        for unit in self._supply.present(now_s):
+            unit.obey(self._loop.heartbeat(self._supply.report(unit), now_s))
+        if pools := self._loop.scaling.states(now_s):
+            self._supply.follow(pools, now_s)
         view = self._loop.fleet_view(now_s)
         assert view is not None, "all units have been heard"
         return view
@@ -72,10 +83,16 @@ class ControlledFleet:
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return self._loop.status(now_s).decisions
 
+    def node_use(self, now_s: float) -> NodeUse | None:
+        return self._supply.use(now_s) if self._loop.scaling.states(now_s) else None
 
-def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str) -> MakeViewUpdates:
-    """Lets a control loop lead the units by the rules of the file's `placement` section. Its units must be
-    LeasedUnits.
+
+def led_by_control_loop(
+    fleet: FleetFile, planned: PlannedFleet, *, policy: str, make_planner: MakePlanner = PlannerInPlace
+) -> MakeViewUpdates:
+    """Lets a control loop lead the units by the rules of the file's `placement` and `scaling` sections. Its units must
+    be LeasedUnits: those that are planned and, of pools that may grow, those of the nodes that may come. Time 0 is a
+    Monday's midnight.
     """
 
     def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> ViewUpdates:
@@ -83,16 +100,24 @@ def led_by_control_loop(fleet: FleetFile, planned: PlannedFleet, *, policy: str)
         assert len(leased) == len(units), "only leased units follow a control loop"
         costs = profiled_costs(profiles_of(fleet))
         solver = SOLVERS[fleet.placement.solver].make(costs.estimator, lambda: False)
-        loop = ControlLoop(stream_token="", first_version=1, started_s=0.0)
+        loop = ControlLoop(stream_token="", first_version=1, started_s=0.0, epoch_s=_MONDAY_S)
+        scaled = scaled_pools(fleet.pools)
         loop.set_catalog(
             Catalog(models=_catalog_models(fleet, planned), policy=policy),
-            expected_units=Counter(u.identity.pool for u in units),
+            expected_units={p.name: Counter(u.pool for u in planned.units)[p.name] for p in fleet.pools},
             # No search is cut short: the same plans on any machine.
-            planner=PlannerInPlace(solver, costs.estimator),
+            planner=make_planner(solver, costs.estimator),
             costs=costs,
             rules=rules_of(fleet.placement),
+            scaling=scaled,
         )
-        return ControlledFleet(loop, leased)
+        supply = NodeSupply(
+            leased,
+            first=Counter(pool for pool, _ in {(u.pool, u.node) for u in planned.units}),
+            provision_s={pool: s.rules.provision_s for pool, s in scaled.items()},
+            cost_per_hour={pool: s.rules.cost_per_hour for pool, s in scaled.items()},
+        )
+        return ControlledFleet(loop, leased, supply)
 
     return tell
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, PoolSection
-from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet
+from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet, units_of_fleet
 from deploy.planning.pool_hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
 from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.control import LoadTimes, led_by_control_loop
@@ -108,19 +108,36 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes |
         planned = plan_fleet(fleet)
     slos = {m.id: Slo(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in fleet.models}
     models = tuple(FleetModel(model=m.model, slo=slos[m.model], vocab_size=m.spec.vocab_size) for m in planned.models)
-    hardware = {(u.pool, u.num_gpus): _hardware(fleet.pool(u.pool), u.num_gpus) for u in planned.units}
+    may_grow = loads is not None and not deployment.lays_out
+    capacities = (*planned.units, *_units_to_come(fleet, planned)) if may_grow else planned.units
+    hardware = {(u.pool, u.num_gpus): _hardware(fleet.pool(u.pool), u.num_gpus) for u in capacities}
     designs = [
         _unit_design(fleet, deployment, planned, capacity, hardware[capacity.pool, capacity.num_gpus])
-        for capacity in planned.units
+        for capacity in capacities
     ]
     return DeployedFleet(
         deployment=deployment,
         models=models,
-        build=_builder(designs, deployment) if loads is None else _leased_builder(designs, planned, loads),
-        num_units=len(designs),
-        num_gpus=sum(identity.num_gpus for identity, _ in designs),
+        build=_builder(designs, deployment) if loads is None else _leased_builder(designs, planned, capacities, loads),
+        num_units=len(planned.units),
+        num_gpus=sum(identity.num_gpus for identity, _ in designs[: len(planned.units)]),
         unplaced=planned.plan.unplaced,
         view_updates=FixedPlan if loads is None else led_by_control_loop(fleet, planned, policy=deployment.policy),
+    )
+
+
+def _units_to_come(fleet: FleetFile, planned: PlannedFleet) -> tuple[UnitCapacity, ...]:
+    """Units of the nodes that pools may grow by, each like the first of its pool."""
+    like = {unit.pool: unit for unit in reversed(planned.units)}
+    known = {unit.unit_id for unit in planned.units}
+    largest = tuple(
+        p.model_copy(update={"nodes": p.nodes.model_copy(update={"min": p.nodes.max or p.nodes.min})})
+        for p in fleet.pools
+    )
+    return tuple(
+        replace(like[unit.pool], unit_id=unit.unit_id, node=unit.node)
+        for unit in units_of_fleet(fleet.model_copy(update={"pools": largest}))
+        if unit.unit_id not in known
     )
 
 
@@ -194,11 +211,12 @@ def _builder(designs: Sequence[tuple[UnitIdentity, EngineDesign]], deployment: D
 
 
 def _leased_builder(
-    designs: Sequence[tuple[UnitIdentity, EngineDesign]], planned: PlannedFleet, loads: LoadTimes
+    designs: Sequence[tuple[UnitIdentity, EngineDesign]],
+    planned: PlannedFleet,
+    capacities: Sequence[UnitCapacity],
+    loads: LoadTimes,
 ) -> BuildUnits:
-    loadable = {
-        capacity.unit_id: {m.model: _loadable(m, capacity, loads) for m in planned.models} for capacity in planned.units
-    }
+    loadable = {c.unit_id: {m.model: _loadable(m, c, loads) for m in planned.models} for c in capacities}
 
     def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         return [LeasedUnit(i, design, loadable[i.unit_id], agenda, on_tokens) for i, design in designs]

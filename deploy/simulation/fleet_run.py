@@ -10,6 +10,7 @@ from deploy.inspection.workload import cut_to_context
 from deploy.simulation.engine import OnTokens
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
+from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.open_request import OpenRequest, rejected
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
@@ -47,6 +48,7 @@ class PartitionSample:
 class FleetOutcome:
     """`duration_s` is virtual, from the start to the last end; the simulation itself ended at `ended_s`. `gave_up`: it
     was stopped before all had ended. `decisions` are the control loop's, the newest first, as of its end.
+    `node_use`: where nodes come and go.
     """
 
     models: Mapping[str, ModelStatistics]
@@ -57,6 +59,7 @@ class FleetOutcome:
     gave_up: bool
     partitions: tuple[PartitionSample, ...] = ()
     decisions: tuple[PlacementDecision, ...] = ()
+    node_use: NodeUse | None = None
 
     def decided_s(self, decision: PlacementDecision) -> float:
         """Returns when, in virtual time."""
@@ -151,6 +154,7 @@ class FleetRun:
             gave_up=self._gave_up,
             partitions=tuple(self._partitions),
             decisions=self._view_updates.decisions(self.agenda.clock.now_s),
+            node_use=self._view_updates.node_use(self.agenda.clock.now_s),
         )
 
     def _tell_progress(self) -> None:

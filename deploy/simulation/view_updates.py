@@ -6,6 +6,7 @@ from typing import Protocol
 
 from deploy.control.decision_history import PlacementDecision
 from deploy.simulation.gateway import SimulatedGateway
+from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.units import SimulatedUnit, report_of
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import longest_sequence_tokens
@@ -35,6 +36,10 @@ class ViewUpdates(Protocol):
         ...
 
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]: ...
+
+    def node_use(self, now_s: float) -> NodeUse | None:
+        """None where no node comes or goes."""
+        ...
 
 
 MakeViewUpdates = Callable[[Sequence[FleetModel], Sequence[SimulatedUnit]], ViewUpdates]
@@ -72,6 +77,9 @@ class FixedPlan:
 
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return ()
+
+    def node_use(self, now_s: float) -> NodeUse | None:
+        return None
 
 
 def longest_placed(units: Sequence[SimulatedUnit]) -> dict[str, int]:

@@ -11,6 +11,7 @@ class EventKind(StrEnum):
     PLAN = "plan"
     KEPT = "kept"
     SHADOW = "shadow"
+    SCALE = "scale"
     MOVE = "move"
     OUT = "out"
     LEASE = "lease"

@@ -20,7 +20,6 @@ from deploy.fleet_file.settings import (
     EngineSection,
     FleetFile,
     GatewaySection,
-    NodesSection,
     PlacementSection,
     PoolSection,
     semantic_problems,
@@ -92,7 +91,7 @@ def chart_files_data() -> dict[str, Any]:
         "gpuTypes": sorted(DEVICES),
         "refusals": {
             "mesh": dict(_undivided()),
-            "nodeRange": _refusal(PoolSection(nodes=NodesSection(min=1, max=2)), "nodes", "max"),
+            "nodeRange": "a running fleet does not scale pools yet; make it equal to min (1)",
         },
         "haproxyEnvironment": dict(HAPROXY),
         "oldestRay": OLDEST_RAY,

@@ -13,6 +13,7 @@ from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.planner import Planner, PlannerInPlace
+from deploy.control.pool_scaling import ScaledPool
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_section import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
@@ -196,8 +197,10 @@ class World:
         planner: Planner | None = None,
         recorder: FlightRecorder | None = None,
         costs: FleetCosts | None = None,
+        scaling: Mapping[str, ScaledPool] | None = None,
     ) -> None:
         self.now_s = 100.0
+        self._scaling = scaling
         self.units: dict[str, FakeUnit] = {}
         self.leases: dict[tuple[str, int], Lease] = {}
         self.solver = solver or MemoryGreedySolver()
@@ -240,7 +243,12 @@ class World:
         self._expected = self._expected if expected_units is None else expected_units
         planner = self.planner or PlannerInPlace(self.solver, self._costs.estimator)
         self.loop.set_catalog(
-            wanted, expected_units={"p": self._expected}, planner=planner, rules=self._rules, costs=self._costs
+            wanted,
+            expected_units={"p": self._expected},
+            planner=planner,
+            rules=self._rules,
+            costs=self._costs,
+            scaling=self._scaling,
         )
 
     def start_unit(

@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "pools[].node_labels": {"place": "here"},
     "gateway.node_labels": {"place": "here"},
     "pools[].nodes.max": 3,
+    "pools[].scaling": {"shadow": True},
     "models[].dtype": "float32",
     "models[].base": "b",
     "models[].revision": "main",

@@ -130,9 +130,29 @@ BAD_FILES = {
         "models: [{id: a, source: x, replicas: {min: 2, max: 1}}]",
         ["f.yaml:1: models[0].replicas.max = 1: smaller than min (2); raise it or lower min"],
     ),
-    "pool that would scale": (
-        MODEL + "pools: [{nodes: {min: 1, max: 4}}]",
-        ["f.yaml:2: pools[0].nodes.max = 4: this release does not scale pools; make it equal to min (1)"],
+    "nodes the wrong way round": (
+        MODEL + "pools: [{nodes: {min: 4, max: 1}}]",
+        ["f.yaml:2: pools[0].nodes.max = 1: smaller than min (4); raise it or lower min"],
+    ),
+    "scaling of a pool that cannot": (
+        MODEL + "pools: [{scaling: {shadow: true}}]",
+        [
+            "f.yaml:2: pools[0].scaling: this pool always has 1 nodes; set nodes.max above nodes.min, or remove it",
+        ],
+    ),
+    "scaling out of bounds": (
+        MODEL + "pools: [{nodes: {max: 3}, scaling: {target_attainment: 1.0, schedule: [{nodes: 2, start: '7:30'}]}}]",
+        [
+            "f.yaml:2: pools[0].scaling.target_attainment = 1.0: must be less than 1",
+            'f.yaml:2: pools[0].scaling.schedule[0].start = "7:30": must be a time of day (UTC) as "07:30", in quotes',
+        ],
+    ),
+    "schedule that cannot be kept": (
+        MODEL + "pools: [{nodes: {max: 3}, scaling: {schedule: [{nodes: 4, days: []}]}}]",
+        [
+            "f.yaml:2: pools[0].scaling.schedule[0].nodes = 4: more than nodes.max (3); lower it or raise nodes.max",
+            'f.yaml:2: pools[0].scaling.schedule[0].days = "[]": name a day, or remove it for every day',
+        ],
     ),
     "cores of GPUs": (
         MODEL + "pools: [{device: simulated, cores: 2}]",

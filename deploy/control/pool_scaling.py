@@ -1,0 +1,222 @@
+"""Decides how many nodes each pool shall have, and which of them are emptied."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deploy.control.decision_history import DecisionHistory
+from deploy.control.lead_time import LeadTime
+from deploy.control.unit_registry import KnownUnit
+from deploy.control.usable_units import Fleet
+from deploy.fleet_file.model_catalog import CatalogModel
+from placement.plan import Plan
+from placement.problem import PlacementModel
+from placement.scaling.demand_trend import DemandTrend
+from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits
+from placement.scaling.pool_size import KeptSize, PoolSize
+from placement.scaling.scaling_rules import ScalingRules
+from placement.scaling.size_question import FleetSizeQuestion
+from placement.scaling.victims import PoolNode, cheapest_to_empty
+from router.telemetry.fleet_event import EventKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledPool:
+    rules: ScalingRules
+    units_per_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """Nodes of a pool: `wanted`, those that are there, and the units of those that leave. `emptied` ones of these hold
+    nothing any more and may end. `predicted`: the share of requests in time at the size that was found last, None
+    before there is one. `provision_s` and `load_s` are what a new node is taken to need, as measured so far.
+    """
+
+    pool: str
+    least: int
+    most: int
+    wanted: int
+    present: int
+    units_per_node: int
+    leaving: tuple[str, ...] = ()
+    emptied: tuple[str, ...] = ()
+    shadow: bool = False
+    predicted: float | None = None
+    cost_per_hour: float = 1.0
+    provision_s: float = 0.0
+    load_s: float = 0.0
+
+
+class PoolScaling:
+    """Sizes all pools together, since a model may be served by any. `epoch_s` added to the control loop's clock is the
+    time of day. A node is what `units_per_node` units of a pool are on: one machine may stand for several.
+    """
+
+    def __init__(self, fleet: Fleet, history: DecisionHistory, epoch_s: float) -> None:
+        self._fleet = fleet
+        self._history = history
+        self._epoch_s = epoch_s
+        self._pools: Mapping[str, ScaledPool] = {}
+        self._sizes: dict[str, PoolSize] = {}
+        self._leads: dict[str, LeadTime] = {}
+        self._kept: dict[str, KeptSize] = {}
+        self._trend = DemandTrend()
+        self._found: FleetSize | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        return any(p.rules.is_elastic for p in self._pools.values())
+
+    def follow(self, pools: Mapping[str, ScaledPool]) -> None:
+        """Keeps the sizes of pools that were there before, within the new bounds."""
+        self._pools = pools
+        self._sizes = {p: s for p, s in self._sizes.items() if p in pools}
+        for pool, size in self._sizes.items():
+            size.under(pools[pool].rules)
+        self._leads = {p: self._leads.get(p) or LeadTime(s.rules.provision_s) for p, s in pools.items()}
+
+    def question(self, models: Sequence[PlacementModel], now_s: float) -> FleetSizeQuestion | None:
+        """None: no pool may change, or there is nothing yet that a node could be like."""
+        if not self.is_elastic:
+            return None
+        self._trend.note(models, now_s)
+        nodes = {pool: self._capable(pool, now_s) for pool in self._pools}
+        if not all(nodes.values()) or any(u.capacity.sizes_pool for u in self._fleet.registry):
+            return None
+        lead_s = max(self._leads[p].total_s for p, s in self._pools.items() if s.rules.is_elastic)
+        rules = [s.rules for s in self._pools.values() if s.rules.is_elastic]
+        return FleetSizeQuestion(
+            pools=tuple(self._elastic(pool, nodes[pool]) for pool in sorted(self._pools)),
+            models=self._trend.ahead(models, lead_s),
+            limits=SizeLimits(target_attainment=max(r.target_attainment for r in rules)),
+        )
+
+    def hear(self, found: FleetSize, now_s: float) -> None:
+        """Takes in what the planner found. A search that was cut short makes no pool smaller."""
+        self._found = found
+        for pool, scaled in self._pools.items():
+            if not scaled.rules.is_elastic or pool not in found.nodes:
+                continue
+            size = self._size(pool, now_s)
+            unusable = len(self._nodes(pool)) - len(self._capable(pool, now_s))
+            asked, before = found.nodes[pool] + unusable, size.wanted
+            lead = self._leads[pool]
+            floor = scaled.rules.floor(self._epoch_s + now_s, lead.total_s)
+            size.ask(max(asked, before) if found.is_cut else asked, floor, now_s)
+            if size.wanted != before:
+                lead.wish(size.wanted - before, now_s)
+                kind = EventKind.SHADOW if scaled.rules.shadow else EventKind.SCALE
+                told = f"{found.attainment:.1%} of requests are predicted in time in {lead.total_s:.0f} s"
+                self._history.note(now_s, kind, f"pool {pool}: {size.wanted} nodes instead of {before}: {told}")
+
+    def settle(self, goal: Plan, models: Sequence[CatalogModel], now_s: float) -> str | None:
+        """Makes nodes leave, or stay after all, until as many stay as are wanted; says why if that changes the plan."""
+        before = self._fleet.leaving_units
+        leaving = before & {u.unit_id for u in self._fleet.registry.staying()}
+        weights = {m.id: 0 if m.spec is None else m.spec.weight_bytes for m in models}
+        for pool, scaled in self._pools.items():
+            if not scaled.rules.is_elastic:
+                continue
+            self._leads[pool].see(self._units(pool), scaled.units_per_node, now_s)
+            if scaled.rules.shadow:
+                leaving -= {u.unit_id for u in self._units(pool)}
+                continue
+            nodes = self._nodes(pool)
+            surplus = len(nodes) - self._size(pool, now_s).wanted
+            going = [n for n in nodes if leaving.intersection(n.unit_ids)]
+            for node in going[max(0, surplus) :]:
+                leaving -= {*node.unit_ids}
+            if surplus > len(going):
+                able = [n for n in self._capable(pool, now_s) if n not in going]
+                others = {u.unit_id for u in self._fleet.usable(now_s) if u.report.pool != pool}
+                for node in cheapest_to_empty(able, surplus - len(going), goal, weights, others):
+                    leaving |= {*node.unit_ids}
+        self._fleet.leaving_units = leaving
+        if leaving == before:
+            return None
+        gone, back = sorted(leaving - before), sorted(before - leaving)
+        return f"{', '.join(gone)} shall leave" if gone else f"{', '.join(back)} may stay" if back else None
+
+    def states(self, now_s: float) -> tuple[PoolState, ...]:
+        return tuple(self._state(pool, now_s) for pool in sorted(self._pools)) if self.is_elastic else ()
+
+    def kept(self) -> tuple[KeptSize, ...]:
+        return tuple(size.kept(pool) for pool, size in sorted(self._sizes.items()))
+
+    def restore(self, sizes: Sequence[KeptSize]) -> None:
+        self._kept = {s.pool: s for s in sizes}
+
+    def _state(self, pool: str, now_s: float) -> PoolState:
+        rules, lead = self._pools[pool].rules, self._leads[pool]
+        nodes = self._nodes(pool)
+        leaving = [n for n in nodes if self._fleet.leaving_units.intersection(n.unit_ids)]
+        emptied = [n for n in leaving if not any(self._fleet.lingering(unit_id) for unit_id in n.unit_ids)]
+        return PoolState(
+            pool=pool,
+            least=rules.least_nodes,
+            most=rules.most_nodes,
+            wanted=self._size(pool, now_s).wanted if rules.is_elastic else rules.least_nodes,
+            present=len(nodes),
+            units_per_node=self._pools[pool].units_per_node,
+            leaving=tuple(sorted(unit_id for n in leaving for unit_id in n.unit_ids)),
+            emptied=tuple(sorted(unit_id for n in emptied for unit_id in n.unit_ids)),
+            shadow=rules.shadow,
+            predicted=None if self._found is None else self._found.attainment,
+            cost_per_hour=rules.cost_per_hour,
+            provision_s=lead.provision_s,
+            load_s=lead.load_s,
+        )
+
+    def _size(self, pool: str, now_s: float) -> PoolSize:
+        """At first what is there."""
+        if pool not in self._sizes:
+            rules, kept = self._pools[pool].rules, self._kept.get(pool)
+            present = len(self._nodes(pool)) if kept is None else kept.wanted
+            self._sizes[pool] = PoolSize(rules, present, now_s if kept is None else kept.changed_s)
+        return self._sizes[pool]
+
+    def _elastic(self, pool: str, nodes: Sequence[PoolNode]) -> ElasticPool:
+        rules = self._pools[pool].rules
+        capacities = {u.unit_id: self._fleet.learning.corrected(u.capacity) for u in self._units(pool)}
+        units = tuple(tuple(capacities[unit_id] for unit_id in node.unit_ids) for node in nodes)
+        fixed = len(nodes)
+        return ElasticPool(
+            name=pool,
+            least_nodes=rules.least_nodes if rules.is_elastic else fixed,
+            most_nodes=rules.most_nodes if rules.is_elastic else fixed,
+            nodes=units,
+            like=tuple(replace(unit, asleep={}) for unit in max(units, key=len)),
+            cost_per_hour=rules.cost_per_hour,
+        )
+
+    def _units(self, pool: str) -> list[KnownUnit]:
+        staying = [u for u in self._fleet.registry.staying() if u.report.pool == pool]
+        return sorted(staying, key=lambda u: (u.unit_id in self._fleet.leaving_units, u.joined_s, u.unit_id))
+
+    def _nodes(self, pool: str) -> list[PoolNode]:
+        """All but those that Ray takes away: first those that stay, then those that leave."""
+        return list(_grouped(self._units(pool), self._pools[pool].units_per_node, self._fleet))
+
+    def _capable(self, pool: str, now_s: float) -> list[PoolNode]:
+        """Those that models may be on, or may be again if they need not leave."""
+        usable = {u.unit_id for u in self._fleet.usable(now_s)} | self._fleet.leaving_units
+        return [n for n in self._nodes(pool) if usable.intersection(n.unit_ids)]
+
+
+def _grouped(units: Sequence[KnownUnit], units_per_node: int, fleet: Fleet) -> Iterator[PoolNode]:
+    by_node: dict[tuple[bool, str], list[KnownUnit]] = defaultdict(list)
+    for unit in units:
+        if unit.report.node not in fleet.going_nodes and not unit.report.wants_to_leave:
+            by_node[unit.unit_id in fleet.leaving_units, unit.report.node].append(unit)
+    for (_, node), there in sorted(by_node.items()):
+        for first in range(0, len(there), units_per_node):
+            part = there[first : first + units_per_node]
+            yield PoolNode(
+                node=node, unit_ids=tuple(u.unit_id for u in part), open_requests=sum(_open_on(u) for u in part)
+            )
+
+
+def _open_on(unit: KnownUnit) -> int:
+    load = unit.report.load
+    return 0 if load is None else sum(m.running + m.waiting for m in load.models)

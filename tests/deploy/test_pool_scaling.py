@@ -1,0 +1,147 @@
+"""The control loop decides how many nodes there shall be, and empties those that are not needed."""
+
+from dataclasses import replace
+from typing import Any
+
+from fleet_model import World, catalog
+from test_moves import AT_ONCE, Told, room_for
+
+from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask
+from deploy.control.pool_scaling import PoolState, ScaledPool
+from placement.estimation.problem_arrays import Estimator
+from placement.scaling.elastic_pool import FleetSize
+from placement.scaling.scaling_rules import ScalingRules
+
+FOUND = FleetSize(nodes={"p": 2}, attainment=0.995, cost_per_hour=1.0, is_enough=True)
+ASKS = {"a": 1, "b": 1}
+
+
+class Sized(PlannerInPlace):
+    """Finds the size that the test says."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__(told, Estimator())
+        self.found = FOUND
+        self._is_asked = False
+
+    def ask(self, task: PlanTask) -> None:
+        self._is_asked = task.size is not None
+        super().ask(replace(task, size=None))
+
+    def answer(self) -> PlanAnswer | None:
+        answer = super().answer()
+        return replace(answer, size=self.found) if answer is not None and self._is_asked else answer
+
+
+class Breathing:
+    """Nodes n1 and n2 of one unit each, a on the first and b on the second; as many as three may be there."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.told = Told(a="u1 u3", b="u2 u1")
+        self.planner = Sized(self.told)
+        settings = {"least_nodes": 1, "most_nodes": 3, "cooldown_s": 5.0} | rules
+        scaling = {"p": ScaledPool(rules=ScalingRules(**settings), units_per_node=1)}
+        self.world = World(catalog("a", "b"), expected_units=1, planner=self.planner, rules=AT_ONCE, scaling=scaling)
+        for node in ("n1", "n2"):
+            self.world.start_unit(node=node, memory_bytes=room_for(8))
+        self.beat(8)
+
+    def beat(self, times: int) -> None:
+        self.world.beat(times, asks=ASKS)
+
+    def find(self, nodes: int, **found: Any) -> None:
+        self.planner.found = replace(FOUND, nodes={"p": nodes}, **found)
+
+    @property
+    def pool(self) -> PoolState:
+        (pool,) = self.world.loop.status(self.world.now_s).pools
+        return pool
+
+
+def test_pool__more_is_found_to_be_needed__more_is_wanted_and_the_newcomer_is_used() -> None:
+    fleet = Breathing()
+    assert (fleet.pool.wanted, fleet.pool.present, fleet.pool.leaving) == (2, 2, ())
+
+    fleet.find(3)
+    fleet.beat(4)
+    assert fleet.pool.wanted == 3
+    came = fleet.world.start_unit(node="n3", memory_bytes=room_for(8))
+    fleet.beat(8)
+
+    assert came.ready() == {"a"}
+    assert fleet.pool.provision_s < 5.0  # measured: no longer what the fleet file says
+    assert any("3 nodes instead of 2" in reason for reason in fleet.world.decided("scale"))
+
+
+def test_pool__less_is_needed__cheapest_node_is_emptied_without_a_model_unserved_and_no_other() -> None:
+    """b has another home on u1, so u2 is emptied at no cost; a would have to be loaded."""
+    fleet = Breathing()
+    fleet.find(1)
+
+    for _ in range(30):
+        fleet.beat(1)
+        assert fleet.world.serving("a")
+        assert fleet.world.serving("b")
+
+    assert fleet.pool.wanted == 1
+    assert (fleet.pool.leaving, fleet.pool.emptied) == (("u2",), ("u2",))
+    assert fleet.world.units["u1"].ready() == {"a", "b"}
+    assert not fleet.world.units["u2"].phases
+
+    fleet.world.kill_unit("u2")
+    fleet.beat(40)
+    assert (fleet.pool.present, fleet.pool.leaving) == (1, ())
+    assert "out" not in {d.kind for d in fleet.world.loop.status(fleet.world.now_s).decisions}
+
+
+def test_pool__node_is_needed_again_before_it_is_gone__is_kept() -> None:
+    fleet = Breathing()
+    fleet.find(1)
+    fleet.beat(30)
+    assert fleet.pool.emptied == ("u2",)
+
+    fleet.find(2)
+    fleet.beat(8)
+
+    assert fleet.pool.leaving == ()
+    assert "b" in fleet.world.units["u2"].ready()
+
+
+def test_pool__search_was_cut_short__nothing_leaves() -> None:
+    fleet = Breathing()
+    fleet.find(1, is_cut=True)
+
+    fleet.beat(40)
+
+    assert fleet.pool.wanted == 2
+
+
+def test_pool__shadow__tells_and_empties_nothing() -> None:
+    fleet = Breathing(shadow=True)
+    fleet.find(1)
+
+    fleet.beat(40)
+
+    assert fleet.pool.leaving == ()
+    assert fleet.world.decided("shadow")
+    assert not fleet.world.decided("scale")
+
+
+def test_pool__ray_takes_a_node__as_many_as_before_are_wanted() -> None:
+    fleet = Breathing()
+    fleet.find(2)
+    fleet.world.loop.set_going_nodes(frozenset({"n2"}))
+    fleet.beat(8)
+
+    assert (fleet.pool.wanted, fleet.pool.present) == (2, 1)
+
+
+def test_pool__control_loop_is_replaced__goes_on_with_the_size() -> None:
+    fleet = Breathing()
+    fleet.find(3)
+    fleet.beat(4)
+
+    fleet.world.hand_over()
+    fleet.beat(8)
+
+    assert fleet.pool.wanted == 3
