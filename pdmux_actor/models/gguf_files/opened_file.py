@@ -1,12 +1,17 @@
 """Opens a GGUF file: what it says of itself, and where its tensors lie."""
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pdmux_actor.errors import ModelLoadError
 
+_ARRAY, _LENGTH = struct.Struct("<IQ"), struct.Struct("<Q")
+_MOST_NUMBERS = 1024  # of a list that is no vocabulary's
 _COPY_AGAIN = "copy or download the file again"
 
 
@@ -38,7 +43,7 @@ class GgufFile:
 
 
 def open_gguf(model: str, path: Path) -> GgufFile:
-    """Reads no weights. Lists of strings, the vocabulary, are left out.
+    """Reads no weights. The vocabulary is left out, as every list of strings.
 
     Raises:
         ModelLoadError: it is missing, truncated, or no GGUF file.
@@ -48,7 +53,7 @@ def open_gguf(model: str, path: Path) -> GgufFile:
     except _CutOffError as error:
         reason = f"{path} is not a complete GGUF file, tensor {error.tensor} is not whole"
         raise ModelLoadError(model=model, reason=reason, remedy=_COPY_AGAIN) from error
-    except (ValueError, KeyError, IndexError, TypeError, OSError, OverflowError, MemoryError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, OSError, OverflowError, MemoryError, struct.error) as error:
         raise ModelLoadError(
             model=model, reason=f"{path} is missing or not a complete GGUF file: {error}", remedy=_COPY_AGAIN
         ) from error
@@ -78,10 +83,32 @@ class _CutOffError(Exception):
 
 
 def _reader(path: Path) -> Any:  # noqa: ANN401  the library has no types
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader  # not for those who serve no such file
+    from gguf import (  # not for those who serve no such file
+        GGML_QUANT_SIZES,
+        GGMLQuantizationType,
+        GGUFReader,
+        GGUFValueType,
+    )
 
     class Reader(GGUFReader):
-        """Names the tensor that a truncated file does not hold to its end."""
+        """Names the tensor that a truncated file does not hold to its end, and steps over the vocabulary, of which the
+        library makes two arrays for each token.
+        """
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:  # noqa: ANN401  as above
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            data = self.data.data
+            (of_type, count), offset = _ARRAY.unpack_from(data, orig_offs), orig_offs + _ARRAY.size
+            if of_type in self.gguf_scalar_to_np and count > _MOST_NUMBERS:
+                offset += count * np.dtype(self.gguf_scalar_to_np[GGUFValueType(of_type)]).itemsize
+            elif of_type == GGUFValueType.STRING:
+                for _ in range(count):
+                    (length,) = _LENGTH.unpack_from(data, offset)
+                    offset += _LENGTH.size + length
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)
+            return offset - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType.STRING]
 
         def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
             for field in fields:
