@@ -29,6 +29,7 @@ from router.telemetry.receipts import RequestReceipts, merged_receipts
 from router.telemetry.request_log import write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
 from router.view import FleetView
+from router.what_if import WhatIfChanges
 
 logger = logging.getLogger(__name__)
 
@@ -284,10 +285,10 @@ class GatewayIngress:
             return None
         return body
 
-    async def _what_if(self, rates: Mapping[str, float]) -> bytes | None:
+    async def _what_if(self, changes: WhatIfChanges) -> bytes | None:
         try:
             async with asyncio.timeout(_WHAT_IF_TIMEOUT_S):
-                body: bytes | None = await (await self._control_loop()).what_if.remote(rates)
+                body: bytes | None = await (await self._control_loop()).what_if.remote(changes)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("the planner does not answer a what-if", extra={"reason": repr(error)})
             return None

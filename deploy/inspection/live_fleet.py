@@ -102,6 +102,7 @@ class LivePool:
     """Sums of a pool's units. `waiting` counts sequences that wait on units; `strained` units have some."""
 
     pool: str
+    nodes: int
     units: int
     silent: int
     strained: int

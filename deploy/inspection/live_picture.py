@@ -220,6 +220,7 @@ def _pool(name: str, units: Sequence[UnitStatus]) -> LivePool:
     models = [m for load in loads for m in load.models]
     return LivePool(
         pool=name,
+        nodes=len({u.report.node for u in units}),
         units=len(units),
         silent=sum(is_silent(u) for u in units),
         strained=sum(any(m.waiting for m in load.models) for load in loads),

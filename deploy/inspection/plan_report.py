@@ -1,6 +1,6 @@
 """Tells what a fleet goes for, what the planner would do now, and what each move between the two gains and costs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from deploy.control.fleet_status import FleetStatus
@@ -83,6 +83,7 @@ def plan_report(status: FleetStatus, at_s: float) -> PlanReport:
     quotas = [{u.unit_id: {p.model: p.quota_blocks for p in u.models} for u in plan.units} for plan in plans]
     unit_ids = sorted({u for plan in quotas for u in plan})
     served = {} if look is None else look.now.served_share
+    here = {u.report.unit_id for u in status.units}  # others have left since
     homes = _homes(goal)
     return PlanReport(
         models=tuple(
@@ -106,13 +107,14 @@ def plan_report(status: FleetStatus, at_s: float) -> PlanReport:
             for unit in unit_ids[:_MOST_UNITS]
         ),
         num_units=len(unit_ids),
-        look=None if look is None else look_report(look, status),
+        look=None if look is None else look_report(look, status, here),
         decisions=told_decisions(status, at_s, newest=_DECISIONS),
     )
 
 
-def look_report(look: PlanLook, status: FleetStatus) -> LookReport:
-    moves = list(_moves(look, status))
+def look_report(look: PlanLook, status: FleetStatus, units: Set[str]) -> LookReport:
+    """`units`: those that are planned for; what moves elsewhere is not told."""
+    moves = list(_moves(look, status, units))
     return LookReport(
         why=look.why,
         share_now=look.now.share_in_time,
@@ -125,14 +127,13 @@ def look_report(look: PlanLook, status: FleetStatus) -> LookReport:
     )
 
 
-def _moves(look: PlanLook, status: FleetStatus) -> Iterator[PlannedMove]:
+def _moves(look: PlanLook, status: FleetStatus, units: Set[str]) -> Iterator[PlannedMove]:
     weights = {m.model: m.weight_bytes for m in status.models}
     asleep = {(u, m.model) for m in status.models for u in m.asleep_on}
-    here = {u.report.unit_id for u in status.units}
     before, after = _places(status.goal), _places(look.plan)
     for unit, model in sorted(before ^ after):
-        if unit not in here:
-            continue  # it has left since
+        if unit not in units:
+            continue
         gain = look.then.served_share.get(model, 0.0) - look.now.served_share.get(model, 0.0)
         if (unit, model) in before:
             kind, load_bytes = "drain", 0

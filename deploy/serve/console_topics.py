@@ -3,17 +3,17 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 
 import msgspec
 
+from deploy.control.changed_task import changed_task
 from deploy.control.control_loop import ControlLoop
 from deploy.control.planner import PlanAnswer, PlanTask
 from deploy.inspection.live_fleet import LiveFleet, LiveSelection
 from deploy.inspection.live_history import LiveHistory
 from deploy.inspection.live_picture import live_fleet
 from deploy.inspection.plan_report import look_report, plan_report
-from placement.errors import ModelUnknown
+from router.what_if import WhatIfChanges
 
 Plans = Callable[[PlanTask], Awaitable[PlanAnswer]]
 """By the planner, in a process of its own. Raises TimeoutError."""
@@ -40,29 +40,21 @@ class ConsoleTopics:
             case _:
                 raise ValueError(f"no topic {topic!r} of the control loop")
 
-    async def what_if(self, rates: Mapping[str, float]) -> bytes | None:
-        """The LookReport of a plan for other rates of requests per second; None: the planner did not answer in time,
-        or is at work for somebody else. Nothing is adopted. Raises ModelUnknown.
+    async def what_if(self, changes: WhatIfChanges) -> bytes | None:
+        """The LookReport of a plan for them; None: the planner did not answer in time, or is at work for somebody else.
+        Nothing is adopted. Raises ModelUnknown.
         """
         if self._planning.locked():
             return None
         async with self._planning:
             now_s = time.monotonic()
-            task = self._loop.trial_task(None, now_s)
-            known = {m.model for m in task.needs.models}
-            for model in sorted(rates.keys() - known):
-                raise ModelUnknown(model=model, known=tuple(sorted(known)))
-            models = tuple(
-                replace(m, demand=replace(m.demand, rate_per_s=rates.get(m.model, m.demand.rate_per_s)))
-                for m in task.needs.models
-            )
-            asked = replace(task, needs=replace(task.needs, models=models))
+            task = changed_task(self._loop.trial_task(None, now_s), changes)
             try:
-                answer = await self._plans(asked)
+                answer = await self._plans(task)
             except TimeoutError:
                 return None
-            why = ", ".join(f"{model} at {rate:g}/s" for model, rate in sorted(rates.items()))
-            return msgspec.json.encode(look_report(answer.as_look(why), self._loop.status(now_s)))
+            units = {u.unit_id for u in task.needs.units}
+            return msgspec.json.encode(look_report(answer.as_look(changes.text()), self._loop.status(now_s), units))
 
     def _fleet(self, selection: LiveSelection) -> LiveFleet:
         now_s, at_s = time.monotonic(), time.time()

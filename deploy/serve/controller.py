@@ -41,6 +41,7 @@ from router.access.key_usage import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
 from router.view import FleetView
+from router.what_if import WhatIfChanges
 
 logger = logging.getLogger(__name__)
 
@@ -195,10 +196,12 @@ class Controller:
         """Returns what consoles follow, as JSON: see ConsoleTopics."""
         return self._console.told(topic, about)
 
-    async def what_if(self, rates: Mapping[str, float]) -> bytes | None:
-        """Returns what another demand would change, as JSON (ConsoleTopics); null where a model is not planned for."""
+    async def what_if(self, changes: WhatIfChanges) -> bytes | None:
+        """Returns what other demand, targets or nodes would change, as JSON (ConsoleTopics); null where a model is not
+        planned for.
+        """
         try:
-            return await self._console.what_if(rates)
+            return await self._console.what_if(changes)
         except ModelUnknown:
             return msgspec.json.encode(None)
 

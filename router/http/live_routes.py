@@ -1,10 +1,8 @@
 """The fleet as it changes, for consoles and `muxfleet top`: one stream of server-sent events, admins only."""
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 from fastapi import FastAPI
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -14,14 +12,15 @@ from router.errors import InvalidRequest, PlannerBusy, UnitNotFound
 from router.http.generation_endpoint import body_of_request
 from router.http.live_feed import EVERY_S, LiveFeed, LiveTopic, ReadTopic
 from router.http.streaming import EventStream, EventStyle
+from router.http.what_if_body import changes_of_body
 from router.serving.gateway import Gateway
+from router.what_if import WhatIfChanges
 
-WhatIf = Callable[[Mapping[str, float]], Awaitable[bytes | None]]
-"""By model requests per second: what the planner would do, as JSON; None when it does not answer now."""
+WhatIf = Callable[[WhatIfChanges], Awaitable[bytes | None]]
+"""What the planner would do, as JSON; None when it does not answer now."""
 
 _ABOUT: Mapping[str, tuple[str, ...]] = {"fleet": ("pool", "model", "find"), "unit": ("unit",)}
 _MAX_NAME = 256
-_MAX_RATE_PER_S = 1e6
 _RETRY_AFTER_S = 5
 
 
@@ -29,10 +28,6 @@ _RETRY_AFTER_S = 5
 class LiveSources:
     read_topic: ReadTopic
     what_if: WhatIf
-
-
-class _Rates(msgspec.Struct, forbid_unknown_fields=True):
-    rates: dict[str, float]
 
 
 def add_live_routes(app: FastAPI, gateway: Gateway, sources: LiveSources) -> None:
@@ -56,8 +51,8 @@ def add_live_routes(app: FastAPI, gateway: Gateway, sources: LiveSources) -> Non
     @app.post("/fleet/what-if", include_in_schema=False)
     async def what_if(request: Request) -> Response:
         gateway.access.check_admin(gateway.access.identify(request.headers))
-        rates = _rates(gateway, await body_of_request(request, gateway))
-        body = await sources.what_if(rates)
+        changes = changes_of_body(await body_of_request(request, gateway), gateway)
+        body = await sources.what_if(changes)
         if body is None:
             raise PlannerBusy(retry_after_s=_RETRY_AFTER_S)
         return Response(body, media_type="application/json")
@@ -92,20 +87,3 @@ def _check_units(gateway: Gateway, topics: list[LiveTopic]) -> None:
             raise InvalidRequest("topic unit needs a unit: send unit=ID.", param="unit")
         if unit not in {u.report.unit_id for u in gateway.known_view().current.units}:
             raise UnitNotFound(unit=unit)
-
-
-def _rates(gateway: Gateway, body: bytes) -> Mapping[str, float]:
-    """Raises InvalidRequest."""
-    try:
-        rates = msgspec.json.decode(body, type=_Rates).rates
-    except msgspec.DecodeError as error:
-        message = f'The body is not {{"rates": {{MODEL: requests per second}}}}: {error}.'
-        raise InvalidRequest(message, param="rates") from error
-    if not rates:
-        raise InvalidRequest("rates is empty: send requests per second of at least one model.", param="rates")
-    for model, rate in rates.items():
-        gateway.card(model)
-        if not (math.isfinite(rate) and 0 <= rate <= _MAX_RATE_PER_S):
-            message = f"rates of {model!r} is {rate}: send requests per second from 0 to {_MAX_RATE_PER_S:.0f}."
-            raise InvalidRequest(message, param="rates")
-    return rates

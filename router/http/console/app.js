@@ -109,7 +109,7 @@ function App() {
         fleet: () => html`<${FleetPage} fleet=${fleet} samples=${samples} selection=${selection} go=${go} />`,
         unit: () => html`<${UnitPage} id=${at.id} fleet=${fleet} log=${told.unit} />`,
         requests: () => html`<${RequestsPage} requests=${told.requests} />`,
-        plan: () => html`<${PlanPage} plan=${told.plan} />`,
+        plan: () => html`<${PlanPage} plan=${told.plan} fleet=${fleet} />`,
         playground: () => html`<${PlaygroundPage} fleet=${fleet} />`,
         keys: () => html`<${KeysPage} report=${told.keys} />`,
       }[at.page]();

@@ -67,22 +67,51 @@ function Units({ plan }) {
     <p class="quiet small">Token blocks that each model may hold${plan.num_units > plan.units.length ? `; the first ${plan.units.length} of ${plan.num_units} units` : ""}.</p></section>`;
 }
 
-function WhatIf({ plan }) {
+const times = (power) => `×${(2 ** power).toFixed(2)}`;
+
+const Slider = ({ name, power, set, told }) => html`<label>${name} ${times(power)} <input type="range" name=${name} min="-3" max="5" step="0.25" value=${power} onInput=${(e) => set(Number(e.target.value))} /><output>${told}</output></label>`;
+
+// What is not at ×1, or as many, is other than it is.
+function changesOf({ model, rate, slo, powers, pool, nodes }) {
+  const targets = {};
+  if (powers.ttft) targets.ttft_s = Number((slo.ttft_s * 2 ** powers.ttft).toPrecision(4));
+  if (powers.tbt) targets.tbt_s = Number((slo.tbt_s * 2 ** powers.tbt).toPrecision(4));
+  return {
+    ...(powers.rate && { rates: { [model]: Number((rate * 2 ** powers.rate).toPrecision(4)) } }),
+    ...(Object.keys(targets).length && { targets: { [model]: targets } }),
+    ...(pool && nodes !== pool.nodes && { nodes: { [pool.pool]: nodes } }),
+  };
+}
+
+function Served({ look }) {
+  const moved = Object.keys(look.served_then).filter((m) => Math.abs(look.served_then[m] - (look.served_now[m] ?? 0)) > 0.0005).sort();
+  if (!moved.length) return null;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="models that would be served otherwise"><table><thead><tr><th scope="col">Model</th><th scope="col" class="num">Served, as the fleet goes on</th><th scope="col" class="num">with the plan</th></tr></thead>
+    <tbody>${moved.map((m) => html`<tr key=${m}><th scope="row">${m}</th><td class="num">${percent(look.served_now[m])}</td><td class="num">${percent(look.served_then[m])}</td></tr>`)}</tbody></table></div>`;
+}
+
+function WhatIf({ plan, fleet }) {
   const [model, setModel] = useState(plan.models[0]?.model ?? "");
-  const [power, setPower] = useState(1);
+  const [powers, setPowers] = useState({ rate: 1, ttft: 0, tbt: 0 });
+  const [pool, setPool] = useState(fleet.pools[0]?.pool ?? "");
+  const [wanted, setWanted] = useState(null);
   const [found, setFound] = useState(null);
   const [trouble, setTrouble] = useState("");
   const [busy, setBusy] = useState(false);
   const known = plan.models.find((m) => m.model === model)?.rate_per_s ?? 0;
-  const rate = Math.max(0.01, known) * 2 ** power;
+  const slo = fleet.models.find((m) => m.model === model) ?? {};
+  const chosen = fleet.pools.find((p) => p.pool === pool);
+  const rate = Math.max(0.01, known);
+  const nodes = wanted ?? chosen?.nodes ?? 0;
+  const changes = changesOf({ model, rate, slo, powers, pool: chosen, nodes });
+  const move = (name) => (power) => setPowers((old) => ({ ...old, [name]: power }));
   async function ask(event) {
     event.preventDefault();
     setBusy(true);
     setTrouble("");
     setFound(null);
     try {
-      const body = JSON.stringify({ rates: { [model]: Number(rate.toFixed(4)) } });
-      const answer = await askJson("fleet/what-if", { method: "POST", body, headers: { "content-type": "application/json" } });
+      const answer = await askJson("fleet/what-if", { method: "POST", body: JSON.stringify(changes), headers: { "content-type": "application/json" } });
       answer ? setFound(answer) : setTrouble(`${model} is not planned for now: nobody asks for it.`);
     } catch (error) {
       setTrouble(error.message);
@@ -90,20 +119,23 @@ function WhatIf({ plan }) {
     setBusy(false);
   }
   return html`<section><h2>What if</h2><form class="whatif" onSubmit=${ask}>
-      <label>Model <select value=${model} onChange=${(e) => setModel(e.target.value)}>${plan.models.map((m) => html`<option key=${m.model} value=${m.model}>${m.model}</option>`)}</select></label>
-      <label>asked for ×${(2 ** power).toFixed(2)} <input type="range" min="-3" max="5" step="0.25" value=${power} onInput=${(e) => setPower(Number(e.target.value))} /></label>
-      <output>${rate.toFixed(2)} requests/s instead of ${known.toFixed(2)}</output>
-      <button class="primary" disabled=${busy || !model}>${busy ? "planning …" : "Ask the planner"}</button></form>
-    <div aria-live="polite">${trouble && html`<p class="late">${trouble}</p>`}${found && html`<${Look} look=${found} />`}</div>
-    <p class="quiet small">A planner in a process of its own answers. Nothing is changed.</p></section>`;
+      <label>Model <select name="model" value=${model} onChange=${(e) => setModel(e.target.value)}>${plan.models.map((m) => html`<option key=${m.model} value=${m.model}>${m.model}</option>`)}</select></label>
+      <${Slider} name="asked for" power=${powers.rate} set=${move("rate")} told=${`${(rate * 2 ** powers.rate).toFixed(2)} requests/s instead of ${known.toFixed(2)}`} />
+      ${slo.ttft_s != null && html`<${Slider} name="TTFT target" power=${powers.ttft} set=${move("ttft")} told=${seconds(slo.ttft_s * 2 ** powers.ttft)} />
+      <${Slider} name="TBT target" power=${powers.tbt} set=${move("tbt")} told=${seconds(slo.tbt_s * 2 ** powers.tbt)} />`}
+      ${chosen && html`<label>Pool <select name="pool" value=${pool} onChange=${(e) => (setPool(e.target.value), setWanted(null))}>${fleet.pools.map((p) => html`<option key=${p.pool} value=${p.pool}>${p.pool}</option>`)}</select></label>
+      <label>with nodes <input type="number" name="nodes" min="1" max="1024" required value=${nodes} onInput=${(e) => setWanted(Math.max(1, Number(e.target.value) || 1))} /><output>instead of ${chosen.nodes} with ${plural(chosen.units, "unit")}</output></label>`}
+      <button class="primary" disabled=${busy || !Object.keys(changes).length}>${busy ? "planning …" : "Ask the planner"}</button></form>
+    <div aria-live="polite">${trouble && html`<p class="late">${trouble}</p>`}${found && html`<${Look} look=${found} /><${Served} look=${found} />`}</div>
+    <p class="quiet small">A planner in a process of its own answers. Nothing is changed. A new node is as the pool's largest; of fewer, those with the least on them go.</p></section>`;
 }
 
-export function PlanPage({ plan }) {
+export function PlanPage({ plan, fleet }) {
   if (!plan) return html`<h1>Plan</h1><p class="quiet">Asking the control loop …</p>`;
   return html`<h1 class="unseen">Plan</h1>
     <${Models} plan=${plan} />
     <${Units} plan=${plan} />
     <section><h2>The planner's last look</h2>${plan.look ? html`<${Look} look=${plan.look} />` : html`<p class="quiet">It has not looked yet.</p>`}</section>
-    <${WhatIf} plan=${plan} />
+    <${WhatIf} plan=${plan} fleet=${fleet} />
     <section><h2>History</h2>${plan.decisions.length ? html`<${Decisions} decisions=${plan.decisions} label="decisions, newest first" />` : html`<p class="quiet">Nothing was decided yet.</p>`}</section>`;
 }
