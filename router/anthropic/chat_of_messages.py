@@ -38,8 +38,7 @@ def chat_of_messages(body: MessagesBody) -> ChatCompletionRequest:
     """Raises InvalidRequest, UnsupportedParameter."""
     if not body.messages:
         raise InvalidRequest("'messages' is empty: it must have one entry or more.", param="messages")
-    if body.messages[-1].role == "assistant":
-        raise UnsupportedParameter("The last message is the assistant's: its text is not continued.", param="messages")
+    messages = list(_messages(body))
     thinks = body.thinking is not None and body.thinking.type != "disabled"
     effort = body.output_config.effort if body.output_config is not None else None
     form = body.output_config.format if body.output_config is not None else None
@@ -56,9 +55,29 @@ def chat_of_messages(body: MessagesBody) -> ChatCompletionRequest:
         "reasoning_effort": (effort or "high") if thinks else "none",
         "include_reasoning": thinks,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True} if body.stream else None,
+        "continue_final_message": _goes_on(messages, thinks=thinks) or None,
         "response_format": form and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}},
     }
-    return chat_request(parameters, list(_messages(body)))
+    return chat_request(parameters, messages)
+
+
+def _goes_on(messages: list[ChatMessage], *, thinks: bool) -> bool:
+    """Says whether the answer goes on from a last message of the assistant's; an empty one is taken away. Refused as
+    Anthropic does. Raises InvalidRequest.
+    """
+    last = messages[-1]
+    if last.role != "assistant":
+        return False
+    if not (last.text or last.tool_calls) and len(messages) > 1:
+        messages.pop()
+        return False
+    if thinks:
+        raise InvalidRequest("A last message of the assistant's is not continued with thinking.", param="messages")
+    if last.text != last.text.rstrip():
+        raise InvalidRequest(
+            "The last message, the assistant's, cannot end with trailing whitespace.", param="messages"
+        )
+    return True
 
 
 def _messages(body: MessagesBody) -> Iterator[ChatMessage]:

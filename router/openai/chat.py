@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pdmux_actor.messages import StructuredOutput
-from router.errors import UnsupportedParameter
+from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.messages import MAX_MESSAGES, ChatMessage
 from router.openai.parameters import MAX_LOGPROBS, GenerationParameters, Tokens
 from router.openai.peer_parameters import InertChatParameters, RefusedChatParameters
@@ -38,6 +38,10 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
 
+    # vLLM's: the reply goes on from the last message, which is the assistant's.
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
     # Accepted and without effect here.
     prediction: dict[str, Any] | None = None
 
@@ -64,6 +68,24 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     @property
     def max_calls(self) -> int | None:
         return self.tool_use().max_calls
+
+    def check_continuation(self) -> None:
+        """Raises InvalidRequest: a last message is to be continued that cannot be, or none, without a new one begun."""
+        if not self.continue_final_message:
+            if self.add_generation_prompt is False:
+                message = "'add_generation_prompt' can be false only with 'continue_final_message'; leave it out."
+                raise UnsupportedParameter(message, param="add_generation_prompt")
+            return
+        if self.add_generation_prompt:
+            message = "'continue_final_message' and 'add_generation_prompt' exclude each other; leave one out."
+            raise InvalidRequest(message, param="add_generation_prompt")
+        last = self.messages[-1]
+        if last.role != "assistant" or not last.text or last.tool_calls or last.function_call:
+            message = "Only a last message of the assistant's with text, and without calls, can be continued."
+            raise InvalidRequest(message, param="messages")
+        if (form := self.structured_output) is not None:
+            message = f"{form.param!r} is for a whole answer: leave it out, or the last message, the assistant's."
+            raise InvalidRequest(message, param=form.param)
 
     def tool_use(self) -> ToolUse:
         """Raises as `tool_use`."""

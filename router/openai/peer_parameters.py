@@ -84,8 +84,6 @@ class InertChatParameters(RequestPart):
 
 
 class RefusedChatParameters(RequestPart):
-    add_generation_prompt: OnlyTrue = None
-    continue_final_message: OnlyFalse = None
     add_special_tokens: OnlyFalse = None
     documents: Empty | None = None
     chat_template: None = None

@@ -36,10 +36,12 @@ async def chat_prompt(
     request: ChatCompletionRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
 ) -> Prompt:
     """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode_chat`, and InvalidRequest
-    for tools that do not fit together.
+    for tools that do not fit together, or a last message that cannot be continued.
     """
     use = request.tool_use()
     use.check_strict()
+    request.check_continuation()
+    goes_on = bool(request.continue_final_message)
     chat = await tokenizers.encode_chat(
         card,
         [message.for_template() for message in request.messages],
@@ -47,6 +49,8 @@ async def chat_prompt(
         tools=use.offered,
         effort=request.reasoning_effort,
         max_tokens=max_tokens,
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
     )
     if not chat.token_ids:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")

@@ -32,6 +32,7 @@ class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     max_tokens: int
     add_generation_prompt: bool = True
     add_special_tokens: bool = False  # beside those that the template writes
+    continue_final_message: bool = False  # the prompt ends in the last message's text; goes without a generation prompt
 
 
 class EncodeText(msgspec.Struct, frozen=True, tag="text"):

@@ -66,6 +66,7 @@ class PromptEncoder:
         template_arguments: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """Raises:
         TemplateRefusal: the template says no, or these arguments make it fail.
@@ -73,6 +74,8 @@ class PromptEncoder:
         import jinja2  # not at the top: the template engine is transformers' and comes with it
 
         arguments = {**template_arguments, "tokenize": False, "add_generation_prompt": add_generation_prompt}
+        if continue_final_message:
+            arguments["continue_final_message"] = True
         told = [dict(message) for message in messages]
         if not self._knows_tools and (tools or any("tool_calls" in message for message in messages)):
             told = with_tools_told(messages, tools)

@@ -127,6 +127,7 @@ class Tokenizers:
         max_tokens: int,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
+        continue_final_message: bool = False,
     ) -> EncodedChat:
         """`effort` is how much reasoning is asked for, for templates that can be told. Templates write special tokens
         themselves; `add_special_tokens` adds the tokenizer's.
@@ -152,6 +153,7 @@ class Tokenizers:
             max_tokens=self._limits.max_prompt_tokens,
             add_generation_prompt=add_generation_prompt,
             add_special_tokens=add_special_tokens,
+            continue_final_message=continue_final_message,
         )
         answer = await self._ask(card, call, characters, "messages", is_slow=key in self._slow_templates)
         if isinstance(answer, TextRefused):

@@ -137,6 +137,7 @@ class TextWorker:
                             call.tools,
                             call.template_arguments,
                             add_generation_prompt=call.add_generation_prompt,
+                            continue_final_message=call.continue_final_message,
                         )
                     return self._encoded(encoder, call, text, add_special_tokens=call.add_special_tokens)
                 case EncodeText():

@@ -11,6 +11,7 @@ from pdmux_actor.messages import StructuredKind
 MODEL = "demo/bytes"
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 WEATHER = {"name": "weather", "description": "Now", "input_schema": SCHEMA}
+PREFILLED = [*ASK, {"role": "assistant", "content": "It is"}]
 THOUGHT = "<think>\nLook it up.\n</think>\n\nOne moment.\n" + CALL % "Paris"
 
 
@@ -144,6 +145,18 @@ async def test_message__output_format__is_a_schema_of_the_answer(talk) -> None:
     assert '"city"' in sdk.unit.requests[0].sampling.structured_output.text
 
 
+async def test_message__last_one_is_the_assistants__is_continued_and_not_repeated(talk) -> None:
+    sdk = await talk(" sunny.")
+    message = await ask(sdk, messages=PREFILLED)
+    counted = await sdk.messages.count_tokens(model=MODEL, messages=PREFILLED)
+
+    assert prompt_of(sdk).endswith("<|im_start|>assistant\nIt is")
+    assert [block.text for block in message.content] == [" sunny."]
+    assert counted.input_tokens == message.usage.input_tokens
+    await ask(sdk, messages=[*ASK, {"role": "assistant", "content": ""}])
+    assert prompt_of(sdk).endswith("<|im_start|>assistant\n<think></think>")
+
+
 async def test_count_tokens__any_body__is_what_the_message_takes(talk) -> None:
     sdk = await talk("Sunny.")
     counted = await sdk.messages.count_tokens(model=MODEL, messages=ASK, tools=[WEATHER], system="Be brief.")
@@ -161,7 +174,14 @@ async def test_count_tokens__any_body__is_what_the_message_takes(talk) -> None:
         ({"temprature": 1}, 400, "invalid_request_error", "did you mean temperature?"),
         ({"temperature": 7}, 400, "invalid_request_error", "less than or equal to 2"),
         ({"messages": []}, 400, "invalid_request_error", "is empty"),
-        ({"messages": [*ASK, {"role": "assistant", "content": "I"}]}, 400, "invalid_request_error", "not continued"),
+        ({"messages": [*ASK, {"role": "assistant", "content": "I "}]}, 400, "invalid_request_error", "whitespace"),
+        ({"messages": PREFILLED, "thinking": {"type": "adaptive"}}, 400, "invalid_request_error", "with thinking"),
+        (
+            {"messages": PREFILLED, "tools": [WEATHER], "tool_choice": {"type": "any"}},
+            400,
+            "invalid_request_error",
+            "whole answer",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error", "tools[0].type"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no 'tools'"),

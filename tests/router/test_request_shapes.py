@@ -111,3 +111,26 @@ async def test_cors__origin_of_the_option__may_read_answers_and_their_headers() 
     assert known.headers["access-control-allow-origin"] == "https://chat.example.org"
     assert "x-request-id" in known.headers["access-control-expose-headers"]
     assert "access-control-allow-origin" not in stranger.headers
+
+
+@pytest.mark.parametrize(
+    ("asks", "param"),
+    [
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"continue_final_message": True, "messages": [{"role": "user", "content": "hi"}]}, "messages"),
+        ({"continue_final_message": True, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"continue_final_message": True}, None),
+        ({"continue_final_message": True, "add_generation_prompt": False}, None),
+    ],
+)
+async def test_continue_final_message__chat__prompt_ends_in_it_or_the_error_names_what_excludes_it(
+    http, asks: dict, param: str | None
+) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "It is"}]
+    reply = await http.post("/v1/chat/completions", json={**CHAT, "messages": messages, **asks})
+
+    if param is not None:
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    else:
+        assert bytes(http.served.units[0].requests[-1].prompt_token_ids).decode() == "<user>hi\n<assistant>It is"
