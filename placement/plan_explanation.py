@@ -190,7 +190,7 @@ class _Trial:
             return f"its heads cannot be divided among {unit.num_gpus} GPUs"
         if unit.max_models is not None and len(self._packing.parts[number]) >= unit.max_models:
             return f"its engine serves {unit.max_models} model{'' if unit.max_models == 1 else 's'} at most"
-        needed = resident_bytes_on(unit, self._spec)
+        needed = resident_bytes_on(unit, self._instance.models[self._model])
         free = bytes_for_models(unit) - float(self._packing.sums[number, BYTES])
         if needed > free:
             return f"weights and workspace lack {(needed - free) / 2**30:.1f} GiB"

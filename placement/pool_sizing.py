@@ -43,7 +43,7 @@ def size_pools(
 
 
 def _leave_one_out(units: Sequence[UnitCapacity], models: Sequence[PlacementModel]) -> bool:
-    return not all(any(holds_weights(u, [m.spec]) and runs_on(m.spec, u.num_gpus) for u in units) for m in models)
+    return not all(any(holds_weights(u, [m]) and runs_on(m.spec, u.num_gpus) for u in units) for m in models)
 
 
 def _sizes(
@@ -55,7 +55,7 @@ def _sizes(
         groups[_alike(unit)].append(unit)
 
     def held(unit: UnitCapacity) -> int:
-        return sum(resident_bytes_on(unit, by_name[p.model].spec) for p in plan.models_of(unit.unit_id))
+        return sum(resident_bytes_on(unit, by_name[p.model]) for p in plan.models_of(unit.unit_id))
 
     left = {key: min(u.memory_bytes for u in group) - max(map(held, group)) for key, group in groups.items()}
     spare = dict.fromkeys(groups, 0)
@@ -83,8 +83,8 @@ def _sizes_of_others(group: Sequence[UnitCapacity], models: Sequence[PlacementMo
     if unit.max_models is not None:
         return ()
     everywhere = {m.model for m in models if all(u.unit_id in plan.units_of(m.model) for u in group)}
-    others = [m.spec for m in models if m.model not in everywhere and runs_on(m.spec, unit.num_gpus)]
-    sizes = sorted(resident_bytes_on(unit, spec) for spec in others)
+    others = [m for m in models if m.model not in everywhere and runs_on(m.spec, unit.num_gpus)]
+    sizes = sorted(resident_bytes_on(unit, m) for m in others)
     return (sizes[-1], sizes[0]) if sizes else ()
 
 

@@ -15,7 +15,8 @@ from traces.timeliness import SloTarget
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementModel:
     """A model to be placed; `demand` is the fleet's demand for it. Without an `slo` any latency will do. `correction`
-    is what its measured steps say of the estimate beyond what they say of the units that ran them.
+    is what its measured steps say of the estimate beyond what they say of the units that ran them. `adapters_bytes` are
+    those of its LoRA adapters, which are with each of its replicas.
     """
 
     model: str
@@ -26,6 +27,7 @@ class PlacementModel:
     max_model_len: int
     slo: SloTarget | None = None
     correction: StepCorrection = UNCORRECTED
+    adapters_bytes: int = 0
 
     @property
     def target(self) -> SloTarget | None:

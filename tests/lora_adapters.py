@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from pdmux_actor.models.lora_checkpoint import projection_shapes
+from profiler.adapter_sites import projection_shapes
 from profiler.specs import ModelSpec
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from pdmux_actor.models.lora_checkpoint import projection_shapes
+from profiler.adapter_sites import projection_shapes
 from profiler.specs import ModelSpec
 
 

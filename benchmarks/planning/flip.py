@@ -163,7 +163,7 @@ class LedFleet:
         self._running = running
 
     def fits(self, unit_id: str, held: frozenset[str]) -> bool:
-        return holds_weights(self._units[unit_id], [self._models[m].spec for m in held])
+        return holds_weights(self._units[unit_id], [self._models[m] for m in held])
 
     def moved_to(self, plan: Plan, stream: RequestStream) -> SimulatedMove:
         moves: list[PlannedMove] = []

@@ -174,14 +174,14 @@ def _show_steps(
 ) -> tuple[tuple[Step, ...], MoveCost | None]:
     if before is None:
         return (), None
-    units, specs = {u.unit_id: u for u in planned.units}, {m.model: m.spec for m in planned.models}
+    units, by_name = {u.unit_id: u for u in planned.units}, {m.model: m for m in planned.models}
 
     def fits(unit_id: str, models: frozenset[str]) -> bool:
         """Returns whether a plan fits. What is gone from the fleet is gone from the plan too."""
-        return unit_id in units and holds_weights(units[unit_id], [specs[m] for m in models if m in specs])
+        return unit_id in units and holds_weights(units[unit_id], [by_name[m] for m in models if m in by_name])
 
     steps = steps_between(before, planned.plan, fits=fits)
-    cost = move_cost(steps, {name: spec.weight_bytes for name, spec in specs.items()})
+    cost = move_cost(steps, {name: m.spec.weight_bytes for name, m in by_name.items()})
     if steps:
         console.print(steps_table(steps))
     console.print(steps_line(steps, cost), soft_wrap=True)

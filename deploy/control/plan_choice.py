@@ -33,7 +33,7 @@ class Needs:
         units = {u.unit_id: u for u in self.units}
         shapes = {(u.num_gpus, u.launch_limits): u for u in self.units}
         sizes = {
-            (m.model, unit.num_gpus, unit.launch_limits): resident_bytes_on(unit, m.spec)
+            (m.model, unit.num_gpus, unit.launch_limits): resident_bytes_on(unit, m)
             for m in self.models
             for unit in shapes.values()
         }

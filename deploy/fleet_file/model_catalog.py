@@ -15,7 +15,7 @@ from traces.timeliness import SloTarget
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogModel:
     """`spec` is None while the checkpoint's shape is unknown; `problem` says why. `base`: of an adapter, which is
-    placed with it and has no spec.
+    placed with it and has no spec; `adapters_bytes`: of a base, what its adapters take beside it.
     """
 
     settings: ModelSection
@@ -24,6 +24,7 @@ class CatalogModel:
     spec: ModelSpec | None
     problem: str | None = None
     base: ModelSection | None = None
+    adapters_bytes: int = 0
 
     @property
     def id(self) -> str:
@@ -84,6 +85,7 @@ class CatalogModel:
             min_replicas=self.settings.replicas.min,
             max_replicas=self.settings.replicas.max,
             max_model_len=self.spec.context_tokens(self.settings.max_model_len),
+            adapters_bytes=self.adapters_bytes,
         )
 
 

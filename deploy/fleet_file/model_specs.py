@@ -23,36 +23,37 @@ def read_model_spec(
         UnsupportedModel: the config.json describes a model that the engine cannot serve.
     """
     dtype = "float32" if dtype == AUTO_DTYPE else dtype
-    return ModelSpec.from_config(_read_config(model, source, revision), dtype, weights)
+    return ModelSpec.from_config(read_source_json(model, source, revision, "config.json"), dtype, weights)
 
 
-def _read_config(model: str, source: str, revision: str | None) -> dict[str, Any]:
+def read_source_json(model: str, source: str, revision: str | None, name: str) -> dict[str, Any]:
+    """Reads a file of a checkpoint. Blocks as `read_model_spec`. Raises SourceNotFound."""
     try:
         if not Path(source).is_absolute():
-            file = _download_config(model, source, revision)
+            file = _download(model, source, revision, name)
         else:
-            file = (layout_folder(model, Path(source)) if is_gguf(source) else Path(source)) / "config.json"
+            file = (layout_folder(model, Path(source)) if is_gguf(source) else Path(source)) / name
         config = json.loads(file.read_text(encoding="utf-8"))
     except ModelLoadError as error:
         raise SourceNotFound(model=model, source=source, remedy=f"{error.reason}; {error.remedy}") from error
     except OSError as error:
-        remedy = f"config.json cannot be read ({error.strerror})"
+        remedy = f"{name} cannot be read ({error.strerror})"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except (ValueError, RecursionError) as error:
-        remedy = "its config.json is not JSON; fetch the checkpoint again"
+        remedy = f"its {name} is not JSON; fetch the checkpoint again"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     if not isinstance(config, dict):
-        raise SourceNotFound(model=model, source=source, remedy="its config.json is not a JSON object")
+        raise SourceNotFound(model=model, source=source, remedy=f"its {name} is not a JSON object")
     return config
 
 
-def _download_config(model: str, source: str, revision: str | None) -> Path:
+def _download(model: str, source: str, revision: str | None, name: str) -> Path:
     """What the cache holds is not asked for again: without a network that would take half a minute for every model."""
     try:
-        cached = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=revision)
+        cached = huggingface_hub.try_to_load_from_cache(source, name, revision=revision)
         if isinstance(cached, str):
             return Path(cached)
-        return Path(huggingface_hub.hf_hub_download(source, "config.json", revision=revision))
+        return Path(huggingface_hub.hf_hub_download(source, name, revision=revision))
     except HFValidationError as error:
         remedy = "neither a folder (write ./name) nor a Hugging Face id (org/name)"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error

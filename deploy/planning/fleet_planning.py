@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from deploy.errors import OptionNotUsable
+from deploy.fleet_file.adapter_shapes import adapters_of, bytes_of_adapters
 from deploy.fleet_file.folded_adapters import with_adapters_folded
 from deploy.fleet_file.model_catalog import CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
@@ -168,7 +169,9 @@ def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
     for settings in with_adapters_folded(fleet.models):
         dtype = settings.dtype or fleet.engine.dtype
         spec = read_model_spec(settings.id, settings.source, settings.revision, dtype, settings.weights)
-        model = CatalogModel(settings=settings, dtype=dtype, created_s=0, spec=spec).placement()
+        adapters = bytes_of_adapters(spec, adapters_of(fleet.models, settings.id))
+        catalogued = CatalogModel(settings=settings, dtype=dtype, created_s=0, spec=spec, adapters_bytes=adapters)
+        model = catalogued.placement()
         assert model is not None, "its spec is known"
         yield model
 

@@ -88,11 +88,11 @@ def _draw_memory(
     planned: PlannedFleet,
     colours: dict[str, Colour],
 ) -> None:
-    specs = {m.model: m.spec for m in planned.models}
+    models = {m.model: m for m in planned.models}
     bottom = y
     for placement in planned.plan.models_of(unit.unit_id):
         for part, alpha in (
-            (resident_bytes_on(unit, specs[placement.model]), 1.0),
+            (resident_bytes_on(unit, models[placement.model]), 1.0),
             (placement.quota_blocks * unit.block_bytes, 0.45),
         ):
             height = 0.8 * part / unit.memory_bytes

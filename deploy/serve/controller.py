@@ -21,6 +21,7 @@ from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.errors import SourceNotFound
+from deploy.fleet_file.adapter_shapes import AdapterSource, adapters_of, bytes_of_adapters
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.model_specs import read_model_spec
@@ -73,6 +74,13 @@ class _SpecKey:
     revision: str | None
     dtype: str | None
     weights: str | None
+    adapters: tuple[AdapterSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownShape:
+    spec: ModelSpec
+    adapters_bytes: int
 
 
 class Controller:
@@ -115,7 +123,7 @@ class Controller:
         self._profiles: Mapping[str, str] = {}
         self._costs = FleetCosts()
         self._created_s: dict[str, int] = {}
-        self._specs: dict[_SpecKey, ModelSpec] = {}
+        self._shapes: dict[_SpecKey, _KnownShape] = {}
         self._problems: dict[_SpecKey, str] = {}
         self._reading: dict[_SpecKey, asyncio.Task[None]] = {}
 
@@ -131,7 +139,7 @@ class Controller:
         wanted = {self._spec_key(m) for m in self._config.models if m.base is None}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
-        for key in wanted - self._specs.keys() - self._reading.keys():
+        for key in wanted - self._shapes.keys() - self._reading.keys():
             self._reading[key] = asyncio.create_task(self._read_spec(key))
         self._apply()
         if self._reading:
@@ -299,14 +307,13 @@ class Controller:
             revision=model.revision,
             dtype=model.dtype or self._config.dtype,
             weights=model.weights,
+            adapters=adapters_of(self._config.models, model.id),
         )
 
     async def _read_spec(self, key: _SpecKey) -> None:
         while True:
             try:
-                self._specs[key] = await asyncio.to_thread(
-                    read_model_spec, key.model, key.source, key.revision, key.dtype, key.weights
-                )
+                self._shapes[key] = await asyncio.to_thread(_read_shape, key)
             except (SourceNotFound, UnsupportedModel) as error:
                 logger.warning("checkpoint not usable", extra={"model": key.model, "reason": str(error)})
                 self._problems[key] = str(error)
@@ -330,18 +337,29 @@ class Controller:
             rules=rules_of(self._config.placement),
         )
 
+    def _shape(self, key: _SpecKey) -> _KnownShape | None:
+        """A base is known while what has changed of its adapters is read."""
+        before = (known for k, known in self._shapes.items() if replace(k, adapters=key.adapters) == key)
+        return self._shapes.get(key) or next(before, None)
+
     def _catalog_model(self, model: ModelSection) -> CatalogModel:
         key = self._spec_key(model)
-        spec = self._specs.get(key)
+        shape = self._shape(key)
         assert self._config is not None
         return CatalogModel(
             settings=model,
             dtype=key.dtype,
             created_s=self._created_s[model.id],
-            spec=spec,
-            problem=None if spec is not None else self._problems.get(key),
+            spec=None if shape is None else shape.spec,
+            problem=None if shape is not None else self._problems.get(key),
             base=next((m for m in self._config.models if m.id == model.base), None),
+            adapters_bytes=0 if shape is None else shape.adapters_bytes,
         )
+
+
+def _read_shape(key: _SpecKey) -> _KnownShape:
+    spec = read_model_spec(key.model, key.source, key.revision, key.dtype, key.weights)
+    return _KnownShape(spec, bytes_of_adapters(spec, key.adapters))
 
 
 def stream_token() -> str:

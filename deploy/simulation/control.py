@@ -123,8 +123,14 @@ def led_by_control_loop(
 
 
 def _catalog_models(fleet: FleetFile, planned: PlannedFleet) -> tuple[CatalogModel, ...]:
-    specs = {m.model: m.spec for m in planned.models}
+    by_name = {m.model: m for m in planned.models}
     return tuple(
-        CatalogModel(settings=m, dtype=m.dtype or fleet.engine.dtype, created_s=0, spec=specs[m.id])
+        CatalogModel(
+            settings=m,
+            dtype=m.dtype or fleet.engine.dtype,
+            created_s=0,
+            spec=by_name[m.id].spec,
+            adapters_bytes=by_name[m.id].adapters_bytes,
+        )
         for m in fleet.models
     )

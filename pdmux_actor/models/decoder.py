@@ -17,7 +17,7 @@ from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.linear import Classifier, Projection
 from pdmux_actor.models.logit_precision import sharpen_top_logits
-from pdmux_actor.models.lora import AdapterBatch, AdapterSlots, Site
+from pdmux_actor.models.lora import AdapterBatch, AdapterSlots
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
 from pdmux_actor.models.rope import (
@@ -28,6 +28,7 @@ from pdmux_actor.models.rope import (
     theta_of_prompt,
 )
 from pdmux_actor.models.transformers_config import TransformersConfig
+from profiler.adapter_sites import Site
 from profiler.specs import ModelSpec
 
 # Look-ahead decoding may compute a few tokens past the longest sequence before its end is noticed.

@@ -8,27 +8,17 @@ a tenth of the time of a product for each; for one adapter it is the other way r
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.lora_checkpoint import LoraAdapter, projection_shapes
+from pdmux_actor.models.lora_checkpoint import LoraAdapter
+from profiler.adapter_sites import Site, padded_rank, projection_shapes
 from profiler.specs import ModelSpec
 
 # Tokens of one adapter, side by side, from which products of their own are faster.
 _LONG_RUN_TOKENS = 16
-_RANK_STEP = 8
-
-
-class Site(Enum):
-    """Names where a layer's adapters come in: the parts of one of its projections, which are stacked as its weights."""
-
-    QKV = ("q_proj", "k_proj", "v_proj")
-    OUTPUT = ("o_proj",)
-    GATE_UP = ("gate_proj", "up_proj")
-    DOWN = ("down_proj",)
 
 
 class TokenRun(NamedTuple):
@@ -121,7 +111,7 @@ class AdapterSlots:
         slot = next(i for i in range(len(self._slots) + 1) if i not in self._slots.values())
         stacks = self._stacks[-1] if self._stacks else None
         sites = frozenset(s for s in Site for layer in adapter.layers if not layer.keys().isdisjoint(s.value))
-        rank = -(-adapter.rank // _RANK_STEP) * _RANK_STEP
+        rank = padded_rank(adapter.rank)
         if stacks is None or slot >= stacks.num_slots or rank > stacks.rank or not sites <= stacks.sites:
             num_slots = 1 if stacks is None else stacks.num_slots
             num_slots = num_slots if slot < num_slots else 2 * num_slots

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.checkpoint import read_json, resolve_checkpoint
+from profiler.adapter_sites import projection_shapes
 from profiler.specs import ModelSpec
 
 MAX_RANK = 256
@@ -62,21 +63,6 @@ class LoraAdapter:
     def rank(self) -> int:
         """The largest of any projection."""
         return max((len(pair.a) for layer in self.layers for pair in layer.values()), default=0)
-
-
-def projection_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, int]]:
-    """Returns [out, in] of the projections that an adapter can change."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    heads, kv_heads = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    return {
-        "q_proj": (heads, hidden),
-        "k_proj": (kv_heads, hidden),
-        "v_proj": (kv_heads, hidden),
-        "o_proj": (hidden, heads),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
 
 
 def read_adapter(model: str, source: str, revision: str | None, spec: ModelSpec, dtype: torch.dtype) -> LoraAdapter:

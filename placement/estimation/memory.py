@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import UnitCapacity
+from placement.problem import PlacementModel
 from profiler.specs import ModelSpec
 
 # cuBLAS keeps 32 MiB for every stream that multiplied, two for each of eight partitions; kernels' code is the rest.
@@ -46,9 +47,14 @@ def resident_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DE
     return held_weight_bytes(spec, num_gpus) + workspace_bytes(spec, num_gpus, limits)
 
 
-def resident_bytes_on(unit: UnitCapacity, spec: ModelSpec) -> int:
-    """`resident_bytes` of a replica on this unit."""
-    return resident_bytes(spec, unit.num_gpus, unit.launch_limits)
+def replica_bytes(model: PlacementModel, num_gpus: int, limits: LaunchLimits) -> int:
+    """`resident_bytes` with the model's adapters."""
+    return resident_bytes(model.spec, num_gpus, limits) + model.adapters_bytes
+
+
+def resident_bytes_on(unit: UnitCapacity, model: PlacementModel) -> int:
+    """Returns what a replica takes on this unit beside the KV pool, with its adapters."""
+    return replica_bytes(model, unit.num_gpus, unit.launch_limits)
 
 
 def fillable_bytes(device_bytes: int) -> int:
@@ -93,7 +99,7 @@ def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int, num_gpus: 
     return math.ceil(tokens / tokens_per_row) * spec.num_layers * max(spec.num_kv_heads, num_gpus)
 
 
-def holds_weights(unit: UnitCapacity, specs: Iterable[ModelSpec]) -> bool:
+def holds_weights(unit: UnitCapacity, models: Iterable[PlacementModel]) -> bool:
     """Returns whether a unit's memory beside its KV pool holds these models."""
-    needed = [resident_bytes_on(unit, spec) for spec in specs if runs_on(spec, unit.num_gpus)]
+    needed = [resident_bytes_on(unit, model) for model in models if runs_on(model.spec, unit.num_gpus)]
     return sum(needed) <= bytes_for_models(unit)

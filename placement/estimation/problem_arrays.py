@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from placement.estimation.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
+from placement.estimation.memory import blocks_for_tokens, bytes_for_models, replica_bytes, runs_on
 from placement.estimation.quotas import QuotaClaim
 from placement.estimation.step_costs import LatencyOf, Sharing, StepCosts, corrected, roofline_of, sharings, step_costs
 from placement.estimation.throughput import Floats, KindCosts
@@ -286,7 +286,7 @@ class _Memory:
         mean = blocks_for_tokens(model.spec, kind.block_bytes, max(1, mean_tokens), kind.num_gpus)
         if floor is None or mean is None:
             return None
-        return cls(resident_bytes(model.spec, kind.num_gpus, kind.launch_limits), floor, mean)
+        return cls(replica_bytes(model, kind.num_gpus, kind.launch_limits), floor, mean)
 
 
 def _as_unit(kind: UnitKind) -> UnitCapacity:

@@ -47,9 +47,10 @@ def refusal(
     if closest.shortage is not None and closest.shortage.missing_blocks is None:
         return f"{closest.shortage.reason}; raise engine.block_bytes"
     if closest.missing_bytes > 0:
-        needed = _mib(resident_bytes_on(closest.unit, model.spec))
+        needed = _mib(resident_bytes_on(closest.unit, model))
+        kinds = "weights, adapters and workspace" if model.adapters_bytes else "weights and workspace"
         reason = (
-            f"needs {needed} for weights and workspace, unit {closest.unit.unit_id} has "
+            f"needs {needed} for {kinds}, unit {closest.unit.unit_id} has "
             f"{_mib(max(0, closest.free_bytes))} free beside its KV pool"
         )
     else:
@@ -82,8 +83,8 @@ def _remedy(shortfall: _Shortfall) -> str:
 
 
 def _shortfall(model: PlacementModel, unit: UnitCapacity, held: Sequence[PlacementModel]) -> _Shortfall:
-    needed_bytes = resident_bytes_on(unit, model.spec)
-    held_bytes = sum(resident_bytes_on(unit, m.spec) for m in held)
+    needed_bytes = resident_bytes_on(unit, model)
+    held_bytes = sum(resident_bytes_on(unit, m) for m in held)
     free_bytes = bytes_for_models(unit) - held_bytes
     claims = [
         QuotaClaim(model=m.model, spec=m.spec, demand=m.demand, max_model_len=m.max_model_len) for m in (*held, model)

@@ -75,7 +75,7 @@ def _placements(packing: Packing, number: int, unit: UnitCapacity) -> Iterator[M
         )
         for m, rate in sorted(parts.items())
     ]
-    held_bytes = sum(resident_bytes_on(unit, claim.spec) for claim in claims)
+    held_bytes = sum(resident_bytes_on(unit, models[m]) for m in parts)
     total_blocks = pool_blocks_beside(unit, held_bytes)
     quotas = initial_quotas(claims, total_blocks=total_blocks, block_bytes=unit.block_bytes, num_gpus=unit.num_gpus)
     assert not isinstance(quotas, QuotaShortage), "a packing holds no more than the floors admit"

@@ -59,7 +59,7 @@ def _needed_bytes(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
     """By model and shape of a unit, without those that the model does not run on."""
     shapes = {_shape(unit): unit for unit in units}
     return {
-        (m.model, shape): resident_bytes_on(unit, m.spec)
+        (m.model, shape): resident_bytes_on(unit, m)
         for m in models
         for shape, unit in shapes.items()
         if runs_on(m.spec, unit.num_gpus)

@@ -1,11 +1,14 @@
 """What is wrong with a fleet file's adapters is said with the key, the value and the remedy."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from deploy.errors import FleetFileError, SourceNotFound
 from deploy.fleet_file.settings import check_sources, parse_fleet_file
+from deploy.planning.fleet_planning import placement_models
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 
 LLAMA = "models:\n  - {id: llama, source: x/y}\n"
 ADAPTER = "  - {id: sql, base: llama, adapter: ./sql"
@@ -67,3 +70,24 @@ def test_adapter__folder_beside_the_fleet_file__is_its_source(tmp_path: Path) ->
     assert fleet.models[1].source == str(tmp_path / "sql")
     with pytest.raises(SourceNotFound, match=r"as PEFT saves adapters, with an adapter_config.json"):
         check_sources(fleet)
+
+
+def test_planned__base_with_adapters__counts_their_memory(tmp_path: Path) -> None:
+    shape = CheckpointShape(
+        model_type="llama", num_layers=2, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16
+    )
+    write_random_checkpoint(tmp_path / "llama", shape, seed=1)
+    for number in range(3):
+        (tmp_path / f"sql{number}").mkdir()
+        config = {"peft_type": "LORA", "r": 9, "target_modules": ["q_proj", "o_proj"]}
+        (tmp_path / f"sql{number}" / "adapter_config.json").write_text(json.dumps(config))
+    adapters = "".join(f"  - {{id: sql{n}, base: llama, adapter: ./sql{n}}}\n" for n in range(4))  # the last is missing
+    fleet = parse_fleet_file(
+        f"models:\n  - {{id: llama, source: ./llama, dtype: float32}}\n{adapters}", name="f.yaml", base=tmp_path
+    )
+
+    (model,) = placement_models(fleet)
+
+    slots, rank, layers, number_bytes = 4 + 2, 16, 2, 4
+    of_qkv, of_output = 3 * 64 + 64 + 32 + 32, 64 + 64
+    assert model.adapters_bytes == slots * rank * layers * number_bytes * (of_qkv + of_output)

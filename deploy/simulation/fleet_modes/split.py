@@ -7,7 +7,7 @@ from pydantic import ByteSize
 
 from deploy.fleet_file.settings import PoolSection
 from deploy.planning.fleet_planning import PlannedFleet
-from placement.estimation.memory import resident_bytes
+from placement.estimation.memory import replica_bytes
 
 # Of a pair of engines in one node: what NVLink of A100 reaches in one direction.
 NVLINK_BYTES_PER_S = 250e9
@@ -80,10 +80,10 @@ def divided(pool: PoolSection, planned: PlannedFleet, split: Split) -> PoolSecti
     changes: dict[str, object] = {"mesh_gpus": engine_gpus, "gpus_per_node": gpus_per_node}
     units = [u for u in planned.units if u.pool == pool.name]
     if pool.mesh_gpus > 1 and units:
-        specs = {m.model: m.spec for m in planned.models}
+        models = {m.model: m for m in planned.models}
         beside_kv = max(
             sum(
-                resident_bytes(specs[p.model], engine_gpus, unit.launch_limits)
+                replica_bytes(models[p.model], engine_gpus, unit.launch_limits)
                 for p in planned.plan.models_of(unit.unit_id)
             )
             for unit in units
