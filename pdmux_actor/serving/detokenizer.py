@@ -59,6 +59,7 @@ class Detokenizer:
         *,
         stop: Sequence[str] = (),
         min_tokens: int = 0,
+        prompt_token_ids: Sequence[int] = (),
         prior_token_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
     ) -> None:
@@ -66,7 +67,7 @@ class Detokenizer:
 
         Stop strings are looked for in what comes after the first `min_tokens` tokens.
         """
-        self._text = token_text(vocabulary.tokenizer, vocabulary.token_bytes)
+        self._text = token_text(vocabulary.tokenizer, vocabulary.token_bytes, prompt_token_ids)
         self._token_bytes = vocabulary.token_bytes
         self._skips_special = skip_special_tokens
         self._stop = StopStrings(stop)

@@ -54,6 +54,7 @@ class TokenStream:
             vocabulary,
             stop=request.stop,
             min_tokens=request.sampling.min_tokens,
+            prompt_token_ids=request.prompt_token_ids,
             prior_token_ids=request.output_token_ids,
             skip_special_tokens=request.skip_special_tokens,
         )

@@ -7,12 +7,15 @@ space, runs of byte tokens), so a window of the last tokens is decoded again and
 
 import codecs
 import json
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from tokenizers import Tokenizer, pre_tokenizers
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 16  # a longer run without a whole character is broken, not incomplete
+_CONTEXT_TOKENS = 8  # of a prompt: enough for a character of four bytes
 
 
 class TokenText(Protocol):
@@ -99,10 +102,14 @@ class WindowText:
     take back characters that were already shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer, token_bytes: TokenBytes) -> None:
+    def __init__(self, tokenizer: Tokenizer, token_bytes: TokenBytes, prompt_token_ids: Sequence[int] = ()) -> None:
+        """What follows the prompt's text keeps its leading space; behind a special token a text begins anew."""
         self._tokenizer = tokenizer
         self._token_bytes = token_bytes
-        self._shown: list[int] = []  # tokens of the window whose text is out: they give the next ones their context
+        context = list(takewhile(token_bytes.has_text, reversed(prompt_token_ids[-_CONTEXT_TOKENS:])))
+        self._shown: list[int] = context[
+            ::-1
+        ]  # tokens of the window whose text is out: they give the next ones their context
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str | None:
@@ -134,8 +141,10 @@ class WindowText:
         return self._tokenizer.decode(self._held, skip_special_tokens=True)
 
 
-def token_text(tokenizer: Tokenizer, token_bytes: TokenBytes) -> TokenText:
-    return ByteLevelText(token_bytes) if token_bytes.is_byte_level else WindowText(tokenizer, token_bytes)
+def token_text(tokenizer: Tokenizer, token_bytes: TokenBytes, prompt_token_ids: Sequence[int] = ()) -> TokenText:
+    if token_bytes.is_byte_level:
+        return ByteLevelText(token_bytes)
+    return WindowText(tokenizer, token_bytes, prompt_token_ids)
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -84,6 +84,26 @@ def test_detokenizer__byte_fallback_well_formed_ids__equals_decode_of_all(parts,
     assert stream_text(Detokenizer(SENTENCEPIECE), chunks_of(token_ids, seed)) == expected
 
 
+@given(words=st.lists(st.integers(257, NUM_WORDS - 1), min_size=2, max_size=24), cut=st.integers(1, 23))
+def test_detokenizer__byte_fallback_behind_a_prompt__is_what_follows_its_text(words, cut):
+    prompt, output = words[:cut], words[cut:]
+    text_of_prompt = SENTENCEPIECE.tokenizer.decode(prompt)
+    if not text_of_prompt:
+        return  # nothing but the spaces that a decoder takes from a text's beginning
+
+    text = stream_text(Detokenizer(SENTENCEPIECE, prompt_token_ids=prompt), [output])
+
+    assert text_of_prompt + text == SENTENCEPIECE.tokenizer.decode(words)
+
+
+def test_detokenizer__byte_fallback_behind_a_special_token__begins_a_text():
+    mark, word = (SENTENCEPIECE.tokenizer.token_to_id(token) for token in ("<s>", "▁Hello"))
+
+    behind_a_word, behind_a_mark = (Detokenizer(SENTENCEPIECE, prompt_token_ids=[word, last]) for last in (word, mark))
+
+    assert (stream_text(behind_a_word, [[word]]), stream_text(behind_a_mark, [[word]])) == (" Hello", "Hello")
+
+
 @given(token_ids=st.lists(st.integers(0, NUM_WORDS + 2), max_size=60), seed=st.integers(0, 99))
 def test_detokenizer__byte_fallback_broken_bytes__independent_of_chunks_and_bounded(token_ids, seed):
     whole = stream_text(Detokenizer(SENTENCEPIECE), [token_ids])
