@@ -90,6 +90,7 @@ class Output:
     """Holds what became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
     `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once, as the `prompt`
     is where its log-probabilities were asked for, and the `embedding`, float32, of a generation that `embeds`.
+    `stop` is the string that ended it, where one did.
     """
 
     text: str
@@ -103,3 +104,4 @@ class Output:
     prompt: tuple[PromptToken, ...] = ()
     embedding: bytes = b""
     finish: FinishReason | None = None
+    stop: str = ""

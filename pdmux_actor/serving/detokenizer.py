@@ -13,11 +13,13 @@ from pdmux_actor.serving.token_text import TokenBytes, token_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Text that became showable. `num_tokens` were read; with `stopped` it can be fewer than were given."""
+    """Text that became showable. `num_tokens` were read; with `stop`, the string that ends it, they can be fewer than
+    were given.
+    """
 
     text: str
     num_tokens: int
-    stopped: bool = False
+    stop: str = ""
 
 
 class Vocabulary:
@@ -96,15 +98,15 @@ class Detokenizer:
             piece = self._piece(token_id, is_end=is_end)
             if piece is None:
                 continue
-            if self._release(piece, texts):
-                return Piece(text="".join(texts), num_tokens=count, stopped=True)
+            if stop := self._release(piece, texts):
+                return Piece(text="".join(texts), num_tokens=count, stop=stop)
         return Piece(text="".join(texts), num_tokens=len(token_ids))
 
     def finish(self) -> Piece:
         """All that was held back; an incomplete character is shown as U+FFFD."""
         texts: list[str] = []
-        if self._open_tokens and self._release(self._text.flush(), texts):
-            return Piece(text="".join(texts), num_tokens=0, stopped=True)
+        if self._open_tokens and (stop := self._release(self._text.flush(), texts)):
+            return Piece(text="".join(texts), num_tokens=0, stop=stop)
         texts.append(self._stop.flush())
         self._held_pieces.clear()
         return Piece(text="".join(texts), num_tokens=0)
@@ -116,14 +118,14 @@ class Detokenizer:
             return self._text.push(token_id)
         return self._text.flush() + self._token_bytes.of(token_id).decode()
 
-    def _release(self, piece: str, texts: list[str]) -> bool:
-        """Adds what may be shown; True when a stop string is complete."""
+    def _release(self, piece: str, texts: list[str]) -> str:
+        """Adds what may be shown; returns the stop string that is complete, else ""."""
         num_tokens, self._open_tokens = self._open_tokens, 0
         if self._num_tokens <= self._min_tokens:
             texts.append(piece)
-            return False
+            return ""
         self._held_pieces.append(num_tokens)
         released = self._stop.push(piece)
         texts.append(released.text)
         del self._held_pieces[: len(self._held_pieces) - self._stop.num_held_pieces]
-        return released.stopped
+        return released.stop

@@ -92,7 +92,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     engine cannot take as it is: the client's fault. `engine_died` marks a retryable failure that the request itself may
     have caused: the engine ended while it held the request. `cached_tokens` of the prompt had their KV already: told
     once, with the first token; so is the `prompt`, token by token, where its log-probabilities were asked for, and the
-    `embedding`, as of TokenEvent, of a request that `embeds`.
+    `embedding`, as of TokenEvent, of a request that `embeds`. `stop` is the stop string that ended the stream.
     """
 
     stream: int
@@ -109,6 +109,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     cached_tokens: int = 0
     prompt: tuple[PromptToken, ...] = ()
     embedding: bytes = b""
+    stop: str = ""
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """`text` may be shown. `stopped`: it ends where the first stop string began, and nothing may follow."""
+    """`text` may be shown. With `stop` it ends where that stop string, the first, began, and nothing may follow."""
 
     text: str
-    stopped: bool = False
+    stop: str = ""
 
 
 class StopStrings:
@@ -28,10 +28,11 @@ class StopStrings:
             return Released(piece)
         self._pieces.append(piece)
         held = "".join(self._pieces)
-        starts = [start for start in (held.find(s) for s in self._stop) if start >= 0]
+        starts = [(start, s) for s in self._stop if (start := held.find(s)) >= 0]
         if starts:
             self._pieces.clear()
-            return Released(held[: min(starts)], stopped=True)
+            start, stop = min(starts, key=lambda found: found[0])
+            return Released(held[:start], stop)
         free_chars = len(held) - max(_overlap(held, s) for s in self._stop)
         return Released(self._release(free_chars))
 

@@ -86,12 +86,13 @@ class TokenStream:
             self._pending = msgspec.structs.replace(self._pending, embedding=event.embedding)
         ends = event.finish is FinishReason.STOP
         piece = self._detokenizer.push([token.token_id for token in event.tokens], ends=ends)
-        text, stopped = piece.text, piece.stopped
-        if event.finish is not None and not stopped and not retryable:  # elsewhere, what is held back may go on
+        text, stop = piece.text, piece.stop
+        if event.finish is not None and not stop and not retryable:  # elsewhere, what is held back may go on
             rest = self._detokenizer.finish()
-            text, stopped = text + rest.text, rest.stopped
+            text, stop = text + rest.text, rest.stop
         self._merge(text, event.tokens[: piece.num_tokens])
-        if stopped:
+        if stop:
+            self._pending = msgspec.structs.replace(self._pending, stop=stop)
             self._end(FinishReason.STOP)
         elif event.finish is not None:
             self._end(event.finish, event.error, event.param, retryable=retryable)

@@ -103,7 +103,7 @@ class WindowText:
     """
 
     def __init__(self, tokenizer: Tokenizer, token_bytes: TokenBytes, prompt_token_ids: Sequence[int] = ()) -> None:
-        """What follows the prompt's text keeps its leading space; behind a special token a text begins anew."""
+        """Text behind the prompt's keeps its leading space; behind a special token it begins anew."""
         self._tokenizer = tokenizer
         self._token_bytes = token_bytes
         context = list(takewhile(token_bytes.has_text, reversed(prompt_token_ids[-_CONTEXT_TOKENS:])))

@@ -33,7 +33,7 @@ class MessagesReply:
         for call in output.tool_calls:
             events += self._call(call)
         if output.finish is not None:
-            events += self._close() + self._end(output.finish, usage)
+            events += self._close() + self._end(output.finish, output.stop, usage)
         return events
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -48,12 +48,11 @@ class MessagesReply:
         if choice.text:
             content.append({"type": "text", "text": choice.text})
         content += [_tool_use(call) for call in choice.tool_calls]
-        stop = _stop_reason(choice.finish, len(choice.tool_calls))
-        return _encode(self._message(content, stop, usage))
+        return _encode(self._message(content, usage, **_stop(choice.finish, choice.stop, len(choice.tool_calls))))
 
     def _begin(self, usage: Usage) -> bytes:
         self._has_begun = True
-        return _event({"type": "message_start", "message": self._message([], None, usage)})
+        return _event({"type": "message_start", "message": self._message([], usage)})
 
     def _delta(self, kind: str, delta: dict[str, str]) -> bytes:
         events = b""
@@ -82,19 +81,26 @@ class MessagesReply:
         self._num_blocks += 1
         return event
 
-    def _end(self, finish: FinishReason, usage: Usage) -> bytes:
-        delta = {"stop_reason": _stop_reason(finish, self._num_calls), "stop_sequence": None}
+    def _end(self, finish: FinishReason, stop: str, usage: Usage) -> bytes:
+        delta = _stop(finish, stop, self._num_calls)
         return _event({"type": "message_delta", "delta": delta, "usage": _usage(usage)})
 
-    def _message(self, content: list[dict[str, Any]], stop: str | None, usage: Usage) -> dict[str, Any]:
+    def _message(
+        self,
+        content: list[dict[str, Any]],
+        usage: Usage,
+        *,
+        stop_reason: str | None = None,
+        stop_sequence: str | None = None,
+    ) -> dict[str, Any]:
         return {
             "id": self._head.reply_id,
             "type": "message",
             "role": "assistant",
             "model": self._head.model,
             "content": content,
-            "stop_reason": stop,
-            "stop_sequence": None,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
             "usage": _usage(usage),
         }
 
@@ -114,10 +120,13 @@ def _usage(usage: Usage) -> dict[str, int]:
     }
 
 
-def _stop_reason(finish: FinishReason, num_calls: int) -> str:
+def _stop(finish: FinishReason, stop: str, num_calls: int) -> dict[str, str | None]:
+    """Says why the message ended. A stop sequence behind calls is none of the client's interest: it acts on them."""
     if finish is FinishReason.LENGTH:
-        return "max_tokens"
-    return "tool_use" if num_calls else "end_turn"
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if num_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    return {"stop_reason": "stop_sequence" if stop else "end_turn", "stop_sequence": stop or None}
 
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:

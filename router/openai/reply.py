@@ -49,6 +49,7 @@ class Choice:
     prompt: tuple[PromptToken, ...] = ()
     num_tokens: int = 0
     finish: FinishReason | None = None
+    stop: str = ""
 
     def add(self, output: Output) -> None:
         self.texts.append(output.text)
@@ -58,7 +59,7 @@ class Choice:
         self.token_ids.extend(output.token_ids)
         self.prompt = self.prompt or output.prompt
         self.num_tokens += output.num_tokens
-        self.finish = output.finish
+        self.finish, self.stop = output.finish, output.stop
 
     @property
     def text(self) -> str:

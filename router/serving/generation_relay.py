@@ -74,6 +74,7 @@ class _Progress:
             prompt=delta.prompt,
             embedding=delta.embedding,
             finish=delta.finish,
+            stop=delta.stop,
         )
 
     def lose_unit(self) -> None:

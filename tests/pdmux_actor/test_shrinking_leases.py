@@ -22,12 +22,12 @@ def test_scheduler__prompt_longer_than_the_quota_but_not_the_context__is_given_b
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("at_s", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("at_s", [0.0, 0.004, 0.1, 0.3])
 def test_scheduler__lease_shrinks_below_a_running_sequence__gives_it_back_with_its_tokens(policy, at_s):
     """It was promised more: that it ended by its length would be untrue, and another unit can go on with it."""
     request = make_request("r", prompt_tokens=40, max_tokens=200)
     alone = VirtualEngine([(0.0, Arrival(request))], quota_blocks=TOTAL_BLOCKS).run().tokens_of("r")
-    events = [(0.0, Arrival(request)), (at_s, SetQuotas({"a": 10 * INFOS["a"].geometry.blocks_per_row}))]
+    events = [(0.0, Arrival(request)), (at_s, SetQuotas({"a": 3 * INFOS["a"].geometry.blocks_per_row}))]
 
     engine = VirtualEngine(events, policy=policy, quota_blocks=TOTAL_BLOCKS).run()
 

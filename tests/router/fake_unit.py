@@ -216,7 +216,7 @@ class FakeUnit:
             everything = bytes(tokens[:position]).decode(errors="replace")
             if finish is not None:
                 text, held_back = everything, 0
-            stop_at = min((i for i in (everything.find(s) for s in request.stop) if i >= 0), default=None)
+            stop_at, stop = min(((i, s) for s in request.stop if (i := everything.find(s)) >= 0), default=(None, ""))
             if stop_at is not None:
                 text, finish, held_back = everything[:stop_at], FinishReason.STOP, 0
             logprobs = None if request.sampling.logprobs is None else [_logprob(t, request) for t in new]
@@ -230,6 +230,7 @@ class FakeUnit:
                         logprobs=logprobs,
                         finish=finish,
                         held_back=held_back,
+                        stop=stop,
                         cached_tokens=self.cached_tokens if sequence == 0 else 0,
                         prompt=_prompt(request) if sequence == 0 else (),
                         embedding=fake_embedding(request.prompt_token_ids) if request.embeds else b"",

@@ -157,6 +157,20 @@ async def test_message__last_one_is_the_assistants__is_continued_and_not_repeate
     assert prompt_of(sdk).endswith("<|im_start|>assistant\n<think></think>")
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_message__stop_sequence_ends_it__is_told_which(talk, streams) -> None:
+    sdk = await talk("Sunny. END of it")
+    asks = {"model": MODEL, "messages": ASK, "max_tokens": 500, "stop_sequences": ["STOP", " END"]}
+    if streams:
+        async with sdk.messages.stream(**asks) as stream:
+            message = await stream.get_final_message()
+    else:
+        message = await sdk.messages.create(**asks)
+
+    assert [block.text for block in message.content] == ["Sunny."]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " END")
+
+
 async def test_count_tokens__any_body__is_what_the_message_takes(talk) -> None:
     sdk = await talk("Sunny.")
     counted = await sdk.messages.count_tokens(model=MODEL, messages=ASK, tools=[WEATHER], system="Be brief.")

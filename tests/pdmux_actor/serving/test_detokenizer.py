@@ -57,7 +57,7 @@ def stream_text(detokenizer: Detokenizer, chunks: list[list[int]]) -> str:
     for chunk in chunks:
         piece = detokenizer.push(chunk)
         text += piece.text
-        if piece.stopped:
+        if piece.stop:
             return text
     return text + detokenizer.finish().text
 
@@ -149,7 +149,7 @@ def test_detokenizer__shown_text__is_that_of_the_tokens_not_held_back(words, sto
 
     for chunk in chunks_of(token_ids, seed):
         piece = detokenizer.push(chunk)
-        if piece.stopped:
+        if piece.stop:
             return
         shown += piece.text
         seen += chunk
@@ -166,7 +166,7 @@ def test_detokenizer__continued_elsewhere__neither_repeats_nor_loses_text(token_
     expected = stream_text(Detokenizer(BYTE_LEVEL, stop=stop), [token_ids])
     first = Detokenizer(BYTE_LEVEL, stop=stop)
     before = first.push(token_ids[:cut])
-    if before.stopped:
+    if before.stop:
         return
     resent = token_ids[:cut][: len(token_ids[:cut]) - first.held_back_tokens]
 
@@ -200,7 +200,7 @@ def test_detokenizer__stop_string_inside_min_tokens__is_shown():
     piece = detokenizer.push(token_ids)
 
     assert piece.text == "aENDb"
-    assert piece.stopped
+    assert piece.stop
 
 
 def test_detokenizer__stopped__counts_the_tokens_up_to_the_match():
@@ -208,7 +208,7 @@ def test_detokenizer__stopped__counts_the_tokens_up_to_the_match():
 
     piece = Detokenizer(BYTE_LEVEL, stop=("X",)).push(token_ids)
 
-    assert (piece.text, piece.num_tokens, piece.stopped) == ("ab", 3, True)
+    assert (piece.text, piece.num_tokens, piece.stop) == ("ab", 3, "X")
 
 
 def test_detokenizer__finish_with_incomplete_character__shows_a_replacement():
