@@ -12,6 +12,7 @@ from placement.estimation.memory import bytes_for_models, resident_bytes_on, run
 from placement.estimation.plan_estimate import FleetEstimate, ModelEstimate, UnitEstimate, estimate
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.estimation.throughput import BYTES, LOAD
+from placement.neighbour_strain import strains_in
 from placement.packing.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
@@ -22,13 +23,16 @@ from traces.timeliness import SloTarget
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeReason:
     """`alone_headroom` is that of the unit if it held nothing else; `neighbours` are what it shares it with.
-    `correction` is what the unit's measured steps say of the estimate.
+    `correction` is what the unit's measured steps say of the estimate; `loses` and `takes` what the model and each of
+    those were seen to lose to the other beyond it, as parts of a target at the loads planned for.
     """
 
     unit: UnitEstimate
     neighbours: tuple[str, ...]
     alone_headroom: float
     correction: StepCorrection = UNCORRECTED
+    loses: Mapping[str, float] = field(default_factory=dict)
+    takes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +141,16 @@ class _Trial:
             others = tuple(r.model for r in unit.replicas if self._instance.index[r.model] != self._model)
             alone = self._packing.factor_alone(self._model, rate, kind)
             correction = self._units[number].correction
-            yield HomeReason(unit=unit, neighbours=others, alone_headroom=alone, correction=correction)
+            lost = strains_in(self._packing.parts[number], self._instance.strains)
+            names = [m.model for m in self._instance.models]
+            yield HomeReason(
+                unit=unit,
+                neighbours=others,
+                alone_headroom=alone,
+                correction=correction,
+                loses={names[other]: part for other, part in lost.get(self._model, {}).items()},
+                takes={names[m]: parts[self._model] for m, parts in lost.items() if self._model in parts},
+            )
 
     def rejections(self) -> Iterator[Rejection]:
         served_at_home = self._served_at_home()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from placement.demand import ModelDemand
+from placement.neighbour_strain import NeighbourStrain
 from placement.nodes import FleetPlan, NodePool
 from placement.plan import Plan, UnitCapacity
 from placement.step_correction import UNCORRECTED, StepCorrection
@@ -15,8 +16,9 @@ from traces.timeliness import SloTarget
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementModel:
     """A model to be placed; `demand` is the fleet's demand for it. Without an `slo` any latency will do. `correction`
-    is what its measured steps say of the estimate beyond what they say of the units that ran them. `adapters_bytes` are
-    those of its LoRA adapters, which are with each of its replicas.
+    is what its measured steps say of the estimate beyond what they say of the units that ran them; `strains` what it
+    was seen to lose to other models beyond the estimate. `adapters_bytes` are those of its LoRA adapters, which are
+    with each of its replicas.
     """
 
     model: str
@@ -28,6 +30,7 @@ class PlacementModel:
     slo: SloTarget | None = None
     correction: StepCorrection = UNCORRECTED
     adapters_bytes: int = 0
+    strains: tuple[NeighbourStrain, ...] = ()
 
     @property
     def target(self) -> SloTarget | None:

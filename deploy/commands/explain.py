@@ -104,6 +104,10 @@ def show(console: Console, told: Explanation) -> None:
         )
         if (pace := pace_in_words(home.correction)) is not None:
             console.print(f"    this unit {pace}")
+        for neighbour, part in sorted(home.loses.items()):
+            console.print(f"    beside {neighbour} it was seen to lose {part:.0%} of a target more than is estimated")
+        for neighbour, part in sorted(home.takes.items()):
+            console.print(f"    {neighbour} was seen to lose {part:.0%} of a target more beside it than is estimated")
     if told.rejected:
         console.print(_rejections(told))
 

@@ -312,7 +312,7 @@ class ControlLoop:
             requests.ask(self._task(now_s), why, now_s)
 
     def _task(self, now_s: float) -> PlanTask:
-        self._fleet.learning.settle(now_s, contention=self._costs.estimator.contention, applies=self._rules.learn)
+        self._model_needs().settle(self._rules, self._costs.estimator, now_s)
         needs = self._needs(now_s)
         goal = self._planned_goal(needs)
         current, size = None if self._rules.replan == "scratch" else goal, self.scaling.question(needs.models, now_s)

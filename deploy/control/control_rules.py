@@ -35,7 +35,8 @@ class ControlRules:
     demand, or of `min_saved_per_gib_s` late requests per second for each GiB of weights that is read for it.
     `min_residency_s`: a replica stays at least so long. `max_moves_per_min`: loads of models that are served already.
     `stale_s`: older demand moves nothing. `max_deaths` of one place of a unit, or with one model loading, within
-    `deaths_window_s` take it out for `out_s`. `learn`: plans are corrected by what units measure.
+    `deaths_window_s` take it out for `out_s`. `learn`: plans are corrected by what units measure. `part_neighbours`:
+    they count on what models were seen to lose to each other.
     """
 
     replan: Replan = "auto"
@@ -46,6 +47,7 @@ class ControlRules:
     min_residency_s: float = 60.0
     max_moves_per_min: int = 6
     learn: bool = False
+    part_neighbours: bool = True
     stale_s: float = 15.0
     max_deaths: int = 3
     deaths_window_s: float = 600.0
@@ -60,4 +62,5 @@ def rules_of(placement: PlacementSection) -> ControlRules:
         min_residency_s=placement.min_residency_s,
         max_moves_per_min=placement.max_moves_per_min,
         learn=placement.learn,
+        part_neighbours=placement.part_neighbours,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from deploy.control.cordons import Cordons
 from deploy.control.decision_history import NotedDecision
+from deploy.control.neighbour_learning import LearnedStrain
 from deploy.control.step_evidence import MeasuredUnit
 from placement.plan import Plan
 from placement.scaling.pool_size import KeptSize
@@ -58,7 +59,8 @@ class KeptDeaths:
 class ControlState:
     """`wanted` is a digest of the catalog and of the units that the plan was made for. `is_plan_due`: it was about to
     be replaced. `used_s`: by model, when it was in use last, whoever asked. `moves_s`: when models that were served
-    already were loaded, in the last minute. `steps`: what units measured, as of the last plan that was asked for.
+    already were loaded, in the last minute. `steps`: what units measured, as of the last plan that was asked for, and
+    `strains` what their models lost to each other.
     """
 
     noted_s: float
@@ -76,6 +78,7 @@ class ControlState:
     cordons: Cordons = field(default_factory=Cordons)
     steps: tuple[MeasuredUnit, ...] = ()
     sizes: tuple[KeptSize, ...] = ()
+    strains: tuple[LearnedStrain, ...] = ()
 
     def shifted(self, by_s: float) -> "ControlState":
         """The same, with `by_s` added to every time."""
@@ -95,6 +98,7 @@ class ControlState:
             ),
             decisions=tuple(replace(d, at_s=d.at_s + by_s) for d in self.decisions),
             sizes=tuple(replace(s, changed_s=s.changed_s + by_s) for s in self.sizes),
+            strains=tuple(replace(s, seen_s=s.seen_s + by_s) for s in self.strains),
         )
 
 

@@ -31,6 +31,15 @@ class ModelNeeds:
     plan: Plan
     goal: Plan
 
+    def settle(self, rules: ControlRules, estimator: Estimator, now_s: float) -> None:
+        """Brings up to date what plans count on of what units measured."""
+        self.fleet.learning.settle(now_s, contention=estimator.contention, applies=rules.learn)
+        if rules.part_neighbours:
+            known = {m.id: m for m in self.catalog.placed}
+            self.fleet.part_neighbours(
+                lambda model: self.placement(known[model], now_s) if model in known else None, estimator, now_s
+            )
+
     def needs(self, asleep: Set[str], rules: ControlRules, now_s: float) -> Needs:
         """Models whose shape is unknown (their config.json cannot be read now) stay where they are, untouched."""
         kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in kept_plan(self.goal, self.catalog)}
@@ -59,7 +68,13 @@ class ModelNeeds:
         slo = SloTarget(
             ttft_s=min(m.slo.ttft_s for m in family), tbt_s=min(m.slo.tbt_s for m in family)
         )  # of the one that is in the greatest hurry
-        placement = replace(placement, min_replicas=max(1, placement.min_replicas), correction=correction, slo=slo)
+        placement = replace(
+            placement,
+            min_replicas=max(1, placement.min_replicas),
+            correction=correction,
+            slo=slo,
+            strains=self.fleet.neighbours.of_model(model.id),
+        )
         if self.fleet.held_back(model.id, now_s) is None:
             return beside_pinned(placement, self.goal, pinned)
         cordoned = self.fleet.cordoned()

@@ -59,6 +59,7 @@ class Succession:
             cordons=self._fleet.cordons,
             steps=self._fleet.learning.kept,
             sizes=self._scaling.kept(),
+            strains=self._fleet.neighbours.kept(),
         )
 
     def take_over(self, state: ControlState) -> None:
@@ -72,6 +73,7 @@ class Succession:
         self._fleet.cordons = state.cordons
         self._scaling.restore(state.sizes)
         self._fleet.learning.evidence.restore(state.steps, state.noted_s)
+        self._fleet.neighbours.restore(state.strains)
         self._before = state
         self._awaited = {u.unit_id for u in state.goal.units}
 

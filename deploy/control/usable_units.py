@@ -1,19 +1,22 @@
 """The units as planning and moving see them: those that may be used, and how far their models are."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import KeptDeaths
 from deploy.control.cordons import Cordon, Cordons, CordonScope, homeless_without
 from deploy.control.leases import LeaseBook
+from deploy.control.neighbour_learning import NeighbourLearning
 from deploy.control.restart_budget import RestartBudget
 from deploy.control.step_learning import StepLearning
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
 from deploy.control.unit_slots import UnitSlots
 from pdmux_actor.lease import ModelPhase, UnitReport
+from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan
 from placement.plan_steps import Asleep
+from placement.problem import PlacementModel
 
 _TRUSTED_S = 3.0  # a unit that is silent for longer is not relied on for a model that leaves another
 
@@ -25,6 +28,7 @@ class Fleet:
         self._leases = leases
         self.registry = UnitRegistry(timing)
         self.learning = StepLearning()
+        self.neighbours = NeighbourLearning()
         self._places = UnitSlots()
         self._place_deaths = RestartBudget(rules)
         self._load_deaths = RestartBudget(rules)
@@ -106,6 +110,14 @@ class Fleet:
     def learn(self, report: UnitReport, host_s: float, now_s: float) -> None:
         """Takes in what a unit measured; `host_s`: what the estimate takes the host to add to each launch."""
         self.learning.evidence.hear(report, self._places.of(report.unit_id), host_s=host_s, now_s=now_s)
+        self.neighbours.evidence.hear(report, now_s)
+
+    def part_neighbours(
+        self, model_of: Callable[[str], PlacementModel | None], estimator: Estimator, now_s: float
+    ) -> None:
+        """Brings up to date what plans count on of models that hurt each other."""
+        capacities = {u.unit_id: u.capacity for u in self.registry}
+        self.neighbours.settle(now_s, capacity_of=capacities.get, model_of=model_of, estimator=estimator)
 
     def hold_back(self, model: str, reason: str, now_s: float) -> None:
         """Loads it nowhere else for a while."""

@@ -152,6 +152,8 @@ class PlacementSection(Section):
     """Loads of models that are served already."""
     learn: bool = False
     """Whether plans are corrected by what units measure of their steps; it is measured and told all the same."""
+    part_neighbours: bool = True
+    """Whether plans count on what models of a unit were seen to lose to each other beyond what is estimated."""
 
 
 class GatewaySection(Section):

@@ -16,6 +16,7 @@ from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_modes.registry import FLEET_MODES
 from deploy.simulation.fleet_modes.split import Split, divided, split_named, split_remedy
 from deploy.simulation.fleet_run import BuildUnits
+from deploy.simulation.interfering_executor import Interference
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.units import MuxedUnit, SimulatedUnit, UnitIdentity
 from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
@@ -34,7 +35,8 @@ class Deployment:
     """`solver` None is the fleet file's own; `lays_out`: it chooses the sizes of units, too. With a `fleet_mode` units
     are several engines, by its `split`. `scheduler` are fields of the scheduler's settings that differ, `host_s` what
     the engine's host adds to every launch (default: by the kind of device), `longest_prompt_tokens` what the budget of
-    chunked prefill is tuned for. `slowdowns`: by unit, times what its device's figures say.
+    chunked prefill is tuned for. `slowdowns`: by unit, times what its device's figures say. `interference`: by model
+    and the one that runs beside it, how much longer it takes then.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Deployment:
     host_s: float | None = None
     longest_prompt_tokens: int = 0
     slowdowns: Mapping[str, float] = field(default_factory=dict)
+    interference: Interference = field(default_factory=dict)
 
 
 BASELINES: Mapping[str, Deployment] = MappingProxyType(
@@ -188,6 +191,7 @@ def _unit_design(
         models=placed,
         host_s=host_s,
         slowdown=deployment.slowdowns.get(capacity.unit_id, 1.0),
+        interference=deployment.interference,
     )
     identity = UnitIdentity(
         unit_id=capacity.unit_id,

@@ -1,12 +1,12 @@
 """One unit's engine in the fleet's virtual time: the product's loop and scheduler on a simulated executor."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deploy.simulation.event_queue import EventQueue
+from deploy.simulation.interfering_executor import Interference, InterferingExecutor
 from deploy.simulation.slower_latency import SlowerLatency
 from pdmux_actor.engine import EngineLoop, build_scheduler
-from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.inbox import Inbox
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
@@ -29,7 +29,8 @@ class PlacedModel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDesign:
     """`latency` says what launches should take, and is what the scheduler starts its predictions from; they take
-    `slowdown` times that: what the figures of its device do not know of this unit. `device` is one GPU of the group;
+    `slowdown` times that: what the figures of its device do not know of this unit. `interference`: by model and the one
+    that runs beside it, how much longer still. `device` is one GPU of the group;
     the pool is that of the whole group.
     """
 
@@ -42,9 +43,10 @@ class EngineDesign:
     models: tuple[PlacedModel, ...]
     host_s: float
     slowdown: float = 1.0
+    interference: Interference = field(default_factory=dict)
 
 
-class _ToldExecutor(SimulatedExecutor):
+class _ToldExecutor(InterferingExecutor):
     """Tells of every launch that has ended, before its tokens leave."""
 
     on_launch: OnLaunch
@@ -63,7 +65,7 @@ class SimulatedEngine:
         self, design: EngineDesign, agenda: EventQueue, on_tokens: OnTokens, *, on_launch: OnLaunch | None = None
     ) -> None:
         self._agenda = agenda
-        self._executor = (SimulatedExecutor if on_launch is None else _ToldExecutor)(
+        self._executor = (InterferingExecutor if on_launch is None else _ToldExecutor)(
             device=design.device,
             latency=SlowerLatency(design.latency, design.slowdown) if design.slowdown != 1.0 else design.latency,
             total_blocks=design.total_blocks,
@@ -71,6 +73,7 @@ class SimulatedEngine:
             clock=agenda.clock,
             host_s=design.host_s,
         )
+        self._executor.interference = design.interference
         if isinstance(self._executor, _ToldExecutor) and on_launch is not None:
             self._executor.on_launch = on_launch
         self._inbox = Inbox(agenda.clock.wake)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from placement.estimation.problem_arrays import Estimator, Instance, UnitKind, make_instance
 from placement.estimation.routed_shares import pull_of
 from placement.estimation.throughput import BYTES, KV, LARGEST_FACTOR, NUM_SUMS, PREFILL, SLACK, Floats, Limit
+from placement.neighbour_strain import strain_of, strained
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
 
@@ -195,7 +196,13 @@ class _ReplicaTable:
             units = np.flatnonzero(self._kind == kind)
             factors[units] = costs.factor(sums[units], minima[units, : SLACK + costs.num_ways])
             factors[units[~costs.holds(sums[units])]] = 0.0
-        return factors
+        return strained(factors, self._strains()) if self._instance.strains else factors
+
+    def _strains(self) -> Floats:
+        parts: list[dict[int, float]] = [{} for _ in self._units]
+        for row in np.flatnonzero(np.isin(self.model, list(self._instance.strained_models))):
+            parts[self.unit[row]][int(self.model[row])] = float(self.rate[row])
+        return np.array([strain_of(of_unit, self._instance.strains) for of_unit in parts])
 
     def _totals(self) -> tuple[Floats, Floats]:
         ways = max((c.num_ways for c in self._instance.costs), default=0)

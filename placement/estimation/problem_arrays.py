@@ -11,6 +11,7 @@ from placement.estimation.quotas import QuotaClaim
 from placement.estimation.step_costs import LatencyOf, Sharing, StepCosts, corrected, roofline_of, sharings, step_costs
 from placement.estimation.throughput import Floats, KindCosts
 from placement.launch_limits import LaunchLimits
+from placement.neighbour_strain import Strains
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 from placement.step_correction import StepCorrection
@@ -90,6 +91,7 @@ class UnitKind:
 class Instance:
     """`models` are sorted by name; `costs` goes with `kinds`. `hopeless` models cannot meet their SLO on any of the
     kinds, however little they are asked for: their SLO binds nobody. `placeable` [models]: some kind holds it alone.
+    `strained_models` lose to others, or others to them.
     """
 
     models: tuple[PlacementModel, ...]
@@ -99,6 +101,8 @@ class Instance:
     hopeless: frozenset[int]
     placeable: npt.NDArray[np.bool_]
     rates_per_s: Floats
+    strains: Strains = field(default_factory=dict)
+    strained_models: frozenset[int] = frozenset()
 
     def kind_of(self, unit: UnitCapacity) -> int:
         return self.kinds.index(UnitKind.of(unit))
@@ -150,6 +154,7 @@ def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
     for kind_costs in costs:
         kind_costs.tbt_s[hopeless] = _ANY_LATENCY_S
         kind_costs.slack_s[hopeless] = _ANY_LATENCY_S
+    strains = _strains(ordered)
     return Instance(
         models=ordered,
         kinds=kinds,
@@ -158,7 +163,17 @@ def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
         hopeless=frozenset(int(i) for i in hopeless),
         placeable=_placeable(costs, len(ordered)),
         rates_per_s=np.array([m.demand.rate_per_s for m in ordered], dtype=np.float64),
+        strains=strains,
+        strained_models=frozenset(strains).union(*strains.values()),
     )
+
+
+def _strains(models: Sequence[PlacementModel]) -> Strains:
+    index = {m.model: i for i, m in enumerate(models)}
+    found = {
+        i: {index[s.neighbour]: s.target_part for s in m.strains if s.neighbour in index} for i, m in enumerate(models)
+    }
+    return {i: lost for i, lost in found.items() if lost}
 
 
 def _with_own_targets(model: PlacementModel) -> PlacementModel:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from placement.estimation.problem_arrays import Instance
 from placement.estimation.throughput import BYTES, LARGEST_FACTOR, NUM_SUMS, SLACK, Floats, KindCosts
+from placement.neighbour_strain import strain_of, strained
 from placement.nodes import NodePool
 from placement.plan import UnitCapacity
 
@@ -114,7 +115,8 @@ class Packing:
             np.add.at(self.sums, rows, costs.sums(models, rates))
             lowest = self.minima[:, : SLACK + costs.num_ways]
             np.minimum.at(lowest, rows, costs.minima(models, rates))
-            self.factor[units] = costs.factor(self.sums[units], lowest[units])
+            strains = np.array([strain_of(parts[u], self.instance.strains) for u in units])
+            self.factor[units] = strained(costs.factor(self.sums[units], lowest[units]), strains)
             self.gpus_used += costs.num_gpus * len(units)
             for unit in units:
                 assert not self.parts[unit], "only empty units are filled"
@@ -150,7 +152,7 @@ class Packing:
         sums = costs.sums(models, rates).sum(axis=0)
         if not bool(costs.holds(sums)):
             return -1.0
-        return float(costs.factor(sums, costs.minima(models, rates).min(axis=0)))
+        return self._strained(costs.factor(sums, costs.minima(models, rates).min(axis=0)), parts)
 
     def rearrange(self, parts: Mapping[int, Parts]) -> None:
         """Units get these parts instead of those they have."""
@@ -208,7 +210,8 @@ class Packing:
             units = units[~np.isin(units, list(homes))]
         sums = self.sums[units] + costs.sums(model, rate_per_s)
         minima = np.minimum(self.minima[units, : SLACK + costs.num_ways], costs.minima(model, rate_per_s))
-        return units, np.where(costs.holds(sums), costs.factor(sums, minima), -1.0)
+        factors = self._strained_with(model, rate_per_s, units, costs.factor(sums, minima))
+        return units, np.where(costs.holds(sums), factors, -1.0)
 
     def roomiest(
         self, model: int, rate_per_s: float, *, above: float = 0.0, but: frozenset[int] = frozenset()
@@ -276,12 +279,28 @@ class Packing:
             minima = costs.minima(models, rates).min(axis=0)
             self.sums[unit] = costs.sums(models, rates).sum(axis=0)
             self.minima[unit, : len(minima)] = minima
-            self.factor[unit] = float(costs.factor(self.sums[unit], minima))
+            self.factor[unit] = self._strained(costs.factor(self.sums[unit], minima), parts)
         else:
             self.sums[unit] = 0.0
             self.minima[unit] = np.inf
             self.factor[unit] = LARGEST_FACTOR
         self._count(unit, old, served_before)
+
+    def _strained(self, factor: Floats, parts: Parts) -> float:
+        if not self.instance.strains:
+            return float(factor)
+        return float(strained(factor, np.array(strain_of(parts, self.instance.strains))))
+
+    def _strained_with(self, model: int, rate_per_s: float, units: npt.NDArray[np.intp], factors: Floats) -> Floats:
+        """Looks closer only at units that hold a model which is known to lose to another, or to cost another one."""
+        if not self.instance.strains:
+            return factors
+        touched: set[int] = set().union(*(self.homes[m] for m in self.instance.strained_models))
+        strains = np.zeros(len(units))
+        for place in np.flatnonzero(np.isin(units, list(touched))):
+            parts = {**self.parts[int(units[place])], model: rate_per_s}
+            strains[place] = strain_of(parts, self.instance.strains)
+        return strained(factors, strains)
 
     def _count(self, unit: int, old: Parts, served_before: float) -> None:
         """Keeps what is known of models in step with the unit's parts, which were `old`."""
