@@ -108,12 +108,11 @@ class Admission:
 
     def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
         """Admits, queues or refuses a request. After a Queue call `pump`: turns may have changed."""
+        loser = None
         if self._is_full(request.model):
             loser = self._who_makes_room(request)
             if loser is None:
                 return self._shed(request.model)
-            self.queue.remove(loser.request_id)
-            self._evicted.append(loser)
         output_tokens = self._output_tokens(request)
         work = virtual_tokens(prompt_tokens=request.prompt_tokens, output_tokens=output_tokens)
         learner = self._observe(request.model, now_s)
@@ -133,6 +132,9 @@ class Admission:
             work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
             if self._comes_too_late(request, work, now_s):
                 return self._shed(request.model)
+        if loser is not None:  # not before: who is turned away takes nobody's place
+            self.queue.remove(loser.request_id)
+            self._evicted.append(loser)
         self._blocked.newcomer(request)
         self._came_s[request.request_id] = now_s
         self.queue.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request))
@@ -214,7 +216,7 @@ class Admission:
         self._blocked.something_has_changed(request.model)
         if not had_first_token:
             self._before_first[request.model] -= 1
-        if finished:
+        if finished and request.max_tokens > 1:  # one is asked for what is no answer: an embedding, a score
             self.lengths.record(request.model, output_tokens)
 
     def waiting(self) -> list[tuple[AdmissionRequest, float]]:

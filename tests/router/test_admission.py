@@ -198,6 +198,34 @@ def test_offer__turn_comes_after_the_deadline__is_shed_at_once() -> None:
     assert made.offer(small("patient", deadline_s=60.0), 11.0) == Queue()
 
 
+def test_offer__full_queue_and_no_time_for_the_newcomer__takes_nobodys_place() -> None:
+    """Else whoever asks again and again for what nobody can give empties others' queues."""
+    made = scheduler(unit("u", FULL, total_blocks=20), max_waiting=14)
+    running = fill(made)
+    for i in range(12):
+        assert made.offer(small(f"greedy-{i}", tenant="greedy"), 0.0) == Queue()
+    for step in range(1, 9):  # one leaves each second: that is how fast the queue moves
+        finish(made, running.pop(0))
+        running += [name for name, outcome in outcomes(made, float(step)).items() if isinstance(outcome, Admit)]
+        assert made.offer(small(f"more-{step}", tenant="greedy"), float(step)) == Queue()
+
+    assert isinstance(made.offer(small("hopeless", tenant="quiet", deadline_s=8.001), 8.0), Shed)
+    assert outcomes(made, 8.0) == {}
+
+    assert made.offer(small("patient", tenant="quiet"), 8.0) == Queue()
+    assert [type(outcome) for outcome in outcomes(made, 8.0).values()] == [Shed]
+
+
+def test_output_lengths__requests_for_one_token__teach_nothing_of_answers() -> None:
+    made = scheduler(unit("u"))
+    for i in range(100):  # embeddings, scores, or prompts' log-probabilities
+        assert isinstance(made.offer(ask(f"one-{i}", max_tokens=1), float(i)), Admit)
+        made.produced(f"one-{i}", 1, float(i))
+        made.end(f"one-{i}", finished=True)
+
+    assert made.admission.lengths.predicted_tokens("m", max_tokens=200) == 200
+
+
 def test_withdraw__waiting_request__leaves_nothing() -> None:
     made = scheduler(unit("u", FULL, total_blocks=20))
     running = fill(made)
