@@ -54,8 +54,8 @@ function Predictions({ log }) {
     return [{ kind, n: done.length, median: quantile(ratios, 0.5), late: quantile(ratios, 0.9), bubble }];
   });
   return html`<section><h2>Predicted against measured</h2>
-    ${rows.length ? html`<table><thead><tr><th scope="col">Launches</th><th scope="col" class="num">Number</th><th scope="col" class="num">Median took</th><th scope="col" class="num">90 % took at most</th><th scope="col" class="num">Bubbles before them</th></tr></thead>
-    <tbody>${rows.map((r) => html`<tr key=${r.kind}><th scope="row">${r.kind}</th><td class="num">${r.n}</td><td class="num">${percent(r.median)} of predicted</td><td class="num">${percent(r.late)}</td><td class="num">${seconds(r.bubble)}</td></tr>`)}</tbody></table>` : html`<p class="quiet">Nothing was measured yet.</p>`}
+    ${rows.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="predicted against measured"><table><thead><tr><th scope="col">Launches</th><th scope="col" class="num">Number</th><th scope="col" class="num">Median took</th><th scope="col" class="num">90 % took at most</th><th scope="col" class="num">Bubbles before them</th></tr></thead>
+    <tbody>${rows.map((r) => html`<tr key=${r.kind}><th scope="row">${r.kind}</th><td class="num">${r.n}</td><td class="num">${percent(r.median)} of predicted</td><td class="num">${percent(r.late)}</td><td class="num">${seconds(r.bubble)}</td></tr>`)}</tbody></table></div>` : html`<p class="quiet">Nothing was measured yet.</p>`}
   </section>`;
 }
 
@@ -63,8 +63,8 @@ function Neighbours({ unit }) {
   const rows = unit.models.flatMap((m) => m.lost_to.map((loss) => ({ model: m.model, ...loss }))).filter((l) => l.ttft_s + l.tbt_s > 0);
   rows.sort((a, b) => b.ttft_s + b.tbt_s - a.ttft_s - a.tbt_s);
   return html`<section><h2>Lost to neighbours</h2>
-    ${rows.length ? html`<table><thead><tr><th scope="col">Model</th><th scope="col">lost to</th><th scope="col" class="num">of first tokens</th><th scope="col" class="num">of gaps</th></tr></thead>
-    <tbody>${rows.map((l, i) => html`<tr key=${i}><th scope="row">${l.model}</th><td>${l.neighbour}</td><td class="num">${seconds(l.ttft_s)}</td><td class="num">${seconds(l.tbt_s)}</td></tr>`)}</tbody></table>
+    ${rows.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="lost to neighbours"><table><thead><tr><th scope="col">Model</th><th scope="col">lost to</th><th scope="col" class="num">of first tokens</th><th scope="col" class="num">of gaps</th></tr></thead>
+    <tbody>${rows.map((l, i) => html`<tr key=${i}><th scope="row">${l.model}</th><td>${l.neighbour}</td><td class="num">${seconds(l.ttft_s)}</td><td class="num">${seconds(l.tbt_s)}</td></tr>`)}</tbody></table></div>
     <p class="quiet small">Seconds summed over all requests since the models came here, by the predictor: shared against alone.</p>` : html`<p class="quiet">No model has lost anything to another.</p>`}
   </section>`;
 }
