@@ -51,11 +51,11 @@ class DeployedFleet:
         return output.decode(), (output + errors).decode() if running.returncode else None
 
     def statuses(self) -> dict[str, str]:
-        """Of each application; empty while Serve does not tell."""
+        """Of each application; why not, while Serve does not tell."""
         command = [str(_BIN / "serve"), "status", "--address", self._nodes.dashboard_url]
         done = subprocess.run(command, env=self._nodes.environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            return {}
+            return {"serve status": done.stderr}
         return {name: app["status"] for name, app in yaml.safe_load(done.stdout)["applications"].items()}
 
     async def until_running(self) -> None:
@@ -64,7 +64,7 @@ class DeployedFleet:
             statuses = await asyncio.to_thread(self.statuses)
             if statuses and set(statuses.values()) == {"RUNNING"}:
                 return
-            assert time.monotonic() < until_s, statuses
+            assert time.monotonic() < until_s, f"{statuses}\n{self._nodes.head.output}"
             await asyncio.sleep(1.0)
 
     async def until_reachable(self) -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,19 +15,33 @@ import psutil
 _BIN = Path(sys.executable).parent
 _OBJECT_STORE_BYTES = 100_000_000
 _START_S = 60.0
+_OUTPUT_BYTES = 100_000
 
 
 class RayNode:
     """`ray start --block` and all that runs on it."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the node
         self._process = subprocess.Popen(
             [_BIN / "ray", "start", "--block", f"--object-store-memory={_OBJECT_STORE_BYTES}", *arguments],
             env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+    def wait_until_started(self) -> None:
+        """Of two that start on one machine at once, one may end: both take the same names of sockets."""
+        until_s = time.monotonic() + _START_S
+        while "Ray runtime started" not in self.output:
+            if time.monotonic() > until_s or not self.is_there():
+                raise TimeoutError(self.output)
+            time.sleep(0.1)
+
+    @property
+    def output(self) -> str:
+        return os.pread(self._output.fileno(), _OUTPUT_BYTES, 0).decode()
 
     def processes(self) -> list[psutil.Process]:
         try:

@@ -40,7 +40,7 @@ def nodes(folder: Path) -> Iterator[RayNodes]:
     with redis_server(folder, port=REDIS_PORT) as address:
         nodes = RayNodes(folder, ports=RAY_PORTS, head_cpus=0, redis=address)
         try:
-            nodes.add("stays", number=0)
+            nodes.add("stays", number=0).wait_until_started()
             nodes.add("goes", number=1)
             yield nodes
         finally:
@@ -153,3 +153,35 @@ def test_head__lost_for_longer_than_raylets_wait_by_default__is_started_again_an
 
     assert all(before.values())
     assert {part: fleet.pids(part) for part in PARTS} == before
+
+
+def test_head__lost_and_then_an_engine_and_the_control_loop__come_back_with_the_head(
+    fleet: DeployedFleet, nodes: RayNodes, file_with: FileWith, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change() -> None:
+        nodes.head.kill()
+        await asyncio.sleep(5.0)
+        fleet.found(ENGINE)[0].kill()
+        await asyncio.sleep(5.0)
+        fleet.found(CONTROLLER)[0].kill()
+        await asyncio.sleep(10.0)
+        await asyncio.to_thread(nodes.start_head)
+        await fleet.until_running()
+        await until_well(fleet, units=UNITS)
+
+    gateways, others = fleet.pids(GATEWAY), fleet.pids(ENGINE)
+    through(fleet, load, change, "head lost, then an engine and the control loop", capsys)
+
+    assert fleet.pids(GATEWAY) == gateways
+    assert len(fleet.pids(ENGINE) & others) == UNITS - 1
+    asyncio.run(change_gateways(fleet, file_with))
+    assert not fleet.pids(GATEWAY) & gateways
+
+
+async def change_gateways(fleet: DeployedFleet, file_with: FileWith) -> None:
+    """The new head takes changes as the old one did."""
+    gateways = fleet.pids(GATEWAY)
+    await fleet.deploy(file_with(hold_s=92))
+    until_s = time.monotonic() + 120.0
+    while fleet.pids(GATEWAY) & gateways and time.monotonic() < until_s:  # noqa: ASYNC110  a state that sets no event
+        await asyncio.sleep(0.2)

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -31,8 +32,11 @@ RAY_EXPORTS_S = 30.0  # it tells its metrics every ten
 DASHBOARD = Path(__file__).parents[2] / "helm" / "files" / "dashboards" / "cluster.json"
 LABELS = frozenset({"ray_io_cluster"})  # which the PodMonitor gives
 ONLY_AFTER_A_FAILURE = frozenset({"ray_serve_health_check_failures_total"})
+ENGINE, CONTROLLER = "pdmux_actor.serving.process", "ServeReplica:control:Controller"
+IN_THE_MIDDLE = ("", ", controller killed")
 Change = Callable[["Changed"], Awaitable[None]]
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+controller_lives_or_dies = pytest.mark.parametrize("controller_dies", [False, True], ids=["", "controller killed"])
 
 
 class Changed:
@@ -155,7 +159,7 @@ def test_unit__drained_with_the_controller_killed_in_the_middle__is_emptied_and_
         draining = asyncio.create_task(fleet.muxfleet("drain", unit))
         while not (await cordons(fleet)):  # noqa: ASYNC110  a state that sets no event
             await asyncio.sleep(0.1)
-        fleet.kill("ServeReplica:control:Controller")
+        fleet.kill(CONTROLLER)
         assert "drained in" in await draining
         await fleet.muxfleet("uncordon", unit)
         await until_well(fleet.process, units=UNITS)
@@ -167,7 +171,7 @@ def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_no
     fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def others() -> tuple[set[int], set[int]]:
-        return fleet.pids("ServeReplica:control:Controller"), fleet.pids("pdmux_actor.serving.process")
+        return fleet.pids(CONTROLLER), fleet.pids(ENGINE)
 
     async def change(fleet: Changed) -> None:
         file = fleet.file(gateway={"hold_s": 91})
@@ -182,60 +186,97 @@ def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_no
     assert watch.fewest == 2
 
 
+@controller_lives_or_dies
 def test_second_pool__added_and_removed__restarts_no_unit_of_the_others(
-    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str], controller_dies: bool
 ) -> None:
     async def change(fleet: Changed) -> None:
         more = {"name": "more", "device": "simulated", "gpu_type": "A40", "kv_memory": "2GiB", "node_labels": STAYS}
+        killing = controller_killed_when(fleet, began, controller_dies)
         await fleet.muxfleet("apply", str(fleet.file(more=(more,), gateway={"hold_s": 91})))
+        await killing
         await until_well(fleet.process, units=UNITS + 1)
-        seen.append(fleet.pids("pdmux_actor.serving.process") >= before)
+        seen.append(fleet.pids(ENGINE) >= before)
         await fleet.muxfleet("apply", "--restart", str(fleet.file(gateway={"hold_s": 91})))
         await until_well(fleet.process, units=UNITS)
 
+    async def began() -> bool:
+        return bool(fleet.pids(ENGINE) - before)
+
     seen: list[bool] = []
-    before = fleet.pids("pdmux_actor.serving.process")
-    through(fleet, load, change, "pool added, then removed", capsys)
+    before = fleet.pids(ENGINE)
+    through(fleet, load, change, "pool added, then removed" + IN_THE_MIDDLE[controller_dies], capsys)
 
     assert seen == [True]
-    assert fleet.pids("pdmux_actor.serving.process") == before
+    assert fleet.pids(ENGINE) == before
 
 
+@pytest.mark.parametrize(("sequences", "controller_dies"), [(48, False), (49, True)], ids=["", "controller killed"])
 def test_engine_setting__changed__replaces_units_one_by_one(
-    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str], sequences: int, controller_dies: bool
 ) -> None:
     async def change(fleet: Changed) -> None:
-        file = fleet.file(gateway={"hold_s": 91}, engine={"max_running_sequences": 48})
+        file = fleet.file(gateway={"hold_s": 91}, engine={"max_running_sequences": sequences})
+        killing = controller_killed_when(fleet, began, controller_dies)
         await fleet.muxfleet("apply", "--restart", str(file))
-        while fleet.pids("pdmux_actor.serving.process") & before:  # noqa: ASYNC110  a state that sets no event
+        await killing
+        while fleet.pids(ENGINE) & before:  # noqa: ASYNC110  a state that sets no event
             await asyncio.sleep(0.2)
         await until_well(fleet.process, units=UNITS)
 
-    before = fleet.pids("pdmux_actor.serving.process")
-    through(fleet, load, change, "engine setting", capsys)
+    async def began() -> bool:
+        return not before <= fleet.pids(ENGINE)
+
+    before = fleet.pids(ENGINE)
+    through(fleet, load, change, "engine setting" + IN_THE_MIDDLE[controller_dies], capsys)
 
 
+@controller_lives_or_dies
 def test_node__terminated_as_a_pod_is__is_drained_by_itself_and_replaced(
-    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
+    fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str], controller_dies: bool
 ) -> None:
     async def change(fleet: Changed) -> None:
         worker = fleet.worker
         assert worker is not None
+        killing = controller_killed_when(fleet, began, controller_dies)
         worker.terminate()
         until_s = time.monotonic() + DRAIN.pod_s
         while worker.is_there() and time.monotonic() < until_s:  # noqa: ASYNC110  a process that ends
             await asyncio.sleep(0.2)
         worker.kill()
+        await killing
         fleet.add_node()
         await until_well(fleet.process, units=UNITS)
 
-    through(fleet, load, change, "node terminated", capsys)
+    async def began() -> bool:
+        return any(unit["cordon"] for unit in (await told_by(fleet)).get("units", ()))
+
+    through(fleet, load, change, "node terminated" + IN_THE_MIDDLE[controller_dies], capsys)
+
+
+def controller_killed_when(
+    fleet: Changed, began: Callable[[], Awaitable[bool]], controller_dies: bool
+) -> asyncio.Task[None]:
+    """Ends when it is killed; at once when it shall live."""
+
+    async def kill() -> None:
+        while controller_dies and not await began():  # noqa: ASYNC110  a state that sets no event
+            await asyncio.sleep(0.1)
+        if controller_dies:
+            fleet.kill(CONTROLLER)
+
+    return asyncio.create_task(kill())
 
 
 STAYS = {"place": "stays"}
 
 
 async def cordons(fleet: Changed) -> list[object]:
+    return list((await told_by(fleet)).get("cordons", ()))
+
+
+async def told_by(fleet: Changed) -> dict[str, Any]:
+    """Nothing while the control loop does not answer."""
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
         response = await http.get(f"{fleet.process.url}/fleet")
-        return list(response.json()["cordons"]) if response.status_code == 200 else []
+        return dict(response.json()) if response.status_code == 200 else {}
