@@ -84,7 +84,8 @@ class PromptEncoder:
         try:
             rendered = self._tokenizer.apply_chat_template(told, **arguments)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise TemplateRefusal(str(error)) from error
+            # Behind this mark transformers tells the conversation: messages of errors reach logs.
+            raise TemplateRefusal(str(error).partition("Final message to continue:")[0]) from error
         if not isinstance(rendered, str):
             raise TemplateRefusal("it does not render text")
         return rendered

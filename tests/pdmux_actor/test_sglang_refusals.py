@@ -68,3 +68,24 @@ def test_request__sglang_raises_what_is_no_refusal__is_answered() -> None:
     (event,) = told
     assert (event.request_id, event.finish) == (PLAIN.request_id, FinishReason.ERROR)
     assert "log" in event.error
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "finish"), [(63, FinishReason.ABORT), (511, FinishReason.ABORT), (512, FinishReason.ERROR)]
+)
+def test_request__longer_than_the_quota_takes__is_given_back_unless_it_exceeds_the_context(
+    prompt_tokens: int, finish: FinishReason
+) -> None:
+    told = []
+
+    async def submit() -> None:
+        streams = RequestStreams(SimpleNamespace(send=lambda notice: told.extend(notice.events)))
+        info = SimpleNamespace(model="a", max_model_len=512, spec=SimpleNamespace(vocab_size=512))
+        streams.open(None, SimpleNamespace(info=info, max_len=lambda quota_blocks: 63), 10)
+        streams.submit(make_request("asks", prompt_tokens=prompt_tokens))
+        await asyncio.sleep(0)
+
+    asyncio.run(submit())
+    (event,) = told
+    assert event.finish is finish
+    assert "KV quota" in event.error

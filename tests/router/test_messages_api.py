@@ -20,9 +20,9 @@ async def talk(serve, tmp_path):
     """`talk(text)` is a client of a fleet whose model says `text`."""
     clients = []
 
-    async def start(text: str, **unit) -> anthropic.AsyncAnthropic:
+    async def start(text: str, template: str = HERMES, **unit) -> anthropic.AsyncAnthropic:
         served = await serve(FakeUnit(says=lambda _: text, **unit))
-        served.folder = write_byte_tokenizer(tmp_path / "hermes", chat_template=HERMES)
+        served.folder = write_byte_tokenizer(tmp_path / "hermes", chat_template=template)
         served.show(*served.units)
         sdk = anthropic.AsyncAnthropic(base_url=served.url, api_key="x", max_retries=0)
         sdk.unit, sdk.url = served.units[0], served.url
@@ -155,6 +155,15 @@ async def test_message__last_one_is_the_assistants__is_continued_and_not_repeate
     assert counted.input_tokens == message.usage.input_tokens
     await ask(sdk, messages=[*ASK, {"role": "assistant", "content": ""}])
     assert prompt_of(sdk).endswith("<|im_start|>assistant\n<think></think>")
+
+
+async def test_message__template_rewrites_the_one_to_continue__is_refused_without_telling_it(talk) -> None:
+    sdk = await talk("never said", template=HERMES.replace("m.content }}", "m.content | upper }}"))
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await ask(sdk, messages=PREFILLED)
+
+    assert "does not appear" in refused.value.message
+    assert "It is" not in refused.value.message
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -63,9 +63,9 @@ class RequestStreams:
             param, error = unsupported
             self._put(TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=error, param=param))
             return
-        refusal = self._refusal(request)
-        if refusal is not None:
-            self._put(TokenEvent(request_id=request.request_id, finish=FinishReason.ERROR, error=refusal))
+        if (refusal := self._refusal(request)) is not None:
+            finish, error = refusal
+            self._put(TokenEvent(request_id=request.request_id, finish=finish, error=error))
             return
         stream = self._streams[request.request_id] = _Stream(request, f"{next(self._numbers):016x}")
         self.counts.prompt_tokens += len(request.prompt_token_ids)
@@ -77,20 +77,22 @@ class RequestStreams:
             self._engine.tokenizer_manager.abort_request(rid=stream.sglang_id)
             self._end(stream.request, FinishReason.ABORT)
 
-    def _refusal(self, request: GenerateRequest) -> str | None:
+    def _refusal(self, request: GenerateRequest) -> tuple[FinishReason, str] | None:
         launch = self._launch
         if launch is None or launch.info.model != request.model:
-            return f"model {request.model!r} is not on this unit"
+            return FinishReason.ERROR, f"model {request.model!r} is not on this unit"
         known = len(request.prompt_token_ids) + len(request.output_token_ids)
         limit = launch.max_len(self._quota_blocks)
         if not 0 < known < limit:
             reason = f"{known} tokens do not fit: model {request.model!r} takes 1 to {limit - 1} on this unit"
-            return f"{reason}; shorten the prompt, or raise the model's max_model_len or its KV quota"
+            # As our own engine: the quota changes while models move, and is another one on other units.
+            finish = FinishReason.ABORT if 0 < known < launch.info.max_model_len else FinishReason.ERROR
+            return finish, f"{reason}; shorten the prompt, or raise the model's max_model_len or its KV quota"
         vocabulary = launch.info.spec.vocab_size
         stranger = next((t for t in request.prompt_token_ids if not 0 <= t < vocabulary), None)
         if stranger is not None:
             reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
-            return f"{reason}; tokenise with the model's own tokenizer"
+            return FinishReason.ERROR, f"{reason}; tokenise with the model's own tokenizer"
         return None
 
     async def _run(self, stream: _Stream) -> None:
