@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.models.linear import MakeProjection, Projection, plain_projection
-from pdmux_actor.models.quantised_weight import (
-    QuantisedWeight,
-    rounded_to_int4,
-    rounded_to_int8,
-)
+from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to, rounded_to_int8
 
 _INT8_MAX = 127
 _UINT8_ZERO = 128  # oneDNN's fast kernels take unsigned activations
@@ -34,10 +30,8 @@ def _int8(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
 
 
 def _int4_or_int8(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
-    rounded = rounded_to_int4(weight) if isinstance(weight, Tensor) else weight
-    if rounded is None:
-        return _int8(weight, bias)
-    return Int4Linear.of(rounded, bias)
+    rounded = rounded_to("int4", weight) if isinstance(weight, Tensor) else weight
+    return Int8Linear(rounded, bias) if rounded.middle is None else Int4Linear.of(rounded, bias)
 
 
 class Int8Linear:

@@ -35,9 +35,26 @@ class QuantisedWeight:
         weight = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
         return weight.view(rows, columns).to(self.scale.dtype)
 
+    def columns(self, first: int, last: int) -> "QuantisedWeight | None":
+        """The very levels of some columns; None: they begin or end within a group."""
+        if self.middle is None:
+            return QuantisedWeight(levels=self.levels[:, first:last].contiguous(), scale=self.scale)
+        group = self.levels.shape[1] // self.scale.shape[1]
+        if first % group or last % group:
+            return None
+        of = slice(first // group, last // group)
+        levels, scale, middle = self.levels[:, first:last], self.scale[:, of], self.middle[:, of]
+        return QuantisedWeight(levels=levels.contiguous(), scale=scale.contiguous(), middle=middle.contiguous())
+
     def to(self, device: torch.device | None) -> "QuantisedWeight":
         middle = None if self.middle is None else self.middle.to(device)
         return QuantisedWeight(levels=self.levels.to(device), scale=self.scale.to(device), middle=middle)
+
+
+def rounded_to(weights: str, weight: Tensor) -> QuantisedWeight:
+    """`weights` is ModelSpec's; what no 4-bit kernel takes gets 8."""
+    rounded = rounded_to_int4(weight) if weights.startswith("int4") else None
+    return rounded_to_int8(weight) if rounded is None else rounded
 
 
 def rounded_to_int8(weight: Tensor) -> QuantisedWeight:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.gguf_files.file_tensors import GgufTensors
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
-from pdmux_actor.models.quantised_weight import QuantisedWeight, stacked
+from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to, stacked
 from pdmux_actor.models.shard_files import broken_shard, open_shard, shard_files
 from pdmux_actor.models.stored_formats.entry import StoredWeights
 from pdmux_actor.models.stored_levels import StoredProduct
@@ -134,8 +134,12 @@ class TensorReader:
         self, sizes: Mapping[str, int], columns: int, parts: Mapping[str, TensorPart | None] | None = None
     ) -> Tensor | QuantisedWeight:
         """Weights `[size, columns]` on top of each other: the very levels of the checkpoint, where the engine keeps
-        them.
+        them. A part of the columns is cut from levels of the whole: every rank then has what one of one rank has.
         """
+        by_columns = next((part for part in (parts or {}).values() if part is not None and part.dim == 1), None)
+        if by_columns is not None and self._keeps is not None:
+            ((name, size),) = sizes.items()
+            return self._rounded_columns(name, size, columns, by_columns, self._keeps)
         if (self._stored is None and self._gguf is None) or self._keeps is None:
             return self.load_stacked(sizes, columns, parts=parts)
         found = []
@@ -156,6 +160,15 @@ class TensorReader:
                 levels.write_dense(rows)
             offset += size
         return target
+
+    def _rounded_columns(
+        self, name: str, rows: int, columns: int, part: TensorPart, keeps: str
+    ) -> Tensor | QuantisedWeight:
+        whole = self.load_product({name: rows}, columns * part.count)
+        rounded = rounded_to(keeps, whole) if isinstance(whole, Tensor) else whole
+        cut = slice(part.index * columns, (part.index + 1) * columns)
+        kept = rounded.columns(cut.start, cut.stop)
+        return rounded.dense()[:, cut].contiguous() if kept is None else kept
 
     def _levels(self, weight: str, shape: list[int], part: TensorPart | None) -> StoredProduct | None:
         """Of `weight`, which is `shape` in the checkpoint, or of a part of it; None: it is stored plainly."""

@@ -117,7 +117,8 @@ def _load_layer(
 
     def by_columns(name: str, in_size: int, has_bias: bool) -> Projection:
         """Its products are summed over ranks: the bias is one rank's."""
-        with in_flight.hold(hidden * in_size * reader.dtype.itemsize):
+        times = share.num_ranks if whole.weights else 1  # levels are made of all columns
+        with in_flight.hold(hidden * in_size * times * reader.dtype.itemsize):
             weight = reader.load_product({f"{name}.weight": hidden}, in_size, {f"{name}.weight": share.columns})
             bias = reader.load(f"{name}.bias", hidden) if has_bias and share.leads else None
             return make_projection(weight, bias)

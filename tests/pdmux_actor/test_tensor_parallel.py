@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.models.checkpoint import read_json
 from pdmux_actor.models.config import DecoderConfig
+from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.models.rank_share import RankShare
 from pdmux_actor.models.weights import load_weights
@@ -202,10 +204,10 @@ def test_two_ranks__model_sleeps_and_wakes__says_the_same(unit_of_two, expected)
     assert said == {name: tokens for name, tokens in expected.items() if name.startswith("biased/")}
 
 
-def prompt_logprobs_of(run):
+def prompt_logprobs_of(run, model="biased"):
     request = GenerateRequest(
-        request_id="asked/biased/0",
-        model="biased",
+        request_id=f"asked/{model}/0",
+        model=model,
         prompt_token_ids=tuple(range(30, 60)),
         sampling=SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2),
         slo=Slo(ttft_s=5.0, tbt_s=1.0),
@@ -235,10 +237,61 @@ def test_two_ranks__model_that_cannot_be_divided__names_the_field_and_others_ser
 
     with pytest.raises(ModelLoadError, match=r"intermediate_size=33 cannot be divided among 2 ranks.*mesh_gpus"):
         executor.load_model("odd", str(tmp_path), revision=None, dtype=None, max_model_len=None)
-    with pytest.raises(ModelLoadError, match=r"weights=int8 is not divided among 2 ranks.*remove `weights`"):
-        executor.load_model("odd", str(tmp_path), revision=None, dtype=None, max_model_len=None, weights="int8")
 
     assert run.answers(make_requests("after")) == expected
+
+
+def test_two_ranks__weights_in_4_bits__say_what_one_says(unit_of_two, tmp_path: Path) -> None:
+    shape = replace(SHAPES["biased"], hidden_size=128, intermediate_size=256, head_dim=64)
+    write_random_checkpoint(tmp_path, shape, seed=4)
+    requests = [
+        replace(r, model="int4", request_id=f"q/{r.request_id}") for r in make_requests("4") if r.model == "biased"
+    ]
+
+    of_two = loaded_answers(*unit_of_two, tmp_path, "int4", requests)
+    with running({}, 1) as alone:
+        assert loaded_answers(*alone, tmp_path, "int4", requests) == of_two
+
+
+def test_two_ranks__weights_in_8_bits__say_nearly_what_one_says(unit_of_two, tmp_path: Path) -> None:
+    """A rank rounds its own part of a token's activations, with a scale of its own."""
+    write_random_checkpoint(tmp_path, SHAPES["biased"], seed=4)
+
+    found = []
+    with running({}, 1) as alone:
+        for run, executor in (unit_of_two, alone):
+            loaded_answers(run, executor, tmp_path, "int8", [])
+            found.append(prompt_logprobs_of(run, "int8"))
+
+    of_two, of_one = found
+    assert len(of_two) == 29
+    assert of_two == pytest.approx(of_one, abs=0.3)  # 0.12 was seen
+
+
+def loaded_answers(run, executor, folder, weights, requests):
+    info = executor.load_model(weights, str(folder), revision=None, dtype=None, max_model_len=512, weights=weights)
+    run.attach(info)
+    return run.answers(requests) if requests else {}
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_load_weights__rounded__parts_have_the_levels_of_the_whole(tmp_path: Path, weights: str) -> None:
+    shape = replace(SHAPES["biased"], hidden_size=256, intermediate_size=256, head_dim=64)
+    write_random_checkpoint(tmp_path, shape, seed=4)
+    config = DecoderConfig.from_config("m", read_json("m", tmp_path, "config.json"), None, weights)
+    make = projection_maker(weights)
+
+    whole = load_weights("m", tmp_path, config, make_projection=make).layers[0]
+    parts = [
+        load_weights("m", tmp_path, config, make_projection=make, share=RankShare(rank=rank, num_ranks=2)).layers[0]
+        for rank in range(2)
+    ]
+
+    assert torch.equal(torch.cat([p.output.weight for p in parts], dim=1), whole.output.weight)
+    down = [p.feed_forward.down.weight for p in parts]
+    assert torch.equal(torch.cat(down, dim=1), whole.feed_forward.down.weight)
+    gates = [p.feed_forward.gate_up.weight[:128] for p in parts]
+    assert torch.equal(torch.cat(gates), whole.feed_forward.gate_up.weight[:256])
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -129,9 +129,9 @@ class FollowingRank:
 
     def _do(self, call: PartCall) -> int:
         match call:
-            case LoadPart(model, source, revision, dtype, max_model_len):
+            case LoadPart(model, source, revision, dtype, max_model_len, weights):
                 self._parts[model] = self._executor.load_model(
-                    model, source, revision=revision, dtype=dtype, max_model_len=max_model_len
+                    model, source, revision=revision, dtype=dtype, max_model_len=max_model_len, weights=weights
                 )
             case WakePart(model=model):
                 self._parts[model] = self._executor.wake_model(model)

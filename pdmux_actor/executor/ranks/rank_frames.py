@@ -144,6 +144,7 @@ class LoadPart(msgspec.Struct, frozen=True, tag="load"):
     revision: str | None
     dtype: str | None
     max_model_len: int | None
+    weights: str | None = None
 
 
 class ResizePart(msgspec.Struct, frozen=True, tag="resize"):

@@ -80,24 +80,24 @@ class TensorParallelExecutor:
         weights: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ModelInfo:
-        if weights is not None:
-            raise ModelLoadError(
-                model=model,
-                reason=f"weights={weights} is not divided among {self.num_ranks} ranks",
-                remedy="remove `weights`, or place it on a pool with mesh_gpus: 1",
-            )
         dtype = dtype or self._default_dtype
 
         def load_own() -> ModelInfo:
             return self._own.load_model(
-                model, source, revision=revision, dtype=dtype, max_model_len=max_model_len, on_progress=on_progress
+                model,
+                source,
+                revision=revision,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                weights=weights,
+                on_progress=on_progress,
             )
 
         part = None
         if dtype == AUTO_DTYPE:  # what is fastest is measured once, for all
             part = load_own()
             dtype = part.spec.dtype
-        told = LoadPart(model, source, revision, dtype, max_model_len)
+        told = LoadPart(model, source, revision, dtype, max_model_len, weights)
         return self._attachable(model, told, load_own if part is None else lambda: part)
 
     def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
