@@ -53,6 +53,9 @@ LONG: Sequence[str] = (
     "tests/pdmux_actor/cuda/test_kernel_compilation.py::test_kernels__for_an_absent_gpu__compile_without_spills[100]",
     # Chromium before a real fleet; what the pages are told, and their files, stay.
     "tests/console/test_console_demo.py",
+    # Chromium before units that only report, and before a gateway whose model loads; the same.
+    "tests/console/test_console_simulated.py",
+    "tests/console/test_console_waiting.py",
     # Benchmarks for GPUs, run to their end on the CPU.
     "tests/pdmux_actor/cuda/test_gpu_benchmarks.py",
     "tests/pdmux_actor/cuda/test_gpu_goodput.py",

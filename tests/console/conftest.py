@@ -1,5 +1,5 @@
 import sys
 from pathlib import Path
 
-# The fleets of the end-to-end tests.
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+# The fleets of the end-to-end tests, of the control loop's, and the gateway's.
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("e2e", "deploy", "router")]

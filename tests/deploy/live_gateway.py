@@ -27,7 +27,7 @@ def live_gateway(live: LiveSources, gateway: Gateway | None = None, **options) -
             started.set()
 
     app = create_app(gateway or Gateway(), live=live, **options)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1)
     server = Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
