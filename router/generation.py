@@ -23,7 +23,8 @@ class ReplyShape:
 class Generation:
     """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. One that is
     `prompt_only`, as one that `embeds`, was asked for no token: that which an engine gives to every prompt is nobody's.
-    `fills_context`: no `max_tokens` were asked for, and it ends where units' contexts do.
+    `fills_context`: no `max_tokens` were asked for, and it ends where units' contexts do. `shares_prompt`: another
+    choice of the request is charged for it.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class Generation:
     embeds: bool = False
     prompt_only: bool = False
     fills_context: bool = False
+    shares_prompt: bool = False
     reply: ReplyShape | None = None
     client_request_id: str = ""
     traceparent: str = ""
@@ -52,6 +54,10 @@ class Generation:
     def needed_tokens(self) -> int:
         """Tokens of the longest sequence that a unit must take to serve it."""
         return len(self.prompt_token_ids) + (1 if self.fills_context else self.sampling.max_tokens)
+
+    @property
+    def charged_prompt_tokens(self) -> int:
+        return 0 if self.shares_prompt else len(self.prompt_token_ids)
 
     @property
     def shows_output(self) -> bool:

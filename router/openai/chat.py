@@ -69,7 +69,14 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     def max_calls(self) -> int | None:
         return self.tool_use().max_calls
 
-    def check_continuation(self) -> None:
+    def check(self) -> None:
+        """Raises InvalidRequest: parameters do not fit together."""
+        if self.top_logprobs and not self.logprobs:
+            message = "'top_logprobs' are told with 'logprobs' only: set 'logprobs' to true, or leave it out."
+            raise InvalidRequest(message, param="top_logprobs")
+        self._check_continuation()
+
+    def _check_continuation(self) -> None:
         """Raises InvalidRequest: a last message is to be continued that cannot be, or none, without a new one begun."""
         if not self.continue_final_message:
             if self.add_generation_prompt is False:

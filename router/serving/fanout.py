@@ -40,7 +40,7 @@ def generations_of(
             context=context,
             param=param,
         )
-        for _ in range(request.num_choices):
+        for nth in range(request.num_choices):
             choice = len(generations)
             generations.append(
                 Generation(
@@ -56,6 +56,7 @@ def generations_of(
                     gives_way=gives_way,
                     prompt_only=request.is_prompt_only,
                     fills_context=request.asked_max_tokens is None,
+                    shares_prompt=nth > 0,
                     slo=report.slo,
                     client_request_id=report.request_id,
                     traceparent=report.traceparent,

@@ -323,6 +323,7 @@ class Gateway:
             interleave([self._outputs(generation, request, caller, report) for generation in generations]),
             reply,
             num_choices=len(generations),
+            choices_per_prompt=request.num_choices,
             prompt_tokens=prompt_tokens,
             include_usage=request.include_usage,
             continuous_usage=request.continuous_usage,

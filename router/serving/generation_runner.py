@@ -92,7 +92,7 @@ class GenerationRunner:
         finally:
             stopwatch.on_end()
             del self._reports[generation.request_id]
-            self._charge(caller, len(generation.prompt_token_ids) + stopwatch.num_tokens)
+            self._charge(caller, generation.charged_prompt_tokens + stopwatch.num_tokens)
             self._scheduler.end(
                 generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
             )

@@ -40,7 +40,7 @@ async def chat_prompt(
     """
     use = request.tool_use()
     use.check_strict()
-    request.check_continuation()
+    request.check()
     goes_on = bool(request.continue_final_message)
     chat = await tokenizers.encode_chat(
         card,
@@ -159,13 +159,18 @@ def completion_tokens(*, prompt_tokens: int, asked: int | None, context: Context
 async def bad_word_tokens(
     request: GenerationParameters, card: ModelCard, tokenizers: Tokenizers
 ) -> tuple[tuple[int, ...], ...]:
-    """Each word as it begins a text and, where that is another token, as it follows a space: as vLLM reads them."""
+    """Each word as it begins a text and, where that is another token, as it follows a space: as vLLM reads them.
+    Raises InvalidRequest: the model's tokenizer makes nothing of a word.
+    """
     words: dict[tuple[int, ...], None] = {}
-    for word in request.bad_words or ():
+    for number, word in enumerate(request.bad_words or ()):
         plain = await tokenizers.encode(card, word, add_special_tokens=False, max_tokens=_MOST_TOKENS)
         spaced = await tokenizers.encode(card, f" {word.lstrip()}", add_special_tokens=False, max_tokens=_MOST_TOKENS)
+        if not plain:
+            message = f"'bad_words[{number}]' is no token of this model; leave it out."
+            raise InvalidRequest(message, param=f"bad_words[{number}]")
         words[tuple(plain)] = None
-        if spaced[0] != plain[0] and len(spaced) == len(plain):
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
             words[tuple(spaced)] = None
     return tuple(words)
 

@@ -17,6 +17,7 @@ class GenerationResponse:
         format_: ReplyFormat,
         *,
         num_choices: int,
+        choices_per_prompt: int,
         prompt_tokens: int,
         include_usage: bool,
         continuous_usage: bool,
@@ -25,7 +26,7 @@ class GenerationResponse:
         self.report = report
         self._outputs = outputs
         self._format = format_
-        self._num_choices = num_choices
+        self._num_choices, self._choices_per_prompt = num_choices, choices_per_prompt
         self._prompt_tokens = prompt_tokens
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
@@ -37,24 +38,25 @@ class GenerationResponse:
         choices = [Choice() for _ in range(self._num_choices)]
         async with aclosing(self._outputs) as outputs:
             async for index, output in outputs:
-                self._count(output)
+                self._count(index, output)
                 choices[index].add(output)
         return self._format.document(choices, self._usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._outputs) as outputs:
             async for index, output in outputs:
-                self._count(output)
+                self._count(index, output)
                 events = self._format.events(index, output, self._usage() if self._continuous_usage else None)
                 if events:
                     yield events
         if self._include_usage:
             yield self._format.usage_event(self._usage())
 
-    def _count(self, output: Output) -> None:
+    def _count(self, index: int, output: Output) -> None:
         self._completion_tokens += output.num_tokens
         self._reasoning_tokens += output.reasoning_tokens
-        self._cached_tokens += output.cached_tokens
+        if index % self._choices_per_prompt == 0:  # the others of a prompt find what this one has left
+            self._cached_tokens += output.cached_tokens
 
     def _usage(self) -> Usage:
         return Usage(

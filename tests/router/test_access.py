@@ -116,6 +116,16 @@ async def test_rate__tokens_of_prompt_and_answer__count(http) -> None:
     assert 'muxfleet_key_generations_total{key="team"} 1.0' in metrics
 
 
+@pytest.mark.parametrize(("prompt", "answers"), [("hello", {"n": 3}), (["hello", "hello"], {"n": 2})])
+async def test_rate__several_choices__prompt_is_charged_once(http, prompt: str | list[str], answers: dict) -> None:
+    key = make_key()
+    http.gateway.access.set_keys(KeyRing([entry(key, tokens_per_minute=500)]))
+    reply = await http.post("/v1/completions", json={**BODY, "prompt": prompt, **answers}, headers=bearer(key))
+
+    used = reply.json()["usage"]["total_tokens"]
+    assert f'muxfleet_key_tokens_total{{key="team"}} {float(used)}' in (await http.get("/metrics")).text
+
+
 async def test_headers__looser_targets__reach_the_unit(http) -> None:
     http.served.show(*http.served.units, slo=OWN)
     headers = {"x-muxfleet-slo-ttft-ms": "9500", "x-llm-d-slo-tpot-ms": "900", "x-muxfleet-priority": "high"}

@@ -85,6 +85,14 @@ async def test_usage__cached_tokens__are_those_that_the_first_unit_found(serve) 
     assert reply.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
+async def test_usage__several_choices__cached_tokens_are_those_of_the_prompt_once(serve) -> None:
+    served = await serve(FakeUnit(cached_tokens=3))
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=ask(prompt="more than six tokens", max_tokens=2, n=3))
+
+    assert reply.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
 @pytest.mark.parametrize("fuse", [[], [1]], ids=str)
 async def test_usage__first_token_is_held_back__cached_tokens_are_told_with_it(serve, fuse) -> None:
     half = {"says": lambda _: "ü" * 8, "cached_tokens": 1, "fuse": fuse}  # a token is half a character

@@ -102,6 +102,8 @@ async def test_body__not_an_object__400(http, body) -> None:
             "response_format.json_schema.schema",
         ),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "invalid_value", "top_logprobs"),
         ({"moon_phase": "full"}, "unknown_parameter", "moon_phase"),
     ],
 )

@@ -161,7 +161,7 @@ async def test_max_tokens_0__with_a_key__is_charged_the_prompt_alone(serve) -> N
         reply = await client.post("/v1/completions", json=body, headers={"x-api-key": key.secret})
 
     assert reply.status_code == 200
-    (figures,) = served.gateway.access.figures()
+    (figures,) = served.gateway.access.figures({})
     assert figures.tokens == len(PROMPT.encode()) == reply.json()["usage"]["total_tokens"]
 
 

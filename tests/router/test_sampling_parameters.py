@@ -6,11 +6,15 @@ import httpx
 import pytest
 from fake_unit import FakeUnit
 
-from pdmux_actor.messages import LogitsProcessing, StructuredKind
+from pdmux_actor.messages import LogitsProcessing, Slo, StructuredKind
 from router.errors import InvalidRequest
+from router.openai.chat import ChatCompletionRequest
 from router.openai.schema_support import MAX_DEPTH, check_schema
+from router.serving.prompts import bad_word_tokens
+from router.view import ModelCard
 
 MODEL = "demo/bytes"
+CARD = ModelCard(model=MODEL, source="s", revision=None, slo=Slo(ttft_s=1.0, tbt_s=0.1), created_s=0)
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
 
@@ -53,6 +57,18 @@ async def test_sampling__all_of_it__reaches_the_unit(serve, path: str) -> None:
     assert sampling.processing.bad_words
     assert sampling.stop_token_ids == (3, 4)
     assert second.processing == sampling.processing
+
+
+async def test_bad_words__entry_that_is_no_token__is_refused_and_named() -> None:
+    class Wordless:
+        async def encode(self, card: ModelCard, text: str, **_: object) -> list[int]:
+            return [7] if text.strip() == "word" else []
+
+    body = ChatCompletionRequest.model_validate({**CHAT, "bad_words": ["word", "\u00ad"]})
+    with pytest.raises(InvalidRequest) as refused:
+        await bad_word_tokens(body, CARD, Wordless())
+
+    assert refused.value.param == "bad_words[1]"
 
 
 async def test_sampling__values_that_change_nothing__cost_the_unit_nothing(serve) -> None:
