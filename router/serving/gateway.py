@@ -256,7 +256,7 @@ class Gateway:
         prompt_tokens = report.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._check_length(prompts, "input")
         longest = max(len(prompt.token_ids) for prompt in prompts) + 1
-        context = await self._context_for(card, caller, prompt_tokens, longest)
+        context = await self._context_for(card, caller, report, longest)
         gives_way = caller.priority is Priority.LOW
         generations = embedding_generations(card, prompts, context, report, gives_way=gives_way)
         self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
@@ -308,7 +308,7 @@ class Gateway:
         self._check_length(prompts, param)
         check_prompt_logprobs(request, prompts)
         longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
-        context = await self._context_for(card, caller, prompt_tokens, longest)
+        context = await self._context_for(card, caller, report, longest)
         form = request.structured_output
         self._check_form(card, form)
         if form is None and self.view.constrains(card.model):
@@ -355,11 +355,15 @@ class Gateway:
             )
             raise UnsupportedParameter(message, param=form.param)
 
-    async def _context_for(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:
+    async def _context_for(
+        self, card: ModelCard, caller: Caller, report: ServiceReport, longest: int
+    ) -> ContextLengths:
         """Returns the model's context length, at once where it is known. Raises as `_until_taken`."""
         context = self.view.context(card.model)
         if context is None or context.is_short_for_now(longest):
-            return await self._until_taken(card, caller, prompt_tokens, longest)
+            started_s = self.clock()
+            context = await self._until_taken(card, caller, report.prompt_tokens, longest)
+            report.held_s = self.clock() - started_s
         return context
 
     async def _until_taken(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:

@@ -23,7 +23,8 @@ class RequestMove:
 class ServiceReport:
     """Filled in as the request goes its way; of several choices, by the first one that gets a token. `cold_s` is the
     part of the queueing in which no unit had the model ready. `ahead_s` is what prefills before it on its unit were
-    expected to take; `waited_for` says what it queued for at the gateway.
+    expected to take; `waited_for` says what it queued for at the gateway. `held_s`: how long it waited for the first
+    unit of its model to tell how long a sequence may be.
     """
 
     granted: GrantedSlo
@@ -41,6 +42,7 @@ class ServiceReport:
     prompt_tokens: int = 0
     output_tokens: int = 0
     ahead_s: float = 0.0
+    held_s: float = 0.0
     waited_for: str = ""
     moves: list[RequestMove] = field(default_factory=list)
 
@@ -50,7 +52,7 @@ class ServiceReport:
         if not self.unit_id:
             self.unit_id = unit_id
             self.queue_s = now_s - self.started_s
-            self.cold_s = min(cold_s, self.queue_s)
+            self.cold_s = min(self.held_s + cold_s, self.queue_s)
             self.predicted_ttft_s = predicted_ttft_s or None
             self.prefix_tokens = prefix_tokens
             self.ahead_s = ahead_s

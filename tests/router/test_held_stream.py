@@ -3,15 +3,18 @@
 import asyncio
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import anthropic
 import httpx
 import openai
 import pytest
 from fake_unit import SPEECH, FakeUnit, eventually, fleet_view
+from served_gateway import InlineText, ServedGateway, running
 
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase
 from router.limits import GatewayLimits
+from router.serving.gateway import Gateway
 from router.view import FleetView, ModelLoadTimes
 
 MODEL = "demo/bytes"
@@ -71,6 +74,23 @@ async def test_stream__model_loads__comments_say_how_far_then_it_is_served(path:
     assert ": x-muxfleet-unit: unit-a" in told
     assert any(line.startswith(": x-muxfleet-cold-ms: ") for line in told)
     assert lines.index(told[0]) < next(i for i, line in enumerate(lines) if line.startswith("data: "))
+
+
+async def test_stream__no_unit_ever_had_the_model__the_wait_is_a_cold_start(tokenizer_folder: Path) -> None:
+    body = {"model": MODEL, "stream": True, **STREAMS["/v1/chat/completions"]}
+    gateway = Gateway(LIMITS, start_text=InlineText.start)
+    async with FakeUnit() as unit, running(gateway) as url:
+        served = ServedGateway(gateway, url, tokenizer_folder, [unit])
+        gateway.update_view(loading_view(served, takes_s=25.0))
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            asked = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            await eventually(lambda: any(m.held for m in gateway.demand_report().models))
+            await asyncio.sleep(0.3)
+            served.show(unit)
+            lines = (await asked).text.splitlines()
+
+    told = dict(line[2:].split(": ") for line in lines if line.startswith(": x-muxfleet-"))
+    assert 300 <= float(told["x-muxfleet-cold-ms"]) <= float(told["x-muxfleet-queue-ms"])
 
 
 async def test_sdks__model_loads__read_the_stream_as_any_other(cold) -> None:
