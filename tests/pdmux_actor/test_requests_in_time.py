@@ -1,10 +1,14 @@
 """What a unit's load report says of whole requests: first token and every gap within target."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
-from engine_rig import VirtualEngine, make_request
+from engine_rig import PLAIN, LinearLatency, VirtualEngine, make_request
 
 from pdmux_actor.scheduling.events import Abort, Arrival
 from pdmux_actor.scheduling.policies.registry import POLICIES
+from profiler.specs import ModelSpec
 
 
 def _load(engine: VirtualEngine):
@@ -66,3 +70,23 @@ def test_load_report__two_reports__attainment_is_of_what_ended_between_them() ->
 
     assert first is None or first.request_attainment is None
     assert late.request_attainment == 1.0
+
+
+class NeedsAllSms(LinearLatency):
+    """Decode takes twice as long on half of the device."""
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        return 0.01 * 2 / sms
+
+
+@pytest.mark.parametrize("policy", ["mux", "chunked_prefill"])
+def test_prompt__decode_needs_the_whole_device__is_fused_in_parts_that_the_running_targets_admit(policy: str) -> None:
+    """Whole it makes a gap of 35 ms, and beside it a step takes 20: all but small parts miss the target of 18."""
+    running = [make_request(f"r{i}", first=i + 2, max_tokens=60, ttft_s=10.0, tbt_s=0.018) for i in range(4)]
+    prompt = make_request("prompt", first=1, prompt_tokens=120, max_tokens=20, ttft_s=10.0, tbt_s=0.018)
+    events = [*((0.0, Arrival(r)) for r in running), (0.2, Arrival(prompt))]
+    settings = replace(PLAIN, chunk_budget_tokens=32)
+    engine = VirtualEngine(events, policy=policy, quota_blocks=600, settings=settings, latency=NeedsAllSms()).run()
+
+    load = _load(engine)
+    assert (load.requests_ended_total, load.requests_in_time_total) == (5, 5)

@@ -89,6 +89,13 @@ def _keep_split(partial_ptr, lse_ptr, slot, slot_mask, lanes, highest, total, we
     )
 
 
+@triton.jit
+def _keep_whole(out_ptr, heads, mask, lanes, total, weighted, HEAD_DIM: tl.constexpr):
+    # Callers add 64 bits as a scalar, heads have 32: vectors of 64 take registers that the loop needs.
+    attended = (weighted / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + heads[:, None] * HEAD_DIM + lanes[None, :], attended, mask=mask)
+
+
 @triton.jit(do_not_specialize=["first_column", "num_sequences"])
 def _split_kernel(
     query_ptr,
@@ -144,12 +151,12 @@ def _split_kernel(
         products = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
         highest, total, weighted = _with_tile(highest, total, weighted, products, valid, value)
 
-    slots = (tl.where(num_splits == 1, sequence, item) * tl.num_programs(1) * GROUP + query_heads).to(tl.int64)
+    slot = tl.where(num_splits == 1, sequence, item) * tl.num_programs(1) * GROUP
     if num_splits == 1:
-        attended = (weighted / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + slots[:, None] * HEAD_DIM + lanes[None, :], attended, mask=query_mask)
+        _keep_whole(out_ptr + slot * HEAD_DIM, query_heads, query_mask, lanes, total, weighted, HEAD_DIM)
     else:
-        _keep_split(partial_ptr, lse_ptr, slots, group < GROUP, lanes, highest, total, weighted, HEAD_DIM)
+        partial_ptr += slot * HEAD_DIM
+        _keep_split(partial_ptr, lse_ptr + slot, query_heads, group < GROUP, lanes, highest, total, weighted, HEAD_DIM)
 
 
 @triton.jit

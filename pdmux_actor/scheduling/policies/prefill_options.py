@@ -124,7 +124,8 @@ class PrefillOptions:
 
     def _fused(self, delays: Delays) -> Iterable[_Rated]:
         state = self._state
-        for step in fused_steps(state, self._prefilling, self._now_s):
+        bearable_s = _MEAN_OF_WORST * SAFE_SHARE * min(self._targets.weightiest())
+        for step in fused_steps(state, self._prefilling, self._now_s, bearable_s):
             alone_s = whole_prefill_s(state, self._prefilling, step.shapes, state.total_sms)
             yield _Rated(
                 self._value(step.gap_s / _MEAN_OF_WORST, step.step_s / alone_s),
