@@ -41,6 +41,31 @@ def llama_checkpoint(cache: Path, *, num_layers: int, seed: int = 0) -> Path:
     return _written_once(cache / f"llama-{num_layers}-layers-{seed}", llama_shape(num_layers), seed)
 
 
+def mixture_checkpoint(cache: Path) -> Path:
+    """4 of 16 experts for a token, of 1.2 M parameters each, in 4 layers."""
+    return _written_once(cache / "qwen3-moe-4-of-16", _beside_mixture("qwen3_moe", 512), seed=0)
+
+
+def dense_beside_mixture(cache: Path) -> Path:
+    """Its MLP is as large as the experts that a token of `mixture_checkpoint` passes."""
+    return _written_once(cache / "qwen3-beside-mixture", _beside_mixture("qwen3", 4 * 512), seed=0)
+
+
+def _beside_mixture(model_type: str, intermediate_size: int) -> CheckpointShape:
+    return CheckpointShape(
+        model_type=model_type,
+        num_layers=4,
+        hidden_size=768,
+        intermediate_size=intermediate_size,
+        num_heads=12,
+        num_kv_heads=4,
+        head_dim=64,
+        vocab_size=640,
+        num_experts=16,
+        experts_per_token=4,
+    )
+
+
 def _written_once(folder: Path, shape: CheckpointShape, seed: int) -> Path:
     complete = folder / "complete"
     if not complete.exists():
