@@ -24,7 +24,7 @@ function Explained({ told }) {
   const m = told.model;
   return html`<div class="detail"><p><b>${m.model}</b>: ${m.rate_per_s.toFixed(2)} requests/s on ${plural(m.replicas, "replica")}, ${percent(m.served_share, 1)} within SLO by the estimate.</p>
     ${told.unplaced && html`<p class="late">Not placed: ${told.unplaced}</p>`}
-    ${told.homes.map((h) => html`<p key=${h.unit.unit_id}>On <b>${short(h.unit.unit_id)}</b> ${h.neighbours.length ? `beside ${h.neighbours.join(", ")}` : "alone"}: headroom ${figure(h.unit.headroom)}, limited by ${h.unit.limit}; alone it would be ${figure(h.alone_headroom)}.</p>`)}
+    ${told.homes.map((h) => html`<p key=${h.unit.unit_id}>On <b>${short(h.unit.unit_id)}</b> ${h.neighbours.length ? `beside ${h.neighbours.join(", ")}` : "alone"}: headroom ${figure(h.unit.headroom)}, limited by ${h.unit.limit}; alone it would be ${figure(h.alone_headroom)}.${Object.entries(h.loses ?? {}).map(([other, part]) => ` It was seen to lose ${percent(part)} of a target more to ${other} than is estimated.`)}</p>`)}
     ${told.rejected.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="units that it is not on"><table><thead><tr><th scope="col">Not on</th><th scope="col" class="num">would lose</th><th scope="col">because</th></tr></thead>
       <tbody>${told.rejected.slice(0, 8).map((r) => html`<tr key=${r.unit_id}><th scope="row">${short(r.unit_id)}</th><td class="num">${r.lost_per_s == null ? "no room" : `${r.lost_per_s.toFixed(2)}/s`}</td><td>${r.reason}</td></tr>`)}</tbody></table></div>`}
   </div>`;
