@@ -16,7 +16,6 @@ from deploy.errors import RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
-from deploy.serve.render import refuse_ranges
 
 if TYPE_CHECKING:
     from deploy.serve.serve_fleet import ServeFleet
@@ -40,7 +39,6 @@ def apply(
     """
     console = terminal()
     fleet = read_fleet_file(file, source_root)
-    refuse_ranges(fleet, str(file))
     if source_root is None:
         check_sources(fleet)
     began_s = time.monotonic()

@@ -42,6 +42,23 @@ def model_table(status: FleetStatus) -> FittedTable:
     return table
 
 
+def pool_table(status: FleetStatus) -> FittedTable:
+    """Pools whose number of nodes may change."""
+    table = fitted("pool", "nodes", "wanted", "bounds", "leaving", "predicted in time", "a node takes")
+    for pool in status.pools:
+        predicted = NONE if pool.predicted is None else f"{pool.predicted:.1%}"
+        table.add_row(
+            pool.pool,
+            str(pool.present),
+            f"{pool.wanted}{' (shadow)' if pool.shadow else ''}",
+            f"{pool.least} to {pool.most}",
+            str(len(pool.leaving) // pool.units_per_node),
+            predicted,
+            f"{pool.provision_s + pool.load_s:.0f} s",
+        )
+    return table
+
+
 def gateway_table(figures: Mapping[str, ModelFigures]) -> FittedTable:
     """Builds the gateways' table as clients saw it, queueing included."""
     table = fitted("model", "queued", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99")

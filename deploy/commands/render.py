@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from deploy.fleet_file.settings import fleet_json_schema, read_fleet_file
-from deploy.serve.render import refuse_ranges, serve_yaml
+from deploy.serve.render import serve_yaml
 
 
 def render(
@@ -20,9 +20,7 @@ def render(
 
     Example: muxfleet render examples/demo.yaml > serve.yaml && serve deploy serve.yaml
     """
-    fleet = read_fleet_file(file, source_root)
-    refuse_ranges(fleet, str(file))
-    typer.echo(serve_yaml(fleet), nl=False)
+    typer.echo(serve_yaml(read_fleet_file(file, source_root)), nl=False)
 
 
 def schema() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from deploy.commands.fairness_tables import fairness_dict, fairness_line, key_table
-from deploy.commands.fleet_tables import as_dict, decision_table, model_table, problems, unit_table
+from deploy.commands.fleet_tables import as_dict, decision_table, model_table, pool_table, problems, unit_table
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.errors import FleetUnreachable
@@ -36,6 +36,9 @@ def status(
     console.print(model_table(fleet))
     console.print()
     console.print(unit_table(fleet))
+    if fleet.pools:
+        console.print()
+        console.print(pool_table(fleet))
     if keys is not None and keys.keys:
         console.print()
         console.print(key_table(keys))

@@ -14,7 +14,6 @@ from deploy.environment import running_fleets_folder
 from deploy.errors import FleetLost
 from deploy.fleet_file.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file
 from deploy.local.running_fleets import take_applied
-from deploy.serve.render import refuse_ranges
 
 
 def up(
@@ -37,7 +36,6 @@ def up(
     console = terminal()
     fleet = _fleet(file, console)
     check_sources(fleet)
-    refuse_ranges(fleet, str(file))
     fleet = with_free_port(fleet, console, asked=port)
     is_serving = False
     try:

@@ -175,7 +175,7 @@ class ControlLoop:
             decisions=self._history.told(now_s),
             cordons=self._fleet.cordons.entries,
             look=None if self._requests is None else self._requests.last_look,
-            pools=self.scaling.states(now_s),
+            pools=self.scaling.states(),
         )
 
     def is_settled(self, unit_id: str, now_s: float) -> bool:
@@ -269,7 +269,7 @@ class ControlLoop:
         if now_s - self._ticked_s < _TICK_S and (not is_due or len(self._fleet.registry) >= _LARGE_FLEET):
             return
         self._ticked_s = now_s
-        for lost in self._fleet.registry.drop_silent(now_s):
+        for lost in self._fleet.drop_silent(now_s):
             self._lose(lost, now_s)
         if self._fleet.any_back(now_s):
             self._need_plan("what was taken out has its next chance")

@@ -19,6 +19,8 @@ from placement.scaling.size_question import FleetSizeQuestion
 from placement.scaling.victims import PoolNode, cheapest_to_empty
 from router.telemetry.fleet_event import EventKind
 
+_GATHERING_S = 10.0  # so long a control loop that knows nothing of a size takes all nodes that it hears of for wanted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledPool:
@@ -63,6 +65,7 @@ class PoolScaling:
         self._kept: dict[str, KeptSize] = {}
         self._trend = DemandTrend()
         self._found: FleetSize | None = None
+        self._began_s: float | None = None
 
     @property
     def is_elastic(self) -> bool:
@@ -71,6 +74,7 @@ class PoolScaling:
     def follow(self, pools: Mapping[str, ScaledPool]) -> None:
         """Keeps the sizes of pools that were there before, within the new bounds."""
         self._pools = pools
+        self._fleet.registry.most_units = {p: s.rules.most_nodes * s.units_per_node for p, s in pools.items()}
         self._sizes = {p: s for p, s in self._sizes.items() if p in pools}
         for pool, size in self._sizes.items():
             size.under(pools[pool].rules)
@@ -112,6 +116,7 @@ class PoolScaling:
 
     def settle(self, goal: Plan, models: Sequence[CatalogModel], now_s: float) -> str | None:
         """Makes nodes leave, or stay after all, until as many stay as are wanted; says why if that changes the plan."""
+        self._began_s = now_s if self._began_s is None else self._began_s
         before = self._fleet.leaving_units
         leaving = before & {u.unit_id for u in self._fleet.registry.staying()}
         weights = {m.id: 0 if m.spec is None else m.spec.weight_bytes for m in models}
@@ -122,8 +127,10 @@ class PoolScaling:
             if scaled.rules.shadow:
                 leaving -= {u.unit_id for u in self._units(pool)}
                 continue
-            nodes = self._nodes(pool)
-            surplus = len(nodes) - self._size(pool, now_s).wanted
+            nodes, size = self._nodes(pool), self._size(pool, now_s)
+            if pool not in self._kept and now_s - self._began_s < _GATHERING_S:
+                size.include(len(nodes))
+            surplus = len(nodes) - size.wanted
             going = [n for n in nodes if leaving.intersection(n.unit_ids)]
             for node in going[max(0, surplus) :]:
                 leaving -= {*node.unit_ids}
@@ -138,8 +145,8 @@ class PoolScaling:
         gone, back = sorted(leaving - before), sorted(before - leaving)
         return f"{', '.join(gone)} shall leave" if gone else f"{', '.join(back)} may stay" if back else None
 
-    def states(self, now_s: float) -> tuple[PoolState, ...]:
-        return tuple(self._state(pool, now_s) for pool in sorted(self._pools)) if self.is_elastic else ()
+    def states(self) -> tuple[PoolState, ...]:
+        return tuple(self._state(pool) for pool in sorted(self._pools)) if self.is_elastic else ()
 
     def kept(self) -> tuple[KeptSize, ...]:
         return tuple(size.kept(pool) for pool, size in sorted(self._sizes.items()))
@@ -147,7 +154,7 @@ class PoolScaling:
     def restore(self, sizes: Sequence[KeptSize]) -> None:
         self._kept = {s.pool: s for s in sizes}
 
-    def _state(self, pool: str, now_s: float) -> PoolState:
+    def _state(self, pool: str) -> PoolState:
         rules, lead = self._pools[pool].rules, self._leads[pool]
         nodes = self._nodes(pool)
         leaving = [n for n in nodes if self._fleet.leaving_units.intersection(n.unit_ids)]
@@ -156,7 +163,7 @@ class PoolScaling:
             pool=pool,
             least=rules.least_nodes,
             most=rules.most_nodes,
-            wanted=self._size(pool, now_s).wanted if rules.is_elastic else rules.least_nodes,
+            wanted=self._wanted(pool, len(nodes)),
             present=len(nodes),
             units_per_node=self._pools[pool].units_per_node,
             leaving=tuple(sorted(unit_id for n in leaving for unit_id in n.unit_ids)),
@@ -167,6 +174,12 @@ class PoolScaling:
             provision_s=lead.provision_s,
             load_s=lead.load_s,
         )
+
+    def _wanted(self, pool: str, present: int) -> int:
+        if pool in self._sizes:
+            return self._sizes[pool].wanted
+        rules, kept = self._pools[pool].rules, self._kept.get(pool)
+        return min(rules.most_nodes, max(rules.least_nodes, present if kept is None else kept.wanted))
 
     def _size(self, pool: str, now_s: float) -> PoolSize:
         """At first what is there."""

@@ -59,6 +59,8 @@ class UnitRegistry:
         self._timing = timing
         self._units: dict[str, KnownUnit] = {}
         self._expected: Mapping[str, int] = {}
+        self.most_units: Mapping[str, int] = {}
+        """Units of each pool that may grow beyond what is expected."""
         self._costs = FleetCosts()
         self._is_blind = False
 
@@ -130,7 +132,8 @@ class UnitRegistry:
             if u.report.pool == newcomer.pool and not u.report.is_leaving and i != newcomer.unit_id
         }
         quiet = [i for i, u in peers.items() if now_s - u.heard_s > self._timing.quiet_s]
-        if not quiet or len(peers) < self._expected.get(newcomer.pool, 0):
+        place = newcomer.pool
+        if not quiet or len(peers) < max(self._expected.get(place, 0), self.most_units.get(place, 0)):
             return None
         same_node = [i for i in quiet if peers[i].report.node == newcomer.node]
         return self._drop(min(same_node or quiet, key=lambda i: (peers[i].heard_s, i)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import KeptDeaths
@@ -47,6 +48,11 @@ class Fleet:
 
     def join(self, report: UnitReport) -> None:
         self._places.join(report)
+
+    def drop_silent(self, now_s: float) -> list[Lost]:
+        """As the registry; a unit that the control loop has given up did not die."""
+        lost = self.registry.drop_silent(now_s)
+        return [replace(u, died=u.died and u.report.unit_id not in self.leaving_units) for u in lost]
 
     def leave(self, lost: Lost, now_s: float) -> tuple[str, ...]:
         """Notes that a unit is gone and returns what its death used up, in words."""

@@ -115,7 +115,12 @@ class PoolSection(Section):
 
     @property
     def num_units(self) -> int:
+        """Counts those that are there at the start."""
         return self.nodes.min * self.devices_per_node // self.mesh_gpus
+
+    @property
+    def most_units(self) -> int:
+        return (self.nodes.max or self.nodes.min) * self.devices_per_node // self.mesh_gpus
 
 
 class EngineSection(Section):

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from deploy.fleet_file.batch_section import BatchSection
 from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.model_section import ModelSection
+from deploy.fleet_file.scaling_section import NodesSection, ScalingSection
 from deploy.fleet_file.setting_types import Dtype
 from deploy.fleet_file.settings import PlacementSection
 from deploy.fleet_file.state_section import StateSection
@@ -71,6 +72,15 @@ class GatewayArgs(Args):
     console: bool = True
 
 
+class PoolNodes(Args):
+    """What decides how many nodes a pool has."""
+
+    nodes: NodesSection
+    scaling: ScalingSection | None = None
+    devices_per_node: int
+    mesh_gpus: int
+
+
 class ControllerConfig(Args):
     """The Controller's `user_config`. By pool: how many units there shall be."""
 
@@ -83,6 +93,8 @@ class ControllerConfig(Args):
     expected_units: dict[str, int]
     profiles: dict[str, str] | None = None
     """Of the pools that have one: what their units are planned by."""
+    pools: dict[str, PoolNodes] | None = None
+    """All, where one may grow."""
 
     def as_user_config(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from deploy.control.flight_log import FlightLog
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
+from deploy.control.pool_scaling import PoolState
+from deploy.control.scaled_pools import scaled_pools
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.adapter_shapes import AdapterSource, adapters_of, bytes_of_adapters
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
@@ -34,6 +36,7 @@ from deploy.serve.console_topics import ConsoleTopics
 from deploy.serve.going_nodes import going_nodes
 from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.unit_calls import read_decisions
+from deploy.serve.unit_replicas import UnitReplicas
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
 from profiler.errors import UnsupportedModel
@@ -52,6 +55,7 @@ _SPEC_PATIENCE_S = 2.0
 _VIEW_POLL_S = 0.1
 _KEEP_EVERY_S = 2.0
 _NODES_POLL_S = 1.0
+_SIZES_POLL_S = 0.5
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
@@ -59,6 +63,9 @@ ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
 
 PlannerFor = Callable[[str, Mapping[str, str]], Planner]
 """By the solver's name and the files of profiles, by pool."""
+
+FollowSizes = Callable[[Sequence[PoolState]], None]
+"""Makes Serve run as many units as the control loop wants."""
 
 StateFor = Callable[[str, StateSection], KeptState]
 """By the fleet's name and what its file says."""
@@ -97,11 +104,14 @@ class Controller:
         state_for: StateFor = kept_state,
         going_nodes: Callable[[], frozenset[str]] = going_nodes,
         plan_once: PlanOnce = plan_once,
+        follow_sizes: FollowSizes | None = None,
     ) -> None:
         start_log()
         self._going_nodes = going_nodes
         self._plan_once = plan_once
         self._following_nodes: asyncio.Task[None] | None = None
+        self._follow_sizes = follow_sizes or UnitReplicas().follow
+        self._following_sizes: asyncio.Task[None] | None = None
         self._read_decisions = read_decisions
         self._planner_for = planner_for or PlannerProcess().using
         self._recorder = FlightRecorder(time.time() - time.monotonic())
@@ -113,6 +123,7 @@ class Controller:
             first_version=int(time.time() * 1000),
             started_s=time.monotonic(),
             recorder=self._recorder,
+            epoch_s=time.time() - time.monotonic(),
         )
         self._console = ConsoleTopics(self._loop, self._plan_trial)
         self._state_for = state_for
@@ -136,6 +147,7 @@ class Controller:
         await self._follow_state(config)
         if self._following_nodes is None:
             self._following_nodes = asyncio.create_task(self._follow_nodes())
+            self._following_sizes = asyncio.create_task(self._scale_pools())
         wanted = {self._spec_key(m) for m in self._config.models if m.base is None}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
@@ -254,6 +266,19 @@ class Controller:
                 answering = False
             await asyncio.sleep(_NODES_POLL_S)
 
+    async def _scale_pools(self) -> None:
+        """Serve runs as many units as are wanted, as soon as it answers."""
+        answering = True
+        while True:
+            await asyncio.sleep(_SIZES_POLL_S)
+            try:
+                await asyncio.to_thread(self._follow_sizes, self._loop.scaling.states())
+                answering = True
+            except Exception as error:  # Ray's client raises what it likes; it is asked again
+                if answering:
+                    logger.warning("Serve does not take the number of units", extra={"reason": repr(error)})
+                answering = False
+
     async def decisions(self, unit_id: str, last: int) -> bytes | None:
         """A LogExcerpt as JSON: what the unit decided lately. None when there is no such unit or it does not answer."""
         pools = [u.report.pool for u in (await self.status()).units if u.report.unit_id == unit_id]
@@ -335,6 +360,7 @@ class Controller:
             planner=self._planner_for(self._config.placement.solver, self._profiles),
             costs=self._costs,
             rules=rules_of(self._config.placement),
+            scaling=scaled_pools(self._config.pools or {}),
         )
 
     def _shape(self, key: _SpecKey) -> _KnownShape | None:

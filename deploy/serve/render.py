@@ -5,7 +5,6 @@ from typing import Any
 
 import yaml
 
-from deploy.errors import FleetFileError
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.local.ray_environment import HAPROXY
 from deploy.planning.profiled_costs import profiles_of
@@ -17,6 +16,7 @@ from deploy.serve.app_args import (
     UNIT_DEPLOYMENT,
     ControllerConfig,
     GatewayArgs,
+    PoolNodes,
     UnitShape,
     units_app,
 )
@@ -46,6 +46,19 @@ def serve_config(fleet: FleetFile) -> dict[str, Any]:
     }
 
 
+def as_large_as_now(config: dict[str, Any], fleet: FleetFile, units: Mapping[str, int]) -> dict[str, Any]:
+    """Keeps the sizes of pools that follow demand: by application the units of now, within the file's bounds."""
+    elastic = {units_app(p.name): p for p in fleet.pools if is_elastic(p)}
+    applications = []
+    for app in config["applications"]:
+        pool = elastic.get(app["name"])
+        if pool is not None and app["name"] in units:
+            number = min(max(units[app["name"]], pool.num_units), pool.most_units)
+            app = {**app, "deployments": [{**d, "num_replicas": number} for d in app["deployments"]]}
+        applications.append(app)
+    return {**config, "applications": applications}
+
+
 def serve_yaml(fleet: FleetFile) -> str:
     header = "# Written by `muxfleet render`. For `serve deploy`.\n"
     if fleet.gateway.proxy != "python":
@@ -57,14 +70,6 @@ def serve_yaml(fleet: FleetFile) -> str:
     return header + yaml.safe_dump(serve_config(fleet), sort_keys=False, width=120)
 
 
-def refuse_ranges(fleet: FleetFile, name: str) -> None:
-    """Raises FleetFileError: a pool's number of nodes may change, which is only simulated."""
-    remedy = "a running fleet does not scale pools yet (`muxfleet simulate --control-loop` does); make it equal to min"
-    ranges = {i: p.nodes for i, p in enumerate(fleet.pools) if (p.nodes.max or p.nodes.min) > p.nodes.min}
-    if ranges:
-        raise FleetFileError([f"{name}: pools[{i}].nodes.max = {n.max}: {remedy} ({n.min})" for i, n in ranges.items()])
-
-
 def without_node_labels(fleet: FleetFile) -> FleetFile:
     """Removes node labels, for a machine that stands for all pools at once."""
     pools = tuple(p.model_copy(update={"node_labels": {}}) for p in fleet.pools)
@@ -73,7 +78,7 @@ def without_node_labels(fleet: FleetFile) -> FleetFile:
 
 def logical_cpus(fleet: FleetFile) -> float:
     """Returns what the whole fleet asks of Ray's scheduler."""
-    units = sum(p.num_units * _unit_cpus(p) for p in fleet.pools)
+    units = sum(p.most_units * _unit_cpus(p) for p in fleet.pools)
     return units + _SMALL_CPUS * (fleet.gateway.replicas + 1)
 
 
@@ -87,7 +92,21 @@ def controller_config(fleet: FleetFile) -> ControllerConfig:
         state=fleet.state,
         expected_units={p.name: p.num_units for p in fleet.pools},
         profiles=dict(profiles_of(fleet)) or None,
+        pools=_pool_nodes(fleet) or None,
     )
+
+
+def _pool_nodes(fleet: FleetFile) -> dict[str, PoolNodes]:
+    if not any(is_elastic(p) for p in fleet.pools):
+        return {}
+    return {
+        p.name: PoolNodes(nodes=p.nodes, scaling=p.scaling, devices_per_node=p.devices_per_node, mesh_gpus=p.mesh_gpus)
+        for p in fleet.pools
+    }
+
+
+def is_elastic(pool: PoolSection) -> bool:
+    return (pool.nodes.max or pool.nodes.min) > pool.nodes.min
 
 
 def application_names(fleet: FleetFile) -> tuple[str, ...]:
@@ -102,6 +121,7 @@ def _units_application(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
         "import_path": "muxfleet.serve_applications:build_units",
         "args": _unit_shape(fleet, pool).model_dump(mode="json", exclude_none=True),
         "deployments": [_unit_deployment(fleet, pool)],
+        **({"external_scaler_enabled": True} if is_elastic(pool) else {}),
     }
 
 

@@ -17,9 +17,15 @@ from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from deploy.control.fleet_status import FleetStatus, ModelState
 from deploy.errors import FleetStartError, FleetUnreachable
 from deploy.fleet_file.settings import FleetFile
-from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT, GATEWAY_APP, GATEWAY_DEPLOYMENT
+from deploy.serve.app_args import (
+    CONTROL_APP,
+    CONTROLLER_DEPLOYMENT,
+    GATEWAY_APP,
+    GATEWAY_DEPLOYMENT,
+    UNIT_DEPLOYMENT,
+)
 from deploy.serve.fleet_change import FleetChange, change_between, only_at_start
-from deploy.serve.render import application_names, serve_config
+from deploy.serve.render import application_names, as_large_as_now, serve_config
 
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 10.0
@@ -52,13 +58,14 @@ class ServeFleet:
             raise FleetUnreachable(
                 address=self._fleet.name, reason="its cluster runs no fleet; start it with `muxfleet up`"
             )
-        config = serve_config(self._fleet)
+        config = as_large_as_now(serve_config(self._fleet), self._fleet, _running_units())
         change = change_between(running, {a["name"]: a for a in config["applications"]})
         return replace(change, not_applied=only_at_start(http, config["http_options"]))
 
     def deploy(self) -> None:
         """The call behind `serve deploy`: it restarts no more than needed."""
-        _client().deploy_apps(ServeDeploySchema.model_validate(serve_config(self._fleet)))
+        config = as_large_as_now(serve_config(self._fleet), self._fleet, _running_units())
+        _client().deploy_apps(ServeDeploySchema.model_validate(config))
 
     def wait_until_ready(
         self,
@@ -207,6 +214,16 @@ def _deployed() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         return {}, {}
     applications = {name: app["deployed_app_config"] or {} for name, app in details["applications"].items()}
     return applications, details.get("http_options") or {}
+
+
+def _running_units() -> Mapping[str, int]:
+    """Returns, by application, how many units Serve shall run now."""
+    try:
+        applications = _client().get_serve_details()["applications"]
+    except RayServeException:
+        return {}
+    units = {name: app["deployments"].get(UNIT_DEPLOYMENT) for name, app in applications.items()}
+    return {name: unit["target_num_replicas"] for name, unit in units.items() if unit is not None}
 
 
 def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls

@@ -68,7 +68,7 @@ class ControlledFleet:
             self._loop.hear_demand(gateway.scheduler.demand_report(now_s), now_s)
         for unit in self._supply.present(now_s):
             unit.obey(self._loop.heartbeat(self._supply.report(unit), now_s))
-        if pools := self._loop.scaling.states(now_s):
+        if pools := self._loop.scaling.states():
             self._supply.follow(pools, now_s)
         view = self._loop.fleet_view(now_s)
         assert view is not None, "all units have been heard"
@@ -84,7 +84,7 @@ class ControlledFleet:
         return self._loop.status(now_s).decisions
 
     def node_use(self, now_s: float) -> NodeUse | None:
-        return self._supply.use(now_s) if self._loop.scaling.states(now_s) else None
+        return self._supply.use(now_s) if self._loop.scaling.states() else None
 
 
 def led_by_control_loop(
@@ -101,7 +101,7 @@ def led_by_control_loop(
         costs = profiled_costs(profiles_of(fleet))
         solver = SOLVERS[fleet.placement.solver].make(costs.estimator, lambda: False)
         loop = ControlLoop(stream_token="", first_version=1, started_s=0.0, epoch_s=_MONDAY_S)
-        scaled = scaled_pools(fleet.pools)
+        scaled = scaled_pools({p.name: p for p in fleet.pools})
         loop.set_catalog(
             Catalog(models=_catalog_models(fleet, planned), policy=policy),
             expected_units={p.name: Counter(u.pool for u in planned.units)[p.name] for p in fleet.pools},

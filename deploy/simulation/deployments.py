@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from deploy.control.planner import PlannerInPlace
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet, units_of_fleet
 from deploy.planning.pool_hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
 from deploy.simulation.chunk_budget import tuned_chunk_budget
-from deploy.simulation.control import LoadTimes, led_by_control_loop
+from deploy.simulation.control import LoadTimes, MakePlanner, led_by_control_loop
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_modes.registry import FLEET_MODES
@@ -94,9 +95,15 @@ class DeployedFleet:
     view_updates: MakeViewUpdates = FixedPlan
 
 
-def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes | None = None) -> DeployedFleet:
-    """Builds a simulated fleet. With `loads` the control loop moves models, as the file's `placement` section says;
-    else the plan stays.
+def deploy_fleet(
+    fleet: FleetFile,
+    deployment: Deployment,
+    *,
+    loads: LoadTimes | None = None,
+    make_planner: MakePlanner = PlannerInPlace,
+) -> DeployedFleet:
+    """Builds a simulated fleet. With `loads` the control loop moves models, as the file's `placement` section says, and
+    asks what `make_planner` makes; else the plan stays.
 
     Raises SourceNotFound and UnsupportedModel, as `plan_fleet`.
     """
@@ -125,7 +132,9 @@ def deploy_fleet(fleet: FleetFile, deployment: Deployment, *, loads: LoadTimes |
         num_units=len(planned.units),
         num_gpus=sum(identity.num_gpus for identity, _ in designs[: len(planned.units)]),
         unplaced=planned.plan.unplaced,
-        view_updates=FixedPlan if loads is None else led_by_control_loop(fleet, planned, policy=deployment.policy),
+        view_updates=FixedPlan
+        if loads is None
+        else led_by_control_loop(fleet, planned, policy=deployment.policy, make_planner=make_planner),
     )
 
 

@@ -105,6 +105,7 @@ class PdmuxActor:
         self._controller: DeploymentHandle[Any] | None = None
         self._controller_missing = False
         self._is_settled = False
+        self._is_retired = False
         self._heartbeats = asyncio.create_task(self._beat())
 
     async def check_health(self) -> None:
@@ -114,6 +115,8 @@ class PdmuxActor:
         Only the first waits, for which Serve has no limit and until which it stops no other unit for this one's sake:
         until the unit holds what it shall.
         """
+        if self._is_retired:
+            raise UnitNotHealthy("the control loop has emptied it and needs it no more")
         if not self._is_settled:
             await self._settle()
         if self._heartbeats.done():
@@ -132,6 +135,10 @@ class PdmuxActor:
             return None
         async with asyncio.timeout(_DECISIONS_TIMEOUT_S):
             return msgspec.json.encode(await self._unit.decisions(last))
+
+    async def retire(self, unit_ids: tuple[str, ...]) -> None:
+        """Counts as unhealthy from now on if it is one of these: Serve ends it, and no other."""
+        self._is_retired |= self._unit.unit_id in unit_ids
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica."""

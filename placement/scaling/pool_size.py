@@ -33,6 +33,10 @@ class PoolSize:
         self.rules = rules
         self.wanted = min(max(self.wanted, rules.least_nodes), rules.most_nodes)
 
+    def include(self, nodes: int) -> None:
+        """Takes nodes that are there for wanted, as far as the bounds allow."""
+        self.wanted = max(self.wanted, min(nodes, self.rules.most_nodes))
+
     def ask(self, nodes: int, floor: int, now_s: float) -> int:
         """Takes in how many nodes demand needs, and how many there must be anyway; returns how many are wanted."""
         rules = self.rules

@@ -33,7 +33,7 @@ from scripts.chart.values import OLDEST_RAY
 # Arguments that the templates work out, or that bear another name in the fleet file.
 _COMPUTED: Mapping[type[Args], frozenset[str]] = {
     UnitShape: frozenset({"sglang"}),
-    ControllerConfig: frozenset({"models", "expected_units", "profiles"}),
+    ControllerConfig: frozenset({"models", "expected_units", "profiles", "pools"}),
     GatewayArgs: frozenset(),
 }
 _RENAMED: Mapping[str, str] = {
@@ -91,7 +91,7 @@ def chart_files_data() -> dict[str, Any]:
         "gpuTypes": sorted(DEVICES),
         "refusals": {
             "mesh": dict(_undivided()),
-            "nodeRange": "a running fleet does not scale pools yet; make it equal to min (1)",
+            "nodeRange": "the chart does not render pools that scale yet; make it equal to min (1)",
         },
         "haproxyEnvironment": dict(HAPROXY),
         "oldestRay": OLDEST_RAY,

@@ -4,10 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from fleet_model import World, catalog
+from hypothesis import given
+from hypothesis import strategies as st
 from test_moves import AT_ONCE, Told, room_for
 
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask
 from deploy.control.pool_scaling import PoolState, ScaledPool
+from deploy.fleet_file.settings import FleetFile
+from deploy.serve.render import as_large_as_now, serve_config
+from deploy.serve.unit_replicas import number_asked
 from placement.estimation.problem_arrays import Estimator
 from placement.scaling.elastic_pool import FleetSize
 from placement.scaling.scaling_rules import ScalingRules
@@ -145,3 +150,29 @@ def test_pool__control_loop_is_replaced__goes_on_with_the_size() -> None:
     fleet.beat(8)
 
     assert fleet.pool.wanted == 3
+
+
+@given(wanted=st.integers(0, 9), running=st.integers(0, 9), target=st.integers(0, 9))
+def test_number_asked__any_state__ends_no_unit_that_runs_and_is_what_is_wanted_once_they_ended(
+    wanted: int, running: int, target: int
+) -> None:
+    asked = number_asked(wanted=wanted, running=running, target=target)
+
+    assert asked >= min(running, target)
+    assert asked >= wanted
+    assert number_asked(wanted=wanted, running=min(running, wanted), target=asked) == wanted
+
+
+def test_serve_config__pool_that_follows_demand__keeps_its_size_within_the_new_bounds() -> None:
+    pool = {"name": "p", "nodes": {"min": 2, "max": 4}}
+    fleet = FleetFile.model_validate({"models": [{"id": "a", "source": "x"}], "pools": [pool]})
+    config = serve_config(fleet)
+    application = config["applications"][0]
+
+    def units(running: int) -> int:
+        now = as_large_as_now(config, fleet, {"units-p": running, "gateway": 9})
+        return int(now["applications"][0]["deployments"][0]["num_replicas"])
+
+    assert application["external_scaler_enabled"] is True
+    assert application["deployments"][0]["num_replicas"] == 2
+    assert [units(1), units(3), units(7)] == [2, 3, 4]

@@ -16,7 +16,7 @@ from deploy.serve.render import serve_config
 GUIDE = Path(__file__).parents[2] / "docs" / "operations.md"
 BASE: dict[str, Any] = {
     "models": [{"id": "a", "source": "/a"}, {"id": "b", "source": "/b"}],
-    "pools": [{"name": "one"}, {"name": "two"}],
+    "pools": [{"name": "one", "nodes": {"max": 2}}, {"name": "two"}],
 }
 # Where the type does not say what another value would be.
 OTHER: dict[str, Any] = {
