@@ -2,13 +2,14 @@
 
     python benchmarks/scaling.py [--load NAME ...] [--quick] [--json FILE]
 
-Two 8B models on A40s, 1 to 6 nodes of one GPU; a node comes 20 s after it was asked for and is paid from then on. Loads:
-`day`, a day's sine in half an hour; `crowd`, a jump to five times the rate for four minutes; `servegen`, the arrivals of
-16 h of ServeGen's day in 20 minutes, thinned, where ../shared/traces has it. All requests have 4000 and 4 tokens. Rivals
-replace the planner's answer; moves, victims, cooldown (60 s) and bounds are the product's. Plans are memory_greedy's, so
-that a run takes minutes.
+Two 8B models on A40s, 1 to 6 nodes of one GPU; a node comes 20 s after it was asked for and is paid from then on.
+Loads: `day`, a day's sine in half an hour; `crowd`, a jump to five times the rate for four minutes; `servegen`, the
+arrivals of 16 h of ServeGen's day in 20 minutes, thinned, where ../shared/traces has it. All requests have 4000 and 4
+tokens. Rivals replace the planner's answer; moves, victims, cooldown (60 s, the oracle's 15 s) and bounds are the
+product's. Plans are memory_greedy's, so that a run takes minutes.
 """
 
+import json
 import math
 from argparse import Namespace
 from collections import Counter, defaultdict
@@ -174,16 +175,19 @@ def loads(names: Sequence[str]) -> Iterator[RequestStream]:
 
 def run(args: Namespace) -> None:
     rows: list[dict[str, Any]] = []
+    if args.resume and args.json is not None and args.json.exists():
+        rows = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
     for stream in loads(args.load or (["crowd"] if args.quick else ["day", "crowd", "servegen"])):
         known = Known(stream)
-        for nodes in range(3, MOST + 1, 2 if args.quick else 1):
-            rows.append(row_of(stream, f"fixed {nodes}", fleet_of(nodes, nodes, 0), known, PlannerInPlace))
+        sizes = range(3, MOST + 1, 2 if args.quick else 1)
+        fixed = {f"fixed {n}": (fleet_of(n, n, 0), PlannerInPlace) for n in sizes}
+        led = {n: (fleet_of(1, MOST, 15.0 if n == "oracle" else COOLDOWN_S), m) for n, m in scalers(known).items()}
+        for name, (fleet, make) in {**fixed, **led}.items():
+            if any((row["load"], row["scaler"]) == (stream.name, name) for row in rows):
+                continue
+            rows.append(row_of(stream, name, fleet, known, make))
             print(rows[-1], flush=True)
-        for name, make in scalers(known).items():
-            cooldown_s = 15.0 if name == "oracle" else COOLDOWN_S
-            rows.append(row_of(stream, name, fleet_of(1, MOST, cooldown_s), known, make))
-            print(rows[-1], flush=True)
-        write_report(args.json, machine_facts(time="virtual"), rows)
+            write_report(args.json, machine_facts(time="virtual"), rows)
     print_table(rows, COLUMNS, title="Nodes that follow demand, in virtual time")
 
 
@@ -192,4 +196,5 @@ if __name__ == "__main__":
     parser.add_argument(
         "--load", action="append", choices=["day", "crowd", "servegen"], help="may be given several times"
     )
+    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, run what is missing")
     run(parser.parse_args())

@@ -36,6 +36,7 @@ LONG: Sequence[str] = (
     "tests/e2e/test_fleet.py::test_replay__first_200_requests_of_a_public_trace__are_all_answered[mooncake_conversation]",
     # Real engines, processes and SDKs: what they meet is in the gateway's and the units' own tests.
     "tests/clients/",
+    "tests/deploy/test_simulated_scaling.py::test_pool__schedule__",
     "tests/chaos/test_poison_request.py",
     # Ray starts six more times.
     "tests/e2e/test_serve_deploy.py",

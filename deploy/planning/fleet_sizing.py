@@ -17,7 +17,9 @@ from placement.solvers.registry import SOLVERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeQuestion:
-    """`prices`: of one node per hour, by pool; a pool without one costs 1 per GPU. `most_nodes`: of any pool."""
+    """`prices`: of one node per hour, by pool; a pool without one costs what its
+    `scaling` says, or 1 per GPU. `most_nodes`: of any pool.
+    """
 
     limits: SizeLimits
     most_nodes: int
@@ -95,7 +97,8 @@ def _elastic(
 
 
 def _price(pool: PoolSection, question: SizeQuestion) -> float:
-    return question.prices.get(pool.name, float(pool.devices_per_node))
+    written = None if pool.scaling is None else pool.scaling.cost_per_hour
+    return question.prices.get(pool.name, float(pool.devices_per_node) if written is None else written)
 
 
 def _check_budget(fleet: FleetFile, question: SizeQuestion) -> None:
