@@ -41,7 +41,8 @@ class UnitReplicas:
         for pool in elastic:
             application = applications.get(units_app(pool.pool))
             deployment = None if application is None else application["deployments"].get(UNIT_DEPLOYMENT)
-            if deployment is not None:
+            # A deployment that is still updating counts as deployed only when all have come that it is asked for.
+            if deployment is not None and deployment["status"] != "UPDATING":
                 self._follow(client, pool, deployment)
 
     def _follow(self, client: Any, pool: PoolState, deployment: Any) -> None:  # noqa: ANN401  Serve has no types there
