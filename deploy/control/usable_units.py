@@ -50,7 +50,7 @@ class Fleet:
         self._places.join(report)
 
     def drop_silent(self, now_s: float) -> list[Lost]:
-        """As the registry; a unit that the control loop has given up did not die."""
+        """Drops them from the registry; a unit that the control loop has given up did not die."""
         lost = self.registry.drop_silent(now_s)
         return [replace(u, died=u.died and u.report.unit_id not in self.leaving_units) for u in lost]
 

@@ -73,7 +73,7 @@ class GatewayArgs(Args):
 
 
 class PoolNodes(Args):
-    """What decides how many nodes a pool has."""
+    """Says what decides how many nodes a pool has."""
 
     nodes: NodesSection
     scaling: ScalingSection | None = None
