@@ -74,9 +74,6 @@
 {{- if and $undivided (gt ($pool.mesh_gpus | int64) 1) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.mesh_gpus" $key) "value" $pool.mesh_gpus "remedy" $undivided) -}}
 {{- end -}}
-{{- if and $refusals.nodeRange (gt (default $pool.nodes.min $pool.nodes.max | int64) ($pool.nodes.min | int64)) -}}
-{{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $pool.nodes.max "remedy" ($refusals.nodeRange | replace "(1)" (printf "(%d)" ($pool.nodes.min | int64)))) -}}
-{{- end -}}
 {{- if or (eq $backend "sglang") (and (ne $pool.device "simulated") (gt ($pool.mesh_gpus | int64) 1)) -}}
 {{- range $j, $model := $fleet.models -}}
 {{- if $model.base -}}
@@ -106,6 +103,14 @@
 {{- $max := default $pool.nodes.min $pool.nodes.max | int64 -}}
 {{- if lt $max ($pool.nodes.min | int64) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $max "remedy" (printf "smaller than min (%d); raise it or lower min" ($pool.nodes.min | int64))) -}}
+{{- end -}}
+{{- if and $pool.scaling (eq $max ($pool.nodes.min | int64)) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.scaling" $key) "value" $pool.scaling "remedy" (printf "this pool always has %d nodes; set nodes.max above nodes.min, or remove it" $max)) -}}
+{{- end -}}
+{{- range $i, $entry := (default dict $pool.scaling).schedule -}}
+{{- if gt ($entry.nodes | int64) $max -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.scaling.schedule[%d].nodes" $key $i) "value" $entry.nodes "remedy" (printf "more than nodes.max (%d); lower it or raise nodes.max" $max)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (gt $max ($pool.nodes.min | int64)) (not .root.Values.autoscaling.enabled) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $max "remedy" (printf "above min (%d), but autoscaling.enabled is false; switch it on or make them equal" ($pool.nodes.min | int64))) -}}

@@ -139,6 +139,8 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $applications := list -}}
 {{- $expected := dict -}}
 {{- $profiles := dict -}}
+{{- $sizes := dict -}}
+{{- $isElastic := false -}}
 {{- range $pool := $fleet.pools -}}
 {{- $units := include "muxfleet.unitsOf" $pool | int64 -}}
 {{- $shape := include "muxfleet.arguments" (dict "arguments" $data.unitArguments "sections" (dict "pool" $pool "engine" $fleet.engine "fleet" $fleet) "nulls" false) | fromJson -}}
@@ -158,13 +160,23 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- $grace := include "muxfleet.drainSeconds" (dict "data" $data "drain" $fleet.drain "of" "unit") | float64 -}}
 {{- $deployment := mergeOverwrite (deepCopy $data.deployments.Unit) (dict "num_replicas" $units "ray_actor_options" $actor "graceful_shutdown_timeout_s" $grace) -}}
 {{- $name := printf "%s%s" $data.applications.units.name $pool.name -}}
-{{- $applications = append $applications (mergeOverwrite (deepCopy $data.applications.units) (dict "name" $name "args" $shape "deployments" (list $deployment))) -}}
+{{- $application := mergeOverwrite (deepCopy $data.applications.units) (dict "name" $name "args" $shape "deployments" (list $deployment)) -}}
+{{- $devices := ternary $pool.mesh_gpus $pool.gpus_per_node (eq $pool.device "cpu") | int64 -}}
+{{- $sized := dict "nodes" $pool.nodes "devices_per_node" $devices "mesh_gpus" $pool.mesh_gpus -}}
+{{- with $pool.scaling -}}{{- $_ := set $sized "scaling" . -}}{{- end -}}
+{{- $_ := set $sizes $pool.name $sized -}}
+{{- if gt (default $pool.nodes.min $pool.nodes.max | int64) ($pool.nodes.min | int64) -}}
+{{- $isElastic = true -}}
+{{- $_ := set $application "external_scaler_enabled" true -}}
+{{- end -}}
+{{- $applications = append $applications $application -}}
 {{- $_ := set $expected $pool.name $units -}}
 {{- if $pool.profile -}}{{- $_ := set $profiles $pool.name $pool.profile -}}{{- end -}}
 {{- end -}}
 {{- $controller := include "muxfleet.arguments" (dict "arguments" $data.controllerArguments "sections" (dict "engine" $fleet.engine "placement" $fleet.placement "gateway" $fleet.gateway "fleet" $fleet) "nulls" false) | fromJson -}}
 {{- $controller = merge (dict "models" $fleet.models "expected_units" $expected) $controller -}}
 {{- if $profiles -}}{{- $_ := set $controller "profiles" $profiles -}}{{- end -}}
+{{- if $isElastic -}}{{- $_ := set $controller "pools" $sizes -}}{{- end -}}
 {{- $control := mergeOverwrite (deepCopy $data.deployments.Controller) (dict "num_replicas" 1 "user_config" $controller "graceful_shutdown_timeout_s" $data.controllerGrace) -}}
 {{- $arguments := include "muxfleet.arguments" (dict "arguments" $data.gatewayArguments "sections" (dict "gateway" $fleet.gateway "fleet" $fleet) "nulls" true) | fromJson -}}
 {{- $grace := include "muxfleet.drainSeconds" (dict "data" $data "drain" $fleet.drain "of" "gateway") | float64 -}}

@@ -91,7 +91,6 @@ def chart_files_data() -> dict[str, Any]:
         "gpuTypes": sorted(DEVICES),
         "refusals": {
             "mesh": dict(_undivided()),
-            "nodeRange": "the chart does not render pools that scale yet; make it equal to min (1)",
         },
         "haproxyEnvironment": dict(HAPROXY),
         "oldestRay": OLDEST_RAY,

@@ -50,6 +50,14 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         pool(device="simulated", gpus_per_node=6, mesh_gpus=4),
         "muxfleet: fleet.pools[0].mesh_gpus = 4: must divide gpus_per_node (6)",
     ),
+    "scaling of a pool that cannot": (
+        pool(scaling={"max_step": 1}),
+        "this pool always has 1 nodes; set nodes.max above nodes.min, or remove it",
+    ),
+    "schedule that cannot be kept": (
+        pool(nodes={"min": 1, "max": 2}, scaling={"schedule": [{"nodes": 3}]}) | {"autoscaling": {"enabled": True}},
+        "muxfleet: fleet.pools[0].scaling.schedule[0].nodes = 3: more than nodes.max (2); lower it or raise nodes.max",
+    ),
     "nodes upside down": (
         pool(nodes={"min": 3, "max": 2}),
         "muxfleet: fleet.pools[0].nodes.max = 2: smaller than min (3); raise it or lower min",
@@ -302,7 +310,6 @@ def test_checks__cluster_without_an_api__is_told_what_to_install(
         (("mesh", "native cpu"), pool(mesh_gpus=2)),
         (("mesh", "native cuda"), pool(device="cuda", gpus_per_node=2, mesh_gpus=2)),
         (("mesh", "sglang cpu"), pool(backend="sglang", mesh_gpus=2)),
-        (("nodeRange",), pool(nodes={"min": 1, "max": 2}) | {"autoscaling": {"enabled": True}}),
     ],
 )
 def test_checks__what_the_fleet_file_refuses_in_this_release__the_chart_refuses_too(

@@ -53,7 +53,8 @@ FLEETS |= {
                 "gpus_per_node": 8,
                 "mesh_gpus": 4,
                 "host_memory": "auto",
-                "nodes": {"min": 3, "max": 3},
+                "nodes": {"min": 3, "max": 5},
+                "scaling": {"schedule": [{"nodes": 4, "start": "07:30"}], "cost_per_hour": 30.0},
                 "node_labels": {"muxfleet.io/pool": "big"},
             },
             {
