@@ -139,10 +139,10 @@ class RayNodes:
         """Where Prometheus asks the head for Ray's own metrics."""
         return f"http://127.0.0.1:{self._metrics}/metrics"
 
-    def add(self, place: str = "goes", *, number: int = 0, cpus: float = 1) -> RayNode:
+    def add(self, place: str = "goes", *, number: int = 0) -> RayNode:
         """A node with that label. On one machine its HTTP proxy needs a port of its own, which `number` makes."""
         environment = self._clean | {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.worker_port(number))}
-        node = RayNode([f"--address={self._address}", f"--num-cpus={cpus:g}", f"--labels=place={place}"], environment)
+        node = RayNode([f"--address={self._address}", "--num-cpus=1", f"--labels=place={place}"], environment)
         self._nodes.append(node)
         return node
 
