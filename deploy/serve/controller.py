@@ -109,9 +109,8 @@ class Controller:
         start_log()
         self._going_nodes = going_nodes
         self._plan_once = plan_once
-        self._following_nodes: asyncio.Task[None] | None = None
+        self._following: tuple[asyncio.Task[None], ...] = ()
         self._follow_sizes = follow_sizes or UnitReplicas().follow
-        self._following_sizes: asyncio.Task[None] | None = None
         self._read_decisions = read_decisions
         self._planner_for = planner_for or PlannerProcess().using
         self._recorder = FlightRecorder(time.time() - time.monotonic())
@@ -145,9 +144,8 @@ class Controller:
             self._profiles, self._costs = profiles, await asyncio.to_thread(readable_costs, profiles)
         self._config = config
         await self._follow_state(config)
-        if self._following_nodes is None:
-            self._following_nodes = asyncio.create_task(self._follow_nodes())
-            self._following_sizes = asyncio.create_task(self._scale_pools())
+        if not self._following:
+            self._following = tuple(asyncio.create_task(follow()) for follow in (self._follow_nodes, self._scale_pools))
         wanted = {self._spec_key(m) for m in self._config.models if m.base is None}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
