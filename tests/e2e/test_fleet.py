@@ -22,6 +22,11 @@ from traces.outcome import Ending
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+DASHBOARDS = Path(__file__).parents[2] / "helm" / "files" / "dashboards"
+TOLD_S = 20.0  # units and gateways tell within seconds
+# No model was asked for before it was ready, and no API keys are in force.
+OF_KEYS = {"muxfleet_key_generations_total", "muxfleet_key_tokens_total", "muxfleet_requests_rate_limited_total"}
+WITHOUT_CAUSE_HERE = frozenset({"muxfleet_cold_start_seconds_bucket", *OF_KEYS})
 LONG = 400
 _RESTART_S = 0.5  # no engine starts faster
 _KILLS = 3  # on a busy machine all tokens may have been on their way when the client was seen to have 20
@@ -69,6 +74,28 @@ def test_metrics__one_scrape__tells_of_both_gateways(fleet: FleetProcess) -> Non
 
     assert len(set(re.findall(r'^muxfleet_build_info\{gateway="(\w+)"', text, re.MULTILINE))) == 2
     assert text.count("# TYPE muxfleet_build_info ") == 1
+
+
+def test_metrics__of_a_fleet_that_serves__have_what_the_dashboards_ask(
+    fleet: FleetProcess, client: openai.OpenAI
+) -> None:
+    """The same names are held against a gateway with a unit that is made up (tests/k8s); here all is real. Some are
+    told only while an engine decodes.
+    """
+    asked = "".join(file.read_text() for file in DASHBOARDS.glob("*.json"))
+    used = set(re.findall(r"\bmuxfleet_[a-z0-9_]+", asked))
+    missing = used - WITHOUT_CAUSE_HERE
+    until_s = time.monotonic() + TOLD_S
+    with ThreadPoolExecutor(len(MODELS)) as threads:
+        while missing and time.monotonic() < until_s:
+            streams = [threads.submit(streamed_chat, client, model, max_tokens=LONG) for model in MODELS]
+            while not all(s.done() for s in streams):
+                text = httpx.get(f"{fleet.url}/metrics", timeout=30.0, trust_env=False).text
+                missing -= set(re.findall(r"^(muxfleet_[a-z0-9_]+)", text, re.MULTILINE))
+                time.sleep(0.2)
+
+    assert used >= WITHOUT_CAUSE_HERE
+    assert not missing, sorted(missing)
 
 
 def test_chat__many_at_once__are_the_same_as_alone(client: openai.OpenAI) -> None:
