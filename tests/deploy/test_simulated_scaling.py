@@ -62,10 +62,11 @@ def breathed() -> FleetOutcome:
     return run(fleet())
 
 
-def test_pool__demand_comes_and_goes__grows_and_shrinks_and_nothing_is_lost(breathed: FleetOutcome) -> None:
+def test_pool__demand_comes_and_goes__grows_and_shrinks_and_loses_nothing_that_it_took(breathed: FleetOutcome) -> None:
     total, use = breathed.total(), breathed.node_use
 
-    assert total.finished == total.requests
+    assert (total.failed, total.finished + total.rejected) == (0, total.requests)
+    assert total.finished > 0.85 * total.requests  # some are shed before the nodes are there
     assert use is not None
     assert use.most > 1
     assert changes(breathed)[-1].startswith("1 nodes")
