@@ -64,7 +64,7 @@ def test_missing_checkpoint__before_anything_starts__is_one_line_and_code_2(
     assert code == 2
     assert err == (
         f"muxfleet: model 'a': no checkpoint at {tmp_path}/nowhere: "
-        "it must be a folder in Hugging Face layout with a config.json\n"
+        "it must be a file that ends in .gguf, or a folder in Hugging Face layout with a config.json\n"
     )
 
 
