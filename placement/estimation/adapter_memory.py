@@ -24,7 +24,7 @@ def adapters_bytes(spec: ModelSpec, adapters: Sequence[AdapterShape]) -> int:
     ...     tie_word_embeddings=False, dtype="bfloat16")
     >>> one = AdapterShape(rank=16, projections=frozenset(projection_shapes(spec)))
     >>> [adapters_bytes(spec, [one] * count) >> 20 for count in (0, 1, 3, 32)]
-    [0, 96, 576, 4608]
+    [0, 80, 480, 3840]
     """
     if not adapters:
         return 0
