@@ -37,6 +37,7 @@ class FlightRecorder:
         self._load_times: dict[str, ModelLoadTimes] = {}
         self._leases: dict[str, int] = {}
         self._empty_places: Counter[tuple[str, str]] = Counter()
+        self._failing: set[str] = set()  # their places are empty already: another may come before they are gone
 
     def record(
         self, now_s: float, kind: EventKind, text: str, *, unit: str = "", model: str = "", took_s: float | None = None
@@ -78,7 +79,8 @@ class FlightRecorder:
         why = report.failure or ("it says nothing any more" if died else "it was asked to go")
         kind = EventKind.UNIT_LOST if died else EventKind.UNIT_LEFT
         self.record(now_s, kind, f"{why}; it held {held}", unit=unit_id)
-        self._empty_places[report.pool, report.node] += died
+        self._empty_places[report.pool, report.node] += died and unit_id not in self._failing
+        self._failing.discard(unit_id)
         self._phases.pop(unit_id, None)
         self._leases.pop(unit_id, None)
         self._loading_since_s = {k: s for k, s in self._loading_since_s.items() if k[0] != unit_id}
@@ -91,6 +93,9 @@ class FlightRecorder:
     def heard(self, now_s: float, report: UnitReport, lease: Lease) -> None:
         """Records how its models changed since the heartbeat before, and a lease that is new."""
         unit_id = report.unit_id
+        if report.failure and unit_id not in self._failing:
+            self._failing.add(unit_id)
+            self._empty_places[report.pool, report.node] += 1
         phases = {s.model: s.phase for s in report.models}
         errors = {s.model: s.error for s in report.models}
         before = self._phases.get(unit_id, phases)

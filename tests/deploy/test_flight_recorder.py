@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from fleet_model import World, catalog
+from fleet_model import FakeUnit, World, catalog
 
 from deploy.commands.duration import seconds_of
 from deploy.commands.incident import lines_of
@@ -14,6 +14,7 @@ from deploy.control.flight_log import SEGMENTS, EventSegment, FlightLog
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.errors import OptionNotUsable
 from deploy.inspection.incident_story import in_short, story_of
+from pdmux_actor.lease import Lease
 from pdmux_actor.messages import Slo
 from router.access.caller import GrantedSlo
 from router.telemetry.fleet_event import EventKind, FleetEvent
@@ -55,6 +56,20 @@ def test_recorder__unit_dies_and_another_comes__has_all_that_happened_in_order(s
     assert after.index("plan") < after.index("move") < after.index("model_loading") < after.index("model_ready")
     assert [e.at_s for e in story] == sorted(e.at_s for e in story)
     assert all(e.at_s > 1000 for e in story)
+
+
+def test_recorder__another_comes_before_the_one_that_told_its_death_is_gone__is_in_its_place() -> None:
+    recorder = FlightRecorder()
+    dying = replace(FakeUnit(unit_id="u1").report(), failure="its engine was killed", is_leaving=True)
+    lease = Lease(version=1, models=(), policy="mux", stream_token="t")
+    recorder.heard(1.0, dying, lease)
+    recorder.heard(1.5, dying, lease)
+
+    recorder.unit_joined(2.0, FakeUnit(unit_id="u2").report())
+    recorder.unit_gone(3.0, dying, died=True)
+    recorder.unit_joined(4.0, FakeUnit(unit_id="u3").report())
+
+    assert kinds(recorder.fetch()) == ["unit_restarted", "unit_lost", "unit_joined"]
 
 
 def test_recorder__events__name_unit_and_model(story: tuple[FleetEvent, ...]) -> None:
