@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers_greedy import greedy_tokens
 
 from profiler.adapter_sites import projection_shapes
 from profiler.specs import ModelSpec
@@ -97,13 +98,4 @@ class PeftReference:
             self._models[name] = PeftModel.from_pretrained(model, folder).eval()
 
     def tokens(self, adapter: str | None, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        with torch.inference_mode():
-            ids = self._models[adapter].generate(
-                input_ids=torch.tensor([list(prompt)]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                max_new_tokens=num_tokens,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return ids[0, len(prompt) :].tolist()
+        return greedy_tokens(self._models[adapter], prompt, num_tokens)

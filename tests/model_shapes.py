@@ -1,5 +1,7 @@
 """Shapes of models that tests of several packages calculate with."""
 
+from dataclasses import replace
+
 from profiler.specs import ModelSpec
 
 LLAMA_3_8B = ModelSpec(
@@ -14,4 +16,7 @@ LLAMA_3_8B = ModelSpec(
     max_position_embeddings=8192,
     tie_word_embeddings=False,
     dtype="bfloat16",
+)
+LLAMA_2_7B = replace(
+    LLAMA_3_8B, intermediate_size=11008, num_kv_heads=32, vocab_size=32000, max_position_embeddings=4096
 )

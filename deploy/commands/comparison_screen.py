@@ -1,17 +1,15 @@
 """Shows what `muxfleet compare` does: a progress bar, a table of rows, and which orderings hold."""
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.reports.figure_texts import as_number, as_percent
 from deploy.simulation.papers.experiment_file import ExperimentFile
 from deploy.simulation.papers.measurement import CaseResult
 
 
-class ComparisonProgress:
+class ComparisonProgress(Progress):
     """A bar over the systems of all cases, with the run that is under way."""
 
     def __init__(self, console: Console, systems: int) -> None:
@@ -23,27 +21,18 @@ class ComparisonProgress:
             TimeElapsedColumn(),
             TextColumn("{task.description}"),
         )
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._task = self._progress.add_task("", total=systems, figure="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        super().__init__(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task = self.add_task("", total=systems, figure="")
 
     def figure(self, name: str) -> None:
-        self._progress.update(self._task, figure=name)
+        self.update(self._task, figure=name)
 
     def run(self, about: str) -> None:
-        self._progress.update(self._task, description=about)
+        self.update(self._task, description=about)
 
     def system(self) -> None:
         """One more is measured."""
-        self._progress.advance(self._task)
+        self.advance(self._task)
 
 
 def rows_table(results: list[CaseResult]) -> FittedTable:
@@ -54,9 +43,8 @@ def rows_table(results: list[CaseResult]) -> FittedTable:
         table.add_column(title, justify="right")
     for result in results:
         for row in result.rows:
-            cells = (_number(row.simulated), _number(row.published), _number(row.ratio), _number(row.absolute))
-            in_time = "-" if row.request_attainment is None else f"{row.request_attainment:.1%}"
-            table.add_row(row.case, row.metric, row.system, *cells, in_time)
+            cells = (as_number(figure) for figure in (row.simulated, row.published, row.ratio, row.absolute))
+            table.add_row(row.case, row.metric, row.system, *cells, as_percent(row.request_attainment))
     return table
 
 
@@ -76,7 +64,3 @@ def print_verdict(console: Console, experiment: ExperimentFile, results: list[Ca
                 console.print(f"  {system} does not place {model}: {reason}", style="red", soft_wrap=True)
     for note in experiment.notes:
         console.print(f"  {note}", style="dim", soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

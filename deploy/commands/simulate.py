@@ -147,7 +147,7 @@ class _Session:
         name = deployed.deployment.name
         started_s = time.perf_counter()
         with RunProgress(self._console, name, self._stream.count) as progress:
-            outcome = run_fleet(deployed, self._stream, self._options, on_progress=progress.update)
+            outcome = run_fleet(deployed, self._stream, self._options, on_progress=progress.show)
         wall_s = time.perf_counter() - started_s
         self._console.print(figures_table(name, outcome))
         if cut := outcome.total().cut:
@@ -167,7 +167,7 @@ class _Session:
         def run_at(rate_per_s: float) -> FleetOutcome:
             stream = self._stream.at_rate(rate_per_s)
             with RunProgress(self._console, f"{name} at {rate_per_s:.3g}/s", stream.count) as progress:
-                return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progress.update)
+                return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progress.show)
 
         found = sweep_rates(rates, run_at)
         self._console.print(sweep_table(name, found))

@@ -1,8 +1,5 @@
 """Shows what the simulating commands do: a progress bar and tables."""
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -14,7 +11,7 @@ from deploy.simulation.runs import Sweep
 from deploy.simulation.statistics import SimulatedFigures
 
 
-class RunProgress:
+class RunProgress(Progress):
     """A bar over the requests of one run, with the virtual time."""
 
     def __init__(self, console: Console, name: str, requests: int) -> None:
@@ -25,20 +22,11 @@ class RunProgress:
             TextColumn("{task.fields[virtual]}"),
             TimeElapsedColumn(),
         )
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._task = self._progress.add_task(name, total=requests, virtual="")
+        super().__init__(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task = self.add_task(name, total=requests, virtual="")
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def update(self, ended: int, virtual_s: float) -> None:
-        self._progress.update(self._task, completed=ended, virtual=f"{virtual_s:.0f} s of fleet time")
+    def show(self, ended: int, virtual_s: float) -> None:
+        self.update(self._task, completed=ended, virtual=f"{virtual_s:.0f} s of fleet time")
 
 
 def figures_table(name: str, outcome: FleetOutcome) -> FittedTable:

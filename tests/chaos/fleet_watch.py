@@ -1,13 +1,25 @@
 """What a fleet says of itself while something is done to it."""
 
 import asyncio
+import json
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 import httpx
-from chaos_load import MODELS
+import pytest
+from chaos_faults import until_balanced
+from chaos_load import MODELS, Load
 
 _UNHEARD_S = 3.0
+
+
+class WatchedFleet(Protocol):
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def output(self) -> str: ...
 
 
 class Watch:
@@ -50,3 +62,47 @@ class Watch:
 
 def _ready_on(report: dict[str, Any]) -> list[str]:
     return [] if report["is_leaving"] else [s["model"] for s in report["models"] if s["phase"] == "ready"]
+
+
+def through(
+    fleet: WatchedFleet,
+    load: Load,
+    change: Callable[[], Awaitable[None]],
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    units: int,
+    after_s: float = 2.0,
+) -> Watch:
+    """Requests come while it is done. None is lost, refused or answered with other tokens, and the books balance."""
+    watch = Watch(fleet.url, units=units)
+    took_s: list[float] = []
+
+    async def trouble() -> None:
+        began_s = time.monotonic()
+        looking = asyncio.create_task(watch.look())
+        try:
+            await change()
+        finally:
+            looking.cancel()
+        took_s.append(time.monotonic() - began_s)
+
+    run = load.through(trouble, after_s=after_s)
+    told = {
+        "change": name,
+        "requests": len(run.answers),
+        "lost": len(run.lost()),
+        "refused": len(run.refused()),
+        "longest_silence_s": round(run.longest_silence_s(), 1),
+        "seconds": round(took_s[0], 1),
+        "without_control_s": round(watch.without_control_s, 1),
+        "fewest_ready_replicas": watch.fewest,
+    }
+    with capsys.disabled():
+        print(f"\n  {json.dumps(told)}")
+    assert not run.lost()
+    assert not run.refused()
+    assert not run.wrong()
+    assert watch.fewest >= 1
+    asyncio.run(until_balanced(fleet))
+    return watch

@@ -6,9 +6,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -65,6 +66,24 @@ class RayNode:
 
     def is_there(self) -> bool:
         return self._process.poll() is None
+
+
+@contextmanager
+def ray_nodes(folder: Path | None = None, **options: Any) -> Iterator["RayNodes"]:
+    """`RayNodes` with these options, in a folder that is gone with them unless another is given."""
+    with ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(short_folder())
+        nodes = RayNodes(folder, **options)
+        stack.callback(nodes.stop)
+        yield nodes
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist."""
+    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 class RayNodes:

@@ -1,19 +1,17 @@
 """A fleet as the chart has it, under load: Redis behind a head without CPUs, two workers, `serve deploy`."""
 
 import asyncio
-import json
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chaos_faults import until_balanced, until_well
+from chaos_faults import until_well
 from chaos_fleet_file import fleet_of
-from chaos_load import Load, Run
+from chaos_load import Load
 from deployed_fleet import DeployedFleet
-from fleet_watch import Watch
-from ray_nodes import RayNodes
+from fleet_watch import through
+from ray_nodes import RayNodes, ray_nodes, short_folder
 from redis_server import redis_server
 
 PORT = 20731
@@ -30,21 +28,19 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    # Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist.
-    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    with short_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
 def nodes(folder: Path) -> Iterator[RayNodes]:
-    with redis_server(folder, port=REDIS_PORT) as address:
-        nodes = RayNodes(folder, ports=RAY_PORTS, head_cpus=0, redis=address)
-        try:
-            nodes.add("stays", number=0).wait_until_started()
-            nodes.add("goes", number=1)
-            yield nodes
-        finally:
-            nodes.stop()
+    with (
+        redis_server(folder, port=REDIS_PORT) as address,
+        ray_nodes(folder, ports=RAY_PORTS, head_cpus=0, redis=address) as nodes,
+    ):
+        nodes.add("stays", number=0).wait_until_started()
+        nodes.add("goes", number=1)
+        yield nodes
 
 
 @pytest.fixture(scope="module")
@@ -78,49 +74,6 @@ def load(fleet: DeployedFleet) -> Load:
     return Load.calibrated(fleet.url)
 
 
-def through(
-    fleet: DeployedFleet,
-    load: Load,
-    change: Callable[[], Awaitable[None]],
-    name: str,
-    capsys: pytest.CaptureFixture[str],
-    **figures: float,
-) -> Run:
-    """Requests come while it is done. None is lost, refused or answered with other tokens, and the books balance."""
-    watch = Watch(fleet.url, units=UNITS)
-
-    async def trouble() -> None:
-        began_s = time.monotonic()
-        looking = asyncio.create_task(watch.look())
-        try:
-            await change()
-        finally:
-            looking.cancel()
-        took_s.append(time.monotonic() - began_s)
-
-    took_s: list[float] = []
-    run = load.through(trouble, after_s=10.0)
-    told = {
-        "change": name,
-        "requests": len(run.answers),
-        "lost": len(run.lost()),
-        "refused": len(run.refused()),
-        "longest_silence_s": round(run.longest_silence_s(), 1),
-        "seconds": round(took_s[0], 1),
-        "without_control_s": round(watch.without_control_s, 1),
-        "fewest_ready_replicas": watch.fewest,
-        **figures,
-    }
-    with capsys.disabled():
-        print(f"\n  {json.dumps(told)}")
-    assert not run.lost()
-    assert not run.refused()
-    assert not run.wrong()
-    assert watch.fewest >= 1
-    asyncio.run(until_balanced(fleet))
-    return run
-
-
 def test_gateways__replaced_by_serve_deploy__no_answer_that_a_client_would_not_retry(
     fleet: DeployedFleet, file_with: FileWith, load: Load, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +85,7 @@ def test_gateways__replaced_by_serve_deploy__no_answer_that_a_client_would_not_r
 
     gateways = fleet.pids(GATEWAY)
     others = {part: fleet.pids(part) for part in PARTS if part != GATEWAY}
-    through(fleet, load, change, "gateway rollout by serve deploy", capsys)
+    through(fleet, load, change, "gateway rollout by serve deploy", capsys, units=UNITS, after_s=10.0)
 
     assert len(gateways) == 2
     assert {part: fleet.pids(part) for part in others} == others
@@ -149,7 +102,7 @@ def test_head__lost_for_longer_than_raylets_wait_by_default__is_started_again_an
         await until_well(fleet, units=UNITS)
 
     before = {part: fleet.pids(part) for part in PARTS}
-    through(fleet, load, change, "head lost", capsys)
+    through(fleet, load, change, "head lost", capsys, units=UNITS, after_s=10.0)
 
     assert all(before.values())
     assert {part: fleet.pids(part) for part in PARTS} == before
@@ -170,7 +123,7 @@ def test_head__lost_and_then_an_engine_and_the_control_loop__come_back_with_the_
         await until_well(fleet, units=UNITS)
 
     gateways, others = fleet.pids(GATEWAY), fleet.pids(ENGINE)
-    through(fleet, load, change, "head lost, then an engine and the control loop", capsys)
+    through(fleet, load, change, "head lost, then an engine and the control loop", capsys, units=UNITS, after_s=10.0)
 
     assert fleet.pids(GATEWAY) == gateways
     assert len(fleet.pids(ENGINE) & others) == UNITS - 1

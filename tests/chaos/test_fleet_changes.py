@@ -3,9 +3,7 @@ lost and nothing refused. One fleet on two raylets for all: each scenario begins
 """
 
 import asyncio
-import json
 import re
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,12 +12,12 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from chaos_faults import unit_ids, until_balanced, until_well
+from chaos_faults import unit_ids, until_well
 from chaos_fleet_file import fleet_of
-from chaos_load import Load, Run
+from chaos_load import Load
 from fleet_process import FleetProcess, command_line
-from fleet_watch import Watch
-from ray_nodes import RayNode, RayNodes
+from fleet_watch import through
+from ray_nodes import RayNode, RayNodes, ray_nodes
 
 from deploy.fleet_file.drain_section import DrainSection
 
@@ -34,7 +32,6 @@ LABELS = frozenset({"ray_io_cluster"})  # which the PodMonitor gives
 ONLY_AFTER_A_FAILURE = frozenset({"ray_serve_health_check_failures_total"})
 ENGINE, CONTROLLER = "pdmux_actor.serving.process", "ServeReplica:control:Controller"
 IN_THE_MIDDLE = ("", ", controller killed")
-Change = Callable[["Changed"], Awaitable[None]]
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 controller_lives_or_dies = pytest.mark.parametrize("controller_dies", [False, True], ids=["", "controller killed"])
 
@@ -83,9 +80,7 @@ class Changed:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changed]:
-    # Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist.
-    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
-        nodes = RayNodes(Path(folder), ports=RAY_PORTS, drain_s=DRAIN.node_s)
+    with ray_nodes(ports=RAY_PORTS, drain_s=DRAIN.node_s) as nodes:
         changed = Changed(tmp_path_factory.mktemp("changes"), nodes)
         try:
             changed.add_node()
@@ -94,46 +89,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changed]:
             yield changed
         finally:
             changed.process.kill()
-            nodes.stop()
 
 
 @pytest.fixture(scope="module")
 def load(fleet: Changed) -> Load:
     return Load.calibrated(fleet.process.url)
-
-
-def through(fleet: Changed, load: Load, change: Change, name: str, capsys: pytest.CaptureFixture[str]) -> Watch:
-    """Requests come while it is done. None is lost, refused or answered with other tokens, and the books balance."""
-    watch = Watch(fleet.process.url, units=UNITS)
-    took_s: list[float] = []
-
-    async def trouble() -> None:
-        began_s = time.monotonic()
-        looking = asyncio.create_task(watch.look())
-        try:
-            await change(fleet)
-        finally:
-            looking.cancel()
-        took_s.append(time.monotonic() - began_s)
-
-    run: Run = load.through(trouble)
-    told = {
-        "change": name,
-        "requests": len(run.answers),
-        "lost": len(run.lost()),
-        "refused": len(run.refused()),
-        "seconds": round(took_s[0], 1),
-        "without_control_s": round(watch.without_control_s, 1),
-        "fewest_ready_replicas": watch.fewest,
-    }
-    with capsys.disabled():
-        print(f"\n  {json.dumps(told)}")
-    assert not run.lost()
-    assert not run.refused()
-    assert not run.wrong()
-    assert watch.fewest >= 1
-    asyncio.run(until_balanced(fleet.process))
-    return watch
 
 
 def test_ray__its_metrics_while_a_fleet_serves__have_what_the_dashboard_of_the_cluster_asks(
@@ -154,7 +114,7 @@ def test_ray__its_metrics_while_a_fleet_serves__have_what_the_dashboard_of_the_c
 def test_unit__drained_with_the_controller_killed_in_the_middle__is_emptied_and_used_again(
     fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def change(fleet: Changed) -> None:
+    async def change() -> None:
         unit = sorted(await unit_ids(fleet.process))[0]
         draining = asyncio.create_task(fleet.muxfleet("drain", unit))
         while not (await cordons(fleet)):  # noqa: ASYNC110  a state that sets no event
@@ -164,7 +124,7 @@ def test_unit__drained_with_the_controller_killed_in_the_middle__is_emptied_and_
         await fleet.muxfleet("uncordon", unit)
         await until_well(fleet.process, units=UNITS)
 
-    through(fleet, load, change, "drain of a unit, controller killed", capsys)
+    through(fleet.process, load, change, "drain of a unit, controller killed", capsys, units=UNITS)
 
 
 def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_nor_units(
@@ -173,14 +133,14 @@ def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_no
     def others() -> tuple[set[int], set[int]]:
         return fleet.pids(CONTROLLER), fleet.pids(ENGINE)
 
-    async def change(fleet: Changed) -> None:
+    async def change() -> None:
         file = fleet.file(gateway={"hold_s": 91})
         assert "restarts the gateways, one after the other" in await fleet.muxfleet("apply", "--restart", str(file))
         while fleet.pids("ServeReplica:gateway:Gateway") & gateways:  # noqa: ASYNC110  a state that sets no event
             await asyncio.sleep(0.2)
 
     gateways, before = fleet.pids("ServeReplica:gateway:Gateway"), others()
-    watch = through(fleet, load, change, "gateway setting", capsys)
+    watch = through(fleet.process, load, change, "gateway setting", capsys, units=UNITS)
 
     assert others() == before
     assert watch.fewest == 2
@@ -190,7 +150,7 @@ def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_no
 def test_second_pool__added_and_removed__restarts_no_unit_of_the_others(
     fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str], controller_dies: bool
 ) -> None:
-    async def change(fleet: Changed) -> None:
+    async def change() -> None:
         more = {"name": "more", "device": "simulated", "gpu_type": "A40", "kv_memory": "2GiB", "node_labels": STAYS}
         killing = controller_killed_when(fleet, began, controller_dies)
         await fleet.muxfleet("apply", str(fleet.file(more=(more,), gateway={"hold_s": 91})))
@@ -205,7 +165,9 @@ def test_second_pool__added_and_removed__restarts_no_unit_of_the_others(
 
     seen: list[bool] = []
     before = fleet.pids(ENGINE)
-    through(fleet, load, change, "pool added, then removed" + IN_THE_MIDDLE[controller_dies], capsys)
+    through(
+        fleet.process, load, change, "pool added, then removed" + IN_THE_MIDDLE[controller_dies], capsys, units=UNITS
+    )
 
     assert seen == [True]
     assert fleet.pids(ENGINE) == before
@@ -215,7 +177,7 @@ def test_second_pool__added_and_removed__restarts_no_unit_of_the_others(
 def test_engine_setting__changed__replaces_units_one_by_one(
     fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str], sequences: int, controller_dies: bool
 ) -> None:
-    async def change(fleet: Changed) -> None:
+    async def change() -> None:
         file = fleet.file(gateway={"hold_s": 91}, engine={"max_running_sequences": sequences})
         killing = controller_killed_when(fleet, began, controller_dies)
         await fleet.muxfleet("apply", "--restart", str(file))
@@ -228,14 +190,14 @@ def test_engine_setting__changed__replaces_units_one_by_one(
         return not before <= fleet.pids(ENGINE)
 
     before = fleet.pids(ENGINE)
-    through(fleet, load, change, "engine setting" + IN_THE_MIDDLE[controller_dies], capsys)
+    through(fleet.process, load, change, "engine setting" + IN_THE_MIDDLE[controller_dies], capsys, units=UNITS)
 
 
 @controller_lives_or_dies
 def test_node__terminated_as_a_pod_is__is_drained_by_itself_and_replaced(
     fleet: Changed, load: Load, capsys: pytest.CaptureFixture[str], controller_dies: bool
 ) -> None:
-    async def change(fleet: Changed) -> None:
+    async def change() -> None:
         worker = fleet.worker
         assert worker is not None
         killing = controller_killed_when(fleet, began, controller_dies)
@@ -251,7 +213,7 @@ def test_node__terminated_as_a_pod_is__is_drained_by_itself_and_replaced(
     async def began() -> bool:
         return any(unit["cordon"] for unit in (await told_by(fleet)).get("units", ()))
 
-    through(fleet, load, change, "node terminated" + IN_THE_MIDDLE[controller_dies], capsys)
+    through(fleet.process, load, change, "node terminated" + IN_THE_MIDDLE[controller_dies], capsys, units=UNITS)
 
 
 def controller_killed_when(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from chaos_faults import until_balanced, until_well
 from chaos_fleet_file import fleet_on_two_nodes
 from chaos_load import Load
 from fleet_process import FleetProcess
-from ray_nodes import RayNode, RayNodes
+from ray_nodes import RayNode, RayNodes, ray_nodes
 
 PORT = 20431
 RAY_PORTS = 20440
@@ -25,13 +24,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def nodes() -> Iterator[RayNodes]:
-    # Paths of sockets have at most 107 bytes: pytest's own folder is too long beside xdist.
-    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
-        nodes = RayNodes(Path(folder), ports=RAY_PORTS)
-        try:
-            yield nodes
-        finally:
-            nodes.stop()
+    with ray_nodes(ports=RAY_PORTS) as nodes:
+        yield nodes
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ does is not tried here.
 import asyncio
 import json
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from chaos_load import MODELS, Load
 from fleet_process import FleetProcess
 from fleets.byte_checkpoint import write_checkpoint
-from ray_nodes import RayNodes
+from ray_nodes import RayNodes, ray_nodes
 
 PORT = 20731
 RAY_PORTS = 20740
@@ -60,12 +59,8 @@ def fleet_file(folder: Path) -> Path:
 
 @pytest.fixture
 def nodes() -> Iterator[RayNodes]:
-    with tempfile.TemporaryDirectory(prefix="mux-ray-", ignore_cleanup_errors=True) as folder:
-        nodes = RayNodes(Path(folder), ports=RAY_PORTS)
-        try:
-            yield nodes
-        finally:
-            nodes.stop()
+    with ray_nodes(ports=RAY_PORTS) as nodes:
+        yield nodes
 
 
 class Watched:

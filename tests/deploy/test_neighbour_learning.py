@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from fleet_model import FakeUnit
+from model_shapes import LLAMA_2_7B
 
 from deploy.control.neighbour_learning import NeighbourLearning
 from pdmux_actor.lease import UnitReport
@@ -16,23 +17,10 @@ from placement.neighbour_strain import NeighbourStrain
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.problem import PlacementModel
 from profiler.gpus.a40 import DEVICE as A40
-from profiler.specs import DeviceSpec, ModelSpec
+from profiler.specs import DeviceSpec
 from traces.timeliness import SloTarget
 
 GIB = 2**30
-LLAMA_7B = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_heads=32,
-    num_kv_heads=32,
-    head_dim=128,
-    vocab_size=32000,
-    max_position_embeddings=4096,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
-)
 RATE_PER_S, OUTPUT_TOKENS = 1.0, 20
 SLO = SloTarget(ttft_s=2.0, tbt_s=0.2)
 
@@ -46,7 +34,7 @@ def capacity(device: DeviceSpec | None = A40) -> UnitCapacity:
 def placement_model(name: str) -> PlacementModel:
     demand = ModelDemand(model=name, rate_per_s=RATE_PER_S, prompt_tokens=700, output_tokens=OUTPUT_TOKENS)
     return PlacementModel(
-        model=name, spec=LLAMA_7B, demand=demand, min_replicas=1, max_replicas=1, max_model_len=4096, slo=SLO
+        model=name, spec=LLAMA_2_7B, demand=demand, min_replicas=1, max_replicas=1, max_model_len=4096, slo=SLO
     )
 
 

@@ -16,6 +16,7 @@ from fleet_files import free_port
 from fleet_process import FleetProcess, command_line, running_fleet
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from transformers_greedy import greedy_tokens
 
 from deploy.cli import main
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
@@ -56,15 +57,7 @@ def said_by_one(folder: Path) -> dict[int, str]:
     """What transformers, alone, answers: so does a unit of one rank."""
     model = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=torch.float32).eval()
     tokenizer = Tokenizer.from_file(str(folder / MODEL / "tokenizer.json"))
-    said = {}
-    for number, ids in enumerate(PROMPTS):
-        prompt = torch.tensor([ids])
-        made = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=48, do_sample=False,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        said[number] = tokenizer.decode(made[0, len(ids) :].tolist())
-    return said
+    return {number: tokenizer.decode(greedy_tokens(model, ids, 48)) for number, ids in enumerate(PROMPTS)}
 
 
 @pytest.fixture(scope="module")

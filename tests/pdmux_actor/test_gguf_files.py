@@ -13,6 +13,7 @@ from gguf_checkpoints import Kind, write_gguf
 from huggingface_hub import constants
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from transformers_greedy import greedy_tokens
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.checkpoint import eos_token_ids, files_of, read_json, resolve_checkpoint
@@ -59,20 +60,7 @@ def by_transformers(file: Path) -> torch.nn.Module:
 
 
 def continuations(model: torch.nn.Module) -> list[list[int]]:
-    found = []
-    with torch.inference_mode():
-        for length in LENGTHS:
-            prompt = torch.tensor([make_prompt(length)])
-            ids = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            found.append(ids[0, length:].tolist())
-    return found
+    return [greedy_tokens(model, make_prompt(length), NEW_TOKENS) for length in LENGTHS]
 
 
 def loaded(file: Path, weights: str | None, dtype: str, share: RankShare = WHOLE) -> DecoderWeights:

@@ -9,6 +9,7 @@ import torch
 from cpu_rig import CpuRig, make_prompt, outputs
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
+from transformers_greedy import greedy_tokens
 
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import DecodeStep
@@ -61,16 +62,7 @@ def reference() -> Reference:
 
     @cache
     def continuation(folder: Path, prompt: tuple[int, ...]) -> list[int]:
-        with torch.inference_mode():
-            ids = model_of(folder).generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return ids[0, len(prompt) :].tolist()
+        return greedy_tokens(model_of(folder), prompt, NEW_TOKENS)
 
     return continuation
 
@@ -198,16 +190,7 @@ def test_rotation_by_length__prompts_around_and_beyond_the_original_length__matc
 
 def _fresh_continuation(folder: Path, prompt: tuple[int, ...]) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.inference_mode():
-        ids = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return ids[0, len(prompt) :].tolist()
+    return greedy_tokens(model, prompt, NEW_TOKENS)
 
 
 @pytest.mark.parametrize("model", DEMOS)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt, outputs
+from transformers_greedy import greedy_tokens
 
 from pdmux_actor.models.quantised_weight import rounded_to_int4, rounded_to_int8
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
@@ -47,20 +48,7 @@ def reference(folder: Path, kind: str) -> list[list[int]]:
             module.weight.data = rounded.dense()
             if kind == "int8":
                 module.register_forward_pre_hook(rounded_inputs)
-    continuations = []
-    with torch.inference_mode():
-        for length in LENGTHS:
-            prompt = torch.tensor([make_prompt(length)])
-            ids = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            continuations.append(ids[0, length:].tolist())
-    return continuations
+    return [greedy_tokens(model, make_prompt(length), NEW_TOKENS) for length in LENGTHS]
 
 
 @pytest.fixture

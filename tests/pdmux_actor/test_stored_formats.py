@@ -10,6 +10,7 @@ from cpu_rig import CpuRig, make_prompt, outputs
 from quantised_checkpoints import KINDS, write_quantised
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers_greedy import greedy_tokens
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.config import DecoderConfig
@@ -64,20 +65,7 @@ def held(weights: DecoderWeights) -> dict[str, Tensor]:
 
 
 def continuations(model: torch.nn.Module) -> list[list[int]]:
-    found = []
-    with torch.inference_mode():
-        for length in LENGTHS:
-            prompt = torch.tensor([make_prompt(length)])
-            ids = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            found.append(ids[0, length:].tolist())
-    return found
+    return [greedy_tokens(model, make_prompt(length), NEW_TOKENS) for length in LENGTHS]
 
 
 def transformers_model(plain: Path, dense: dict[str, Tensor]) -> torch.nn.Module:

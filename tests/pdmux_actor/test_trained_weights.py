@@ -6,6 +6,7 @@ import pytest
 import torch
 from cpu_rig import CpuRig, outputs
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers_greedy import greedy_tokens
 
 from deploy.errors import DemoWeightsUnavailable
 from deploy.local.demo_weights import DemoWeights, demo_weights
@@ -47,18 +48,7 @@ def test_trained__float32__greedy_tokens_are_those_of_transformers_under_both_ar
 ) -> None:
     prompts = tokens(trained)
     reference = AutoModelForCausalLM.from_pretrained(trained.llama, dtype=torch.float32)
-    expected = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            ids = reference.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            expected.append(ids[0, len(prompt) :].tolist())
+    expected = [greedy_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts]
 
     for name, folder in (("llama", trained.llama), ("qwen2", trained.qwen2)):
         rig.load(name, folder, dtype="float32")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from llama_fleets import ESTIMATOR
+from model_shapes import LLAMA_3_8B
 from placement_cases import MIB, make_model, make_unit
 
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -12,21 +13,7 @@ from placement.launch_limits import LaunchLimits
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from placement.solvers.search import SearchSolver
-from profiler.specs import ModelSpec
 
-LLAMA_3_8B = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    tie_word_embeddings=False,
-    dtype="bfloat16",
-)
 LARGE_LAUNCHES = LaunchLimits(batch_tokens=8192, sequences=256)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from model_shapes import LLAMA_2_7B
 
 from profiler.gpus.a40 import DEVICE as A40
 from profiler.gpus.a100_80g import DEVICE as A100_80G
@@ -20,21 +21,9 @@ pytestmark = [
     pytest.mark.skipif(not PROFILES.is_dir(), reason="needs the measured profiles in ../shared/profiles"),
 ]
 
-LLAMA_2_7B = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=1,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_heads=32,
-    num_kv_heads=32,
-    head_dim=128,
-    vocab_size=32000,
-    max_position_embeddings=4096,
-    tie_word_embeddings=False,
-    dtype="float16",
-)
-LLAMA_2_70B = replace(LLAMA_2_7B, hidden_size=8192, intermediate_size=28672, num_heads=64, num_kv_heads=8)
-VIDUR_MODELS = {"meta-llama/Llama-2-7b-hf": LLAMA_2_7B, "meta-llama/Llama-2-70b-hf": LLAMA_2_70B}
+LAYER_7B = replace(LLAMA_2_7B, num_layers=1)
+LLAMA_2_70B = replace(LAYER_7B, hidden_size=8192, intermediate_size=28672, num_heads=64, num_kv_heads=8)
+VIDUR_MODELS = {"meta-llama/Llama-2-7b-hf": LAYER_7B, "meta-llama/Llama-2-70b-hf": LLAMA_2_70B}
 LINEAR_OPS = ["attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj"]
 OTHER_OPS = ["input_layernorm", "post_attention_layernorm", "attn_rope", "mlp_act", "add"]
 
@@ -108,14 +97,14 @@ def attention_rows(source: str, kind: str, n_kv_head: int, batch_size: int, toke
 
 def test_decode_attention__a100_large_batch_and_context__errs_by_at_most_10_percent() -> None:
     row = attention_rows("vidur", "decode", 8, 128, (1, 4032)).iloc[0]
-    per_gpu = replace(LLAMA_2_7B, num_heads=32, num_kv_heads=4)  # 64/8 heads on two GPUs
+    per_gpu = replace(LAYER_7B, num_heads=32, num_kv_heads=4)  # 64/8 heads on two GPUs
 
     assert abs(attention_error(A100_80G, row, per_gpu)) <= 0.10
 
 
 def test_decode_attention__a100_single_sequence__is_too_fast_by_up_to_70_percent() -> None:
     row = attention_rows("vidur", "decode", 8, 1, (1, 1024)).iloc[0]
-    per_gpu = replace(LLAMA_2_7B, num_heads=32, num_kv_heads=4)
+    per_gpu = replace(LAYER_7B, num_heads=32, num_kv_heads=4)
 
     assert -0.70 <= attention_error(A100_80G, row, per_gpu) <= 0
 
@@ -125,11 +114,11 @@ def test_prefill_attention__h100_long_prompts__errs_by_at_most_15_percent(batch_
     rows = attention_rows("aiconfigurator", "prefill", 8, batch_size, (num_tokens, 0))
     row = rows[rows.n_q_head == 32].iloc[0]
 
-    assert abs(attention_error(H100, row, replace(LLAMA_2_7B, num_kv_heads=8))) <= 0.15
+    assert abs(attention_error(H100, row, replace(LAYER_7B, num_kv_heads=8))) <= 0.15
 
 
 def test_prefill_attention__h100_short_prompt__is_too_fast_by_up_to_70_percent() -> None:
     rows = attention_rows("aiconfigurator", "prefill", 8, 8, (512, 0))
     row = rows[rows.n_q_head == 32].iloc[0]
 
-    assert -0.70 <= attention_error(H100, row, replace(LLAMA_2_7B, num_kv_heads=8)) <= 0
+    assert -0.70 <= attention_error(H100, row, replace(LAYER_7B, num_kv_heads=8)) <= 0
