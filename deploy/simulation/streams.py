@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from placement.demand import ModelDemand
 from traces.errors import BadParameter
-from traces.readers.entry import iter_trace, recognise
+from traces.readers.entry import recognise
 from traces.record import TraceRecord
 
 _DRAWS = 4096  # random numbers drawn at a time
@@ -46,7 +47,7 @@ class RequestStream:
         records = self.records
 
         def scaled() -> Iterator[TraceRecord]:
-            return (replace(r, arrival_s=r.arrival_s * factor) for r in records())
+            return (r.at(r.arrival_s * factor) for r in records())
 
         return replace(self, records=scaled, span_s=self.span_s * factor)
 
@@ -75,23 +76,30 @@ def trace_stream(
         TraceUnreadable, BadTraceFile: the file is not usable.
         BadParameter: its times do not ascend, or it has none and no rate is given.
     """
-    facts = recognise(path).read_facts(path)
+    reader = recognise(path)
+    facts = reader.read_facts(path)
     has_arrivals = facts.has_arrivals
-    survey = _survey(path, has_arrivals=has_arrivals)
+    name = facts.metadata.get("name", path.stem)
     if not has_arrivals and rate_per_s is None:
         raise BadParameter(name="rate", value=None, remedy="the trace has no arrival times; give --rate")
+    survey = _survey(name, path.name, reader.iter_records(path, facts), seed) if has_arrivals else None
 
     def records() -> Iterator[TraceRecord]:
-        raw: Iterator[TraceRecord] = iter_trace(path)
-        if not has_arrivals:
+        raw = reader.iter_records(path, facts)
+        if survey is None:
             assert rate_per_s is not None
             raw = _with_times(raw, rate_per_s, seed)
         elif spread_ticks:
             raw = _spread(raw, survey.tick_s, seed)
         return _from_zero(_with_models(raw, weights, seed))
 
-    stream = _measured(facts.metadata.get("name", path.stem), records, facts.block_tokens)
-    return stream.at_rate(rate_per_s) if has_arrivals and rate_per_s is not None else stream
+    if survey is None:
+        return _measured(name, records, facts.block_tokens)
+    span_s = survey.span_s(spread_ticks=spread_ticks)
+    stream = RequestStream(
+        name=name, records=records, block_tokens=facts.block_tokens, count=survey.count, span_s=span_s
+    )
+    return stream if rate_per_s is None else stream.at_rate(rate_per_s)
 
 
 def demand_stream(demands: Sequence[ModelDemand], *, duration_s: float, seed: int) -> RequestStream:
@@ -125,22 +133,57 @@ def demand_stream(demands: Sequence[ModelDemand], *, duration_s: float, seed: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Survey:
+    """Holds what one look at all rows says. `first_draw` and `last_draw` are where in their ticks `_spread` puts the
+    first and the last of them.
+    """
+
+    count: int
     tick_s: float
+    first_s: float
+    last_s: float
+    first_draw: float
+    last_draw: float
+
+    def span_s(self, *, spread_ticks: bool) -> float:
+        if not spread_ticks:
+            return self.last_s - self.first_s
+        return (self.last_s + self.last_draw * self.tick_s) - (self.first_s + self.first_draw * self.tick_s)
 
 
-def _survey(path: Path, *, has_arrivals: bool) -> _Survey:
-    """Reads the times once."""
-    last_s, tick_s = float("-inf"), float("inf")
-    for row, record in enumerate(iter_trace(path), start=1):
-        if not has_arrivals:
-            break
-        if record.arrival_s < last_s:
-            remedy = f"row {row} arrives before the row above it; sort the file by arrival_s"
-            raise BadParameter(name="trace", value=path.name, remedy=remedy)
-        if record.arrival_s > last_s > float("-inf"):
-            tick_s = min(tick_s, record.arrival_s - last_s)
-        last_s = record.arrival_s
-    return _Survey(tick_s=0.0 if tick_s == float("inf") else tick_s)
+def _survey(name: str, file: str, rows: Iterable[TraceRecord], seed: int) -> _Survey:
+    """Reads every row, so that what is wrong with one is said before anything runs."""
+    count, tick_s = 0, float("inf")
+    first_s, last_s, first_draw, last_draw = float("-inf"), float("-inf"), 1.0, 0.0
+    for record, draw in zip(rows, _uniforms(seed), strict=False):
+        count += 1
+        arrival_s = record.arrival_s
+        if arrival_s > last_s:
+            if count > 1:
+                tick_s = min(tick_s, arrival_s - last_s)
+            else:
+                first_s = arrival_s
+            last_s, last_draw = arrival_s, draw
+        elif arrival_s < last_s:
+            remedy = f"row {count} arrives before the row above it; sort the file by arrival_s"
+            raise BadParameter(name="trace", value=file, remedy=remedy)
+        elif draw > last_draw:
+            last_draw = draw
+        if arrival_s == first_s and draw < first_draw:
+            first_draw = draw
+    if count == 0:
+        raise _empty(name)
+    return _Survey(
+        count=count,
+        tick_s=0.0 if tick_s == float("inf") else tick_s,
+        first_s=first_s,
+        last_s=last_s,
+        first_draw=first_draw,
+        last_draw=last_draw,
+    )
+
+
+def _empty(name: str) -> BadParameter:
+    return BadParameter(name="trace", value=name, remedy="it holds no request in the asked-for part")
 
 
 def _measured(name: str, records: Callable[[], Iterator[TraceRecord]], block_tokens: int | None) -> RequestStream:
@@ -148,7 +191,7 @@ def _measured(name: str, records: Callable[[], Iterator[TraceRecord]], block_tok
     for record in records():
         count, last_s = count + 1, record.arrival_s
     if count == 0:
-        raise BadParameter(name="trace", value=name, remedy="it holds no request in the asked-for part")
+        raise _empty(name)
     return RequestStream(name=name, records=records, block_tokens=block_tokens, count=count, span_s=last_s)
 
 
@@ -156,14 +199,14 @@ def _from_zero(records: Iterable[TraceRecord]) -> Iterator[TraceRecord]:
     start_s: float | None = None
     for record in records:
         start_s = record.arrival_s if start_s is None else start_s
-        yield replace(record, arrival_s=record.arrival_s - start_s) if start_s else record
+        yield record.at(record.arrival_s - start_s) if start_s else record
 
 
 def _with_times(records: Iterable[TraceRecord], rate_per_s: float, seed: int) -> Iterator[TraceRecord]:
     time_s = 0.0
     for record, gap in zip(records, _uniforms(seed), strict=False):
         time_s += float(-np.log1p(-gap)) / rate_per_s
-        yield replace(record, arrival_s=time_s)
+        yield record.at(time_s)
 
 
 def _spread(records: Iterable[TraceRecord], tick_s: float, seed: int) -> Iterator[TraceRecord]:
@@ -173,22 +216,22 @@ def _spread(records: Iterable[TraceRecord], tick_s: float, seed: int) -> Iterato
         members = list(group)
         offsets = sorted(itertools.islice(draws, len(members)))
         for record, offset in zip(members, offsets, strict=True):
-            yield replace(record, arrival_s=start_s + offset * tick_s)
+            yield record.at(start_s + offset * tick_s)
 
 
 def _with_models(records: Iterable[TraceRecord], weights: Mapping[str, float], seed: int) -> Iterator[TraceRecord]:
     models = list(weights)
     total = sum(weights.values())
-    bounds = np.cumsum([weights[m] / total if total > 0 else 1 / len(models) for m in models])
+    bounds = np.cumsum([weights[m] / total if total > 0 else 1 / len(models) for m in models]).tolist()
     of_session: dict[str, str] = {}
     for record, draw in zip(records, _uniforms(seed + 1), strict=False):
         if record.model in weights:
             yield record
             continue
-        model = models[min(len(models) - 1, int(np.searchsorted(bounds, draw, side="right")))]
+        model = models[min(len(models) - 1, bisect_right(bounds, draw))]
         if record.session_id is not None:
             model = of_session.setdefault(record.session_id, model)
-        yield replace(record, model=model)
+        yield record.of(model)
 
 
 def _uniforms(seed: int) -> Iterator[float]:

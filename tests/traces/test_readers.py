@@ -5,6 +5,7 @@ import pytest
 from trace_files import mooncake_row, write_azure, write_mooncake, write_parquet, write_trace
 
 from traces.errors import BadParameter, BadTraceFile, TraceUnreadable
+from traces.readers import parquet
 from traces.readers.entry import iter_trace, read_trace
 from traces.record import TraceRecord
 from traces.trace import Trace
@@ -318,3 +319,25 @@ def test_write_trace__lengths_only__stay_lengths_only(tmp_path):
     write_trace(trace, tmp_path / "t.parquet")
 
     assert not read_trace(tmp_path / "t.parquet").has_arrivals
+
+
+ODD_COLUMNS = {
+    "tokens as floats": {"input_tokens": [5.0, 6.0]},
+    "times as whole numbers": {"arrival_s": [0, 1]},
+    "no model known": {"model": pa.array([None, None], pa.null())},
+    "sessions of some": {"session_id": ["s", None]},
+    "blocks of some, as short numbers": {"prefix_block_hashes": pa.array([[1, 2], None], pa.list_(pa.int32()))},
+    "no blocks": {"prefix_block_hashes": pa.array([[], None], pa.list_(pa.int64()))},
+    "a part of a longer column": {"model": pa.array(["x", "a", "b"])[1:]},
+}
+
+
+@pytest.mark.parametrize("case", ODD_COLUMNS)
+def test_parquet__columns_read_at_once__records_are_those_of_reading_one_by_one(case, tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "t.parquet", {"block_tokens": "16"}, **ODD_COLUMNS[case])
+    at_once = list(iter_trace(path))
+    monkeypatch.setattr(parquet, "is_plain", lambda batch, *, has_blocks: False)
+
+    assert at_once == list(iter_trace(path))
+    assert [type(r.arrival_s) for r in at_once] == [float, float]
+    assert len(at_once) == 2

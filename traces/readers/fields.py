@@ -6,7 +6,7 @@ from pathlib import Path
 
 from traces.errors import BadTraceFile
 
-_MAX_TOKENS = 10**9
+MAX_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Cell:
 
     def tokens(self, *, minimum: int) -> int:
         """Raises BadTraceFile unless the value is a whole number from `minimum` to what any model may ever read."""
-        remedy = f"give a whole number of tokens from {minimum} to {_MAX_TOKENS}, or remove the row"
+        remedy = f"give a whole number of tokens from {minimum} to {MAX_TOKENS}, or remove the row"
         value = self.value
         if isinstance(value, str):
             try:
@@ -34,7 +34,7 @@ class Cell:
             number = int(value)
         else:
             raise self.bad(remedy)
-        if not minimum <= number <= _MAX_TOKENS:
+        if not minimum <= number <= MAX_TOKENS:
             raise self.bad(remedy)
         return number
 

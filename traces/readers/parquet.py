@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from traces.errors import BadTraceFile, TraceUnreadable
 from traces.readers.fields import Cell
+from traces.readers.plain_rows import is_plain, plain_records
 from traces.readers.trace_reader import TraceFacts, TraceReader
 from traces.record import TraceRecord
 
@@ -60,7 +61,11 @@ def iter_records(path: Path, facts: TraceFacts) -> Iterator[TraceRecord]:
     with _opened(path) as file:
         columns = [c for c in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS) if c in file.schema_arrow.names]
         for batch in _batches(path, file, columns):
-            for values in batch.to_pylist():
+            if facts.has_arrivals and is_plain(batch, has_blocks=facts.block_tokens is not None):
+                yield from plain_records(batch)
+                row += batch.num_rows
+                continue
+            for values in batch.to_pylist():  # looked at one by one: the first that is wrong is named
                 row += 1
                 yield _record(path, row, values, facts)
 
