@@ -25,8 +25,7 @@ from report.machine_facts import machine_facts
 from rich.progress import Progress
 
 from deploy.local.demo_weights import demo_weights
-from pdmux_actor.engine import build_engine
-from pdmux_actor.inbox import Inbox
+from pdmux_actor.engine import Inbox, build_engine
 from pdmux_actor.messages import (
     FinishReason,
     GenerateRequest,

@@ -35,8 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdmux_actor.backends.native import NativeEngine
-from pdmux_actor.engine import EngineLoop
-from pdmux_actor.inbox import Inbox
+from pdmux_actor.engine import EngineLoop, Inbox
 from pdmux_actor.kv.prefix_cache import PrefixCache
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import Slo

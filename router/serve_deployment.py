@@ -25,8 +25,7 @@ from router.limits import GatewayLimits
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.fleet_metrics import merged_exposition
-from router.telemetry.receipts import RequestReceipts, merged_receipts
-from router.telemetry.request_log import write_requests_to_stdout
+from router.telemetry.receipts import RequestReceipts, merged_receipts, write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
 from router.view import FleetView
 from router.what_if import WhatIfChanges

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_FILES = {"to the wire": 51, "to the engine's inbox": 63, "to the last token": 107, "one decide": 30}
+MOST_FILES = {"to the wire": 44, "to the engine's inbox": 54, "to the last token": 91, "one decide": 26}
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ from engines.served_steps import ServedLatency, ServedSteps
 from load.request_times import TimedRequest, times_of
 from load.workloads import MAX_MODEL_LEN
 
-from pdmux_actor.engine import EngineLoop, build_scheduler
+from pdmux_actor.engine import EngineLoop, Timetable, build_scheduler
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
-from pdmux_actor.inbox import Timetable
 from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel
 from pdmux_actor.scheduling.settings import SchedulerSettings

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.interfering_executor import Interference, InterferingExecutor
 from deploy.simulation.slower_latency import SlowerLatency
-from pdmux_actor.engine import EngineLoop, build_scheduler
-from pdmux_actor.inbox import Inbox
+from pdmux_actor.engine import EngineLoop, Inbox, build_scheduler
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Arrival, AttachModel, Event

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pdmux_actor.scheduling.batch import PrefillBatch, PrefillBatches
-from pdmux_actor.scheduling.batching import grow_running, take_chunks
+from pdmux_actor.scheduling.batching import PrefillBatch, PrefillBatches, grow_running, take_chunks
 from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.launch import (
     ComputeLaunch,

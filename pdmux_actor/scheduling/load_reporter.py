@@ -9,7 +9,7 @@ import msgspec
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad, NeighbourLoss
 from pdmux_actor.scheduling.adapters import Adapters
-from pdmux_actor.scheduling.batch import PrefillBatches
+from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number

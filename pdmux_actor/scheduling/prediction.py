@@ -8,8 +8,7 @@ from pdmux_actor.messages import StepPhase
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
-from pdmux_actor.scheduling.learned_scales import LearnedScales
-from pdmux_actor.scheduling.step_totals import MeasuredSteps
+from pdmux_actor.scheduling.learned_scales import LearnedScales, MeasuredSteps
 from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pdmux_actor.scheduling.first_tokens import longest_hold_s
+from pdmux_actor.scheduling.answers import longest_hold_s
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_s
 from pdmux_actor.scheduling.queues import ModelQueue

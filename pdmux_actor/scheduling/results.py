@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from pdmux_actor.messages import FinishReason, SampledToken, TokenEvent
-from pdmux_actor.scheduling.answers import Answers
-from pdmux_actor.scheduling.batch import PrefillBatches
-from pdmux_actor.scheduling.first_tokens import FirstTokens
+from pdmux_actor.scheduling.answers import Answers, FirstTokens
+from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.launch import (
     Chunk,
     DecodeStep,

@@ -14,8 +14,8 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import FinishReason, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.adapters import Adapters
-from pdmux_actor.scheduling.answers import Answers
-from pdmux_actor.scheduling.batch import PrefillBatches
+from pdmux_actor.scheduling.answers import Answers, FirstTokens
+from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.decode_stretch import DecodeStretch, stretch_from
@@ -33,7 +33,6 @@ from pdmux_actor.scheduling.events import (
     SetQuotas,
     Stop,
 )
-from pdmux_actor.scheduling.first_tokens import FirstTokens
 from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch, LaunchCompletion, Repartition
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from pdmux_actor.inbox import Inbox
+from pdmux_actor.engine import Inbox
 from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
 from pdmux_actor.scheduling.events import Abort, Arrival, ReadDecisions, SetPolicy, SetQuotas, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES

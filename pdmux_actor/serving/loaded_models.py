@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from queue import SimpleQueue
 
+from pdmux_actor.engine import Inbox
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.base import HostingExecutor
-from pdmux_actor.inbox import Inbox
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.events import AttachAdapter, AttachModel, RemoveModel, ResizePool
 from pdmux_actor.serving.commands import (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from pdmux_actor.engine import Inbox
 from pdmux_actor.errors import InvalidStructuredOutput
-from pdmux_actor.inbox import Inbox
 from pdmux_actor.messages import FinishReason, GenerateRequest, StructuredOutput, TokenEvent
 from pdmux_actor.scheduling.events import Arrival
 from pdmux_actor.scheduling.output_constraint import OutputConstraint

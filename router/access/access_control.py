@@ -92,7 +92,9 @@ class AccessControl:
         check_model(entry, model)
 
     def spend(self, key_id: str, tokens: int) -> None:
-        """Charges what a generation of the key took."""
+        """Charges what a generation of the key took, where keys are in force."""
+        if self._keys is None:
+            return
         now_s = self._clock()
         self._rates.spend(key_id, tokens, now_s)
         self._counts.spent(key_id, tokens, now_s)

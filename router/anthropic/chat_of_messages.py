@@ -17,9 +17,8 @@ from router.anthropic.messages_body import (
     TurnOfMessages,
 )
 from router.errors import InvalidRequest, UnsupportedParameter
-from router.openai.chat import ChatCompletionRequest
+from router.openai.chat import MAX_MESSAGES, ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, decoded, message
-from router.openai.messages import MAX_MESSAGES, ChatMessage
 
 
 def read_messages_body(body: bytes) -> MessagesBody:

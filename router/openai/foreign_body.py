@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from router.errors import InvalidRequest
 from router.openai.body import invalid
-from router.openai.chat import ChatCompletionRequest
-from router.openai.messages import MAX_MESSAGES, AssistantToolCall, CalledFunction, ChatMessage, Role
+from router.openai.chat import MAX_MESSAGES, AssistantToolCall, CalledFunction, ChatCompletionRequest, ChatMessage, Role
 from router.openai.nearest_name import did_you_mean
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)

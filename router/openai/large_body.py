@@ -14,14 +14,14 @@ import msgspec
 from pydantic import BaseModel
 
 from router.errors import InvalidRequest
-from router.openai.chat import unsupported_part
-from router.openai.messages import (
+from router.openai.chat import (
     MAX_CALLS,
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     AssistantToolCall,
     CalledFunction,
     ChatMessage,
+    unsupported_part,
 )
 from router.openai.nearest_name import did_you_mean
 

@@ -6,7 +6,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from router.errors import InvalidRequest
-from router.openai.messages import MAX_MESSAGES, ChatMessage
+from router.openai.chat import MAX_MESSAGES, ChatMessage
 from router.openai.request_part import RequestPart
 from router.openai.tools import Tools
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.errors import UnsupportedParameter
-from router.openai.chat import ChatCompletionRequest
+from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, message
-from router.openai.messages import ChatMessage
 from router.responses.responses_body import InputItem, InputPart, NamedTool, ResponsesBody, ResponseTool
 
 

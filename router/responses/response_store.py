@@ -9,7 +9,7 @@ import msgspec
 from pydantic import TypeAdapter
 
 from router.errors import ResponseNotFound
-from router.openai.messages import ChatMessage
+from router.openai.chat import ChatMessage
 from router.responses.responses_body import InputItem
 
 _MESSAGE_BYTES = 512  # of one beside its text

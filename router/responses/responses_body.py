@@ -5,8 +5,8 @@ from typing import Any, Literal
 import msgspec
 
 from router.errors import InvalidRequest
+from router.openai.chat import MAX_CONTENT_PARTS, MAX_MESSAGES
 from router.openai.foreign_body import decoded
-from router.openai.messages import MAX_CONTENT_PARTS, MAX_MESSAGES
 
 REFERENCE = "item_reference"
 

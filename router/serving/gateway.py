@@ -35,9 +35,8 @@ from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokeniz
 from router.routing.routing import RoutingSettings
 from router.serving.embedding_generations import embedding_generations, embedding_prompts
 from router.serving.embeddings_response import EmbeddingsResponse
-from router.serving.fanout import generations_of, interleave, so_many_at_once
 from router.serving.generation_relay import GenerationRelay
-from router.serving.generation_runner import GenerationRunner
+from router.serving.generation_runner import GenerationRunner, WaitingRequests
 from router.serving.model_absence import ModelAbsence
 from router.serving.prompt_only import without_completion
 from router.serving.prompts import (
@@ -49,14 +48,13 @@ from router.serving.prompts import (
     completion_prompts,
 )
 from router.serving.reply_reading import read_parts
-from router.serving.response import GenerationResponse
+from router.serving.response import GenerationResponse, generations_of, interleave, so_many_at_once
 from router.serving.tokenizing import detokenize, tokenize
-from router.serving.waiting_requests import WaitingRequests
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.receipts import ReceiptBook
 from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ServiceReport
-from router.text.process import StartText, TextProcess
+from router.text.lane import StartText, TextProcess
 from router.text.replies import Replies
 from router.text.tokenization import Tokenizers
 from router.transport.frame_connection import SilenceLimits

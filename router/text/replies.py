@@ -9,8 +9,7 @@ from router.errors import TokenizerUnavailable
 from router.generation import ReplyShape
 from router.limits import GatewayLimits
 from router.text.calls import OpenReply, ReadReply, ReplyCall, ReplyParts, ReplyRead, TextRefused
-from router.text.lane import TextLane, TextLaneFull, TextTooSlow
-from router.text.process import StartText, TextProcessLost
+from router.text.lane import StartText, TextLane, TextLaneFull, TextProcessLost, TextTooSlow
 
 logger = logging.getLogger(__name__)
 

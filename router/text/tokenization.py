@@ -29,8 +29,7 @@ from router.text.calls import (
     TokenizerLoaded,
     TokensNamed,
 )
-from router.text.lane import TextLane, TextLaneFull, TextTooSlow
-from router.text.process import StartText, TextProcess, TextProcessLost, TextService
+from router.text.lane import StartText, TextLane, TextLaneFull, TextProcess, TextProcessLost, TextService, TextTooSlow
 from router.view import ModelCard
 
 logger = logging.getLogger(__name__)

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pdmux_actor.engine import EngineLoop, build_scheduler
+from pdmux_actor.engine import EngineLoop, Timetable, build_scheduler
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
-from pdmux_actor.inbox import Timetable
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
 from pdmux_actor.model_info import ModelInfo

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pdmux_actor.engine import EventSource
 from pdmux_actor.executor.base import Executor
-from pdmux_actor.inbox import EventSource
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress

@@ -4,9 +4,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pdmux_actor.engine import EngineLoop, build_scheduler
+from pdmux_actor.engine import EngineLoop, Timetable, build_scheduler
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
-from pdmux_actor.inbox import Timetable
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent
 from pdmux_actor.model_info import ModelInfo

@@ -8,8 +8,8 @@ from engine_rig import INFOS, PLAIN, VirtualEngine, make_device, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdmux_actor.engine import Timetable
 from pdmux_actor.executor.simulated import SimulatedExecutor
-from pdmux_actor.inbox import Timetable
 from pdmux_actor.scheduling.bubbles import lane_shares, logged_window
 from pdmux_actor.scheduling.chrome_trace import chrome_trace
 from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, DecisionLog, LogExcerpt

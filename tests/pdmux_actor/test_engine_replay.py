@@ -4,9 +4,8 @@ import pytest
 from engine_rig import BLOCK_BYTES, INFOS, TOTAL_BLOCKS, LinearLatency, make_device, make_request
 from recorded_run import RecordingEvents, RecordingExecutor, ReplayEvents, ReplayExecutor, Tape
 
-from pdmux_actor.engine import EngineLoop, build_scheduler
+from pdmux_actor.engine import EngineLoop, Inbox, Timetable, build_scheduler
 from pdmux_actor.executor.simulated import RealClock, SimulatedExecutor
-from pdmux_actor.inbox import Inbox, Timetable
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings

@@ -3,7 +3,7 @@
 import pytest
 
 from pdmux_actor.messages import StepPhase
-from pdmux_actor.scheduling.step_totals import MeasuredSteps
+from pdmux_actor.scheduling.learned_scales import MeasuredSteps
 
 WARM_UP = 3
 

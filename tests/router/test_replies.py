@@ -8,7 +8,7 @@ from router.errors import TokenizerUnavailable
 from router.generation import ReplyShape
 from router.limits import GatewayLimits
 from router.text.calls import ReadReply, TextAnswer, TextCall
-from router.text.process import TextProcess, TextProcessLost
+from router.text.lane import TextProcess, TextProcessLost
 from router.text.replies import Replies
 from router.text.reply_templates import forced_call, needs_special_tokens, template_for, without
 from router.text.worker import TextWorker

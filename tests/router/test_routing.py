@@ -11,8 +11,7 @@ from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import Slo
 from router.routing.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix_names
 from router.routing.routing import RoutingHints, UnitChoice, choose_unit
-from router.routing.routing_table import RoutingTable
-from router.routing.unreported_load import UnreportedLoad
+from router.routing.routing_table import RoutingTable, UnreportedLoad
 
 UNTOLD = {"prefill_s_per_token": 0.0, "prefill_base_s": 0.0}
 

@@ -18,8 +18,7 @@ from router.text.calls import (
     TokenizerKey,
     TokenizerLoaded,
 )
-from router.text.lane import TextLane, TextLaneFull, TextTooSlow
-from router.text.process import TextProcess, TextProcessLost
+from router.text.lane import TextLane, TextLaneFull, TextProcess, TextProcessLost, TextTooSlow
 
 KEY = TokenizerKey("a-model", None)
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + CHAT_TEMPLATE

@@ -7,7 +7,7 @@ from pdmux_actor.backends.sglang.snapshot import SeenBatch, SeenSequence, Snapsh
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.batch import PrefillBatch
+from pdmux_actor.scheduling.batching import PrefillBatch
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence

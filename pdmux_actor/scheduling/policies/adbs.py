@@ -10,11 +10,10 @@ does not hold decodes up: they are what frees the blocks.
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.partition import fixed_decode_share
-from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, RoundRobin, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
-from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class Adbs:

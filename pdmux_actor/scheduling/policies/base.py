@@ -1,21 +1,48 @@
-"""Defines what a dispatch policy sees and what it may ask for.
+"""Defines what a dispatch policy sees and what it may ask for, and how policies give turns.
 
 Structs, since some are made per decision (a frozen dataclass takes five times as long).
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from pdmux_actor.scheduling.batch import PrefillBatch
-from pdmux_actor.scheduling.batching import next_for_prefill
+from pdmux_actor.scheduling.batching import PrefillBatch, next_for_prefill
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaneState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.specs import DeviceSpec
+
+
+class RoundRobin:
+    """Round-robin by name: the next candidate after the one served last, in sorted order.
+
+    >>> turn = RoundRobin()
+    >>> [turn.take(["a", "b", "c"]), turn.take(["a", "b", "c"]), turn.take(["a", "c"]), turn.take(["a", "c"])]
+    ['a', 'b', 'c', 'a']
+    """
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+
+    def peek(self, candidates: Iterable[str]) -> str | None:
+        ordered = sorted(candidates)
+        if not ordered:
+            return None
+        following = 0 if self._last is None else bisect_right(ordered, self._last)
+        return ordered[following % len(ordered)]
+
+    def take(self, candidates: Iterable[str]) -> str | None:
+        """Like `peek`, and the turn passes on."""
+        name = self.peek(candidates)
+        if name is not None:
+            self._last = name
+        return name
+
 
 _BACKGROUND_SHARE_OF_TBT = 0.5  # decode that takes longer gets no more sequences that give way
 

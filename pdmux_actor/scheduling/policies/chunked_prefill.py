@@ -2,9 +2,16 @@
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StretchView, UnitState
+from pdmux_actor.scheduling.policies.base import (
+    Action,
+    ContinuePrefill,
+    Decode,
+    Mixed,
+    RoundRobin,
+    StretchView,
+    UnitState,
+)
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
-from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class ChunkedPrefill:

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
-from pdmux_actor.scheduling.policies.base import Decode, UnitState
+from pdmux_actor.scheduling.policies.base import Decode, RoundRobin, UnitState
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.round_robin import RoundRobin
 from profiler.bandwidth_sharing import slowdown_beside
 from profiler.specs import DeviceSpec
 

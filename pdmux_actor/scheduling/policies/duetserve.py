@@ -15,13 +15,13 @@ from pdmux_actor.scheduling.policies.base import (
     ContinuePrefill,
     Decode,
     Mixed,
+    RoundRobin,
     StartPrefill,
     StretchView,
     UnitState,
 )
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.round_robin import RoundRobin
 from profiler.latency import ChunkShape
 
 

@@ -14,11 +14,10 @@ from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes, tightest_from
 from pdmux_actor.scheduling.policies.prefill_options import PrefillOptions
 from pdmux_actor.scheduling.policies.request_delays import DecodeLoad, LaneLoad
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
-from pdmux_actor.scheduling.policies.tbt_target import tightest_from
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings

@@ -10,9 +10,8 @@ has no kernels for it and runs the same batches as fused steps. The paper serves
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Mixed, UnitState
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Mixed, RoundRobin, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
-from pdmux_actor.scheduling.round_robin import RoundRobin
 
 _NANO_BATCHES = 2
 

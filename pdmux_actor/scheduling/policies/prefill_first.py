@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, RoundRobin, StretchView, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
-from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class PrefillFirst:

@@ -22,10 +22,16 @@ import msgspec
 
 from pdmux_actor.scheduling.partition import decode_shares, least_share
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, next_prompts, prefill_shapes, whole_prefill_s
+from pdmux_actor.scheduling.policies.forecast import (
+    SAFE_SHARE,
+    DecodeCycle,
+    RunningTargets,
+    next_prompts,
+    prefill_shapes,
+    whole_prefill_s,
+)
 from pdmux_actor.scheduling.policies.fusing import fused_steps
 from pdmux_actor.scheduling.policies.request_delays import Delays, LaneLoad
-from pdmux_actor.scheduling.policies.tbt_target import SAFE_SHARE, RunningTargets
 from pdmux_actor.scheduling.queues import ModelQueue
 from profiler.latency import ChunkShape
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, RoundRobin, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once, may_add_decode
 from pdmux_actor.scheduling.policies.forecast import (
     DecodeCycle,
@@ -23,7 +23,6 @@ from pdmux_actor.scheduling.policies.prefill_slice import (
 )
 from pdmux_actor.scheduling.policies.request_delays import PrefillLoad
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.round_robin import RoundRobin
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from profiler.latency import ChunkShape
 

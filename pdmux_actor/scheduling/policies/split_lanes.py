@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, Decode, UnitState
+from pdmux_actor.scheduling.policies.base import Action, Decode, RoundRobin, UnitState
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
-from pdmux_actor.scheduling.round_robin import RoundRobin
 
 
 class SplitLanes:

@@ -18,11 +18,10 @@ import math
 from collections.abc import Sequence
 
 from pdmux_actor.scheduling.batching import preview_chunks
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, StartPrefill, UnitState
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, RoundRobin, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.forecast import decode_cycle_s, tightest_tbt_s, whole_prefill_s
 from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
-from pdmux_actor.scheduling.round_robin import RoundRobin
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.latency import ChunkShape
 

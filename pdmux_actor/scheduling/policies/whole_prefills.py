@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, StartPrefill, UnitState
-from pdmux_actor.scheduling.round_robin import RoundRobin
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, RoundRobin, StartPrefill, UnitState
 
 
 class WholePrefills:

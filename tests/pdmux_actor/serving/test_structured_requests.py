@@ -2,8 +2,8 @@
 
 import threading
 
+from pdmux_actor.engine import Inbox
 from pdmux_actor.errors import InvalidStructuredOutput
-from pdmux_actor.inbox import Inbox
 from pdmux_actor.messages import FinishReason, StructuredKind, StructuredOutput
 from pdmux_actor.scheduling.events import Abort, Arrival
 from pdmux_actor.serving.structured_requests import StructuredRequests
