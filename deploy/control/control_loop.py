@@ -1,20 +1,20 @@
 """Decides which unit serves what. Pure: told what is reported and what time it is, it answers leases and views."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from deploy.control.adapter_leases import assignments, quotas_with_adapters
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
-from deploy.control.cordons import Cordon, Cordons, CordonScope, left_on, part_of
+from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
-from deploy.control.model_needs import ModelNeeds, explain_also, kept_plan
-from deploy.control.plan_choice import Needs, Solution, goal_of, same_places
+from deploy.control.model_needs import ModelNeeds, explain_also
+from deploy.control.plan_choice import Needs, Solution
+from deploy.control.plan_migration import PlanMigration
 from deploy.control.plan_requests import Asked, PlanRequests
 from deploy.control.plan_verdict import verdict_on
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
@@ -24,14 +24,13 @@ from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.settled_units import is_settled
 from deploy.control.succession import Succession, wanted_digest
 from deploy.control.told_states import model_states, unit_states
-from deploy.control.transition import Transition, failed_move, in_words, without_replica, without_unit
+from deploy.control.transition import in_words
 from deploy.control.unit_registry import Lost
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import Catalog
 from pdmux_actor.lease import Lease, ModelPhase, UnitReport
 from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.plan_explanation import Explanation
-from placement.plan_steps import SetQuotasStep
 from router.admission.demand_report import DemandReport
 from router.view import FleetView, UnitView
 
@@ -69,36 +68,32 @@ class ControlLoop:
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()
         self._costs = FleetCosts()
-        self._transition = Transition(self._rules)
         self._fleet = Fleet(self._timing, self._rules, self._leases)
+        self._migration = PlanMigration(self._fleet, self._rules)
         self.scaling = PoolScaling(self._fleet, self._history, epoch_s)
-        parts = (self._popularity, self._history, self._scale_to_zero, self._transition, self._fleet)
+        parts = (self._popularity, self._history, self._scale_to_zero, self._migration.transition, self._fleet)
         self._succession = Succession(*parts, self.scaling)
         self._wanted = ""
-        self._plan = Plan(units=())  # what leases say
-        self._goal = Plan(units=())  # what they shall say
         self._asleep: frozenset[str] = frozenset()
         self._why: str | None = "the control loop started"  # a plan is due, whatever demand says
         self._is_settled = False
-        self._is_moving = False
-        self._is_busy = False  # and not just waiting until replicas have stayed long enough
         self._looked_s = started_s
         self._ticked_s = float("-inf")
 
     def take_over(self, state: ControlState) -> None:
         """Goes on where the control loop before ended, before anything is heard; its times are on this one's clock."""
         self._succession.take_over(state)
-        self._goal = replace(state.goal, units=())
+        self._migration.take_over(state.goal)
         self._asleep = frozenset(state.asleep)
         self._why = self._why if state.is_plan_due else None
-        self._is_moving = self._is_busy = True
 
     def state(self, now_s: float) -> ControlState | None:
         """Returns what a successor needs; None before this control loop has settled itself."""
         if not self._is_settled:
             return None
         due = self._why is not None or (self._requests is not None and self._requests.is_awaited)
-        return self._succession.state(self._wanted, self._plan, self._goal, self._asleep, is_plan_due=due, now_s=now_s)
+        plan, goal = self._migration.plan, self._migration.goal
+        return self._succession.state(self._wanted, plan, goal, self._asleep, is_plan_due=due, now_s=now_s)
 
     def set_catalog(
         self,
@@ -118,7 +113,7 @@ class ControlLoop:
         self._popularity.expect(m.prior() for m in catalog.models)
         self.scaling.follow(scaling or {})
         if rules is not None:
-            self._rules = self._transition.rules = rules
+            self._rules = self._migration.transition.rules = rules
         self._wanted = wanted_digest(catalog, expected_units, self._rules)
         if not self._succession.wanted_the_same(self._wanted):
             self._need_plan("the fleet file changed")
@@ -129,8 +124,7 @@ class ControlLoop:
         if before is None:
             self._welcome(report, now_s)
         elif before.report.is_leaving != report.is_leaving:
-            self._plan = without_unit(self._plan, report.unit_id)
-            self._goal = without_unit(self._goal, report.unit_id)
+            self._migration.leave_out(report.unit_id)
             self._need_plan(f"unit {report.unit_id} leaves: {report.failure or 'it was asked to'}")
         elif before.capacity != registry.capacity_of(report.unit_id):
             self._need_plan(f"unit {report.unit_id} offers something else now")
@@ -141,7 +135,7 @@ class ControlLoop:
         lease = self._leases.current(report.unit_id)
         if lease is not None and report.is_leaving:  # who leaves keeps its lease to the end
             return lease
-        placements = self._plan.models_of(report.unit_id)
+        placements = self._migration.plan.models_of(report.unit_id)
         asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
         models = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
         return self._leases.renew(report, models, self._catalog.policy, asleep, registry.pool_blocks(report.unit_id))
@@ -170,8 +164,8 @@ class ControlLoop:
             models=model_states(self._model_needs(), self._asleep, now_s),
             units=unit_states(self._fleet, now_s),
             policy=self._catalog.policy,
-            plan=self._plan,
-            goal=self._goal,
+            plan=self._migration.plan,
+            goal=self._migration.goal,
             decisions=self._history.told(now_s),
             cordons=self._fleet.cordons.entries,
             look=None if self._requests is None else self._requests.last_look,
@@ -181,7 +175,7 @@ class ControlLoop:
     def is_settled(self, unit_id: str, now_s: float) -> bool:
         """Says whether nothing is to change on a unit: one that came, or one that was told to leave."""
         is_plan_due = self._why is not None or self._requests is None or self._requests.is_awaited
-        return is_settled(unit_id, self._fleet.at(now_s), self._goal, is_plan_due=is_plan_due, now_s=now_s)
+        return is_settled(unit_id, self._fleet.at(now_s), self._migration.goal, is_plan_due=is_plan_due, now_s=now_s)
 
     @property
     def cordons(self) -> Cordons:
@@ -204,7 +198,7 @@ class ControlLoop:
 
     def homeless_after(self, cordon: Cordon, found: Plan) -> Mapping[str, str]:
         """Returns which models would have no replica after a drain if `found` were adopted for its task, and why."""
-        return self._fleet.homeless_after(cordon, self._goal, found)
+        return self._fleet.homeless_after(cordon, self._migration.goal, found)
 
     def explain(self, model: str, now_s: float) -> Explanation:
         """Explains the plan that the control loop goes for, with the demand of now; for a model that is asleep, what
@@ -214,7 +208,7 @@ class ControlLoop:
         needs, model = self._needs(now_s), self._catalog.place_of(model)
         sleeper = self._catalog.get(model) if model in self._asleep else None
         asleep = None if sleeper is None else self._model_needs().placement(sleeper, now_s)
-        return explain_also(asleep, model, needs, self._planned_goal(needs), self._costs.estimator)
+        return explain_also(asleep, model, needs, self._migration.planned_goal(needs), self._costs.estimator)
 
     def _need_plan(self, why: str) -> None:
         self._why = self._why or why
@@ -243,18 +237,15 @@ class ControlLoop:
         )
         led = self._succession.plans_of(adopted)
         in_force, goal = led or (adopted, adopted)
-        self._plan = replace(self._plan, units=(*self._plan.units, in_force))
-        self._goal = replace(self._goal, units=(*self._goal.units, goal))
-        self._transition.adopt(adopted, now_s)
+        self._migration.adopt_unit(adopted, in_force, goal, now_s)
         for model in held if led is None else ():
             self._scale_to_zero.keep(model, now_s)
         return led is not None
 
     def _lose(self, lost: Lost, now_s: float) -> None:
         unit_id = lost.report.unit_id
-        self._plan, self._goal = without_unit(self._plan, unit_id), without_unit(self._goal, unit_id)
+        self._migration.forget(unit_id)
         self._leases.forget(unit_id)
-        self._transition.forget(unit_id)
         self._fleet.cordons = self._fleet.cordons.without(CordonScope.UNIT, unit_id)
         for spent in self._fleet.leave(lost, now_s):
             self._history.note(now_s, "out", spent)
@@ -277,7 +268,7 @@ class ControlLoop:
         self._note_sleep(now_s)
         if self._requests is None or not self._may_plan(now_s):
             return
-        if self.scaling.is_elastic and (why := self.scaling.settle(self._goal, self._catalog.placed, now_s)):
+        if self.scaling.is_elastic and (why := self.scaling.settle(self._migration.goal, self._catalog.placed, now_s)):
             self._need_plan(why)
         if self._why is not None:
             self._ask_for_plan(self._requests, self._why, now_s)
@@ -314,12 +305,9 @@ class ControlLoop:
     def _task(self, now_s: float) -> PlanTask:
         self._model_needs().settle(self._rules, self._costs.estimator, now_s)
         needs = self._needs(now_s)
-        goal = self._planned_goal(needs)
+        goal = self._migration.planned_goal(needs)
         current, size = None if self._rules.replan == "scratch" else goal, self.scaling.question(needs.models, now_s)
         return PlanTask(needs=needs, current=current, goal=goal, size=size)
-
-    def _planned_goal(self, needs: Needs) -> Plan:
-        return part_of(self._goal, {u.unit_id for u in needs.units})
 
     def _look_at_demand(self, requests: PlanRequests, why: str, now_s: float) -> None:
         self._looked_s = now_s
@@ -331,7 +319,9 @@ class ControlLoop:
             requests.look(task, why, now_s)
 
     def _may_follow(self, task: PlanTask) -> bool:
-        return not self._is_busy and bool(self._rules.replan != "off" or task.needs.homeless(self._goal))
+        return not self._migration.is_busy and bool(
+            self._rules.replan != "off" or task.needs.homeless(self._migration.goal)
+        )
 
     def _hear_planner(self, now_s: float) -> bool:
         """True if it had a plan. What was found for demand is not looked at where a plan is due for another reason."""
@@ -349,52 +339,29 @@ class ControlLoop:
         return True
 
     def _judge(self, asked: Asked, answer: PlanAnswer, now_s: float) -> None:
-        verdict = verdict_on(asked, answer, self._planned_goal(asked.task.needs), self._rules)
+        verdict = verdict_on(asked, answer, self._migration.planned_goal(asked.task.needs), self._rules)
         if verdict is not None and verdict.kind == "plan":
             self._adopt_plan(answer.solution, verdict.reason, now_s)
         elif verdict is not None:
             self._history.note(now_s, verdict.kind, verdict.reason)
 
     def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
-        kept = {u.unit_id: u.models for u in kept_plan(self._goal, self._catalog)}
-        kept |= left_on(self._goal, solution.plan, self._fleet.cordoned())
-        goal = goal_of(solution.plan, kept, [u.unit_id for u in self._fleet.registry.staying()])
-        if not same_places(self._goal, goal):
+        if self._migration.set_out(solution, self._catalog):
             gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
             self._history.note(now_s, "plan", why + gone)
-        self._goal = goal
-        self._is_moving = self._is_busy = True
 
     def _advance(self, now_s: float) -> None:
-        """Steps are worked out from what units report, so failures on the way need no undoing."""
-        if not self._is_moving:
-            return
-        self._abandon_failed_moves(now_s)
-        needs = self._needs(now_s)
-        fits = needs.memory_test()
-        if not needs.holds(self._planned_goal(needs), fits):
+        for unit_id, model in self._migration.give_up_failed(now_s):
+            self._need_plan(f"model {model} does not load on {unit_id} and stays where it is")
+        steps = self._migration.advance(lambda: self._needs(now_s), now_s)
+        if steps is None:
             self._need_plan("the plan no longer fits")
-            return
-        progress = self._transition.advance(
-            self._plan, self._goal, self._fleet.at(now_s), fits=fits, now_s=now_s, drained=self._fleet.drained()
-        )
-        self._plan, self._is_moving = progress.plan, not progress.is_done
-        self._is_busy = self._is_moving and not progress.only_stays
-        if steps := tuple(s for s in progress.taken if not isinstance(s, SetQuotasStep)):
+        elif steps:
             self._history.moved(now_s, steps, tuple(in_words(s) for s in steps))
 
-    def _abandon_failed_moves(self, now_s: float) -> None:
-        """A model that does not load where it shall go stays where it is ready."""
-        while (failed := failed_move(self._plan, self._goal, self._fleet.at(now_s))) is not None:
-            unit_id, model = failed
-            self._fleet.hold_back(model, f"it does not load on {unit_id}", now_s)
-            self._plan = self._goal = without_replica(self._plan, unit_id, model)
-            self._need_plan(f"model {model} does not load on {unit_id} and stays where it is")
-
     def _model_needs(self) -> ModelNeeds:
-        return ModelNeeds(
-            self._fleet, self._catalog, self._popularity, self._scale_to_zero, plan=self._plan, goal=self._goal
-        )
+        plan, goal = self._migration.plan, self._migration.goal
+        return ModelNeeds(self._fleet, self._catalog, self._popularity, self._scale_to_zero, plan=plan, goal=goal)
 
     def _needs(self, now_s: float) -> Needs:
         return self._model_needs().needs(self._asleep, self._rules, now_s)
