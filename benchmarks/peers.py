@@ -1,6 +1,7 @@
 """muxfleet beside what a user would pick instead: the same checkpoint, the same cores, one client, blocks by turns.
 
     python benchmarks/peers.py --json FILE [--quick] [--systems muxfleet,vllm] [--work decode,prefill,chat,mix,models]
+                               [--checkpoint smollm2-135m]
 
 Each peer is installed into an environment of its own, `.peers/NAME`, at first use (vLLM: 3.5 GB; llama.cpp is built
 for this CPU). A block starts a system, asks all the work of it and ends it; systems alternate, each round begins with
@@ -26,9 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
+from engines.llama_checkpoint import DEFAULT_CACHE
 from peer_systems import work
 from peer_systems.blocks import Block, SystemFailed, measured_blocks, rising
+from peer_systems.checkpoints import CHECKPOINTS
 from peer_systems.environments import FILLS, FOLDER, NotInstallable, environment_of
 from peer_systems.machine_watch import MachineWatch
 from peer_systems.serving import DidNotServe, serving
@@ -42,7 +44,6 @@ MOST_FOREIGN_CORES = 0.1
 WORK = ("decode", "prefill", "chat", "mix", "models")
 QUICK_WORK = ("decode", "prefill", "chat")
 CHAT_SCALE = 0.1
-NUM_LAYERS = 16
 FIRST_PORT = 18200
 
 
@@ -181,11 +182,13 @@ class Measuring:
         return FOLDER / "logs" / f"{system}.log"
 
 
-def known_blocks(path: Path | None) -> tuple[list[Block], float | None]:
-    """What an earlier run left in the file, and its target of a gap."""
+def known_blocks(path: Path | None, checkpoint: str) -> tuple[list[Block], float | None]:
+    """What an earlier run of the same checkpoint left in the file, and its target of a gap."""
     if path is None or not path.exists():
         return [], None
     report = json.loads(path.read_text(encoding="utf-8"))
+    if report.get("checkpoint", "random-100m") != checkpoint:
+        raise SystemExit(f"--json {path}: holds blocks of {report['checkpoint']}; name another file for {checkpoint}")
     return [Block(**row) for row in report["rows"]], report["tbt_target_s"]
 
 
@@ -211,6 +214,9 @@ def main() -> None:
     parser = make_parser(__doc__, quick="one round, short prompts and loads, no mix and no three models")
     parser.add_argument("--systems", default="muxfleet,vllm,llama_cpp,openvino,sglang", help="default: all there are")
     parser.add_argument("--work", help=f"some of {','.join(WORK)}; default: all, with --quick {','.join(QUICK_WORK)}")
+    parser.add_argument(
+        "--checkpoint", default="random-100m", choices=list(CHECKPOINTS), help="default: random-100m, a Llama"
+    )
     parser.add_argument("--rounds", type=int, help="default: 3, with --quick 1")
     parser.add_argument("--ttft", type=float, default=5.0, help="seconds that a first token may take; default 5")
     parser.add_argument("--tbt", type=float, help="seconds of a gap; default: twice the first block's step of 8")
@@ -232,10 +238,10 @@ def main() -> None:
     load, watch = os.getloadavg()[0], MachineWatch(without_niced=args.beside_niced)
     if load > MOST_LOAD and not (args.any_load or args.beside_niced):
         parser.error(f"the load is {load:.1f}, above {MOST_LOAD}: wait until nothing else runs, or try with --any-load")
-    known, known_tbt_s = known_blocks(args.json)
+    known, known_tbt_s = known_blocks(args.json, args.checkpoint)
     if not {"chat", "mix", "models"}.isdisjoint(plan.work) and "decode" not in plan.work and plan.tbt_s is None:
         parser.error("--work without decode: give --tbt, the target of a gap")
-    checkpoint = llama_checkpoint(args.cache, num_layers=NUM_LAYERS)
+    checkpoint = CHECKPOINTS[args.checkpoint](args.cache)
     measure = Measuring(plan, checkpoint, watch, sorted(os.sched_getaffinity(0)), plan.tbt_s or known_tbt_s)
 
     def keep(blocks: Sequence[Block]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
+from peer_systems.environments import NotInstallable
 from safetensors import safe_open
 
 _NAMES = {
@@ -32,6 +33,8 @@ def gguf_of(checkpoint: Path, folder: Path) -> Path:
     if target.exists():
         return target
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] != "llama":
+        raise NotInstallable(f"llama.cpp is given Llama checkpoints here, {checkpoint.name} is {config['model_type']}")
     unfinished = target.with_suffix(".part")
     writer = gguf.GGUFWriter(unfinished, "llama")
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
