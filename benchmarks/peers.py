@@ -221,11 +221,6 @@ def main() -> None:
     parser.add_argument("--ttft", type=float, default=5.0, help="seconds that a first token may take; default 5")
     parser.add_argument("--tbt", type=float, help="seconds of a gap; default: twice the first block's step of 8")
     parser.add_argument("--any-load", action="store_true", help="try it on a busy machine: the figures mean nothing")
-    parser.add_argument(
-        "--beside-niced",
-        action="store_true",
-        help="work of others that is niced gives way and does not count: start them with `chrt --idle 0 nice -n 19`",
-    )
     parser.add_argument("--install", action="store_true", help="install the peers and end")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoint is written")
     args = parser.parse_args()
@@ -235,13 +230,12 @@ def main() -> None:
     left_out = installed(systems)
     if args.install:
         return
-    load, watch = os.getloadavg()[0], MachineWatch(without_niced=args.beside_niced)
-    if load > MOST_LOAD and not (args.any_load or args.beside_niced):
+    if (load := os.getloadavg()[0]) > MOST_LOAD and not args.any_load:
         parser.error(f"the load is {load:.1f}, above {MOST_LOAD}: wait until nothing else runs, or try with --any-load")
     known, known_tbt_s = known_blocks(args.json, args.checkpoint)
     if not {"chat", "mix", "models"}.isdisjoint(plan.work) and "decode" not in plan.work and plan.tbt_s is None:
         parser.error("--work without decode: give --tbt, the target of a gap")
-    checkpoint = CHECKPOINTS[args.checkpoint](args.cache)
+    checkpoint, watch = CHECKPOINTS[args.checkpoint](args.cache), MachineWatch()
     measure = Measuring(plan, checkpoint, watch, sorted(os.sched_getaffinity(0)), plan.tbt_s or known_tbt_s)
 
     def keep(blocks: Sequence[Block]) -> None:
@@ -254,7 +248,6 @@ def main() -> None:
             tbt_target_s=measure.tbt_s,
             left_out=left_out,
             load=load,
-            beside_niced=args.beside_niced,
         )
 
     blocks = measured_blocks(

@@ -55,14 +55,14 @@ def serving(servings: Sequence[Serving], log: Path, before_stop: Callable[[], No
             _stop(process)
 
 
-def marked_cpu_s(*, without_niced: bool = False) -> dict[int, float]:
+def marked_cpu_s() -> dict[int, float]:
     """CPU seconds so far of each process that a block started, and of its children that ended, by process id. Processes
     that left its session are among them.
     """
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(_MARK) and not (without_niced and process.nice() > 0):
+            if process.environ().get(_MARK):
                 times = process.cpu_times()
                 found[process.pid] = times.user + times.system + times.children_user + times.children_system
     return found
