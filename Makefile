@@ -69,7 +69,7 @@ test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway
 	@$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),-m "not long"))
 
 test-long: venv ## The longest tests (tests/long_tests.py); ARGS="-k chaos" narrows them
-	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD))
+	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD)) $(call ONCE_MORE,$(PYTEST) -m long $(ARGS))
 
 test-all: venv check ## What the two before run, in one go: the longest wait while others compute
 	@$(PYTEST) $(or $(ARGS),$(SPREAD))

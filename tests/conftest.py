@@ -38,13 +38,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
     return FleetsBesideFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=int, metavar="N", help="only the files of part N of the longest tests")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what `make test` leaves out. Fleets take longest: processes that share the tests begin with them."""
-    from long_tests import is_long
+    from long_tests import is_long, is_of_part
 
     for item in items:
         if is_long(item.nodeid):
             item.add_marker(pytest.mark.long)
+    if (part := config.getoption("part")) is not None:
+        items[:] = [item for item in items if is_of_part(item.nodeid, part)]
     if hasattr(config, "workerinput"):
         from fleets_beside_files import starts_fleets
 

@@ -1,4 +1,6 @@
-"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI leaves them out, too."""
+"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI runs a part of them with
+each commit, and another part with the next.
+"""
 
 from collections.abc import Sequence
 
@@ -74,5 +76,14 @@ LONG: Sequence[str] = (
 )
 
 
+_PART = 3  # lines above: neighbours share fixtures
+
+
 def is_long(nodeid: str) -> bool:
     return nodeid.startswith(tuple(LONG))
+
+
+def is_of_part(nodeid: str, number: int) -> bool:
+    """Any number names a part: that of a commit, for one."""
+    first = number * _PART % (-(-len(LONG) // _PART) * _PART)
+    return nodeid.startswith(tuple(LONG[first : first + _PART]))

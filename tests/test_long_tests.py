@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from long_tests import LONG, is_long
+from long_tests import LONG, is_long, is_of_part
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,19 +17,28 @@ def test_long_tests__every_beginning__is_of_tests_that_are_there(beginning: str)
     assert not test or f"def {test.partition('[')[0]}" in (ROOT / path).read_text()
 
 
+@pytest.mark.parametrize("beginning", LONG)
+def test_parts__of_any_commits__have_each_long_test_in_one_of_them(beginning: str) -> None:
+    parts = range(1000, 1000 + -(-len(LONG) // 3))
+
+    assert sum(is_of_part(beginning, number) for number in parts) == 1
+    assert not is_of_part("tests/test_long_tests.py", 0)
+
+
 def test_ci__all_but_the_longest__are_run_and_the_longest_have_a_command() -> None:
     commands = (ROOT / ".ci/run").read_text()
     targets = (ROOT / "Makefile").read_text()
 
     assert "\nmake test " in commands
     assert "\nmake test-k8s " in commands
+    assert '  make test-long ARGS="--part=$part" ' in commands
     assert '$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD))' in targets
     assert "$(PYTEST) -m long $(or $(ARGS),$(SPREAD))" in targets
     assert is_long("tests/test_extending.py::test_policy__as_the_page_shows_it__serves_requests_by_its_name")
     assert not is_long("tests/test_long_tests.py::test_ci__all_but_the_longest")
 
 
-@pytest.mark.parametrize("target", ["test", "test-k8s"])
+@pytest.mark.parametrize("target", ["test", "test-long", "test-k8s"])
 def test_ci__what_failed__is_tried_once_more_by_a_command_that_a_shell_can_read(target: str) -> None:
     make = subprocess.run(["make", "-n", target, "CI=true"], cwd=ROOT, capture_output=True, text=True, check=True)
     command = make.stdout.splitlines()[-1]
