@@ -1,44 +1,40 @@
 """What pools that follow demand save, against fixed sizes and other scalers, in virtual time.
 
-    python benchmarks/scaling.py [--load NAME ...] [--quick] [--json FILE]
+    python benchmarks/scaling.py [--load NAME ...] [--trace FILE] [--quick] [--jobs N] [--json FILE]
 
 Two 8B models on A40s, 1 to 6 nodes of one GPU; a node comes 20 s after it was asked for and is paid from then on.
-Loads: `day`, a day's sine in half an hour; `crowd`, a jump to five times the rate for four minutes; `servegen`, the
-arrivals of 16 h of ServeGen's day in 20 minutes, thinned, where ../shared/traces has it. All requests have 4000 and 4
-tokens. Rivals replace the planner's answer; moves, victims, cooldown (60 s, the oracle's 15 s) and bounds are the
-product's. Plans are memory_greedy's, so that a run takes minutes.
+Loads: `crowd`, a jump to five times the rate for four minutes; `day`, a day's sine in half an hour; `servegen`,
+ServeGen's day in 25 minutes; `week`, the hours of BurstGPT's first week in 56; the last two where ../shared/traces has
+them. `--trace` takes a file of requests, as that of the Azure 2024 week, in the place of `week`. All requests have 4000
+and 4 tokens. Rivals replace the planner's answer; moves, victims, looks (every 5 s), cooldown (60 s, the oracle's 15 s)
+and bounds are the product's. Plans are memory_greedy's, so that a run takes minutes. Most have two settings: at equal
+attainment the cheaper counts.
 """
 
 import json
-import math
 from argparse import Namespace
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from planning.scaling_rivals import MetricScaler, Oracle, PredictiveScaler
+from planning.scaling_loads import LOADS, squeezed, stream_of
+from planning.scaling_rivals import RIVALS, Known
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
-from deploy.control.planner import Planner, PlannerInPlace
+from deploy.control.planner import PlannerInPlace
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
-from deploy.simulation.control import LoadTimes, MakePlanner
+from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.runs import RunOptions, request_attainment_of, run_fleet
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.units import SimulatedUnit
-from placement.estimation.problem_arrays import Estimator
-from placement.problem import Solver
 from router.limits import GatewayLimits
-from traces.readers.entry import read_trace
-from traces.record import TraceRecord
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-SERVEGEN = Path(__file__).resolve().parents[2] / "shared" / "traces" / "servegen_multimodel_day0.parquet"
 
 FLEET = """
 name: breathing
@@ -50,11 +46,12 @@ models:
 pools:
   - {name: p, device: simulated, gpu_type: A40, kv_memory: 6GiB, device_memory: 44GiB,
      nodes: {min: LEAST, max: MOST} SCALING}
-placement: {solver: memory_greedy}
+placement: {solver: memory_greedy, replan_every_s: 5}
 """
 SCALING = ", scaling: {cooldown_s: COOLDOWN, provision_s: 20}"
-MOST, AHEAD_S, COOLDOWN_S = 6, 45.0, 60.0
-SHARE_OF_A = 0.7
+MOST, COOLDOWN_S = 6, 60.0
+OURS = {"ours": 1, "ours, 2 nodes at least": 2}
+"""Nodes at least."""
 COLUMNS: Mapping[str, str] = {
     "load": "{load}",
     "scaler": "{scaler}",
@@ -62,86 +59,44 @@ COLUMNS: Mapping[str, str] = {
     "requests in time": "{in_time:.2%}",
     "lost": "{lost}",
     "nodes at most": "{most}",
-    "changes of nodes": "{changes}",
-    "loads and drains": "{moves}",
+    "nodes that came or went per hour": "{changes_per_hour:.0f}",
+    "moves per hour": "{moves_per_hour:.0f}",
 }
 
-Intensity = Callable[[float], float]
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    load: str
+    scaler: str
+    trace: Path | None
+
+    def stream(self) -> RequestStream:
+        times_s = squeezed(self.trace) if self.load == "week" and self.trace is not None else LOADS[self.load][0]()
+        return stream_of(self.load, times_s)
+
+    def row(self) -> dict[str, Any]:
+        stream = self.stream()
+        known = Known(stream)
+        if self.scaler.startswith("fixed"):
+            nodes = int(self.scaler.split()[1])
+            return row_of(stream, self.scaler, fleet_of(nodes, nodes), known, PlannerInPlace)
+        cooldown_s = 15.0 if self.scaler == "oracle" else COOLDOWN_S
+        fleet = fleet_of(OURS.get(self.scaler, 1), MOST, cooldown_s=cooldown_s)
+        if self.scaler in OURS:
+            return row_of(stream, self.scaler, fleet, known, PlannerInPlace)
+        make = RIVALS[self.scaler]
+        return row_of(stream, self.scaler, fleet, known, lambda solver, estimator: make(solver, estimator, known))
 
 
-def day_per_s(at_s: float) -> float:
-    return 2.25 - 1.75 * math.cos(2 * math.pi * at_s / 1800)
-
-
-def crowd_per_s(at_s: float) -> float:
-    return 3.75 if 300 <= at_s < 540 else 0.75
-
-
-def arrivals(intensity: Intensity, span_s: float, most_per_s: float, seed: int) -> list[float]:
-    """A Poisson process by thinning."""
-    draw = np.random.default_rng(seed)
-    times_s = np.cumsum(draw.exponential(1 / most_per_s, int(span_s * most_per_s * 1.2)))
-    kept = draw.random(len(times_s)) * most_per_s < np.array([intensity(float(t)) for t in times_s])
-    return [float(t) for t in times_s[kept] if t < span_s]
-
-
-def servegen() -> list[float]:
-    trace = read_trace(SERVEGEN)
-    ordered = [r.arrival_s / 48 for r in trace.records]
-    return ordered[::40]
-
-
-def stream_of(name: str, times_s: Sequence[float]) -> RequestStream:
-    draw = np.random.default_rng(7)
-    models = np.where(draw.random(len(times_s)) < SHARE_OF_A, "a", "b")
-    records = [
-        TraceRecord(arrival_s=t, input_tokens=4000, output_tokens=4, model=str(m))
-        for t, m in zip(times_s, models, strict=True)
-    ]
-    return RequestStream(
-        name=name, records=lambda: iter(records), block_tokens=None, count=len(records), span_s=times_s[-1]
+def fleet_of(least: int, most: int, *, cooldown_s: float = COOLDOWN_S) -> FleetFile:
+    scaling = SCALING.replace("COOLDOWN", f"{cooldown_s:g}")
+    text = FLEET.replace("LEAST", str(least)).replace("MOST", str(most))
+    return parse_fleet_file(
+        text.replace("SCALING", "" if least == most else scaling), name="breathing.yaml", base=EXAMPLES
     )
 
 
-def fleet_of(least: int, most: int, cooldown_s: float) -> FleetFile:
-    scaling = "" if least == most else SCALING.replace("COOLDOWN", f"{cooldown_s:g}")
-    text = FLEET.replace("LEAST", str(least)).replace("MOST", str(most)).replace("SCALING", scaling)
-    return parse_fleet_file(text, name="breathing.yaml", base=EXAMPLES)
-
-
-class Known:
-    """What rivals may look at: the clock, the units, and the arrivals that only the oracle knows."""
-
-    def __init__(self, stream: RequestStream) -> None:
-        self.agenda: EventQueue | None = None
-        self.units: Sequence[SimulatedUnit] = ()
-        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        for record in stream.records():
-            self._counts[str(record.model)][int(record.arrival_s // 30)] += 1
-
-    def now(self) -> float:
-        assert self.agenda is not None, "units are built first"
-        return self.agenda.clock.now_s
-
-    def rates(self, from_s: float, to_s: float) -> Mapping[str, float]:
-        spans = range(int(from_s // 30), int(to_s // 30) + 1)
-        return {m: max(counts[i] for i in spans) / 30 for m, counts in self._counts.items()}
-
-
-def scalers(known: Known) -> Mapping[str, MakePlanner]:
-    def metric(solver: Solver, estimator: Estimator) -> Planner:
-        return MetricScaler(solver, estimator, known.units)
-
-    def predictive(solver: Solver, estimator: Estimator) -> Planner:
-        return PredictiveScaler(solver, estimator, known.now)
-
-    def oracle(solver: Solver, estimator: Estimator) -> Planner:
-        return Oracle(solver, estimator, known.now, known.rates, AHEAD_S)
-
-    return {"ours": PlannerInPlace, "metric": metric, "predictive": predictive, "oracle": oracle}
-
-
-def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, make: MakePlanner) -> dict[str, Any]:
+def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, make: Any) -> dict[str, Any]:  # noqa: ANN401  any planner
     deployed = deploy_fleet(fleet, Deployment(name="mux", policy="mux"), loads=LoadTimes(), make_planner=make)
 
     def build(agenda: EventQueue, on_tokens: Any) -> Sequence[SimulatedUnit]:  # noqa: ANN401  as of the simulator
@@ -151,50 +106,48 @@ def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, mak
     options = RunOptions(limits=GatewayLimits(hold_s=30.0), gateways=1)
     outcome = run_fleet(replace(deployed, build=build), stream, options)
     use, total = outcome.node_use, outcome.total()
-    fixed_hours = len(known.units) * outcome.ended_s / 3600
+    hours = outcome.ended_s / 3600
     return {
         "load": stream.name,
         "scaler": name,
-        "gpu_hours": fixed_hours if use is None else use.gpu_hours,
+        "gpu_hours": len(known.units) * hours if use is None else use.gpu_hours,
         "in_time": request_attainment_of(outcome),
         "lost": total.requests - total.finished,
         "most": len(known.units) if use is None else use.most,
-        "changes": 0 if use is None else use.changes,
-        "moves": sum(len(d.moves) for d in outcome.decisions),
+        "changes_per_hour": 0.0 if use is None else use.changes / hours,
+        "moves_per_hour": sum(len(d.moves) for d in outcome.decisions) / hours,
+        "requests": total.requests,
     }
 
 
-def loads(names: Sequence[str]) -> Iterator[RequestStream]:
-    if "day" in names:
-        yield stream_of("day", arrivals(day_per_s, 1800, 4.0, 1))
-    if "crowd" in names:
-        yield stream_of("crowd", arrivals(crowd_per_s, 900, 3.75, 2))
-    if "servegen" in names and SERVEGEN.exists():
-        yield stream_of("servegen", servegen())
+def cases(args: Namespace) -> Iterator[Case]:
+    for load in args.load or (["crowd"] if args.quick else list(LOADS)):
+        needed = LOADS[load][1]
+        if needed is not None and not needed.exists() and not (load == "week" and args.trace):
+            print(f"{load}: there is no {needed}; left out")
+            continue
+        fixed = [f"fixed {n}" for n in range(2 if args.quick else 1, MOST + 1, 2 if args.quick else 1)]
+        yield from (Case(load, scaler, args.trace) for scaler in (*OURS, *RIVALS, *fixed))
 
 
 def run(args: Namespace) -> None:
     rows: list[dict[str, Any]] = []
     if args.resume and args.json is not None and args.json.exists():
         rows = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
-    for stream in loads(args.load or (["crowd"] if args.quick else ["day", "crowd", "servegen"])):
-        known = Known(stream)
-        sizes = range(3, MOST + 1, 2 if args.quick else 1)
-        fixed = {f"fixed {n}": (fleet_of(n, n, 0), PlannerInPlace) for n in sizes}
-        led = {n: (fleet_of(1, MOST, 15.0 if n == "oracle" else COOLDOWN_S), m) for n, m in scalers(known).items()}
-        for name, (fleet, make) in {**fixed, **led}.items():
-            if any((row["load"], row["scaler"]) == (stream.name, name) for row in rows):
-                continue
-            rows.append(row_of(stream, name, fleet, known, make))
-            print(rows[-1], flush=True)
+    done = {(row["load"], row["scaler"]) for row in rows}
+    left = [case for case in cases(args) if (case.load, case.scaler) not in done]
+    with ProcessPoolExecutor(args.jobs) as workers:
+        for row in workers.map(Case.row, left):
+            rows.append(row)
+            print(row, flush=True)
             write_report(args.json, machine_facts(time="virtual"), rows)
     print_table(rows, COLUMNS, title="Nodes that follow demand, in virtual time")
 
 
 if __name__ == "__main__":
     parser = make_parser(__doc__, quick="the flash crowd alone, fewer fixed sizes")
-    parser.add_argument(
-        "--load", action="append", choices=["day", "crowd", "servegen"], help="may be given several times"
-    )
+    parser.add_argument("--load", action="append", choices=list(LOADS), help="may be given several times")
+    parser.add_argument("--trace", type=Path, help="requests in the place of BurstGPT's week")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, run what is missing")
     run(parser.parse_args())

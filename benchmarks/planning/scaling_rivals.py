@@ -4,32 +4,64 @@ Each is asked when the control loop asks its planner, and its answers pass the s
 """
 
 import math
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask
+from deploy.simulation.event_queue import EventQueue
+from deploy.simulation.streams import RequestStream
 from deploy.simulation.units import SimulatedUnit
 from placement.estimation.problem_arrays import Estimator
 from placement.problem import PlacementModel, Solver
 from placement.scaling.elastic_pool import FleetSize
 from placement.scaling.size_question import FleetSizeQuestion
 
-_TARGET_USE = 0.7  # of a unit's KV pool, as HPA rules for vLLM have it
-_TARGET_WAITING = 2.0  # requests in each unit's queues
 _INTERVAL_S = 60.0  # Dynamo's planner adjusts as often
 _INTERVALS = 5
+_BIN_S = 10.0
 
-Rates = Callable[[float, float], Mapping[str, float]]
-"""The highest rate of each model from one time to another."""
+
+class Known:
+    """What rivals may look at: the clock, the units, and the arrivals that only the oracle knows."""
+
+    def __init__(self, stream: RequestStream) -> None:
+        self.agenda: EventQueue | None = None
+        self.units: Sequence[SimulatedUnit] = ()
+        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        for record in stream.records():
+            self._counts[str(record.model)][int(record.arrival_s // _BIN_S)] += 1
+
+    def now(self) -> float:
+        assert self.agenda is not None, "units are built first"
+        return self.agenda.clock.now_s
+
+    def highest_rates(self, from_s: float, to_s: float, over_s: float) -> Mapping[str, float]:
+        """The highest mean of each model over any `over_s` of the time."""
+        spans, width = range(int(from_s // _BIN_S), int(to_s // _BIN_S) + 1), max(1, int(over_s // _BIN_S))
+        starts = range(spans.start, max(spans.start + 1, spans.stop - width + 1))
+        return {
+            m: max(sum(counts[i] for i in range(s, s + width)) for s in starts) / width / _BIN_S
+            for m, counts in self._counts.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What metrics say of the units that are there, in all."""
+
+    running: int
+    waiting: int
+    kv_use: float
+    nodes: int
 
 
 class Sizer(PlannerInPlace):
     """Plans as the product does; the size is another's."""
 
-    def __init__(self, solver: Solver, estimator: Estimator) -> None:
+    def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
         super().__init__(solver, estimator)
-        self.solver, self.estimator = solver, estimator
+        self.solver, self.estimator, self.known = solver, estimator, known
         self._size: FleetSize | None = None
 
     def ask(self, task: PlanTask) -> None:
@@ -43,6 +75,17 @@ class Sizer(PlannerInPlace):
     def sized(self, question: FleetSizeQuestion) -> FleetSize:
         raise NotImplementedError
 
+    def seen(self, question: FleetSizeQuestion) -> Seen:
+        (pool,) = question.pools
+        present = {unit.unit_id for node in pool.nodes for unit in node}
+        loads = [u.load_report() for u in self.known.units if u.identity.unit_id in present]
+        return Seen(
+            running=sum(m.running for load in loads for m in load.models),
+            waiting=sum(m.waiting for load in loads for m in load.models),
+            kv_use=sum(1 - (load.free_blocks + load.cached_blocks) / load.total_blocks for load in loads),
+            nodes=len(pool.nodes),
+        )
+
 
 def _found(question: FleetSizeQuestion, nodes: int) -> FleetSize:
     (pool,) = question.pools
@@ -50,20 +93,78 @@ def _found(question: FleetSizeQuestion, nodes: int) -> FleetSize:
     return FleetSize(nodes={pool.name: size}, attainment=1.0, cost_per_hour=0.0, is_enough=True)
 
 
-class MetricScaler(Sizer):
-    """HPA's rule on two metrics, the larger answer counts: nodes times metric over target, as they are now."""
+class HpaOnKv(Sizer):
+    """HPA's rule on the use of KV pools: nodes times metric over target, unless within a tenth of it."""
 
-    def __init__(self, solver: Solver, estimator: Estimator, units: Sequence[SimulatedUnit]) -> None:
-        super().__init__(solver, estimator)
-        self._units = units
+    target = 0.7
 
     def sized(self, question: FleetSizeQuestion) -> FleetSize:
-        (pool,) = question.pools
-        present = {unit.unit_id for node in pool.nodes for unit in node}
-        loads = [u.load_report() for u in self._units if u.identity.unit_id in present]
-        use = sum(1 - (load.free_blocks + load.cached_blocks) / load.total_blocks for load in loads) / _TARGET_USE
-        waiting = sum(m.waiting for load in loads for m in load.models) / _TARGET_WAITING
-        return _found(question, math.ceil(max(use, waiting)))
+        seen = self.seen(question)
+        ratio = seen.kv_use / max(1, seen.nodes) / self.target
+        return _found(question, seen.nodes if abs(ratio - 1) <= 0.1 else math.ceil(seen.nodes * ratio))
+
+
+class CarefulHpaOnKv(HpaOnKv):
+    target = 0.1
+
+
+class KpaOnQueue(Sizer):
+    """Knative's rule, as AIBrix has it, on requests that run or wait: their mean over a minute over the target of a
+    node; over 6 s where that asks for twice what is there, and then for a minute never fewer.
+    """
+
+    target = 4.0
+
+    def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
+        super().__init__(solver, estimator, known)
+        self._told: deque[tuple[float, int]] = deque()
+        self._panic_until_s, self._panic_nodes = -math.inf, 0
+
+    def sized(self, question: FleetSizeQuestion) -> FleetSize:
+        seen, now_s = self.seen(question), self.known.now()
+        self._told.append((now_s, seen.running + seen.waiting))
+        while now_s - self._told[0][0] > 60.0:
+            self._told.popleft()
+        stable, panic = (math.ceil(self._mean(now_s - span_s) / self.target) for span_s in (60.0, 6.0))
+        if panic >= 2 * seen.nodes:
+            self._panic_until_s = now_s + 60.0
+        if now_s < self._panic_until_s:
+            self._panic_nodes = max(self._panic_nodes, panic)
+            return _found(question, self._panic_nodes)
+        self._panic_nodes = 0
+        return _found(question, stable)
+
+    def _mean(self, since_s: float) -> float:
+        counts = [count for at_s, count in self._told if at_s >= since_s]
+        return sum(counts) / len(counts)
+
+
+class CarefulKpa(KpaOnQueue):
+    target = 1.0
+
+
+class ServeOnRequests(Sizer):
+    """Ray Serve's own: requests under way over `target_ongoing_requests` (2), their mean over `look_back_period_s`
+    (30 s). Its delays are left out: what they hold back would come later still.
+    """
+
+    target = 2.0
+
+    def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
+        super().__init__(solver, estimator, known)
+        self._told: deque[tuple[float, int]] = deque()
+
+    def sized(self, question: FleetSizeQuestion) -> FleetSize:
+        seen, now_s = self.seen(question), self.known.now()
+        self._told.append((now_s, seen.running + seen.waiting))
+        while now_s - self._told[0][0] > 30.0:
+            self._told.popleft()
+        mean = sum(count for _, count in self._told) / len(self._told)
+        return _found(question, math.ceil(mean / self.target))
+
+
+class CarefulServe(ServeOnRequests):
+    target = 1.0
 
 
 class PredictiveScaler(Sizer):
@@ -71,18 +172,19 @@ class PredictiveScaler(Sizer):
     known to bear.
     """
 
-    def __init__(self, solver: Solver, estimator: Estimator, now: Callable[[], float]) -> None:
-        super().__init__(solver, estimator)
-        self._now = now
+    spare = 1.0
+
+    def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
+        super().__init__(solver, estimator, known)
         self._rates: deque[float] = deque(maxlen=_INTERVALS)
         self._looked_s = -math.inf
         self._nodes = 1
 
     def sized(self, question: FleetSizeQuestion) -> FleetSize:
-        if self._now() - self._looked_s >= _INTERVAL_S:
-            self._looked_s = self._now()
+        if self.known.now() - self._looked_s >= _INTERVAL_S:
+            self._looked_s = self.known.now()
             self._rates.append(_total(question.models))
-            self._nodes = math.ceil(self._next() / self._node_bears(question))
+            self._nodes = math.ceil(self.spare * self._next() / self._node_bears(question))
         return _found(question, self._nodes)
 
     def _next(self) -> float:
@@ -106,19 +208,25 @@ class PredictiveScaler(Sizer):
         return max(low, 1e-6)
 
 
-class Oracle(Sizer):
-    """Asks the planner, as ours does, for the highest demand until a node that is asked for now would serve."""
+class CarefulPredictive(PredictiveScaler):
+    spare = 1.3
 
-    def __init__(
-        self, solver: Solver, estimator: Estimator, now: Callable[[], float], rates: Rates, ahead_s: float
-    ) -> None:
-        super().__init__(solver, estimator)
-        self._now, self._rates, self._ahead_s = now, rates, ahead_s
+
+class Oracle(Sizer):
+    """Asks the planner, as ours does, for the highest demand until a node that is asked for now would serve: it knows
+    that, so there is nothing uncertain about it.
+    """
+
+    ahead_s = 45.0
+    over_s = 30.0
 
     def sized(self, question: FleetSizeQuestion) -> FleetSize:
-        rates = self._rates(self._now(), self._now() + self._ahead_s)
+        now_s = self.known.now()
+        rates = self.known.highest_rates(now_s, now_s + self.ahead_s, self.over_s)
         models = tuple(replace(m, demand=replace(m.demand, rate_per_s=rates[m.model])) for m in question.models)
-        return replace(question, models=models).answer(self.solver, self.estimator, lambda: False)
+        limits = replace(question.limits, uncertainty=0.0)
+        asked = replace(question, models=models, limits=limits)
+        return asked.answer(self.solver, self.estimator, lambda: False)
 
 
 def scaled(models: Sequence[PlacementModel], factor: float) -> tuple[PlacementModel, ...]:
@@ -127,3 +235,18 @@ def scaled(models: Sequence[PlacementModel], factor: float) -> tuple[PlacementMo
 
 def _total(models: Sequence[PlacementModel]) -> float:
     return sum(m.demand.rate_per_s for m in models)
+
+
+MakeSizer = Callable[[Solver, Estimator, Known], PlannerInPlace]
+
+RIVALS: Mapping[str, MakeSizer] = {
+    "Dynamo-like": PredictiveScaler,
+    "Dynamo-like, 30 % spare": CarefulPredictive,
+    "HPA on KV, 70 %": HpaOnKv,
+    "HPA on KV, 10 %": CarefulHpaOnKv,
+    "KPA on requests, 4": KpaOnQueue,
+    "KPA on requests, 1": CarefulKpa,
+    "Serve on requests, 2": ServeOnRequests,
+    "Serve on requests, 1": CarefulServe,
+    "oracle": Oracle,
+}

@@ -44,7 +44,9 @@ def model_table(status: FleetStatus) -> FittedTable:
 
 def pool_table(status: FleetStatus) -> FittedTable:
     """Pools whose number of nodes may change."""
-    table = fitted("pool", "nodes", "wanted", "bounds", "leaving", "predicted in time", "a node takes")
+    table = fitted(
+        "pool", "nodes", "wanted", "bounds", "leaving", "predicted in time", "a node takes", "bears", "queued tokens"
+    )
     for pool in status.pools:
         predicted = NONE if pool.predicted is None else f"{pool.predicted:.1%}"
         table.add_row(
@@ -55,6 +57,8 @@ def pool_table(status: FleetStatus) -> FittedTable:
             str(len(pool.leaving) // pool.units_per_node),
             predicted,
             f"{pool.provision_s + pool.load_s:.0f} s",
+            f"x{pool.bears:.2f}",
+            str(pool.signals.queued_tokens),
         )
     return table
 

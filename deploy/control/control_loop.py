@@ -264,7 +264,7 @@ class ControlLoop:
             self._lose(lost, now_s)
         if self._fleet.any_back(now_s):
             self._need_plan("what was taken out has its next chance")
-        news = self._popularity.news(now_s)
+        news = self._popularity.news(now_s) or self.scaling.alarm(lambda: self._model_needs().asked(now_s), now_s)
         self._note_sleep(now_s)
         if self._requests is None or not self._may_plan(now_s):
             return
@@ -303,10 +303,11 @@ class ControlLoop:
             requests.ask(self._task(now_s), why, now_s)
 
     def _task(self, now_s: float) -> PlanTask:
-        self._model_needs().settle(self._rules, self._costs.estimator, now_s)
-        needs = self._needs(now_s)
-        goal = self._migration.planned_goal(needs)
-        current, size = None if self._rules.replan == "scratch" else goal, self.scaling.question(needs.models, now_s)
+        known = self._model_needs()
+        known.settle(self._rules, self._costs.estimator, now_s)
+        goal = self._migration.planned_goal(needs := known.needs(self._asleep, self._rules, now_s))
+        current = None if self._rules.replan == "scratch" else goal
+        size = self.scaling.question(needs.models, known.asked(now_s), now_s)
         return PlanTask(needs=needs, current=current, goal=goal, size=size)
 
     def _look_at_demand(self, requests: PlanRequests, why: str, now_s: float) -> None:

@@ -1,7 +1,8 @@
 """Works out what is planned for: the units that may be used, and the models that need a place."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.cordons import beside_pinned
@@ -17,6 +18,7 @@ from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitPlan
 from placement.plan_explanation import Explanation, explain
 from placement.problem import PlacementModel
+from router.admission.demand_report import ModelAsked, added
 from traces.timeliness import SloTarget
 
 
@@ -55,6 +57,16 @@ class ModelNeeds:
             models=tuple(p for p in (self._placement(m, pinned, now_s) for m in awake) if p is not None),
             sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
         )
+
+    def asked(self, now_s: float) -> Mapping[str, ModelAsked]:
+        """Returns what gateways count of each model that is placed, its adapters' requests among them."""
+        told: dict[str, ModelAsked] = {}
+        for model in self.catalog.placed:
+            family = (model.id, *(m.id for m in self.catalog.adapters_of(model.id)))
+            counted = [c for c in (self.popularity.asked(m, now_s) for m in family) if c is not None]
+            if counted:
+                told[model.id] = replace(reduce(added, counted), model=model.id)
+        return told
 
     def placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
         return self._placement(model, self.fleet.pinned(), now_s)

@@ -1,25 +1,30 @@
 """Decides how many nodes each pool shall have, and which of them are emptied."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.lead_time import LeadTime
+from deploy.control.signal_reading import AttainmentDelta, signals_of
 from deploy.control.unit_registry import KnownUnit
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import CatalogModel
 from placement.plan import Plan
 from placement.problem import PlacementModel
+from placement.scaling.capacity_calibration import CapacityCalibration
 from placement.scaling.demand_trend import DemandTrend
 from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits
+from placement.scaling.leading_signals import LeadingSignals
 from placement.scaling.pool_size import KeptSize, PoolSize
 from placement.scaling.scaling_rules import ScalingRules
 from placement.scaling.size_question import FleetSizeQuestion
 from placement.scaling.victims import PoolNode, cheapest_to_empty
+from router.admission.demand_report import ModelAsked
 from router.telemetry.fleet_event import EventKind
 
 _GATHERING_S = 10.0  # so long a control loop that knows nothing of a size takes all nodes that it hears of for wanted
+_ALARM_EVERY_S = 5.0  # a queue that is too long is looked at so often: each look takes a run of the planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,8 @@ class ScaledPool:
 class PoolState:
     """Nodes of a pool: `wanted`, those that are there, and the units of those that leave. `emptied` ones of these hold
     nothing any more and may end. `predicted`: the share of requests in time at the size that was found last, None
-    before there is one. `provision_s` and `load_s` are what a new node is taken to need, as measured so far.
+    before there is one. `provision_s` and `load_s` are what a new node is taken to need, as measured so far. `bears`:
+    what nodes are taken to bear, times the planner's estimate. `signals`: what told of too few nodes at the last look.
     """
 
     pool: str
@@ -48,6 +54,8 @@ class PoolState:
     cost_per_hour: float = 1.0
     provision_s: float = 0.0
     load_s: float = 0.0
+    bears: float = 1.0
+    signals: LeadingSignals = field(default_factory=LeadingSignals)
 
 
 class PoolScaling:
@@ -64,6 +72,12 @@ class PoolScaling:
         self._leads: dict[str, LeadTime] = {}
         self._kept: dict[str, KeptSize] = {}
         self._trend = DemandTrend()
+        self._calibration = CapacityCalibration()
+        self._delta = AttainmentDelta()
+        self._signals = LeadingSignals()
+        self._models: Sequence[PlacementModel] = ()
+        self._alarmed_s = float("-inf")
+        self._steady: object = None
         self._found: FleetSize | None = None
         self._began_s: float | None = None
 
@@ -80,11 +94,17 @@ class PoolScaling:
             size.under(pools[pool].rules)
         self._leads = {p: self._leads.get(p) or LeadTime(s.rules.provision_s) for p, s in pools.items()}
 
-    def question(self, models: Sequence[PlacementModel], now_s: float) -> FleetSizeQuestion | None:
-        """None: no pool may change, or there is nothing yet that a node could be like."""
+    def question(
+        self, models: Sequence[PlacementModel], asked: Mapping[str, ModelAsked], now_s: float
+    ) -> FleetSizeQuestion | None:
+        """`asked` sums what gateways count of each model. None: no pool may change, or there is nothing yet that a node
+        could be like.
+        """
         if not self.is_elastic:
             return None
+        self._models = models
         self._trend.note(models, now_s)
+        self._learn(asked, now_s)
         nodes = {pool: self._capable(pool, now_s) for pool in self._pools}
         if not all(nodes.values()) or any(u.capacity.sizes_pool for u in self._fleet.registry):
             return None
@@ -92,9 +112,18 @@ class PoolScaling:
         rules = [s.rules for s in self._pools.values() if s.rules.is_elastic]
         return FleetSizeQuestion(
             pools=tuple(self._elastic(pool, nodes[pool]) for pool in sorted(self._pools)),
-            models=self._trend.ahead(models, lead_s),
+            models=self._calibrated(self._signals.pressed(self._trend.ahead(models, lead_s))),
             limits=SizeLimits(target_attainment=max(r.target_attainment for r in rules)),
         )
+
+    def alarm(self, asked: Callable[[], Mapping[str, ModelAsked]], now_s: float) -> str | None:
+        """Says why the size should be looked at now, if it should: more waits than comes in a first token's time."""
+        if not self._models or now_s - self._alarmed_s < _ALARM_EVERY_S:
+            return None
+        self._alarmed_s = now_s
+        self._signals = signals_of((u.report for u in self._fleet.registry), asked())
+        late = [m.model for m in self._models if self._signals.excess(m) > 0]
+        return f"requests for {', '.join(late)} wait too long" if late else None
 
     def hear(self, found: FleetSize, now_s: float) -> None:
         """Takes in what the planner found. A search that was cut short makes no pool smaller."""
@@ -112,6 +141,8 @@ class PoolScaling:
                 lead.wish(size.wanted - before, now_s)
                 kind = EventKind.SHADOW if scaled.rules.shadow else EventKind.SCALE
                 told = f"{found.attainment:.1%} of requests are predicted in time in {lead.total_s:.0f} s"
+                seen = self._signals.in_words()
+                told += f"; {seen}" if seen and size.wanted > before else ""
                 self._history.note(now_s, kind, f"pool {pool}: {size.wanted} nodes instead of {before}: {told}")
 
     def settle(self, goal: Plan, models: Sequence[CatalogModel], now_s: float) -> str | None:
@@ -145,6 +176,29 @@ class PoolScaling:
         gone, back = sorted(leaving - before), sorted(before - leaving)
         return f"{', '.join(gone)} shall leave" if gone else f"{', '.join(back)} may stay" if back else None
 
+    def _learn(self, asked: Mapping[str, ModelAsked], now_s: float) -> None:
+        """From what was in time while no node came, went or was on its way."""
+        self._signals = signals_of((u.report for u in self._fleet.registry), asked)
+        self._calibration.note(*self._delta.since(asked))
+        elastic = [p for p in self._pools.values() if p.rules.is_elastic]
+        wanted = {pool: size.wanted for pool, size in self._sizes.items()}
+        present = {pool: len(self._nodes(pool)) for pool in wanted}
+        steady = (tuple(sorted(present.items())), self._fleet.leaving_units)
+        if steady != self._steady or present != wanted:
+            self._steady = steady
+            self._calibration.restart(now_s)
+            return
+        self._calibration.settle(
+            max(p.rules.target_attainment for p in elastic),
+            has_slack=self._signals.has_slack,
+            every_s=max(p.rules.cooldown_s for p in elastic),
+            now_s=now_s,
+        )
+
+    def _calibrated(self, models: Sequence[PlacementModel]) -> tuple[PlacementModel, ...]:
+        factor = self._calibration.factor
+        return tuple(replace(m, demand=replace(m.demand, rate_per_s=m.demand.rate_per_s / factor)) for m in models)
+
     def states(self) -> tuple[PoolState, ...]:
         return tuple(self._state(pool) for pool in sorted(self._pools)) if self.is_elastic else ()
 
@@ -173,6 +227,8 @@ class PoolScaling:
             cost_per_hour=rules.cost_per_hour,
             provision_s=lead.provision_s,
             load_s=lead.load_s,
+            bears=self._calibration.factor,
+            signals=self._signals,
         )
 
     def _wanted(self, pool: str, present: int) -> int:

@@ -1,6 +1,6 @@
 """Estimates what a plan will serve, from the throughput estimate: the one yardstick for plans of any solver."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,18 @@ import numpy.typing as npt
 
 from placement.estimation.problem_arrays import Estimator, Instance, UnitKind, make_instance
 from placement.estimation.routed_shares import pull_of
-from placement.estimation.throughput import BYTES, KV, LARGEST_FACTOR, NUM_SUMS, PREFILL, SLACK, Floats, Limit
+from placement.estimation.throughput import (
+    BYTES,
+    KV,
+    LARGEST_FACTOR,
+    NUM_SUMS,
+    PREFILL,
+    PREFILL_SQUARE,
+    SLACK,
+    Floats,
+    KindCosts,
+    Limit,
+)
 from placement.neighbour_strain import strain_of, strained
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
@@ -24,10 +35,24 @@ class ReplicaEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillQueue:
+    """The queue before a unit's prefill lane. `busy`: the share of the lane's time that prompts take; above 1 it grows.
+    `work_s`: by which mean wait W and load tell of each other, W = work_s * busy / 2 (1 - busy) (Kingman): for prompts
+    that are all as long and come at random what one takes. `slack_s`: what a prompt of each model may wait.
+    """
+
+    busy: float
+    work_s: float
+    slack_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitEstimate:
     """`headroom`: the factor by which the unit's load could grow within SLOs; below 1 so much of it is served. `limit`
     is what binds first. `decode_sms` are those that decode needs beside a prefill (0: they alternate), `tbt_s` is the
     99th percentile of gaps; shares are of the unit's KV pool, of its memory beside it, and of the prefill lane's time.
+    `lane_headroom` is the headroom that all limits but that of first tokens would leave, `queue` what they wait in;
+    None where nothing tells.
     """
 
     unit_id: str
@@ -39,6 +64,8 @@ class UnitEstimate:
     kv_share: float
     weights_share: float
     prefill_share: float
+    lane_headroom: float
+    queue: PrefillQueue | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +181,8 @@ class _ReplicaTable:
             mine = minima[number, : SLACK + costs.num_ways]
             way, limits = costs.limits(sums[number], mine)
             served = min(1.0, float(factors[number]))
+            held = np.flatnonzero(self.unit == number)
+            strain = min(1.0, float(factors[number]) / max(1e-9, min(limits.values())))
             yield UnitEstimate(
                 unit_id=unit.unit_id,
                 replicas=tuple(
@@ -162,7 +191,7 @@ class _ReplicaTable:
                         rate_per_s=float(self.rate[row]),
                         served_per_s=float(self.rate[row]) * served,
                     )
-                    for row in np.flatnonzero(self.unit == number)
+                    for row in held
                 ),
                 headroom=float(factors[number]),
                 limit=min(limits, key=lambda limit: limits[limit]),
@@ -173,7 +202,32 @@ class _ReplicaTable:
                 ),
                 weights_share=float(sums[number, BYTES] / costs.memory_bytes) if costs.memory_bytes > 0 else 1.0,
                 prefill_share=float(sums[number, PREFILL] * costs.prefill_dilation[way]),
+                lane_headroom=min(f for limit, f in limits.items() if limit is not Limit.TTFT) * strain,
+                queue=self._queue(sums[number], costs, way, held, strain),
             )
+
+    def _queue(
+        self, sums: Floats, costs: KindCosts, way: int, held: npt.NDArray[np.intp], strain: float
+    ) -> PrefillQueue | None:
+        """Prompts take longer while something is decoded beside them, which where few tokens follow is seldom.
+        `strain`: what neighbours leave of the unit, which is longer prompts to it.
+        """
+        if sums[PREFILL] <= 0 or strain <= 0:
+            return None
+        models = self.model[held]
+        step_s = (costs.decode_s[models] + costs.decode_s_per_sequence[models]) * costs.decode_dilation[way]
+        decoding = float(-np.expm1(-(self.rate[held] @ (costs.output_tokens[models] * step_s))))
+        worst = float(costs.prefill_dilation[way])
+        dilation = 1.0 + (worst - 1.0) * decoding
+        spared_s = costs.prefill_s[models] * (worst - dilation)
+        return PrefillQueue(
+            busy=float(sums[PREFILL]) * dilation / strain,
+            work_s=float(sums[PREFILL_SQUARE] / sums[PREFILL]) * dilation / strain,
+            slack_s={
+                self._instance.models[model].model: float(costs.slack_s[model, way] + spared)
+                for model, spared in zip(models, spared_s, strict=True)
+            },
+        )
 
     def model_estimates(self, factors: Floats) -> Iterator[ModelEstimate]:
         count = len(self._instance.models)

@@ -1,14 +1,17 @@
 """Predicts which share of requests will be in time where demand is known only roughly."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from placement.demand import ModelDemand
-from placement.estimation.plan_estimate import FleetEstimate, UnitEstimate
+from placement.estimation.plan_estimate import FleetEstimate, PrefillQueue, UnitEstimate
+from placement.scaling.lost_to_waits import lost_to_waits
 
 _STRATA = 16
-_WINDOW_S = 30.0  # a burst that is over sooner waits in queues
+_WINDOW_S = 30.0  # what decodes too slowly for so long is late
 
 
 def predicted_attainment(
@@ -18,10 +21,11 @@ def predicted_attainment(
     uncertainty: float,
     left_out: Collection[str] | None = None,
 ) -> float:
-    """Returns the expected share of requests in time.
+    """Returns the expected share of requests in time, over loads f times as large as planned for.
 
-    A unit whose load may grow by the factor h serves the share min(1, h / f) of a load that is f times as large as
-    planned for. f is log-normal with mean 1 and the variance
+    First tokens: f is log-normal with mean 1 and the standard deviation `uncertainty`; of each model is lost what waits
+    too long (`lost_to_waits`) before all the units that have it. Gaps: a unit whose lanes bear h times its load serves
+    the share min(1, h / f) of it, where f varies by chance, too:
 
         sigma^2 = uncertainty^2 + sum_m w_m^2 c_m^2 / (x_m 30 s)    w_m: m's share of the unit's requests
 
@@ -33,26 +37,65 @@ def predicted_attainment(
     asked_per_s = sum(m.rate_per_s for m in found.models if m.model not in ignored)
     if asked_per_s <= 0:
         return 1.0
+    started = {model: waits.share_in_time(uncertainty) for model, waits in _waits(found.units).items()}
     in_time_per_s = 0.0
     for unit in found.units:
-        carried_per_s = sum(r.rate_per_s for r in unit.replicas if r.model not in hopeless)
-        if carried_per_s > 0:
-            in_time_per_s += carried_per_s * _share_in_time(unit, demands, uncertainty)
+        replicas = [r for r in unit.replicas if r.model not in hopeless]
+        if sum(r.rate_per_s for r in replicas) > 0:
+            flows = _share_that_flows(unit, demands, uncertainty)
+            in_time_per_s += sum(r.rate_per_s * min(flows, started.get(r.model, 1.0)) for r in replicas)
     return min(1.0, in_time_per_s / asked_per_s)
 
 
-def _share_in_time(unit: UnitEstimate, demands: Mapping[str, ModelDemand], uncertainty: float) -> float:
-    """By the means of equally likely parts of the distribution of f."""
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """What a model's requests wait in: their queue on each unit, and how many of them come there in a second."""
+
+    model: str
+    queues: Sequence[tuple[float, PrefillQueue]]
+
+    def share_in_time(self, uncertainty: float) -> float:
+        rate_per_s = sum(rate for rate, _ in self.queues)
+        if rate_per_s <= 0:
+            return 1.0
+        busy = sum(rate * queue.busy for rate, queue in self.queues) / rate_per_s
+        slack_s = sum(rate * queue.slack_s[self.model] for rate, queue in self.queues) / rate_per_s
+        pulls_per_s = sum(2.0 / queue.work_s for _, queue in self.queues)
+        return 1.0 - _mean_over(
+            [lost_to_waits(f * busy, pulls_per_s, slack_s, len(self.queues)) for f in _factors(uncertainty**2)],
+            _factors(uncertainty**2),
+        )
+
+
+def _waits(units: Sequence[UnitEstimate]) -> Mapping[str, _Waits]:
+    queues: defaultdict[str, list[tuple[float, PrefillQueue]]] = defaultdict(list)
+    for unit in units:
+        for replica in unit.replicas:
+            if unit.queue is not None:
+                queues[replica.model].append((replica.rate_per_s, unit.queue))
+    return {model: _Waits(model, of_model) for model, of_model in queues.items()}
+
+
+def _share_that_flows(unit: UnitEstimate, demands: Mapping[str, ModelDemand], uncertainty: float) -> float:
     load_per_s = sum(r.rate_per_s for r in unit.replicas)
     variance = uncertainty**2
     for replica in unit.replicas:
         demand, weight = demands[replica.model], replica.rate_per_s / load_per_s
         if demand.rate_per_s > 0:
             variance += weight**2 * max(1.0, demand.arrival_cv) ** 2 / (demand.rate_per_s * _WINDOW_S)
+    factors = _factors(variance)
+    return _mean_over([min(1.0, unit.lane_headroom / f) for f in factors], factors)
+
+
+def _factors(variance: float) -> Sequence[float]:
+    """The means of equally likely parts of the distribution of f."""
     if variance <= 0:
-        return min(1.0, unit.headroom)
+        return (1.0,)
     sigma = math.sqrt(math.log1p(variance))
     normal = NormalDist(-(sigma**2) / 2, sigma)
-    factors = [math.exp(normal.inv_cdf((i + 0.5) / _STRATA)) for i in range(_STRATA)]
-    weighed = sum(factor * min(1.0, unit.headroom / factor) for factor in factors)  # more requests come when f is large
-    return weighed / sum(factors)
+    return [math.exp(normal.inv_cdf((i + 0.5) / _STRATA)) for i in range(_STRATA)]
+
+
+def _mean_over(shares: Sequence[float], factors: Sequence[float]) -> float:
+    """More requests come when f is large."""
+    return sum(f * share for f, share in zip(factors, shares, strict=True)) / sum(factors)

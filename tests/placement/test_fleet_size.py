@@ -37,6 +37,8 @@ def found(headroom: float, *, meets_slo: bool = True) -> FleetEstimate:
         kv_share=0.1,
         weights_share=0.1,
         prefill_share=0.1,
+        lane_headroom=headroom,
+        queue=None,
     )
     model = ModelEstimate(model="m", rate_per_s=MANY_PER_S, served_per_s=0.0, replicas=1, meets_slo=meets_slo)
     return FleetEstimate(units=(unit,), models=(model,), gpus_used=1)

@@ -1,0 +1,86 @@
+"""Loads of the scaling benchmark: when requests come. All have 4000 and 4 tokens, for one of two models."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from deploy.simulation.streams import RequestStream
+from traces.readers.entry import read_trace
+from traces.record import TraceRecord
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+SERVEGEN = SHARED / "servegen_multimodel_day0.parquet"
+WEEK = SHARED / "params" / "burstgpt_rate_series.parquet"
+SHARE_OF_A = 0.7
+HIGHEST_PER_S = 4.2  # of the traces once they are squeezed: what the largest fleet bears with room
+SERVEGEN_S, WEEK_S = 1500.0, 3360.0
+
+Intensity = Callable[[float], float]
+
+
+def day_per_s(at_s: float) -> float:
+    return 2.25 - 1.75 * math.cos(2 * math.pi * at_s / 1800)
+
+
+def crowd_per_s(at_s: float) -> float:
+    return 3.75 if 300 <= at_s < 540 else 0.75
+
+
+def arrivals(intensity: Intensity, span_s: float, most_per_s: float, seed: int) -> list[float]:
+    """A Poisson process by thinning."""
+    draw = np.random.default_rng(seed)
+    times_s = np.cumsum(draw.exponential(1 / most_per_s, int(span_s * most_per_s * 1.2)))
+    kept = draw.random(len(times_s)) * most_per_s < np.array([intensity(float(t)) for t in times_s])
+    return [float(t) for t in times_s[kept] if t < span_s]
+
+
+def servegen() -> list[float]:
+    """The day's own requests, thinned until their busiest half minute has `HIGHEST_PER_S`."""
+    times_s = np.sort(np.array([r.arrival_s for r in read_trace(SERVEGEN).records]))
+    squeezed_s = (times_s - times_s[0]) * SERVEGEN_S / (times_s[-1] - times_s[0])
+    highest_per_s = np.bincount((squeezed_s // 30).astype(int)).max() / 30
+    every = max(1, math.ceil(highest_per_s / HIGHEST_PER_S))
+    return [float(t) for t in squeezed_s[::every]]
+
+
+def week() -> list[float]:
+    """A Poisson process that follows BurstGPT's first week, minutes averaged by the hour, eight minutes for a day."""
+    table = pd.read_parquet(WEEK)
+    rows = table[table["series"] == "week1_minute"]
+    hours = np.zeros(7 * 24)
+    np.add.at(hours, np.minimum(rows["t"].to_numpy() // 60, 7 * 24 - 1), rows["value"].to_numpy())
+    rates_per_s = 0.3 + (HIGHEST_PER_S - 0.3) * np.minimum(1.0, hours / np.quantile(hours, 0.98))
+    centres_s = (np.arange(7 * 24) + 0.5) * WEEK_S / (7 * 24)
+    return arrivals(lambda t: float(np.interp(t, centres_s, rates_per_s)), WEEK_S, HIGHEST_PER_S, 5)
+
+
+def squeezed(file: Path) -> list[float]:
+    """Any trace's own requests in the time of the week, thinned as ServeGen's are."""
+    times_s = np.sort(np.array([r.arrival_s for r in read_trace(file).records]))
+    squeezed_s = (times_s - times_s[0]) * WEEK_S / (times_s[-1] - times_s[0])
+    every = max(1, math.ceil(np.bincount((squeezed_s // 30).astype(int)).max() / 30 / HIGHEST_PER_S))
+    return [float(t) for t in squeezed_s[::every]]
+
+
+def stream_of(name: str, times_s: Sequence[float]) -> RequestStream:
+    draw = np.random.default_rng(7)
+    models = np.where(draw.random(len(times_s)) < SHARE_OF_A, "a", "b")
+    records = [
+        TraceRecord(arrival_s=t, input_tokens=4000, output_tokens=4, model=str(m))
+        for t, m in zip(times_s, models, strict=True)
+    ]
+    return RequestStream(
+        name=name, records=lambda: iter(records), block_tokens=None, count=len(records), span_s=times_s[-1]
+    )
+
+
+LOADS: Mapping[str, tuple[Callable[[], list[float]], Path | None]] = {
+    "crowd": (lambda: arrivals(crowd_per_s, 900, 3.75, 2), None),
+    "day": (lambda: arrivals(day_per_s, 1800, 4.0, 1), None),
+    "servegen": (servegen, SERVEGEN),
+    "week": (week, WEEK),
+}
+"""By name: makes the arrivals, and the file that it needs."""
