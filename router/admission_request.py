@@ -21,7 +21,8 @@ class AdmissionRequest:
     From `deadline_s` on it is not worth serving: it waits for its turn, or for a unit, until then. `prefix` holds names
     of the prompt's prefixes, shortest first (PrefixIndex), `conversation` what the client calls its conversation.
     `constrained`: its output follows a schema, which not every engine can see to. `fills_context`: nobody asked for
-    `max_tokens`, which are what the longest units took when it came; they may take less by now.
+    `max_tokens`, which are what the longest units took when it came; they may take less by now. `param`: where its
+    prompt came from.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class AdmissionRequest:
     conversation: str = ""
     constrained: bool = False
     fills_context: bool = False
+    param: str = "prompt"
 
     @property
     def gives_way(self) -> bool:

@@ -25,7 +25,7 @@ RouterError
 ├── RequestTimeout           the client sends its body too slowly
 ├── Overloaded               the model's queue is full
 ├── ModelUnavailable         no unit serves the model within the time a request may wait
-├── GatewayNotReady          no model is routable, or the control loop has not told yet which models there are
+├── GatewayNotReady          no model is routable, the control loop has not told yet which there are, or it ends
 ├── TokenizerUnavailable     the gateway cannot load the model's tokenizer, or lost the process that works on text
 ├── GenerationFailed         the engine gave the request up
 ├── UnitsLost                every unit that was tried died under the request
@@ -271,8 +271,10 @@ class TooManyFollowers(RouterError):
 
 
 class GatewayNotReady(RouterError):
-    def __init__(self, *, knows_fleet: bool, retry_after_s: int) -> None:
+    def __init__(self, *, knows_fleet: bool, retry_after_s: int, ends: bool = False) -> None:
         reason = "No model is routable yet" if knows_fleet else "This gateway is new and does not know the fleet yet"
+        if ends:
+            reason = "This gateway ends, and its requests that waited for their turn with it; another one serves"
         super().__init__(f"{reason}; retry in {retry_after_s} s.", code="no_capacity", retry_after_s=retry_after_s)
         self.knows_fleet = knows_fleet
 

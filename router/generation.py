@@ -79,6 +79,7 @@ class Generation:
             conversation=caller.conversation,
             constrained=self.sampling.structured_output is not None,
             fills_context=self.fills_context,
+            param=self.prompt_param,
         )
 
 

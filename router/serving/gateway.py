@@ -46,6 +46,7 @@ from router.serving.prompts import (
     check_named_tokens,
     check_prompt_logprobs,
     completion_prompts,
+    too_long,
 )
 from router.serving.reply_reading import read_parts
 from router.serving.response import GenerationResponse, generations_of, interleave, so_many_at_once
@@ -135,6 +136,7 @@ class Gateway:
             frozenset(u.report.unit_id for u in view.units if u.report.endpoint in unreachable)
         )
         self.scheduler.update_view(view, now_s)
+        self._room.refuse(lambda request: too_long(request, self.view.max_model_len(request.model)))
         self._room.pump()
         for card in view.models[:_PRELOADED_TOKENIZERS]:
             self._tokenizers.preload(card)

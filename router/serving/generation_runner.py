@@ -7,7 +7,7 @@ from contextlib import aclosing
 from router.access.caller import Caller
 from router.admission.admission import Admit, NoCapacity, Outcome, Queue, Shed
 from router.admission_request import AdmissionRequest
-from router.errors import InvalidRequest, ModelNotFound, ModelUnavailable, Overloaded
+from router.errors import GatewayNotReady, InvalidRequest, ModelNotFound, ModelUnavailable, Overloaded, RouterError
 from router.gateway_scheduler import GatewayScheduler
 from router.generation import Generation, Output
 from router.limits import GatewayLimits
@@ -17,9 +17,13 @@ from router.telemetry.metrics import GatewayMetrics, GenerationStopwatch
 from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ServiceReport
 
+_CLOSED_RETRY_AFTER_S = 1  # another gateway is there
+
 
 class WaitingRequests:
-    """Call `pump` when something may have made room: a view came, a request ended. Time alone it watches itself."""
+    """Call `pump` when something may have made room: a view came, a request ended; after a view `refuse`, too. Time
+    alone it watches itself.
+    """
 
     def __init__(
         self,
@@ -32,8 +36,9 @@ class WaitingRequests:
         self._scheduler = scheduler
         self._clock = clock
         self._unavailable = unavailable
-        self._waiting: dict[str, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[str, tuple[AdmissionRequest, asyncio.Future[Outcome]]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def enter(self, request: AdmissionRequest, on_wait: Callable[[str], None]) -> Admit:
         """The caller owes the scheduler an `end` for what it returns. `on_wait` is told what a request waits for.
@@ -41,7 +46,11 @@ class WaitingRequests:
         Raises:
             Overloaded: it is turned away, now or when its time is up.
             ModelUnavailable: no unit had the model ready in time.
+            GatewayNotReady: the gateway ends.
+            RouterError: what `refuse` was told of it.
         """
+        if self._is_closed:
+            raise _ends()
         came_s = self._clock()
         decision = self._scheduler.offer(request, came_s)
         if isinstance(decision, Queue):
@@ -57,24 +66,43 @@ class WaitingRequests:
 
     def pump(self) -> None:
         for request, outcome in self._scheduler.pump(self._clock()):
-            self._waiting.pop(request.request_id).set_result(outcome)
+            _, waiting = self._waiting.pop(request.request_id)
+            waiting.set_result(outcome)
         self._set_timer()
 
+    def refuse(self, why: Callable[[AdmissionRequest], RouterError | None]) -> None:
+        """Answers those that wait and of which `why` says what makes waiting longer useless."""
+        refused = [(r, w, error) for r, w in self._waiting.values() if (error := why(r)) is not None]
+        for request, waiting, error in refused:
+            self._end(request, waiting, error)
+        if refused:
+            self.pump()
+
     def close(self) -> None:
+        """Answers what waits: a request of several choices is read by a task that none of them may leave without a
+        word.
+        """
+        self._is_closed = True
+        for request, waiting in list(self._waiting.values()):
+            self._end(request, waiting, _ends())
         if self._timer is not None:
             self._timer.cancel()
-        for waiting in self._waiting.values():
-            waiting.cancel()
+
+    def _end(self, request: AdmissionRequest, waiting: asyncio.Future[Outcome], error: RouterError) -> None:
+        del self._waiting[request.request_id]
+        self._scheduler.withdraw(request.request_id)
+        waiting.set_exception(error)
 
     async def _outcome(self, request: AdmissionRequest) -> Outcome:
         waiting: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = waiting
+        self._waiting[request.request_id] = request, waiting
         self.pump()
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:  # the client left
-            if waiting.done() and not waiting.cancelled() and isinstance(waiting.result(), Admit):
-                self._scheduler.end(request.request_id, finished=False)
+            if waiting.done():
+                if waiting.exception() is None and isinstance(waiting.result(), Admit):
+                    self._scheduler.end(request.request_id, finished=False)
             elif self._waiting.pop(request.request_id, None) is not None:
                 self._scheduler.withdraw(request.request_id)
             self.pump()
@@ -85,7 +113,7 @@ class WaitingRequests:
             self._timer.cancel()
             self._timer = None
         next_s = self._scheduler.next_pump_s()
-        if next_s is not None and self._waiting:
+        if next_s is not None and self._waiting and not self._is_closed:
             delay_s = min(max(0.0, next_s - self._clock()), 3600.0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
 
@@ -215,3 +243,7 @@ class GenerationRunner:
         if output.finish is not None:
             stopwatch.on_finish()
             self._events.finished(generation.model, report)
+
+
+def _ends() -> GatewayNotReady:
+    return GatewayNotReady(knows_fleet=True, ends=True, retry_after_s=_CLOSED_RETRY_AFTER_S)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdmux_actor.messages import StructuredOutput
+from router.admission_request import AdmissionRequest
 from router.errors import ContextLengthExceeded, InvalidRequest
 from router.generation import ReplyShape
 from router.live_view import ContextLengths
@@ -154,6 +155,18 @@ def completion_tokens(*, prompt_tokens: int, asked: int | None, context: Context
     if asked is not None:
         return max(1, asked)  # an engine gives every prompt a token
     return context.now - prompt_tokens if context.now > prompt_tokens else room
+
+
+def too_long(request: AdmissionRequest, longest: int | None) -> ContextLengthExceeded | None:
+    """Says why no unit will take a request that was let in, where quotas have been lowered since, and for good.
+    `longest`: tokens of the longest sequence that one takes; None: not known.
+    """
+    asked = None if request.fills_context else request.max_tokens
+    if longest is None or request.prompt_tokens + (asked or 1) <= longest:
+        return None
+    return ContextLengthExceeded(
+        max_model_len=longest, prompt_tokens=request.prompt_tokens, max_tokens=asked, param=request.param
+    )
 
 
 async def bad_word_tokens(
