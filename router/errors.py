@@ -185,7 +185,7 @@ class ResponseNotFound(RouterError):
     def __init__(self, *, kept_id: str, param: str) -> None:
         what = "response" if param == "previous_response_id" else "item"
         super().__init__(
-            f"No {what} {kept_id[:100]!r} is kept: each gateway replica keeps its latest responses, in memory, but for "
+            f"No {what} {kept_id[:100]!r} is kept: gateways keep their latest responses, in memory, but for "
             "those with 'store' false. Send the whole conversation as 'input' instead.",
             param=param,
             code=None if what == "response" else "item_not_found",

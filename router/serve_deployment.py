@@ -14,18 +14,18 @@ from ray.serve.handle import DeploymentHandle
 
 from pdmux_actor.serving.quiet_pace import QuietPace
 from router.access.api_keys import KeyRing
-from router.access.key_fairness import keys_report
-from router.access.key_figures import KeyFigures, summed_figures
 from router.access.key_usage import KeyUsage
 from router.batches.batch_settings import BatchSettings
 from router.errors import GatewaysSilent
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
+from router.responses.response_copies import ResponseCopies
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
+from router.telemetry.console_parts import joined_parts
 from router.telemetry.fleet_metrics import merged_exposition
-from router.telemetry.receipts import RequestReceipts, merged_receipts, write_requests_to_stdout
+from router.telemetry.receipts import write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
 from router.view import FleetView
 from router.what_if import WhatIfChanges
@@ -80,6 +80,9 @@ class GatewayIngress:
         self._gateways: DeploymentHandle[Any] | None = None
         self._gateway = Gateway(limits)
         self._responses = ResponseStore(self._ask_siblings)
+        self._copies = ResponseCopies(
+            self._responses, self._of_all_gateways, gateway_id=self._gateway.scheduler.gateway_id
+        )
         self._tells_events = True
         self._cors_origins = cors_origins
         self._batches = batches()
@@ -150,16 +153,45 @@ class GatewayIngress:
         return self._responses.encoded(response_id, owner)
 
     async def _ask_siblings(self, response_id: str, owner: str) -> bytes | None:
-        """Raises GatewaysSilent."""
+        """Raises GatewaysSilent: no replica that answers has it, and one does not answer."""
+        reason: Exception | None = None
+        try:
+            answers = await self._of_all_gateways("kept_response", response_id, owner)
+        except (RayError, RayServeException, TimeoutError) as error:
+            answers, reason = (), error
+        for answer in answers:
+            if isinstance(answer, Exception):
+                reason = answer
+            elif answer is not None:
+                found: bytes = answer
+                return found
+        if reason is not None:
+            logger.warning("the gateways do not tell their responses", extra={"reason": repr(reason)})
+            raise GatewaysSilent(response_id=response_id, retry_after_s=_RETRY_AFTER_S) from reason
+        return None
+
+    async def kept_responses(self) -> tuple[str, list[str]]:
+        """Tells a new sibling what there is to take over."""
+        return self._copies.kept()
+
+    async def told_responses(self, wanted: Mapping[str, Sequence[str]]) -> list[bytes]:
+        return self._copies.told(wanted)
+
+    async def take_responses(self, copies: Sequence[bytes]) -> None:
+        self._copies.take(copies)
+
+    async def _of_all_gateways(self, method: str, *arguments: object) -> Sequence[Any]:
+        """Of each replica the answer, or the exception: one that has just died answers nothing. Raises RayError,
+        RayServeException, TimeoutError where none can be asked.
+        """
         try:
             async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
-                asked = (await self._siblings()).broadcast("kept_response", response_id, owner)
-                answers: list[bytes | None] = await asked.results_async()
-        except (RayError, RayServeException, TimeoutError) as error:
+                asked = (await self._siblings()).broadcast(method, *arguments)
+                answers: list[Any] = await asked.results_async(return_exceptions=True)
+        except (RayError, RayServeException, TimeoutError):
             self._gateways = None
-            logger.warning("the gateways do not tell their responses", extra={"reason": repr(error)})
-            raise GatewaysSilent(response_id=response_id, retry_after_s=_RETRY_AFTER_S) from error
-        return next((answer for answer in answers if answer is not None), None)
+            raise
+        return answers
 
     async def _siblings(self) -> DeploymentHandle[Any]:
         if self._gateways is None:
@@ -170,6 +202,7 @@ class GatewayIngress:
     async def _follow(self, gateway: Gateway) -> None:
         async with asyncio.TaskGroup() as following:
             following.create_task(self._follow_fleet(gateway))
+            following.create_task(self._copies.follow(lambda: gateway.view.current.num_gateways))
             if self._read_keys is not None:
                 following.create_task(self._follow_keys(gateway, self._read_keys))
                 following.create_task(self._follow_usage(gateway))
@@ -262,11 +295,11 @@ class GatewayIngress:
             return None
         return body
 
-    async def console_figures(self, topic: str) -> RequestReceipts | tuple[KeyFigures, ...]:
-        """This replica's part of the topics `requests` and `keys`."""
+    async def console_part(self, topic: str) -> bytes:
+        """This replica's part of the topics `requests` and `keys`, as JSON: a sibling may be of another release."""
         if topic == "requests":
-            return self._gateway.receipts.told()
-        return self._gateway.access.figures(self._gateway.scheduler.waiting_tokens())
+            return msgspec.json.encode(self._gateway.receipts.told())
+        return msgspec.json.encode(self._gateway.access.figures(self._gateway.scheduler.waiting_tokens()))
 
     async def _read_topic(self, topic: str, about: Mapping[str, str]) -> bytes | None:
         if topic == "unit":
@@ -274,10 +307,7 @@ class GatewayIngress:
         try:
             async with asyncio.timeout(_METRICS_TIMEOUT_S):
                 if topic in ("requests", "keys"):
-                    figures = await (await self._siblings()).broadcast("console_figures", topic).results_async()
-                    return msgspec.json.encode(
-                        merged_receipts(figures) if topic == "requests" else keys_report(summed_figures(figures))
-                    )
+                    return joined_parts(topic, await self._of_all_gateways("console_part", topic))
                 body: bytes = await (await self._control_loop()).console.remote(topic, about)
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("a topic of the console is not told", extra={"topic": topic, "reason": repr(error)})

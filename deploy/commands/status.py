@@ -59,6 +59,9 @@ def status(
 def _keys(url: str) -> tuple[KeysReport | None, tuple[str, ...]]:
     """What API keys get, and why that is not known: a gateway that has enough consoles refuses."""
     try:
-        return key_shares(url), ()
+        keys = key_shares(url)
     except FleetUnreachable as error:
         return None, (f"what API keys get is not told: {error}",)
+    if keys is not None and keys.left_out:
+        return keys, (f"figures of API keys are without {keys.left_out} gateway(s), which did not tell theirs",)
+    return keys, ()

@@ -20,13 +20,15 @@ class KeyShare:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysReport:
     """All keys, by name. Of those that got tokens in the last `window_s`, or wait for some: `fair_share` is one over
-    their number, and `jain_index` is of their tokens; None: there are none.
+    their number, and `jain_index` is of their tokens; None: there are none. `left_out` counts gateways whose figures
+    are not in it: they do not answer now, or are of a release that tells other ones.
     """
 
     window_s: float
     jain_index: float | None
     fair_share: float | None
     keys: tuple[KeyShare, ...]
+    left_out: int = 0
 
 
 def jain_index(amounts: Sequence[float]) -> float | None:
@@ -37,8 +39,8 @@ def jain_index(amounts: Sequence[float]) -> float | None:
     return sum(amounts) ** 2 / (len(amounts) * squares) if squares else None
 
 
-def keys_report(keys: Iterable[KeyFigures]) -> KeysReport:
-    """`keys`: of all gateways."""
+def keys_report(keys: Iterable[KeyFigures], *, left_out: int = 0) -> KeysReport:
+    """`keys`: of all gateways but so many."""
     known = tuple(keys)
     asking = [k for k in known if _asks(k)]
     total = sum(k.recent_tokens for k in asking)
@@ -47,6 +49,7 @@ def keys_report(keys: Iterable[KeyFigures]) -> KeysReport:
         jain_index=jain_index([k.recent_tokens for k in asking]),
         fair_share=1 / len(asking) if asking else None,
         keys=tuple(KeyShare(figures=k, share=k.recent_tokens / total if total and _asks(k) else None) for k in known),
+        left_out=left_out,
     )
 
 

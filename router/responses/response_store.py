@@ -1,7 +1,7 @@
-"""Conversations that a client goes on with by the id of the last answer: in memory, the oldest are forgotten."""
+"""Keeps conversations that a client goes on with by the id of the last answer: in memory, the oldest are forgotten."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from router.openai.chat import ChatMessage
 from router.responses.responses_body import InputItem
 
 _MESSAGE_BYTES = 512  # of one beside its text
+_PAGE_BYTES = 1024 * 1024  # read in some 10 ms
 _MESSAGES = TypeAdapter(list[ChatMessage])
 
 AskOthers = Callable[[str, str], Awaitable[bytes | None]]
@@ -36,6 +37,7 @@ class _Told(msgspec.Struct):
     response_id: str
     messages: msgspec.Raw
     items: dict[str, InputItem]
+    owner: str = ""
 
 
 async def _nobody(response_id: str, owner: str) -> bytes | None:
@@ -43,15 +45,15 @@ async def _nobody(response_id: str, owner: str) -> bytes | None:
 
 
 class ResponseStore:
-    """Keeps what this gateway has answered. What it has not, it asks the others for: any of them may get the next turn
-    of a conversation.
+    """Keeps what this gateway has answered, and copies of what others have. What it has not, it asks the others for:
+    any of them may get the next turn of a conversation before its copy has come.
     """
 
     def __init__(
         self,
         ask_others: AskOthers = _nobody,
         *,
-        max_responses: int = 4096,
+        max_responses: int = 16_384,
         max_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self._ask_others = ask_others
@@ -60,6 +62,7 @@ class ResponseStore:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._response_of_item: dict[str, str] = {}
         self._size_bytes = 0
+        self._fresh: dict[str, None] = {}  # ids of what other gateways were not told of yet
 
     def keep(
         self,
@@ -69,11 +72,17 @@ class ResponseStore:
         items: Mapping[str, InputItem] = MappingProxyType({}),
     ) -> None:
         """`owner` alone may go on with it: an API key's id, empty without keys. `items` are the answer's, by their ids,
-        as a client sends them back.
+        as a client sends them back. Other gateways are told of it: see `fresh_copies`.
         """
+        if self._keep(response_id, owner, messages, items):
+            self._fresh[response_id] = None
+
+    def _keep(
+        self, response_id: str, owner: str, messages: Sequence[ChatMessage], items: Mapping[str, InputItem]
+    ) -> bool:
         size_bytes = sum(_MESSAGE_BYTES + 4 * _characters(message) for message in messages)
         if size_bytes > self._max_bytes or response_id in self._kept:
-            return
+            return False
         self._kept[response_id] = _Kept(
             response_id=response_id, owner=owner, messages=tuple(messages), items=items, size_bytes=size_bytes
         )
@@ -82,8 +91,47 @@ class ResponseStore:
         while len(self._kept) > self._max_responses or self._size_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._size_bytes -= oldest.size_bytes
+            self._fresh.pop(oldest.response_id, None)
             for item_id in oldest.items:
                 self._response_of_item.pop(item_id, None)
+        return response_id in self._kept
+
+    # ---- copies for other gateways ----
+
+    def ids(self) -> list[str]:
+        """Returns those of all responses; the one that was not used for longest comes first."""
+        return list(self._kept)
+
+    def copies(self, response_ids: Iterable[str]) -> list[bytes]:
+        """Returns the first of these for another gateway's `take`, as many as make a page; what is not kept is left
+        out.
+        """
+        found: list[bytes] = []
+        room_bytes = _PAGE_BYTES
+        for kept in (self._kept[i] for i in response_ids if i in self._kept):
+            if room_bytes <= 0:
+                break
+            found.append(_encoded(kept))
+            room_bytes -= len(found[-1])
+        return found
+
+    def fresh_copies(self) -> tuple[tuple[str, ...], list[bytes]]:
+        """Returns a page of what no other gateway was told of, and the ids of its responses for `were_told`."""
+        page = self.copies(self._fresh)
+        return tuple(self._fresh)[: len(page)], page
+
+    def were_told(self, response_ids: Iterable[str]) -> None:
+        for response_id in response_ids:
+            self._fresh.pop(response_id, None)
+
+    def take(self, copy: bytes, *, owner: str | None = None) -> None:
+        """Keeps what another gateway's `copies` made. `owner`, where it is known: releases before told none."""
+        told = msgspec.json.decode(copy, type=_Told)
+        if told.response_id not in self._kept:
+            messages = _MESSAGES.validate_json(bytes(memoryview(told.messages)))
+            self._keep(told.response_id, told.owner if owner is None else owner, messages, told.items)
+
+    # ----
 
     async def messages(self, response_id: str | None, owner: str) -> tuple[ChatMessage, ...]:
         """None before the first answer. Raises ResponseNotFound, GatewaysSilent."""
@@ -110,10 +158,7 @@ class ResponseStore:
         None: it is not here, or not for this owner.
         """
         found = self._found(kept_id, owner)
-        if found is None:
-            return None
-        messages = msgspec.Raw(_MESSAGES.dump_json(list(found.messages), exclude_none=True))
-        return msgspec.json.encode(_Told(response_id=found.response_id, messages=messages, items=dict(found.items)))
+        return None if found is None else _encoded(found)
 
     async def _found_anywhere(self, kept_id: str, owner: str) -> _Kept | None:
         """What another gateway tells is kept here, too: the answer's other items are likely to be asked for next."""
@@ -123,9 +168,7 @@ class ResponseStore:
         encoded = await self._ask_others(kept_id, owner)
         if encoded is None:
             return None
-        told = msgspec.json.decode(encoded, type=_Told)
-        messages = _MESSAGES.validate_json(bytes(memoryview(told.messages)))
-        self.keep(told.response_id, owner, messages, told.items)
+        self.take(encoded, owner=owner)
         return self._found(kept_id, owner)
 
     def _found(self, kept_id: str, owner: str) -> _Kept | None:
@@ -135,6 +178,12 @@ class ResponseStore:
             return None
         self._kept.move_to_end(response_id)
         return kept
+
+
+def _encoded(kept: _Kept) -> bytes:
+    messages = msgspec.Raw(_MESSAGES.dump_json(list(kept.messages), exclude_none=True))
+    told = _Told(response_id=kept.response_id, messages=messages, items=dict(kept.items), owner=kept.owner)
+    return msgspec.json.encode(told)
 
 
 def _characters(message: ChatMessage) -> int:

@@ -1,7 +1,6 @@
 """The ingress without a cluster: what it does with what the control loop says, or does not say."""
 
 import asyncio
-import contextlib
 import threading
 
 import httpx
@@ -224,57 +223,6 @@ def test_check_health__loop_stands__no_answer_until_it_goes_on() -> None:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-class Siblings:
-    """Stands where the handle to all gateways would: every replica answers, or one of them does not."""
-
-    def __init__(self, *replicas) -> None:
-        self.replicas = replicas
-        self.fails = False
-
-    def broadcast(self, method, *args):
-        self.asked = method, args
-        return self
-
-    async def results_async(self):
-        if self.fails:
-            raise RayServeException("a replica is gone")
-        method, args = self.asked
-        return [await getattr(replica, method)(*args) for replica in self.replicas]
-
-
-async def test_response__next_turn_at_another_replica__goes_on(monkeypatch, tokenizer_folder) -> None:
-    plain = GatewayIngress.__mro__[1]
-    replicas = [plain(controller_deployment="Controller", controller_app="control") for _ in range(2)]
-    siblings = Siblings(*replicas)
-
-    async def of_fleet(_):
-        return siblings
-
-    monkeypatch.setattr(plain, "_siblings", of_fleet)
-    async with contextlib.AsyncExitStack() as stack:
-        unit = await stack.enter_async_context(FakeUnit(says=lambda _: "Sunny."))
-        clients = []
-        for replica in replicas:
-            replica._gateway.update_view(fleet_view(unit, source=tokenizer_folder))
-            stack.push_async_callback(replica._gateway.close)
-            transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
-            clients.append(await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://g")))
-        body = {"model": "demo/bytes", "input": "Weather?"}
-        first = await clients[0].post("/v1/responses", json=body)
-        body["previous_response_id"] = first.json()["id"]
-        second = await clients[1].post("/v1/responses", json={**body, "input": "And now?"})
-        unknown = await clients[1].post("/v1/responses", json={**body, "previous_response_id": "resp_x"})
-        siblings.fails = True
-        silent = await clients[1].post("/v1/responses", json={**body, "previous_response_id": "resp_x"})
-
-    assert second.status_code == 200
-    prompt = bytes(unit.requests[1].prompt_token_ids).decode()
-    assert prompt == "<user>Weather?\n<assistant>Sunny.\n<user>And now?\n<assistant>"
-    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "previous_response_not_found")
-    assert (silent.status_code, silent.json()["error"]["code"]) == (503, "gateways_silent")
-    assert silent.headers["retry-after"] == "5"
 
 
 @pytest.mark.parametrize("error", [RayTaskError("fleet_view", "", "TypeError()"), RayActorError(), TimeoutError()])
