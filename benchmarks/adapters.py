@@ -20,7 +20,7 @@ from pathlib import Path
 from engines.hand_made_launches import HandMadeLaunches
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
 from engines.random_adapters import write_adapter
-from report.command import make_parser, print_table, write_report
+from report.command import make_parser, print_table, ratio_of_turns, write_report
 from report.machine_facts import machine_facts
 
 from pdmux_actor.backends.native import NativeEngine
@@ -68,14 +68,10 @@ def by_turns(launches: HandMadeLaunches, names: Sequence[str], turns: int, *, pr
             if turn > 1:
                 taken_s[name].append(step_s)
     launches.free([*plain, *with_adapters])
-    ratios = [a / b for a, b in zip(taken_s["adapted"], taken_s["base"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
     return {
         "base_ms": statistics.median(taken_s["base"]) * 1e3,
         "adapted_ms": statistics.median(taken_s["adapted"]) * 1e3,
-        "ratio": middle,
-        "ratio_low": low,
-        "ratio_high": high,
+        **ratio_of_turns(taken_s["adapted"], taken_s["base"]),
     }
 
 

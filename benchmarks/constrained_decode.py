@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from engines.constrained_model import ConstrainedModel
 from engines.hand_made_launches import HandMadeLaunches
-from report.command import make_parser, print_table, write_report
+from report.command import make_parser, print_table, ratio_of_turns, write_report
 from report.machine_facts import machine_facts
 
 from deploy.local.demo_weights import demo_weights
@@ -81,17 +81,13 @@ def measure(model: ConstrainedModel, launches: HandMadeLaunches, form: str, turn
         fills_s.append(fill_s)
         applies_s.append(apply_s)
     launches.free([*free, *constrained])
-    ratios = [c / f for c, f in zip(taken_s["constrained"], taken_s["free"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
     fill_s, apply_s = statistics.fmean(fills_s), statistics.median(applies_s)
     free_s = statistics.median(taken_s["free"])
     return {
         "form": form,
         "free_ms": free_s * 1e3,
         "constrained_ms": statistics.median(taken_s["constrained"]) * 1e3,
-        "ratio": middle,
-        "ratio_low": low,
-        "ratio_high": high,
+        **ratio_of_turns(taken_s["constrained"], taken_s["free"]),
         "fill_us": fill_s / SEQUENCES * 1e6,
         "apply_us": apply_s / SEQUENCES * 1e6,
         "mask_share": (fill_s + apply_s) / free_s,

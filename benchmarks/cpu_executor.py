@@ -11,7 +11,6 @@ ratios, median and range. Then, with two cores or more, what a repartition adds 
 notes wall times itself and is left out then.
 """
 
-import os
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
-from report.command import make_parser, print_table, write_report
+from report.command import add_clock, clock_of, make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
 if TYPE_CHECKING:
@@ -102,16 +101,11 @@ def shown(row: Measured) -> dict[str, object]:
 def main() -> None:
     parser = make_parser(__doc__, quick="2 rounds, no batch of 32")
     parser.add_argument("--rounds", type=int, default=5, help="after one that warms up; default 5")
-    parser.add_argument("--threads", type=int, help="default: all cores")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what to count; cpu: one thread")
+    add_clock(parser)
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="default: both")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoint is written")
     args = parser.parse_args()
-    if args.clock == "cpu" and args.threads != 1:
-        parser.error("--clock cpu adds up all threads, those that only wait too: use it with --threads 1")
-    if args.threads is not None:
-        # Before torch starts its threads: transformers then uses as many.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    clock = clock_of(parser, args)
     from engines.cpu_variants import Ours, Theirs
     from engines.lane_switches import measure_repartition
 
@@ -119,7 +113,6 @@ def main() -> None:
     rounds = 2 if args.quick else args.rounds
     workloads = [(f"decode, batch {n}", prompts_of(n, PROMPT_TOKENS)) for n in DECODE_BATCHES[: 2 if args.quick else 3]]
     workloads += [(f"prefill, {n} tokens", prompts_of(1, n)) for n in PREFILL_TOKENS]
-    clock = time.process_time if args.clock == "cpu" else time.perf_counter
     measured = []
     started_s = time.perf_counter()
     for dtype in args.dtype or ("float32", "bfloat16"):

@@ -7,14 +7,12 @@ reported are medians over rounds and, of the rounds' ratios to bfloat16, median 
 `--clock cpu --threads 1` counts CPU time instead of wall time, for machines that others use too.
 """
 
-import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint, wide_llama_checkpoint
-from report.command import make_parser, print_table, write_report
+from report.command import add_clock, clock_of, make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
 PROMPT_TOKENS = 64
@@ -65,15 +63,10 @@ def measured(folder: Path, name: str, rounds: int, clock: Callable[[], float]) -
 def main() -> None:
     parser = make_parser(__doc__, quick="3 rounds, the smaller model left out")
     parser.add_argument("--rounds", type=int, default=9, help="after one that warms up; default 9")
-    parser.add_argument("--threads", type=int, help="default: all cores")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what to count; cpu: one thread")
+    add_clock(parser)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoints are written")
     args = parser.parse_args()
-    if args.clock == "cpu" and args.threads != 1:
-        parser.error("--clock cpu adds up all threads, those that only wait too: use it with --threads 1")
-    if args.threads is not None:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    clock = time.process_time if args.clock == "cpu" else time.perf_counter
+    clock = clock_of(parser, args)
     rounds = 3 if args.quick else args.rounds
     rows = measured(wide_llama_checkpoint(args.cache), "200 M, hidden 1536", rounds, clock)
     if not args.quick:

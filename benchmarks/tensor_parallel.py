@@ -15,25 +15,18 @@ from collections import defaultdict
 from pathlib import Path
 
 from engines.hand_made_launches import HandMadeLaunches
+from engines.llama_checkpoint import shape_of
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
-from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
+from pdmux_actor.models.random_checkpoint import write_random_checkpoint
 from pdmux_actor.scheduling.launch import ComputeLaunch
 from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
 
-SHAPE = CheckpointShape(
-    model_type="llama",
-    num_layers=8,
-    hidden_size=1024,
-    intermediate_size=2816,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=64,
-)
+SHAPE = shape_of(8, 1024, 2816, 16, 8)
 POOL_BYTES, BLOCK_BYTES = 64 << 20, 16 * 1024
 PROMPT_TOKENS, CONTEXT_TOKENS, ANSWER_TOKENS = 256, 200, 24
 BATCHES = (1, 8)

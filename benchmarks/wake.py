@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from engines.llama_checkpoint import shape_of
 from report.command import make_parser, write_report
 from report.machine_facts import machine_facts
 
@@ -26,24 +27,8 @@ from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_c
 from pdmux_actor.serving.commands import EngineSettings
 
 SHAPES: Mapping[str, CheckpointShape] = {
-    "107 MB": CheckpointShape(
-        model_type="llama",
-        num_layers=8,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=64,
-    ),
-    "480 MB": CheckpointShape(
-        model_type="llama",
-        num_layers=14,
-        hidden_size=896,
-        intermediate_size=2432,
-        num_heads=14,
-        num_kv_heads=7,
-        head_dim=64,
-    ),
+    "107 MB": shape_of(8, 512, 1536, 8, 4),
+    "480 MB": shape_of(14, 896, 2432, 14, 7),
 }
 DTYPES = ("float32", "bfloat16")  # the checkpoints are float32
 WAYS = ("wake", "cached", "disk")

@@ -4,13 +4,13 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import (
     ComputeLaunch,
     DecodeStep,
@@ -102,10 +102,6 @@ class ObservedExecutor:
         self._steps = steps
         self._partition = Repartition(prefill_sms=inner.device.num_sms, decode_sms=inner.device.num_sms)
         self._modelled_s: dict[Lane, float] = {}  # of the launches in flight
-        self.device = inner.device
-        self.total_blocks = inner.total_blocks
-        self.block_bytes = inner.block_bytes
-        self.unpartitioned_reason = inner.unpartitioned_reason
         self._specs: dict[str, ModelSpec] = {}
         self._activity: LaneActivity | None = None
 
@@ -117,36 +113,12 @@ class ObservedExecutor:
         activity, self._activity = self._activity, None
         return activity
 
-    def now(self) -> float:
-        return self._inner.now()
-
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
-        return self._inner.load_model(
-            model,
-            source,
-            revision=revision,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            weights=weights,
-            on_progress=on_progress,
-        )
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever else an executor has
+        return getattr(self._inner, name)
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._specs[info.model] = info.spec
         self._inner.attach_model(info, row_table)
-
-    def detach_model(self, model: str) -> None:
-        self._inner.detach_model(model)
 
     def submit(self, launch: Launch) -> None:
         if isinstance(launch, Repartition):
@@ -160,12 +132,6 @@ class ObservedExecutor:
         if self._activity is not None:
             self._activity.spans += [self._span(completion) for completion in done]
         return done
-
-    def wake(self) -> None:
-        self._inner.wake()
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _solo_s(self, steps: LatencyModel, launch: ComputeLaunch) -> float:
         spec = self._specs[launch.model]

@@ -1,6 +1,7 @@
 """Random checkpoints for the benchmarks, written once into a cache folder."""
 
 from pathlib import Path
+from typing import Any
 
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 
@@ -9,32 +10,18 @@ DEFAULT_CACHE = Path.home() / ".cache" / "muxfleet" / "benchmarks"
 
 def llama_shape(num_layers: int) -> CheckpointShape:
     """6.3 M parameters a layer: 16 layers are about 100 M."""
-    return CheckpointShape(
-        model_type="llama",
-        num_layers=num_layers,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_heads=12,
-        num_kv_heads=4,
-        head_dim=64,
-        vocab_size=640,
-        max_position_embeddings=8192,
-    )
+    return shape_of(num_layers, 768, 2048, 12, 4, max_position_embeddings=8192)
+
+
+def shape_of(layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, **others: Any) -> CheckpointShape:  # noqa: ANN401
+    """A Llama with heads of 64 unless `others` say otherwise."""
+    sizes = {"num_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate, "num_heads": heads}
+    return CheckpointShape(**{"model_type": "llama", "head_dim": 64} | sizes | {"num_kv_heads": kv_heads} | others)
 
 
 def wide_llama_checkpoint(cache: Path) -> Path:
     """200 M parameters in 8 layers, whose products are as large as those of a model of a billion."""
-    shape = CheckpointShape(
-        model_type="llama",
-        num_layers=8,
-        hidden_size=1536,
-        intermediate_size=4096,
-        num_heads=24,
-        num_kv_heads=8,
-        head_dim=64,
-        vocab_size=640,
-    )
-    return _written_once(cache / "llama-wide", shape, seed=0)
+    return _written_once(cache / "llama-wide", shape_of(8, 1536, 4096, 24, 8), seed=0)
 
 
 def llama_checkpoint(cache: Path, *, num_layers: int, seed: int = 0) -> Path:
@@ -52,18 +39,7 @@ def dense_beside_mixture(cache: Path) -> Path:
 
 
 def _beside_mixture(model_type: str, intermediate_size: int) -> CheckpointShape:
-    return CheckpointShape(
-        model_type=model_type,
-        num_layers=4,
-        hidden_size=768,
-        intermediate_size=intermediate_size,
-        num_heads=12,
-        num_kv_heads=4,
-        head_dim=64,
-        vocab_size=640,
-        num_experts=16,
-        experts_per_token=4,
-    )
+    return shape_of(4, 768, intermediate_size, 12, 4, model_type=model_type, num_experts=16, experts_per_token=4)
 
 
 def _written_once(folder: Path, shape: CheckpointShape, seed: int) -> Path:

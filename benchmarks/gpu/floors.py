@@ -23,9 +23,9 @@ from gpu.charts import draw_floors
 from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES, random_model
 from gpu.script import make_parser, run_script
+from report.command import print_table
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
@@ -176,12 +176,10 @@ def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *
 
 
 def print_tables(kept: KeptRows) -> None:
-    table = Table("step", "batch", "tokens", "SMs", "ms", "spread", "floor ms", "over floor")
-    for row in kept.rows:
-        cells = (row["measured"], row["batch"], row["tokens"], row["sms"])
-        times = (f"{1e3 * row[key]:.2f}" for key in ("seconds", "spread_s", "floor_s"))
-        table.add_row(*map(str, cells), *times, f"{row['over_floor']:.2f}")
-    Console().print(table)
+    times = {"ms": "seconds", "spread": "spread_s", "floor ms": "floor_s"}
+    columns = {"step": "{measured}", "batch": "{batch}", "tokens": "{tokens}", "SMs": "{sms}"}
+    columns |= {name: f"{{{name}:.2f}}" for name in times} | {"over floor": "{over_floor:.2f}"}
+    print_table([row | {name: 1e3 * row[key] for name, key in times.items()} for row in kept.rows], columns)
     Console().print(kept.facts)
 
 

@@ -29,9 +29,9 @@ from gpu.random_models import SHAPES, random_model
 from gpu.script import make_parser, run_script
 from load.request_times import TimedRequest
 from load.workloads import WORKLOADS, make_requests
+from report.command import print_table
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
 from pdmux_actor.executor.open_cuda import open_cuda_executor
@@ -214,12 +214,11 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
 
 
 def show(kept: KeptRows) -> None:
-    table = Table("workload", "policy", "budget", "goodput 1/s", "next that failed")
-    for row in best_rows(kept.rows):
-        failing = row["goodput_per_s"] + row["spread"] if row["bracketed"] else float("nan")
-        numbers = f"{row['goodput_per_s']:.2f}", f"{failing:.2f}"
-        table.add_row(row["workload"], row["policy"], str(row["chunk_budget_tokens"]), *numbers)
-    Console().print(table)
+    columns = {"workload": "{workload}", "policy": "{policy}", "budget": "{chunk_budget_tokens}"}
+    columns |= {"goodput 1/s": "{goodput_per_s:.2f}", "next that failed": "{failing_per_s:.2f}"}
+    rows = best_rows(kept.rows)
+    failing = [row["goodput_per_s"] + row["spread"] if row["bracketed"] else None for row in rows]
+    print_table([{**row, "failing_per_s": rate} for row, rate in zip(rows, failing, strict=True)], columns)
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import SHAPES, random_model
 from gpu.script import make_parser, run_script
 from gpu.trace_reading import FORBIDDEN_CALLS, Event, busy_shares, faults, kernel_times_s, within
+from report.command import print_table
 from rich.console import Console
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pdmux_actor.executor.open_cuda import open_cuda_executor
@@ -136,10 +136,9 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
 
 
 def show(kept: KeptRows) -> None:
-    table = Table("kernel", "ms")
-    for row in kept.rows:
-        table.add_row(row["kernel"][:90], f"{1e3 * row['seconds']:.2f}")
-    Console().print(table)
+    print_table(
+        [{**row, "ms": 1e3 * row["seconds"]} for row in kept.rows], {"kernel": "{kernel:.90}", "ms": "{ms:.2f}"}
+    )
     Console().print({"busy_share_of_streams": kept.facts["busy_share_of_streams"]})
 
 

@@ -21,9 +21,9 @@ import torch
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
 from gpu.script import make_parser, run_script
+from report.command import print_table
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, DecodeTiling, decode_attention
@@ -228,11 +228,9 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
 
 
 def show(kept: KeptRows) -> None:
-    table = Table("kernel", "batch", "tokens", "longest", "splits", "tile", "warps", "stages", "us", "share of peak")
-    for row in best_rows(kept.rows):
-        micros = "" if row["seconds"] is None else f"{1e6 * row['seconds']:.1f}"
-        table.add_row(*(str(row[name]) for name in ROW_KEY), micros, f"{row['share_of_peak']:.2f}")
-    Console().print(table)
+    rows = [{**row, "us": None if row["seconds"] is None else 1e6 * row["seconds"]} for row in best_rows(kept.rows)]
+    columns = {name: f"{{{name}}}" for name in ROW_KEY} | {"us": "{us:.1f}", "share of peak": "{share_of_peak:.2f}"}
+    print_table(rows, columns)
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ import torch
 from gpu.charts import draw_questions
 from gpu.kept_rows import KeptRows, Row
 from gpu.script import make_parser, run_script
+from report.command import print_table
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams, open_partition_streams
@@ -311,10 +311,8 @@ def print_tables(kept: KeptRows) -> None:
         rows = [row for row in kept.rows if row["question"] == question]
         if rows:
             fields = [name for name in rows[0] if name not in ("question", "sm_ids")]
-            table = Table(*(name.replace("_", " ") for name in fields), title=question)
-            for row in rows:
-                table.add_row(*(f"{v:.3g}" if isinstance(v := row[name], float) else str(v) for name in fields))
-            Console().print(table)
+            columns = {f: f"{{{f}:.3g}}" if isinstance(rows[0][f], float) else f"{{{f}}}" for f in fields}
+            print_table(rows, {name.replace("_", " "): cell for name, cell in columns.items()}, title=question)
     Console().print(kept.facts)
 
 

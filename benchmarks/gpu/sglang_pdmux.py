@@ -22,8 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rich.console import Console
-from rich.table import Table
+from report.command import print_table
 from search.goodput import RateSearch
 
 from pdmux_actor.backends.sglang.options import SglangOptions, partitions_of
@@ -210,11 +209,9 @@ def main() -> None:
         }
         for variant, values in found.items()
     ]
-    table = Table("variant", "goodput /s", "spread", "ratio to the table", title=f"TBT target {options.tbt_s:g} s")
-    for row in rows:
-        ratio = "" if row["ratio_to_table"] is None else f"{row['ratio_to_table']:.2f}"
-        table.add_row(str(row["variant"]), f"{row['goodput_per_s']:.2f}", f"{row['spread']:.2f}", ratio)
-    Console().print(table)
+    columns = {"variant": "{variant}", "goodput /s": "{goodput_per_s:.2f}", "spread": "{spread:.2f}"}
+    columns["ratio to the table"] = "{ratio_to_table:.2f}"
+    print_table(rows, columns, title=f"TBT target {options.tbt_s:g} s")
     if options.json is not None:
         report = {"model": options.model.name, "gpu": options.gpu_type, "tbt_s": options.tbt_s, "rows": rows}
         options.json.write_text(json.dumps(report, indent=1) + "\n")

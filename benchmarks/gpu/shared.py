@@ -27,9 +27,9 @@ from gpu.random_models import random_model
 from gpu.script import make_parser, run_script
 from load.request_times import TimedRequest
 from load.workloads import WORKLOADS, Workload, make_requests
+from report.command import print_table
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
@@ -186,11 +186,8 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
 
 
 def show(kept: KeptRows) -> None:
-    table = Table("system", "policy", "SMs", "goodput 1/s", "next that failed")
-    for row in kept.rows:
-        failing = "" if row["failing_per_s"] is None else f"{row['failing_per_s']:.2f}"
-        table.add_row(row["system"], row["policy"], str(row["sms"]), f"{row['goodput_per_s']:.2f}", failing)
-    Console().print(table)
+    columns = {"system": "{system}", "policy": "{policy}", "SMs": "{sms}", "goodput 1/s": "{goodput_per_s:.2f}"}
+    print_table(kept.rows, columns | {"next that failed": "{failing_per_s:.2f}"})
     for policy, gain in gains(kept.rows).items():
         Console().print(f"shared with {policy} over two halves: {gain:.2f}")
 

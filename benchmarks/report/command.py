@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import os
+import statistics
 import string
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,21 @@ def make_parser(
     return parser
 
 
+def add_clock(parser: argparse.ArgumentParser) -> None:
+    """Adds what is counted, and by how many threads."""
+    parser.add_argument("--threads", type=int, help="default: all cores")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what to count; cpu: one thread")
+
+
+def clock_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Callable[[], float]:
+    """Binds this process to so many cores: before torch starts its threads, so that transformers uses as many."""
+    if options.clock == "cpu" and options.threads != 1:
+        parser.error("--clock cpu adds up all threads, those that only wait too: use it with --threads 1")
+    if options.threads is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
+    return time.process_time if options.clock == "cpu" else time.perf_counter
+
+
 class _Cells(string.Formatter):
     """Formats what a row has; a dash stands for what it has not."""
 
@@ -34,6 +52,12 @@ class _Cells(string.Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401  anything that JSON has
         return "-" if value is None else super().format_field(value, format_spec)
+
+
+def ratio_of_turns(taken: Sequence[float], before: Sequence[float]) -> dict[str, float]:
+    """The ratio of each turn: its median and quartiles."""
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(taken, before, strict=True)], n=4)
+    return {"ratio": middle, "ratio_low": low, "ratio_high": high}
 
 
 def print_table(rows: Sequence[Row], columns: Mapping[str, str], *, title: str | None = None, width: int = 140) -> None:

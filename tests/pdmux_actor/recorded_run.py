@@ -6,6 +6,7 @@ clock, iterates a set, or shares state it should not.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ from pdmux_actor.engine import EventSource
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.events import Event
 from pdmux_actor.scheduling.launch import ComputeLaunch, DropPrefill, Launch, LaunchCompletion, Repartition
 
@@ -46,8 +46,6 @@ class RecordingExecutor:
     """Passes everything on to `inner` and writes the tape."""
 
     def __init__(self, inner: Executor, tape: Tape) -> None:
-        self.device, self.total_blocks, self.block_bytes = inner.device, inner.total_blocks, inner.block_bytes
-        self.unpartitioned_reason = inner.unpartitioned_reason
         self._inner = inner
         self._tape = tape
         self._launches: list[ComputeLaunch] = []
@@ -56,33 +54,6 @@ class RecordingExecutor:
         now_s = self._inner.now()
         self._tape.now_s.append(now_s)
         return now_s
-
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
-        return self._inner.load_model(
-            model,
-            source,
-            revision=revision,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            weights=weights,
-            on_progress=on_progress,
-        )
-
-    def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
-        self._inner.attach_model(info, row_table)
-
-    def detach_model(self, model: str) -> None:
-        self._inner.detach_model(model)
 
     def submit(self, launch: Launch) -> None:
         if not isinstance(launch, Repartition | DropPrefill):
@@ -94,11 +65,8 @@ class RecordingExecutor:
         self._tape.completions.append(tuple(self._record(done) for done in completions))
         return completions
 
-    def wake(self) -> None:
-        self._inner.wake()
-
-    def close(self) -> None:
-        self._inner.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def _record(self, done: LaunchCompletion) -> RecordedCompletion:
         index = next(i for i, launch in enumerate(self._launches) if launch is done.launch)
@@ -152,17 +120,7 @@ class ReplayExecutor:
     def now(self) -> float:
         return next(self._now_s)
 
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
+    def load_model(self, *_: object, **__: object) -> ModelInfo:
         raise AssertionError("the tape's AttachModel events carry the models")
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
