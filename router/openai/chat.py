@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: the request and its messages."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -145,14 +146,13 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     def asked_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    @property
-    def structured_output(self) -> StructuredOutput | None:
-        """Returns the constraint on the reply. A call that it must make is stricter than the format of its answer."""
-        return self.tool_use().forced_output() or super().structured_output
+    def _form(self) -> StructuredOutput | None:
+        """A call that it must make is stricter than the format of its answer."""
+        return self.tool_use.forced_output() or super()._form()
 
     @property
     def max_calls(self) -> int | None:
-        return self.tool_use().max_calls
+        return self.tool_use.max_calls
 
     def check(self) -> None:
         """Raises InvalidRequest: parameters do not fit together."""
@@ -179,8 +179,9 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
             message = f"{form.param!r} is for a whole answer: leave it out, or the last message, the assistant's."
             raise InvalidRequest(message, param=form.param)
 
+    @cached_property
     def tool_use(self) -> ToolUse:
-        """Raises as `tool_use`."""
+        """Returns what the reply may call. Raises as `tool_use` of tools.py."""
         if self.functions is not None and not self.tools:
             tools = [FunctionTool(type="function", function=function) for function in self.functions]
             choice: ToolChoice | None

@@ -1,6 +1,7 @@
 """Request fields that both generation endpoints share. docs/api.md lists them for users."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -156,12 +157,15 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    @property
+    @cached_property
     def structured_output(self) -> StructuredOutput | None:
-        """Returns the constraint on the output.
+        """Returns the constraint on the output: several ask, and a large schema takes its time.
 
         Raises InvalidRequest: more than one form is asked for, or one that cannot be.
         """
+        return self._form()
+
+    def _form(self) -> StructuredOutput | None:
         return form_of(
             self.response_format,
             self.structured_outputs,

@@ -39,7 +39,7 @@ async def chat_prompt(
     """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode_chat`, and InvalidRequest
     for tools that do not fit together, or a last message that cannot be continued.
     """
-    use = request.tool_use()
+    use = request.tool_use
     use.check_strict()
     request.check()
     goes_on = bool(request.continue_final_message)

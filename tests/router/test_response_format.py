@@ -1,6 +1,7 @@
 """`response_format` through the gateway: who is asked, with what, and what the client hears of a refusal."""
 
 import json
+from collections import Counter
 
 import openai
 import pytest
@@ -8,10 +9,12 @@ from fake_unit import SPEECH, FakeUnit
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
+from router.openai import output_form, tools
 
 MODEL = "demo/bytes"
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "boolean"}}, "required": ["b", "a"]}
+OTHER = {"name": "other", "parameters": SCHEMA}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA, "strict": True}}
 
 
@@ -74,3 +77,20 @@ async def test_response_format__unit_dies__goes_on_where_outputs_can_be_constrai
     assert reply.choices[0].message.content == SPEECH.encode()[:12].decode()
     assert plain.requests == []
     assert [len(unit.requests) for unit in able] == [1, 1]
+
+
+async def test_chat__with_a_schema_and_tools__reads_each_of_them_once(serve, monkeypatch) -> None:
+    read = Counter()
+
+    def counted(name, function):
+        return lambda *args, **kwargs: read.update([name]) or function(*args, **kwargs)
+
+    monkeypatch.setattr(output_form, "check_schema", counted("schema", output_form.check_schema))
+    monkeypatch.setattr(tools, "_plain", counted("tool", tools._plain))
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    async with client_of(await serve(FakeUnit(constrains=True))) as client:
+        await client.chat.completions.create(
+            model=MODEL, messages=HELLO, max_tokens=8, response_format=FORMAT, tools=[tool, tool | {"function": OTHER}]
+        )
+
+    assert read == {"schema": 1, "tool": 2}
