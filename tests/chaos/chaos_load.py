@@ -65,7 +65,7 @@ class Run:
 class Load:
     def __init__(self, url: str, expected: dict[tuple[str, int], str]) -> None:
         self._url = url
-        self._expected = expected
+        self.expected = expected
 
     @classmethod
     def calibrated(cls, url: str) -> "Load":
@@ -107,7 +107,7 @@ class Load:
                     over.set()
             return answers
 
-        return Run(answers=tuple(asyncio.run(run())), expected=self._expected, max_tokens=max_tokens)
+        return Run(answers=tuple(asyncio.run(run())), expected=self.expected, max_tokens=max_tokens)
 
     async def _keep_asking(
         self, http: httpx.AsyncClient, number: int, max_tokens: int, over: asyncio.Event, answers: list[Answered]

@@ -14,6 +14,11 @@ from ray_nodes import RayNodes
 
 _BIN = Path(sys.executable).parent
 _DEADLINE_S = 240.0
+_END_SERVES_CONTROLLER = """
+import ray
+ray.init(log_to_driver=False)
+ray.kill(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve"), no_restart=True)
+"""
 
 
 class DeployedFleet:
@@ -29,9 +34,13 @@ class DeployedFleet:
 
     async def deploy(self, file: Path) -> None:
         """Returns when Serve has taken it, not when it is done. Serve's agent comes later than Ray's head."""
-        rendered = file.with_suffix(".serve.yaml")
-        rendered.write_text(await self.muxfleet("render", str(file)))
-        serve = [str(_BIN / "serve"), "deploy", "--address", self._nodes.dashboard_url, str(rendered)]
+        self._rendered = file.with_suffix(".serve.yaml")
+        self._rendered.write_text(await self.muxfleet("render", str(file)))
+        await self.deploy_again()
+
+    async def deploy_again(self) -> None:
+        """The same as before."""
+        serve = [str(_BIN / "serve"), "deploy", "--address", self._nodes.dashboard_url, str(self._rendered)]
         until_s = time.monotonic() + _DEADLINE_S
         while (failure := (await self._run(*serve))[1]) is not None:
             assert time.monotonic() < until_s, failure
@@ -50,6 +59,15 @@ class DeployedFleet:
         output, errors = await asyncio.wait_for(running.communicate(), _DEADLINE_S)
         return output.decode(), (output + errors).decode() if running.returncode else None
 
+    async def end_serves_controller(self) -> None:
+        """For good, as Ray ends an actor that fails while it starts again: `serve status` then knows nothing."""
+        _, failure = await self._run(sys.executable, "-c", _END_SERVES_CONTROLLER)
+        assert failure is None, failure
+        until_s = time.monotonic() + _DEADLINE_S
+        while statuses := await asyncio.to_thread(self.statuses):
+            assert time.monotonic() < until_s, statuses
+            await asyncio.sleep(0.5)
+
     def statuses(self) -> dict[str, str]:
         """Of each application; why not, while Serve does not tell."""
         command = [str(_BIN / "serve"), "status", "--address", self._nodes.dashboard_url]
@@ -64,7 +82,9 @@ class DeployedFleet:
             statuses = await asyncio.to_thread(self.statuses)
             if statuses and set(statuses.values()) == {"RUNNING"}:
                 return
-            assert time.monotonic() < until_s, f"{statuses}\n{self._nodes.head.output}"
+            if not statuses:  # as KubeRay does: Serve's controller is gone for good
+                await self.deploy_again()
+            assert time.monotonic() < until_s, f"{statuses}\n{self._nodes.head_says()}"
             await asyncio.sleep(1.0)
 
     async def until_reachable(self) -> None:

@@ -13,10 +13,14 @@ from typing import Any
 
 import psutil
 
+from deploy.local.haproxy import program_path
+from deploy.local.ray_environment import HAPROXY
+
 _BIN = Path(sys.executable).parent
 _OBJECT_STORE_BYTES = 100_000_000
 _START_S = 60.0
 _OUTPUT_BYTES = 100_000
+_LOG_BYTES = 6_000
 
 
 class RayNode:
@@ -87,16 +91,25 @@ def short_folder() -> Iterator[Path]:
 
 
 class RayNodes:
-    """A head, and workers that come and go. `ports`: seven in a row that are free."""
+    """A head, and workers that come and go. `ports`: seven free ones in a row; with HAProxy two more of each node."""
 
     def __init__(
-        self, folder: Path, *, ports: int, drain_s: float = 0.0, head_cpus: int = 16, redis: str | None = None
+        self,
+        folder: Path,
+        *,
+        ports: int,
+        drain_s: float = 0.0,
+        head_cpus: int = 16,
+        redis: str | None = None,
+        haproxy: bool = False,
     ) -> None:
         """`drain_s`: how long Ray drains a node that is terminated. `redis`: the address of the head's store, which a
-        next head finds again; its workers then wait for that as long as KubeRay tells them to.
+        next head finds again; its workers then wait for that as long as KubeRay tells them to. `haproxy`: each node's
+        proxy is one, as in the chart's pods.
         """
         gcs, self._dashboard, agent, self._metrics, client, self._worker_proxies = (ports + i for i in range(6))
         self._folder, self._gcs = folder, gcs
+        self._haproxy_ports = ports + 7 if haproxy else None
         self._address = f"127.0.0.1:{gcs}"
         self._clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "RAY_AUTH_MODE": "disabled",
@@ -107,6 +120,11 @@ class RayNodes:
             "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         }
+        if haproxy:
+            program = program_path()
+            assert program is not None, "muxfleet is not installed in this environment"
+            del self._clean["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]
+            self._clean |= {**HAPROXY, "RAY_SERVE_HAPROXY_BINARY_PATH": str(program)}
         self._of_head = self._clean
         if redis is not None:
             self._of_head = self._clean | {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": "fleet"}
@@ -115,7 +133,7 @@ class RayNodes:
         self._head_arguments = [
             "--head",
             f"--port={gcs}",
-            f"--include-dashboard={redis is not None}",
+            f"--include-dashboard={redis is not None or haproxy}",
             f"--dashboard-port={self._dashboard}",
             f"--dashboard-agent-listen-port={agent}",
             f"--metrics-export-port={self._metrics}",
@@ -133,10 +151,25 @@ class RayNodes:
         """
         self._heads += 1
         folder = self._folder / f"h{self._heads}"
-        self.head = RayNode([*self._head_arguments, f"--temp-dir={folder}"], self._of_head)
+        self.head = RayNode(
+            [*self._head_arguments, f"--temp-dir={folder}"], self._of_head | self._haproxy_of_its_own(0)
+        )
         self._nodes.append(self.head)
         self._wait_for_head(self._gcs)
         return self.head
+
+    def head_says(self) -> str:
+        """The end of all that tells why the newest head does not answer: its own words, and the logs of its store and
+        of what answers for Serve.
+        """
+        logs = self._folder / f"h{self._heads}" / "session_latest" / "logs"
+        told = [self.head.output]
+        for pattern in ("gcs_server.out", "dashboard.log", "dashboard_ServeHead*", "serve/controller_*"):
+            for file in sorted(logs.glob(pattern)):
+                with file.open("rb") as log:
+                    log.seek(max(0, file.stat().st_size - _LOG_BYTES))
+                    told.append(f"--- {file.name}\n{log.read().decode(errors='replace')}")
+        return "\n".join(told)
 
     def _wait_for_head(self, port: int) -> None:
         """`muxfleet up` refuses an address at which nothing answers."""
@@ -161,9 +194,19 @@ class RayNodes:
     def add(self, place: str = "goes", *, number: int = 0) -> RayNode:
         """A node with that label. On one machine its HTTP proxy needs a port of its own, which `number` makes."""
         environment = self._clean | {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.worker_port(number))}
+        environment |= self._haproxy_of_its_own(number + 1)
         node = RayNode([f"--address={self._address}", "--num-cpus=1", f"--labels=place={place}"], environment)
         self._nodes.append(node)
         return node
+
+    def _haproxy_of_its_own(self, number: int) -> dict[str, str]:
+        """Nodes of one machine share its ports."""
+        if self._haproxy_ports is None:
+            return {}
+        return {
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(self._haproxy_ports + 2 * number),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(self._haproxy_ports + 2 * number + 1),
+        }
 
     def worker_port(self, number: int) -> int:
         return self._worker_proxies + number

@@ -12,12 +12,16 @@ from chaos_load import Load
 from deployed_fleet import DeployedFleet
 from fleet_watch import through
 from ray_nodes import RayNodes, ray_nodes, short_folder
-from redis_server import redis_server
+from redis_server import RedisServer, redis_server
 
 PORT = 20731
 RAY_PORTS = 20740
 REDIS_PORT = 20749
 UNITS = 4
+HEAD_ENDS_S = 90.0
+WORKERS_END_S = 120.0
+WITHOUT_REDIS_S = 20.0
+WITHOUT_SERVE_S = 10.0
 WITHOUT_HEAD_S = 75.0  # longer than workers wait that KubeRay has not told to
 FileWith = Callable[..., Path]
 GATEWAY, CONTROLLER = "ServeReplica:gateway:Gateway", "ServeReplica:control:Controller"
@@ -33,11 +37,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def nodes(folder: Path) -> Iterator[RayNodes]:
-    with (
-        redis_server(folder, port=REDIS_PORT) as address,
-        ray_nodes(folder, ports=RAY_PORTS, head_cpus=0, redis=address) as nodes,
-    ):
+def redis(folder: Path) -> Iterator[RedisServer]:
+    with redis_server(folder, port=REDIS_PORT) as redis:
+        yield redis
+
+
+@pytest.fixture(scope="module")
+def nodes(folder: Path, redis: RedisServer) -> Iterator[RayNodes]:
+    with ray_nodes(folder, ports=RAY_PORTS, head_cpus=0, redis=redis.address) as nodes:
         nodes.add("stays", number=0).wait_until_started()
         nodes.add("goes", number=1)
         yield nodes
@@ -129,6 +136,80 @@ def test_head__lost_and_then_an_engine_and_the_control_loop__come_back_with_the_
     assert len(fleet.pids(ENGINE) & others) == UNITS - 1
     asyncio.run(change_gateways(fleet, file_with))
     assert not fleet.pids(GATEWAY) & gateways
+
+
+def test_redis__lost_while_the_fleet_serves__takes_the_head_along_and_both_come_back_to_the_same_processes(
+    fleet: DeployedFleet, nodes: RayNodes, redis: RedisServer, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change() -> None:
+        took_s = await lose(redis, nodes)
+        with capsys.disabled():
+            print(f"\n  the head ended {took_s:.1f} s after Redis", end="")
+        await asyncio.sleep(WITHOUT_REDIS_S)
+        await asyncio.to_thread(redis.start)
+        await asyncio.to_thread(nodes.start_head)
+        await fleet.until_running()
+        await until_well(fleet, units=UNITS)
+
+    before = {part: fleet.pids(part) for part in PARTS}
+    through(fleet, load, change, "Redis lost, and the head by it", capsys, units=UNITS, after_s=10.0)
+
+    assert all(before.values())
+    assert {part: fleet.pids(part) for part in PARTS} == before
+
+
+def test_serve__its_own_controller_ends_for_good__the_same_deploy_again_finds_the_same_processes(
+    fleet: DeployedFleet, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What KubeRay does by itself when Serve tells of no application."""
+
+    async def change() -> None:
+        await fleet.end_serves_controller()
+        await asyncio.sleep(WITHOUT_SERVE_S)
+        await fleet.deploy_again()
+        await fleet.until_running()
+        await until_well(fleet, units=UNITS)
+
+    before = {part: fleet.pids(part) for part in PARTS}
+    through(fleet, load, change, "Serve's controller ended for good", capsys, units=UNITS, after_s=10.0)
+
+    assert all(before.values())
+    assert {part: fleet.pids(part) for part in PARTS} == before
+
+
+def test_redis__comes_back_empty__workers_end_and_the_same_deploy_starts_the_fleet_anew(
+    fleet: DeployedFleet, nodes: RayNodes, redis: RedisServer, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def change() -> None:
+        await lose(redis, nodes)
+        redis.forget()
+        await asyncio.to_thread(redis.start)
+        await asyncio.to_thread(nodes.start_head)
+        began_s = time.monotonic()
+        while fleet.pids(ENGINE):
+            assert time.monotonic() - began_s < WORKERS_END_S, "they wait for a head that does not know them"
+            await asyncio.sleep(0.5)
+        nodes.add("stays", number=0).wait_until_started()  # as KubeRay starts their pods again
+        nodes.add("goes", number=1)
+        await fleet.deploy_again()
+        await fleet.until_reachable()
+        await until_well(fleet, units=UNITS)
+        with capsys.disabled():
+            print(f"\n  well again {time.monotonic() - began_s:.0f} s after the head that found Redis empty", end="")
+
+    asyncio.run(change())
+    again = Load.calibrated(fleet.url)
+    assert again.expected == load.expected
+
+
+async def lose(redis: RedisServer, nodes: RayNodes) -> float:
+    """After how long Redis has taken the head along."""
+    redis.kill()
+    began_s = time.monotonic()
+    while nodes.head.is_there():
+        assert time.monotonic() - began_s < HEAD_ENDS_S, "Ray's store does without Redis: docs/production.md is wrong"
+        await asyncio.sleep(0.2)
+    return time.monotonic() - began_s
 
 
 async def change_gateways(fleet: DeployedFleet, file_with: FileWith) -> None:

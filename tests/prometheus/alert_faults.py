@@ -5,6 +5,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 
 import httpx
 import psutil
@@ -13,6 +14,9 @@ from fleet_process import FleetProcess, command_line
 MODEL = "alpha"
 ENGINE = "pdmux_actor.serving.process"
 CONTROLLER = "ServeReplica:control:Controller"
+_NEIGHBOUR = "beta"
+_LONG_TOKENS, _LONG_CLIENTS = 4000, 3
+_CACHED_TOKENS = 1000
 _LOOK_S = 0.05
 _AGAIN_S = 30.0
 
@@ -73,6 +77,12 @@ async def kill_engines_as_they_come(fleet: FleetProcess) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
+async def long_prompts_of_a_neighbour(fleet: FleetProcess) -> None:
+    """Another model of the same units prefills thousands of tokens again and again, and is asked for little else."""
+    clients = (keep_asking(fleet.url, n, 1, model=_NEIGHBOUR, prompt_tokens=_LONG_TOKENS) for n in range(_LONG_CLIENTS))
+    await asyncio.gather(*clients)
+
+
 async def end_the_fleet(fleet: FleetProcess) -> None:
     """All that listens at its address is gone."""
     await asyncio.to_thread(fleet.kill)
@@ -105,19 +115,24 @@ FAULTS = (
 )
 """In the order in which one fleet can bear them."""
 
-NOT_ON_ONE_MACHINE: dict[str, str] = {
-    "MuxfleetNeighbourSlowdown": "models of this fleet share 384 MiB of KV and have 5 s for a first token: their "
-    "requests wait at the gateways for blocks, not on a unit for another model's launches"
-}
-"""Alerts that no fault on one machine makes fire, and why not."""
+NEIGHBOUR = Fault(
+    name="neighbour with long prompts",
+    alerts=frozenset({"MuxfleetNeighbourSlowdown"}),
+    strike=long_prompts_of_a_neighbour,
+)
+"""For a fleet of its own, where prefills come before all decodes and no unit has room to part the two."""
 
 
-async def keep_asking(url: str, number: int, max_tokens: int) -> None:
-    """One client. A refusal is answered with a short pause, which is shorter than it was asked for."""
+async def keep_asking(url: str, number: int, max_tokens: int, *, model: str = MODEL, prompt_tokens: int = 41) -> None:
+    """One client. A refusal is answered with a short pause, which is shorter than it was asked for. A long prompt is
+    another one each time: no unit has it in its prefix cache.
+    """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False) as http:
-        while True:
-            body = {"model": MODEL, "prompt": [7 + number % 4, *range(20, 60)], "max_tokens": max_tokens}
+        for turn in count():
+            own = [turn % 200, number] if prompt_tokens > _CACHED_TOKENS else [7 + number % 4]
+            prompt = [*own, *(20 + i % 40 for i in range(prompt_tokens - len(own)))]
+            body = {"model": model, "prompt": prompt, "max_tokens": max_tokens}
             pause_s = 0.0
             try:
                 answer = await http.post(f"{url}/v1/completions", json={**body, "temperature": 0, "ignore_eos": True})

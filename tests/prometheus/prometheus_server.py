@@ -64,6 +64,7 @@ class Prometheus:
     def figures(self) -> str:
         """What alerts of load are made of, for whoever finds out why one does not fire."""
         names = "requests_total|requests_shed_total|kv_blocks|num_requests_waiting|generations_queued|ledger_blocks"
+        names += "|neighbour_slowdown_seconds_total|answers_total|answers_slo_met_total|inter_token_latency_seconds_sum"
         found = self.query(f'{{__name__=~"muxfleet_({names})", job="{JOB}"}} > 0')
         return "\n".join(f"{series['metric']} {series['value'][1]}" for series in found)
 
