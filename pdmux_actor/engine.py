@@ -150,10 +150,12 @@ class EngineLoop:
             self._on_load_report(replace(report, unpartitioned_reason=self._executor.unpartitioned_reason))
 
     def _deadline_s(self) -> float | None:
-        report_s = self._next_report_s if self._on_load_report is not None else None
-        asked = (self.scheduler.next_deadline_s(), self._events.next_due_s(), report_s)
-        deadlines = [deadline_s for deadline_s in asked if deadline_s is not None]
-        return min(deadlines) if deadlines else None
+        deadline_s, due_s = self.scheduler.next_deadline_s(), self._events.next_due_s()
+        if due_s is not None and (deadline_s is None or due_s < deadline_s):
+            deadline_s = due_s
+        if self._on_load_report is not None and (deadline_s is None or self._next_report_s < deadline_s):
+            deadline_s = self._next_report_s
+        return deadline_s
 
 
 def build_engine(

@@ -12,29 +12,55 @@ from collections.abc import Sequence
 from profiler.specs import DeviceSpec, ModelSpec
 
 
-def decode_bytes(spec: ModelSpec, context_tokens: Sequence[int]) -> float:
-    """Returns the bytes that a decode step reads: every weight that its tokens pass, once, and the KV of its sequences.
+class DecodeReads:
+    """Adds up the bytes that decode steps of a model read: every weight that their tokens pass, once, and the KV of
+    their sequences.
 
-    Tokens are taken to choose their experts evenly, as in operator_costs.ExpertsCost.
+    Tokens are taken to choose their experts evenly, as in operator_costs.ExpertsCost. What depends on the model alone
+    is looked up once: schedulers ask at every step.
     """
-    batch = len(context_tokens)
-    if batch == 0:
-        return 0.0
-    weight_bytes = float(spec.weight_bytes)
-    if spec.is_moe:
-        untouched = (1 - spec.experts_per_token / spec.num_experts) ** batch
-        experts = spec.num_moe_layers * spec.num_experts * untouched
-        weight_bytes -= experts * spec.params_per_expert * spec.weight_format_bytes
-    if not spec.tie_word_embeddings:  # of the embedding a step reads a few rows
-        weight_bytes -= spec.vocab_size * spec.hidden_size * spec.dtype_bytes
-    return weight_bytes + spec.kv_bytes_per_token * float(sum(context_tokens))
+
+    __slots__ = ("_embedding_bytes", "_kv_bytes_per_token", "_weight_bytes", "spec")
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._weight_bytes = float(spec.weight_bytes)
+        # Of the embedding a step reads a few rows.
+        self._embedding_bytes = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size * spec.dtype_bytes
+        self._kv_bytes_per_token = spec.kv_bytes_per_token
+
+    def bytes(self, context_tokens: Sequence[int]) -> float:
+        batch, spec, weight_bytes = len(context_tokens), self.spec, self._weight_bytes
+        if batch == 0:
+            return 0.0
+        if spec.is_moe:
+            untouched = (1 - spec.experts_per_token / spec.num_experts) ** batch
+            experts = spec.num_moe_layers * spec.num_experts * untouched
+            weight_bytes -= experts * spec.params_per_expert * spec.weight_format_bytes
+        weight_bytes -= self._embedding_bytes
+        return weight_bytes + self._kv_bytes_per_token * float(sum(context_tokens))
+
+    def demand(self, device: DeviceSpec, context_tokens: Sequence[int], step_s: float) -> float:
+        """u, at most 1. Of a mesh, of which `device` is one GPU, an upper bound: its shards are not known here."""
+        if step_s <= 0:
+            return 0.0
+        return min(1.0, self.bytes(context_tokens) / (step_s * device.memory_bandwidth_bytes_per_s))
 
 
-def bandwidth_demand(device: DeviceSpec, spec: ModelSpec, context_tokens: Sequence[int], step_s: float) -> float:
-    """u, at most 1. Of a mesh, of which `device` is one GPU, an upper bound: its shards are not known here."""
-    if step_s <= 0:
-        return 0.0
-    return min(1.0, decode_bytes(spec, context_tokens) / (step_s * device.memory_bandwidth_bytes_per_s))
+class ReadsByModel:
+    """Keeps the `DecodeReads` of models by name."""
+
+    def __init__(self) -> None:
+        self._reads: dict[str, DecodeReads] = {}
+
+    def of(self, model: str, spec: ModelSpec) -> DecodeReads:
+        reads = self._reads.get(model)
+        if reads is None or reads.spec is not spec:  # it came back in another shape
+            reads = self._reads[model] = DecodeReads(spec)
+        return reads
+
+    def forget(self, model: str) -> None:
+        self._reads.pop(model, None)
 
 
 def slowdown_beside(own: float, others: float) -> float:

@@ -7,7 +7,7 @@ observations it leaves the highest out: a process is put aside now and then, on 
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from profiler.latency import ChunkShape
@@ -43,7 +43,8 @@ class GuardCell(NamedTuple):
 
     def on(self, decode_sms: int) -> "GuardCell":
         """The same batches on another share."""
-        return GuardCell(decode_sms, *self[1:])
+        _, new, reused, batch, decode_reused = self
+        return GuardCell(decode_sms, new, reused, batch, decode_reused)
 
 
 def power_of_four(count: int) -> int:
@@ -55,6 +56,27 @@ def power_of_four(count: int) -> int:
     return 0 if count <= 0 else (count.bit_length() + 1) // 2
 
 
+class SlowdownsByShare:
+    """Answers for the same batches on one share after another, each looked up once until something is observed of
+    them.
+    """
+
+    __slots__ = ("_cell", "_known", "_slowdown")
+
+    def __init__(self, cell: GuardCell, slowdown: Callable[[GuardCell], float]) -> None:
+        self._cell, self._slowdown = cell, slowdown
+        self._known: dict[int, float] = {}
+
+    def on(self, decode_sms: int) -> float:
+        known = self._known.get(decode_sms)
+        if known is None:
+            known = self._known[decode_sms] = self._slowdown(self._cell.on(decode_sms))
+        return known
+
+    def forget(self, decode_sms: int) -> None:
+        self._known.pop(decode_sms, None)
+
+
 class ContentionGuard:
     """Maximum slowdown per cell, refined by what runs."""
 
@@ -63,6 +85,7 @@ class ContentionGuard:
         self._prior = prior
         self._grid = dict(grid or {})
         self._seen: dict[GuardCell, deque[float]] = {}
+        self._by_share: dict[GuardCell, SlowdownsByShare] = {}  # by cells on no share
         self._moved = 0
 
     @property
@@ -80,12 +103,22 @@ class ContentionGuard:
             return max(before, *seen)
         return max(seen) if len(seen) < _MANY else sorted(seen)[-2]
 
+    def by_share(self, beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> SlowdownsByShare:
+        """Returns `slowdown` of these batches, share by share."""
+        cell = GuardCell.of(0, beside, context_tokens)
+        known = self._by_share.get(cell)
+        if known is None:
+            known = self._by_share[cell] = SlowdownsByShare(cell, self.slowdown)
+        return known
+
     def observe(self, cell: GuardCell, slowdown: float) -> None:
         """`slowdown` is measured / solo-run latency of one decode step; below 1 counts as 1."""
         if not math.isfinite(slowdown):
             return
         before = self.slowdown(cell)
         self._seen.setdefault(cell, deque(maxlen=_WINDOW)).append(max(1.0, slowdown))
+        if (known := self._by_share.get(cell.on(0))) is not None:
+            known.forget(cell.decode_sms)
         self._moved += self.slowdown(cell) != before
 
     def learned(self) -> Iterator[tuple[GuardCell, float]]:

@@ -120,8 +120,9 @@ class SimulatedEngine:
         self._ask_for_wake()
 
     def _ask_for_wake(self) -> None:
-        asked = (self._executor.next_end_s(), self._scheduler.next_deadline_s())
-        due_s = min([time_s for time_s in asked if time_s is not None], default=None)
+        due_s, deadline_s = self._executor.next_end_s(), self._scheduler.next_deadline_s()
+        if deadline_s is not None and (due_s is None or deadline_s < due_s):
+            due_s = deadline_s
         if due_s is not None:  # what is due already is due now
             due_s = max(due_s, self._agenda.clock.now_s)
         if due_s is not None and due_s != self._due_s:

@@ -39,7 +39,7 @@ from pdmux_actor.scheduling.launch import (
     sampling_sequences,
 )
 from pdmux_actor.scheduling.sequence import TokenSequence
-from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
+from profiler.bandwidth_sharing import ReadsByModel, slowdown_beside
 from profiler.latency import LatencyModel, overlapped_s
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -145,6 +145,7 @@ class SimulatedExecutor:
         self._host_s = host_s
         self._infos: dict[str, ModelInfo] = {}
         self._asleep: dict[str, ModelInfo] = {}
+        self._reads = ReadsByModel()
         self._lanes: dict[int, _Work] = {}  # by lane number
         self._host_until_s = float("-inf")  # it works for decodes until then
         self._partition = Repartition(prefill_sms=0, decode_sms=device.num_sms)
@@ -259,6 +260,10 @@ class SimulatedExecutor:
     def _changed(self) -> None:
         """A launch came or went: how fast the others get on."""
         self._next_end_s = None
+        if len(self._lanes) < 2:
+            for work in self._lanes.values():
+                work.rate = 1.0
+            return
         prefill = self._lanes.get(PREFILL_LANE)
         decodes = [work for number, work in self._lanes.items() if number != PREFILL_LANE]
         demands = [self._demand(work) for work in decodes] if len(decodes) > 1 else []
@@ -277,8 +282,8 @@ class SimulatedExecutor:
         if work.demand is None:
             launch = work.launch
             contexts = [len(s.token_ids) for s in launch.sequences] if isinstance(launch, DecodeStep) else []
-            spec = self._infos[launch.model].spec
-            work.demand = bandwidth_demand(self.device, spec, contexts, work.step_s)
+            reads = self._reads.of(launch.model, self._infos[launch.model].spec)
+            work.demand = reads.demand(self.device, contexts, work.step_s)
         return work.demand
 
     def _progress(self, now_s: float) -> None:
@@ -298,9 +303,8 @@ class SimulatedExecutor:
         steps = launch.steps if isinstance(launch, DecodeStep) else 1
         sequences = sampling_sequences(launch, spec.num_layers)
         tokens = _made_up_tokens(sequences, steps, spec.vocab_size)
-        if any(s.constraint is not None for s in sequences):
+        if [s for s in sequences if not s.is_plain]:
             tokens = tuple([_following(t, s) for t, s in zip(tokens, sequences, strict=True)])
-        if any(s.request.sampling.logprobs is not None for s in sequences):
             tokens = tuple([_with_logprobs(t, s, spec.vocab_size) for t, s in zip(tokens, sequences, strict=True)])
         embeds = not isinstance(launch, DecodeStep) and any(c.embedded_token is not None for c in launch.chunks)
         return LaunchCompletion(

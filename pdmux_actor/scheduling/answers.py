@@ -92,7 +92,7 @@ class FirstTokens:
         return bool(self._held)
 
     def next_due_s(self) -> float | None:
-        return min([held.until_s for held in self._held.values()], default=None)
+        return min([held.until_s for held in self._held.values()]) if self._held else None
 
     def _next_token_s(self, now_s: float, tbt_s: float) -> float:
         """When a sequence that joins now is expected to have its next token: after the decode step in flight, and one

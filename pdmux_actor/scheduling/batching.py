@@ -218,7 +218,9 @@ def _grow_together(queue: ModelQueue, steps: int) -> bool:
     """
     tokens_per_row, ahead = queue.info.geometry.tokens_per_row, steps - 1
     short = [
-        sequence for sequence in queue.running if len(sequence.token_ids) + ahead > len(sequence.rows) * tokens_per_row
+        sequence
+        for sequence, context in zip(queue.running, queue.context_tokens, strict=True)
+        if context + ahead > len(sequence.rows) * tokens_per_row
     ]
     if not short:
         return True

@@ -169,8 +169,16 @@ class DecisionLog:
         )
 
     def take_off(
-        self, now_s: float, launch: ComputeLaunch, *, predicted_s: float, ready_s: float | None, used_blocks: int
+        self,
+        now_s: float,
+        launch: ComputeLaunch,
+        *,
+        predicted_s: float,
+        ready_s: float | None,
+        used_blocks: int,
+        decoding_ids: tuple[str, ...] | None = None,
     ) -> None:
+        """`decoding_ids` are those of the decoding sequences' requests, where they are known."""
         batch_id = first_layer = last_layer = steps = decode_lane = part_sms = 0
         chunks: Sequence[Chunk] = ()
         decoding: Sequence[TokenSequence] = ()
@@ -184,9 +192,9 @@ class DecisionLog:
         else:
             kind, chunks, batch_id = DecisionKind.PREFILL, launch.chunks, launch.batch_id
             first_layer, last_layer = launch.first_layer, launch.last_layer
-        request_ids = [s.request.request_id for s in decoding]
+        request_ids = tuple([s.request.request_id for s in decoding]) if decoding_ids is None else decoding_ids
         if chunks:
-            request_ids = [c.sequence.request.request_id for c in chunks] + request_ids
+            request_ids = (*[c.sequence.request.request_id for c in chunks], *request_ids)
         self._in_flight[lane_number(launch)] = self._append(
             Decision(
                 index=self._num_recorded,
@@ -203,7 +211,7 @@ class DecisionLog:
                 steps=steps,
                 decode_lane=decode_lane,
                 part_sms=part_sms,
-                request_ids=tuple(request_ids),
+                request_ids=request_ids,
                 used_blocks=used_blocks,
                 predicted_s=predicted_s,
                 ready_s=ready_s,

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from pdmux_actor.scheduling.learned_scales import ScalesByShare
-from profiler.bandwidth_sharing import decode_bytes
-from profiler.contention import ContentionGuard, GuardCell
+from profiler.bandwidth_sharing import DecodeReads
+from profiler.contention import ContentionGuard, SlowdownsByShare
 from profiler.latency import ChunkShape
-from profiler.specs import DeviceSpec, ModelSpec
+from profiler.specs import DeviceSpec
 
 
 class DecodeOutlook:
@@ -16,7 +16,7 @@ class DecodeOutlook:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        reads: Callable[[], DecodeReads],
         contexts: Sequence[int],
         modelled_s: Callable[[int], float],
         scales: ScalesByShare | None,
@@ -27,38 +27,50 @@ class DecodeOutlook:
         what was learned of decode steps, `beside_scales` of those beside other models' steps, if anything was.
         """
         self.contexts = contexts
-        self._spec = spec
+        self.modelled_s = modelled_s
+        self.bucket = len(contexts).bit_length()
+        self._reads = reads
         self._beside_scales = beside_scales
-        self._read_bytes: float | None = None
-        self._modelled_s = modelled_s
+        self._beside_decodes: dict[int, tuple[float, float]] = {}  # by SMs
         self._scales = scales
-        self._bucket = len(contexts).bit_length()
         self._guard = guard
         self._solo_s: dict[int, float] = {}
         self._beside: Sequence[ChunkShape] = ()
-        self._cell: GuardCell | None = None
+        self._slowdowns: SlowdownsByShare | None = None
 
     def solo_s(self, sms: int) -> float:
         """Expected when alone."""
         known_s = self._solo_s.get(sms)
         if known_s is None:
-            scale = 1.0 if self._scales is None else self._scales.factor(sms, self._bucket)
-            known_s = self._solo_s[sms] = self._modelled_s(sms) * scale
+            known_s = self._solo_s[sms] = self.modelled_s(sms) * self.scale(sms)
         return known_s
+
+    def scale(self, sms: int) -> float:
+        """Returns what was learned of such steps: measured / modelled."""
+        return 1.0 if self._scales is None else self._scales.factor(sms, self.bucket)
 
     def demand(self, device: DeviceSpec, sms: int) -> float:
         """Share of the device's memory bandwidth that the step alone draws."""
-        if self._read_bytes is None:
-            self._read_bytes = decode_bytes(self._spec, self.contexts)
-        step_s = self.solo_s(sms)
-        return min(1.0, self._read_bytes / (step_s * device.memory_bandwidth_bytes_per_s)) if step_s > 0 else 0.0
+        return self._reads().demand(device, self.contexts, self.solo_s(sms))
 
     def beside_decodes_factor(self, sms: int) -> float:
         """Returns how much longer steps took beside other models' than sharing the bandwidth explains."""
-        return 1.0 if self._beside_scales is None else self._beside_scales.factor(sms, self._bucket)
+        return 1.0 if self._beside_scales is None else self._beside_scales.factor(sms, self.bucket)
+
+    def beside_decodes(self, device: DeviceSpec, sms: int) -> tuple[float, float]:
+        """Returns `demand`, and the seconds of the step beside other models' without the sharing of the bandwidth."""
+        known = self._beside_decodes.get(sms)
+        if known is None:
+            step_s = self.solo_s(sms) * self.beside_decodes_factor(sms)
+            known = self._beside_decodes[sms] = self.demand(device, sms), step_s
+        return known
+
+    def slowdowns(self, beside: Sequence[ChunkShape]) -> SlowdownsByShare:
+        """Returns the worst that a prefill of these chunks makes of the step, share by share."""
+        if self._slowdowns is None or self._beside is not beside:
+            self._beside, self._slowdowns = beside, self._guard.by_share(beside, self.contexts)
+        return self._slowdowns
 
     def worst_s(self, sms: int, beside: Sequence[ChunkShape]) -> float:
         """The worst case beside a prefill of these chunks."""
-        if self._cell is None or self._beside is not beside:
-            self._beside, self._cell = beside, GuardCell.of(0, beside, self.contexts)
-        return self.solo_s(sms) * self._guard.slowdown(self._cell.on(sms))
+        return self.solo_s(sms) * self.slowdowns(beside).on(sms)

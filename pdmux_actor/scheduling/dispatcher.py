@@ -106,7 +106,9 @@ class Dispatcher:
         set_in_flight(sequences, True)
         part, partition = self._lanes.place_decode(action.sms, ahead_sms=ahead_sms)
         launch = DecodeStep(model=queue.model, sequences=sequences, steps=steps, part=part)
-        return self._take_off(launch, partition, 0 if part is None else part.first_sm, action.sms, now_s)
+        contexts = queue.context_tokens if len(sequences) == len(queue.running) else None
+        first_sm = 0 if part is None else part.first_sm
+        return self._take_off(launch, partition, first_sm, action.sms, now_s, contexts)
 
     def _mixed(self, queue: ModelQueue, action: Mixed, now_s: float) -> list[Launch]:
         sequences, sms = grow_running(queue, 1, self._sharing), action.sms
@@ -123,10 +125,17 @@ class Dispatcher:
         return self._take_off(launch, partition, 0, sms, now_s)
 
     def _take_off(
-        self, launch: ComputeLaunch, partition: Repartition | None, first_sm: int, sms: int, now_s: float
+        self,
+        launch: ComputeLaunch,
+        partition: Repartition | None,
+        first_sm: int,
+        sms: int,
+        now_s: float,
+        contexts: Sequence[int] | None = None,
     ) -> list[Launch]:
+        """`contexts` are those of a decode's sequences, where they are known."""
         spec = self._queues[launch.model].info.spec
-        modelled_s = self._predictor.modelled_s(spec, launch, sms)
+        modelled_s = self._predictor.modelled_s(spec, launch, sms, contexts)
         flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s, first_sm=first_sm)
         if self._settings.decode_lanes > 1:
             flight.draws = self._predictor.demand(self._device, spec, flight)

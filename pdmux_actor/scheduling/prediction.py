@@ -9,7 +9,7 @@ from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.learned_scales import LearnedScales, MeasuredSteps
-from profiler.bandwidth_sharing import bandwidth_demand, slowdown_beside
+from profiler.bandwidth_sharing import ReadsByModel, slowdown_beside
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share
 from profiler.specs import DeviceSpec, ModelSpec
@@ -31,6 +31,25 @@ _STAND_INS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+class PrefillOutlook:
+    """Predicts the prefill of one batch. A policy asks for many shares, decision after decision: each is predicted
+    once, until a launch with prompts teaches.
+    """
+
+    def __init__(self, modelled_s: Callable[[int], float], scale: Callable[[int], float]) -> None:
+        """Both are by SMs: what the latency model says, and what was learned of such prefills."""
+        self._modelled_s, self._scale = modelled_s, scale
+        self._seconds: dict[tuple[int, int], float] = {}
+
+    def seconds(self, sms: int, learned_on: int | None = None) -> float:
+        """`learned_on` as in LatencyPredictor.prefill_s."""
+        key = (sms, learned_on or sms)
+        known_s = self._seconds.get(key)
+        if known_s is None:
+            known_s = self._seconds[key] = self._modelled_s(sms) * self._scale(key[1])
+        return known_s
+
+
 class LatencyPredictor:
     """Solo-run latencies of a model, times a learned factor; for decode beside prefill, the worst.
 
@@ -49,7 +68,8 @@ class LatencyPredictor:
         # Policies ask for the same prompts on the same shares, decision after decision. What is predicted of them holds
         # until a launch with prompts teaches.
         self._modelled_prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
-        self._predicted_prefills: dict[tuple[str, str, int, int, tuple[ChunkShape, ...]], float] = {}
+        self._prefill_outlooks: dict[tuple[str, str, tuple[ChunkShape, ...]], PrefillOutlook] = {}
+        self._reads = ReadsByModel()
         self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
     def prefill_s(
@@ -65,14 +85,23 @@ class LatencyPredictor:
         """Predicts a prefill. With `learned_on` the factor of that many SMs applies, whatever `sms` are: to compare
         shares. What a few small slices taught of one of them would else decide.
         """
+        return self.prefill_outlook(model, spec, chunks, beside_decode=beside_decode).seconds(sms, learned_on)
+
+    def prefill_outlook(
+        self, model: str, spec: ModelSpec, chunks: Sequence[ChunkShape], *, beside_decode: bool
+    ) -> PrefillOutlook:
+        """Predicts a prefill on one share after another. Not to be kept, as `decode_outlook`."""
         shapes, phase = tuple(chunks), PREFILL_BESIDE if beside_decode else PREFILL
-        key = (model, phase, sms, learned_on or sms, shapes)
-        predicted_s = self._predicted_prefills.get(key)
-        if predicted_s is None:
-            predicted_s = self._modelled_prefill_s(model, spec, shapes, sms)
-            predicted_s *= self._scale(model, phase, learned_on or sms, new_tokens(chunks))
-            self._predicted_prefills[key] = predicted_s
-        return predicted_s
+        key = (model, phase, shapes)
+        outlook = self._prefill_outlooks.get(key)
+        if outlook is None:
+            if len(self._prefill_outlooks) >= _REMEMBERED_PREFILLS:
+                self._prefill_outlooks.clear()
+            size = new_tokens(shapes)
+            modelled_s = partial(self._modelled_prefill_s, model, spec, shapes)
+            outlook = PrefillOutlook(modelled_s, lambda sms: self._scale(model, phase, sms, size))
+            self._prefill_outlooks[key] = outlook
+        return outlook
 
     def decode_s(
         self,
@@ -93,7 +122,8 @@ class LatencyPredictor:
         if outlook is None or (outlook.contexts is not contexts and outlook.contexts != contexts):
             scales = self._scales.of_phase(model, _STAND_INS[DECODE])
             beside = self._scales.of_phase(model, _STAND_INS[DECODE_BESIDE])
-            outlook = DecodeOutlook(spec, contexts, self._by_share(spec, contexts), scales, beside, self.guard)
+            reads = partial(self._reads.of, model, spec)
+            outlook = DecodeOutlook(reads, contexts, self._by_share(spec, contexts), scales, beside, self.guard)
             self._outlooks[model] = outlook
         return outlook
 
@@ -111,18 +141,25 @@ class LatencyPredictor:
         modelled_s = self._modelled_prefills.get((model, sms, shapes))
         if modelled_s is None:
             if len(self._modelled_prefills) >= _REMEMBERED_PREFILLS:
-                self._forget_prefills()
+                self._modelled_prefills.clear()
             modelled_s = self._modelled_prefills[model, sms, shapes] = self._latency.prefill_s(spec, shapes, sms)
         return modelled_s
 
     def _forget_prefills(self) -> None:
         self._modelled_prefills.clear()
-        self._predicted_prefills.clear()
+        self._prefill_outlooks.clear()
 
-    def modelled_s(self, spec: ModelSpec, launch: ComputeLaunch, sms: int) -> float:
-        """Returns what the latency model alone says of a launch."""
+    def modelled_s(
+        self, spec: ModelSpec, launch: ComputeLaunch, sms: int, contexts: Sequence[int] | None = None
+    ) -> float:
+        """Returns what the latency model alone says of a launch. `contexts` are those of a decode, where they are known
+        already.
+        """
         match launch:
             case DecodeStep(sequences=sequences, steps=steps):
+                outlook = self._outlooks.get(launch.model)
+                if outlook is not None and outlook.contexts is contexts:
+                    return steps * outlook.modelled_s(sms)
                 return steps * self._latency.decode_s(spec, [len(s.token_ids) for s in sequences], sms)
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
                 whole_s = self._modelled_prefill_s(launch.model, spec, tuple([c.shape for c in chunks]), sms)
@@ -178,7 +215,7 @@ class LatencyPredictor:
         if not isinstance(launch, DecodeStep):
             return None
         step_s = flight.modelled_s * self._scale(launch.model, DECODE, flight.sms, size_of(launch)) / launch.steps
-        return partial(_demand_of, device, spec, launch, step_s)
+        return partial(self._demand_of, device, spec, launch, step_s)
 
     def learn(self, flight: LaunchInFlight, contexts: Sequence[int], done: LaunchCompletion) -> None:
         """`contexts` are those of the decoding sequences when the launch took off; of one without company they do not
@@ -189,15 +226,16 @@ class LatencyPredictor:
             return
         self._outlooks.pop(flight.launch.model, None)
         if not isinstance(flight.launch, DecodeStep):
-            self._predicted_prefills.clear()
+            self._prefill_outlooks.clear()
         company = min(1.0, flight.company_s / measured_s)
-        among_decodes = flight.decode_company_s / measured_s
         model, sms, ratio = flight.launch.model, flight.sms, measured_s / flight.modelled_s
         size = size_of(flight.launch)
+        if company <= _ALONE and isinstance(flight.launch, DecodeStep):
+            self._scales.observe(model, DECODE, sms, size, ratio)
+            self.measured.note(model, StepPhase.DECODE, sms, flight.modelled_s, measured_s)
+            return
+        among_decodes = flight.decode_company_s / measured_s
         match flight.launch:
-            case DecodeStep() if company <= _ALONE:
-                self._scales.observe(model, DECODE, sms, size, ratio)
-                self.measured.note(model, StepPhase.DECODE, sms, flight.modelled_s, measured_s)
             case DecodeStep() if among_decodes > _ALONE:
                 if among_decodes >= _IN_COMPANY and not flight.beside:
                     ratio /= slowdown_beside(flight.demand, flight.beside_demand)
@@ -226,14 +264,19 @@ class LatencyPredictor:
         self._scales.forget(model)
         self.measured.forget(model)
         self._outlooks.pop(model, None)
+        self._reads.forget(model)
         self._forget_prefills()
 
     def _scale(self, model: str, phase: str, sms: int, size: int) -> float:
+        if phase is DECODE:
+            outlook = self._outlooks.get(model)  # knows where it is
+            if outlook is not None and outlook.bucket == size.bit_length():
+                return outlook.scale(sms)
         return self._scales.scale(model, _STAND_INS[phase], sms, size)
 
-
-def _demand_of(device: DeviceSpec, spec: ModelSpec, launch: DecodeStep, step_s: float) -> float:
-    return bandwidth_demand(device, spec, [len(s.token_ids) for s in launch.sequences], step_s)
+    def _demand_of(self, device: DeviceSpec, spec: ModelSpec, launch: DecodeStep, step_s: float) -> float:
+        contexts = [len(s.token_ids) for s in launch.sequences]
+        return self._reads.of(launch.model, spec).demand(device, contexts, step_s)
 
 
 def new_tokens(chunks: Sequence[ChunkShape]) -> int:

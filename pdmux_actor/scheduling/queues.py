@@ -4,27 +4,16 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.prefix_cache import HashedPieces
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
-from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
+from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TbtTarget, TokenSequence
 from pdmux_actor.scheduling.served_counts import ServedCounts
 from profiler.latency import ChunkShape
 
 _BACKGROUND_WEIGHT = 0.01  # of a sequence that gives way, beside those that do not
-
-
-class TbtTarget(NamedTuple):
-    """A target that running sequences share: so many that have met all of theirs so far, and so many that have not.
-    Those in the background count as a hundredth each.
-    """
-
-    tbt_s: float
-    on_time: float
-    missed: float
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +38,7 @@ class ModelQueue:
     _tightest_tbt_s: float | None = field(default=None, init=False, repr=False)
     _pieces: HashedPieces = field(default_factory=HashedPieces, init=False, repr=False)
     _tbt_targets: Sequence[TbtTarget] | None = field(default=None, init=False, repr=False)
+    _running_ids: tuple[str, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.model = self.info.model
@@ -89,6 +79,13 @@ class ModelQueue:
         if self._context_tokens is None:
             self._context_tokens = [len(s.token_ids) for s in self.running]
         return self._context_tokens
+
+    @property
+    def running_ids(self) -> tuple[str, ...]:
+        """The requests of `running`, in its order."""
+        if self._running_ids is None:
+            self._running_ids = tuple([s.request.request_id for s in self.running])
+        return self._running_ids
 
     @property
     def is_empty(self) -> bool:
@@ -251,7 +248,7 @@ class ModelQueue:
         self._forget_running()
 
     def _forget_running(self) -> None:
-        self._context_tokens = self._tightest_tbt_s = self._tbt_targets = None
+        self._context_tokens = self._tightest_tbt_s = self._tbt_targets = self._running_ids = None
 
     def takes(self, sequence: TokenSequence) -> bool:
         """Returns whether the unit has promised to take sequences as long as this one."""
@@ -345,20 +342,20 @@ class ModelQueue:
                 if late:
                     self._note_late(sequence)
 
-    def note_gaps(self, told: Sequence[TokenSequence], late: Iterable[TokenSequence]) -> None:
-        """Counts as `note_tokens` does, for running sequences that each got one token: those that were `late` got it
-        too late.
+    def note_gaps(self, told: Sequence[TokenSequence], late: Iterable[TokenSequence], num_tokens: int) -> None:
+        """Counts as `note_tokens` does, for running sequences that each got so many tokens: those that were `late` got
+        them too late.
         """
         self._context_tokens = None
-        num_gaps = len(told) - sum([sequence.gives_way for sequence in told])
-        self.counts.output_tokens += len(told)
+        num_gaps = num_tokens * (len(told) - sum([sequence.gives_way for sequence in told]))
+        self.counts.output_tokens += num_tokens * len(told)
         self.counts.gaps += num_gaps
         self.counts.gaps_met += num_gaps
         for sequence in told if self.adapter_counts else ():
             for counts in self.counted(sequence)[1:]:
-                counts.output_tokens += 1
-                counts.gaps += not sequence.gives_way
-                counts.gaps_met += not sequence.gives_way
+                counts.output_tokens += num_tokens
+                counts.gaps += 0 if sequence.gives_way else num_tokens
+                counts.gaps_met += 0 if sequence.gives_way else num_tokens
         for sequence in late:
             if not sequence.gives_way:
                 for counts in self.counted(sequence):

@@ -1,6 +1,6 @@
 """Applies the result of a launch that has ended to its sequences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from pdmux_actor.messages import FinishReason, SampledToken, TokenEvent
 from pdmux_actor.scheduling.answers import Answers, FirstTokens
@@ -92,20 +92,20 @@ class LaunchResults:
                 queue.partial.appendleft(sequence)
 
     def _apply_tokens(self, queue: ModelQueue, sequences: Sequence[TokenSequence], done: LaunchCompletion) -> None:
-        """Nearly every token is one more of a sequence that goes on: what such a token does is written out here."""
+        """Nearly all tokens are more of a sequence that goes on: what such tokens do is written out here."""
         now_s, max_len, eos, has_errors = done.finished_s, queue.max_len, queue.info.eos_token_ids, done.sequence_errors
         told, late, went_on = list[TokenEvent](), list[TokenSequence](), list[TokenSequence]()
+        num_each = len(done.tokens[0]) if done.tokens else 0
         for place, (sequence, sampled) in enumerate(zip(sequences, done.tokens, strict=True)):
             sequence.in_flight = False
             token_ids, last_s = sequence.token_ids, sequence.last_token_s
-            known = len(token_ids) + 1
+            known = len(token_ids) + num_each
             if (
                 last_s is None
                 or known >= sequence.most_tokens
                 or known >= max_len
-                or len(sampled) != 1
-                or sampled[0][0] in eos
-                or sampled[0][0] in sequence.stop_token_ids
+                or len(sampled) != num_each
+                or _may_stop(sampled, eos, sequence.stop_token_ids)
                 or sequence.pending_finish is not None
                 or has_errors
             ):
@@ -113,7 +113,10 @@ class LaunchResults:
                 told.clear()
                 self._apply(queue, sequence, sampled, place, done)
                 continue
-            token_ids.append(sampled[0][0])
+            if num_each == 1:
+                token_ids.append(sampled[0][0])
+            else:
+                token_ids += [token[0] for token in sampled]
             sequence.num_computed_tokens = known - 1
             sequence.last_token_s = now_s
             if now_s - last_s > sequence.tbt_s:
@@ -122,7 +125,7 @@ class LaunchResults:
             told.append(TokenEvent(request_id=sequence.request.request_id, tokens=sampled))
         self._answers.tell(told)
         if went_on:
-            queue.note_gaps(went_on, late)
+            queue.note_gaps(went_on, late, num_each)
 
     def _apply(
         self,
@@ -152,6 +155,12 @@ class LaunchResults:
             self._answers.release(sequence)
         elif is_outgrown:  # its quota was lowered after it came: it is given back, with what it has
             self._answers.refuse(queue, sequence)
+
+
+def _may_stop(sampled: tuple[SampledToken, ...], eos: Set[int], stops: tuple[int, ...]) -> bool:
+    if not eos and not stops:
+        return False
+    return bool([token for token in sampled if token[0] in eos or token[0] in stops])
 
 
 def _note_prompts(chunks: Sequence[Chunk], done: LaunchCompletion) -> None:

@@ -174,7 +174,8 @@ class Scheduler:
         launches = self._dispatcher.act((action,), now_s)
         if stretch.take_off(action, launches):
             self._stretch = stretch
-        self._refuse_outgrown()
+        if queue.outgrown:
+            self._refuse_outgrown()
         self._log(now_s, launches, ready_s=self._readiness.take_landed(Lane.DECODE))
         return launches
 
@@ -224,14 +225,18 @@ class Scheduler:
                 predicted_s = flight.expected_s
                 if len(launches) > 1:  # others took off after this one
                     predicted_s = self._predictor.expected_s(flight, beside_other_lane=self._lanes.both_busy)
+                decoding_ids: tuple[str, ...] | None = None
                 if isinstance(launch, DecodeStep):
                     self._first_tokens.expect(launch.sequences, now_s, now_s + predicted_s)
+                    queue = self._queues[launch.model]
+                    decoding_ids = queue.running_ids if len(launch.sequences) == len(queue.running) else None
                 self.log.take_off(
                     now_s,
                     launch,
                     predicted_s=predicted_s,
                     ready_s=ready_s or self._readiness.take(launch.lane, sms_left=self._lanes.sms_left(launch.lane)),
                     used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
+                    decoding_ids=decoding_ids,
                 )
 
     def on_completion(self, done: LaunchCompletion) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,16 @@ class Precedence(IntEnum):
     IN_TIME = 1
     LATE = 2  # its first token cannot be in time, or only at the cost of more others (serving_order.py)
     BACKGROUND = 3  # it gives way to all others, in time or not
+
+
+class TbtTarget(NamedTuple):
+    """A target that running sequences share: so many that have met all of theirs so far, and so many that have not.
+    Those in the background count as a hundredth each.
+    """
+
+    tbt_s: float
+    on_time: float
+    missed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +89,14 @@ class TokenSequence:
     tbt_s: float = field(init=False)
     stop_token_ids: tuple[int, ...] = field(init=False)
     gives_way: bool = field(init=False)
+    is_plain: bool = field(init=False)  # whatever tokens come, nothing but their ids is asked for
 
     def __post_init__(self) -> None:
         self.most_tokens = self.num_prompt_tokens + self.request.sampling.max_tokens
         self.tbt_s = self.request.slo.tbt_s
         self.stop_token_ids = self.request.sampling.stop_token_ids
         self.gives_way = self.request.gives_way
+        self.is_plain = self.constraint is None and self.request.sampling.logprobs is None
         if self.gives_way:
             self.precedence = Precedence.BACKGROUND
 

@@ -28,7 +28,7 @@ from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFli
 from pdmux_actor.scheduling.policies.decode_lanes import Division, divide
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.prediction import LatencyPredictor
-from profiler.bandwidth_sharing import decode_bytes, slowdown_beside
+from profiler.bandwidth_sharing import DecodeReads, slowdown_beside
 from profiler.contention import ContentionGuard
 
 MODELS = "abc"
@@ -216,7 +216,7 @@ def test_repartition__part_beyond_the_decode_share__is_refused():
 
 def _bound_device(step_bytes_share):
     """On which a step of 4.1 ms of model a reads for this share of its time."""
-    step_bytes = decode_bytes(INFOS["a"].spec, [8])
+    step_bytes = DecodeReads(INFOS["a"].spec).bytes([8])
     return replace(make_device(6), memory_bandwidth_bytes_per_s=step_bytes / (0.0041 * step_bytes_share))
 
 
@@ -294,9 +294,19 @@ class _Constant:
 
 def _outlook(step_s, read_share, *, device, beside=None):
     """Of a step that takes `step_s` on any share and reads for `read_share` of it."""
-    outlook = DecodeOutlook(INFOS["a"].spec, [8], lambda sms: step_s, None, beside, ContentionGuard())
-    outlook._read_bytes = read_share * step_s * device.memory_bandwidth_bytes_per_s
-    return outlook
+    reads = _Reads(read_share * step_s * device.memory_bandwidth_bytes_per_s)
+    return DecodeOutlook(lambda: reads, [8], lambda sms: step_s, None, beside, ContentionGuard())
+
+
+class _Reads(DecodeReads):
+    __slots__ = ("_num_bytes",)
+
+    def __init__(self, num_bytes):
+        super().__init__(INFOS["a"].spec)
+        self._num_bytes = num_bytes
+
+    def bytes(self, context_tokens):
+        return self._num_bytes
 
 
 class _Slow:

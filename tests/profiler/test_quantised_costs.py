@@ -3,7 +3,7 @@
 import pytest
 
 from placement.estimation.memory import resident_bytes, workspace_bytes
-from profiler.bandwidth_sharing import decode_bytes
+from profiler.bandwidth_sharing import DecodeReads
 from profiler.gpus.h100 import DEVICE as H100
 from profiler.roofline import RooflineLatency
 from profiler.specs import ModelSpec
@@ -30,7 +30,7 @@ def test_decode__of_one_token__saves_the_time_that_the_bytes_took(weights: str, 
     saved_s = latency.decode_s(spec(None), [100], 132) - latency.decode_s(spec(weights), [100], 132)
 
     assert saved_s == pytest.approx(params * bytes_saved / H100.memory_bandwidth_bytes_per_s, rel=0.02)
-    saved_bytes = decode_bytes(spec(None), [100]) - decode_bytes(spec(weights), [100])
+    saved_bytes = DecodeReads(spec(None)).bytes([100]) - DecodeReads(spec(weights)).bytes([100])
     assert saved_bytes == pytest.approx(params * bytes_saved)
 
 

@@ -85,14 +85,9 @@ def decodes_at_once(
 
 
 def _cycle_s(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], part_sms: int, lanes: int) -> float:
-    demands = [outlook.demand(device, part_sms) for outlook in outlooks]
-    drawn, others_per_lane = sum(demands), (lanes - 1) / (len(outlooks) - 1)
-    steps_s = [
-        outlook.solo_s(part_sms)
-        * outlook.beside_decodes_factor(part_sms)
-        * slowdown_beside(demand, (drawn - demand) * others_per_lane)
-        for outlook, demand in zip(outlooks, demands, strict=True)
-    ]
+    beside = [outlook.beside_decodes(device, part_sms) for outlook in outlooks]
+    drawn, others_per_lane = sum([demand for demand, _ in beside]), (lanes - 1) / (len(outlooks) - 1)
+    steps_s = [step_s * slowdown_beside(demand, (drawn - demand) * others_per_lane) for demand, step_s in beside]
     return max(sum(steps_s) / lanes, max(steps_s))
 
 

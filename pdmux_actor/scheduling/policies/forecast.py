@@ -1,10 +1,11 @@
 """Predicts the work in front of a policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import gain_of_lanes
+from pdmux_actor.scheduling.prediction import PrefillOutlook
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Precedence, TokenSequence
 from profiler.latency import ChunkShape
@@ -47,12 +48,24 @@ class DecodeCycle:
 
     @property
     def seconds(self) -> Callable[[int], float]:
-        """Returns the seconds by share: a policy asks a dozen times per decision, and most units serve one model at a
-        time.
-        """
-        if self._beside:
-            return self._sum_of_worst_s
+        """Returns the seconds by share: a policy asks a dozen times per decision."""
+        return self._sum_of_worst_s if self._beside else self.alone_s
+
+    @property
+    def alone_s(self) -> Callable[[int], float]:
+        """Returns the same without a prefill. Most units serve one model at a time."""
         return self._outlooks[0].solo_s if len(self._outlooks) == 1 else self._sum_s
+
+    def alone_and_worst_s(self, shares: Iterable[int]) -> Iterator[tuple[int, float, float]]:
+        """Yields the seconds of each share, alone and at worst."""
+        known = [(outlook.solo_s, outlook.slowdowns(self._beside).on) for outlook in self._outlooks]
+        for share in shares:
+            alone_s = worst_s = 0.0
+            for solo_s, slowdown_on in known:
+                step_s = solo_s(share)
+                alone_s += step_s
+                worst_s += step_s * slowdown_on(share)
+            yield share, self._gain * alone_s, self._gain * worst_s
 
     def _sum_s(self, sms: int) -> float:
         total_s = 0.0
@@ -78,9 +91,13 @@ def whole_prefill_s(
     state: UnitState, model: str, shapes: Sequence[ChunkShape], sms: int, *, learned_on: int | None = None
 ) -> float:
     """`learned_on` as in LatencyPredictor.prefill_s."""
-    beside_decode = bool(state.decoding())
+    return prefill_outlook(state, model, shapes).seconds(sms, learned_on)
+
+
+def prefill_outlook(state: UnitState, model: str, shapes: Sequence[ChunkShape]) -> PrefillOutlook:
+    """Predicts a prefill on the shares of one decision."""
     spec = state.queues[model].info.spec
-    return state.predictor.prefill_s(model, spec, shapes, sms, beside_decode=beside_decode, learned_on=learned_on)
+    return state.predictor.prefill_outlook(model, spec, shapes, beside_decode=bool(state.decoding()))
 
 
 def prompt_s(state: UnitState, queue: ModelQueue, sequence: TokenSequence, sms: int) -> float:

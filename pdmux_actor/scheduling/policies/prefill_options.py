@@ -27,13 +27,13 @@ from pdmux_actor.scheduling.policies.forecast import (
     DecodeCycle,
     RunningTargets,
     next_prompts,
+    prefill_outlook,
     prefill_shapes,
     whole_prefill_s,
 )
 from pdmux_actor.scheduling.policies.fusing import fused_steps
 from pdmux_actor.scheduling.policies.request_delays import Delays, LaneLoad
 from pdmux_actor.scheduling.queues import ModelQueue
-from profiler.latency import ChunkShape
 
 _BEARABLE_UTILISATION = 0.9
 _LATE_GAPS_COUNT = 0.5
@@ -62,20 +62,16 @@ class _Rated(msgspec.Struct, frozen=True, gc=False):
         return (-round(self.value, 6), -self.in_time, self.delay_s)
 
 
-def worst_by_share(
-    state: UnitState, decoding: Sequence[ModelQueue], beside: Sequence[ChunkShape]
-) -> Mapping[int, float]:
+def worst_by_share(state: UnitState, cycle: DecodeCycle) -> Mapping[int, float]:
     """Worst case of a decode cycle on each share, ascending.
 
     The more SMs decode has, the fewer contend with it: what was learned on a smaller share bounds the slowdown on a
     larger one that has not been tried.
     """
-    alone_s, beside_s = DecodeCycle(state, decoding).seconds, DecodeCycle(state, decoding, beside=beside).seconds
     worst_s: dict[int, float] = {}
     slowdown = float("inf")
-    for share in decode_shares(state.device):
-        solo_s = alone_s(share)
-        slowdown = min(slowdown, beside_s(share) / solo_s)
+    for share, solo_s, beside_s in cycle.alone_and_worst_s(decode_shares(state.device)):
+        slowdown = min(slowdown, beside_s / solo_s)
         worst_s[share] = slowdown * solo_s
     return worst_s
 
@@ -90,14 +86,23 @@ class PrefillOptions:
         self._load = load
         self._shapes = prefill_shapes(state, prefilling)
         self._targets = RunningTargets(decoding)
-        self._worst_s = worst_by_share(state, decoding, self._shapes)
+        self._cycle = DecodeCycle(state, decoding, beside=self._shapes)
+        self._worst_s = worst_by_share(state, self._cycle)
         self._prompts = next_prompts(state, now_s)
-        self._whole_s = whole_prefill_s(state, prefilling, self._shapes, state.total_sms)
+        self._prompt_s = prefill_outlook(state, prefilling, self._shapes).seconds
+        self._whole_s = self._prompt_s(state.total_sms)
 
     def best(self, *, may_fuse: bool) -> PrefillOption | None:
         """None when nothing can be fused and the device cannot be shared (a single SM)."""
         shares = self._shares()
-        delays = Delays(self._state, self._prefilling, self._shapes, self._decoding, self._load.prefill)
+        delays = Delays(
+            self._state,
+            self._prefilling,
+            self._decoding,
+            self._load.prefill,
+            cycle=self._cycle,
+            prompt_s=self._prompt_s,
+        )
         rated = [self._beside(share, delays) for share in shares]
         if may_fuse:
             rated += self._fused(delays)
@@ -118,10 +123,10 @@ class PrefillOptions:
         return sorted({possible[0], *possible[step - 1 :: step], *[share for share in for_targets if share]})
 
     def _beside(self, share: int, delays: Delays) -> _Rated:
-        prompt_s = whole_prefill_s(self._state, self._prefilling, self._shapes, self._state.total_sms - share)
+        stretch = self._prompt_s(self._state.total_sms - share) / self._whole_s
         return _Rated(
-            self._value(self._worst_s[share], prompt_s / self._whole_s),
-            self._in_time(prompt_s / self._whole_s),
+            self._value(self._worst_s[share], stretch),
+            self._in_time(stretch),
             delays.beside_s(share),
             self._worst_s[share],
             share,

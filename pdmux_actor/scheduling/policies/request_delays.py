@@ -17,17 +17,16 @@ first few of those that wait. At rho near 1 the prompts decide, and decode falls
 is one more way to take a prompt, with T_P = T_mixed and L = T_mixed - T_D.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from pdmux_actor.scheduling.partition import decode_shares
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, head_sequence, whole_prefill_s
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, head_sequence
 from pdmux_actor.scheduling.policies.fusing import FusedStep
 from pdmux_actor.scheduling.queues import ModelQueue
-from profiler.latency import ChunkShape
 
 _MEMORY_BATCHES = 32
 _MEMORY_STEPS = 64
@@ -117,24 +116,29 @@ class _Span:
 
 
 class Delays:
-    """Holds what the ways to prefill `prompt`, the model's next batch, cost all requests of the unit."""
+    """Holds what the ways to prefill the model's next batch cost all requests of the unit."""
 
     def __init__(
         self,
         state: UnitState,
         model: str,
-        prompt: Sequence[ChunkShape],
         decoding: Sequence[ModelQueue],
         load: float,
+        *,
+        cycle: DecodeCycle,
+        prompt_s: Callable[[int, int], float],
     ) -> None:
-        self._state, self._model, self._prompt = state, model, prompt
-        cycle = DecodeCycle(state, decoding)
-        self._cycle_s = cycle.seconds
+        """`cycle` is of `decoding`, beside the batch; `prompt_s` predicts the batch, by SMs and those whose learned
+        factor applies.
+        """
+        self._state = state
+        self._predicted_s = prompt_s
+        self._cycle_s = cycle.alone_s
         self._alone_s = self._cycle_s(state.total_sms)
         self._own_s = decode_cycle_s(state, [queue for queue in decoding if queue.model == model], state.total_sms)
         # The same for every share: the guard knows some of them better than others, which is no reason to choose them.
         least = min(decode_shares(state.device), default=state.total_sms)
-        self._contention = DecodeCycle(state, decoding, beside=prompt).seconds(least) / self._cycle_s(least)
+        self._contention = cycle.seconds(least) / self._cycle_s(least)
         self._running = sum([len(queue.running) for queue in decoding])
         in_batch = 0 if state.batch is None else len(state.batch.chunks)
         self._waiting = in_batch + sum([_waiting(state, queue) for queue in state.queues.values()])
@@ -157,7 +161,7 @@ class Delays:
         return self._waiting * prompt_s / idle + self._running * lost_s
 
     def _prompt_s(self, sms: int) -> float:
-        return whole_prefill_s(self._state, self._model, self._prompt, sms, learned_on=self._learned_on)
+        return self._predicted_s(sms, self._learned_on)
 
 
 def _waiting(state: UnitState, queue: ModelQueue) -> int:
