@@ -16,7 +16,8 @@ from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import check_sources, read_text
 from deploy.simulation.papers.experiment_file import ExperimentFile, read_experiment_file
-from deploy.simulation.papers.measurement import run_case
+from deploy.simulation.papers.measurement import RunningCase
+from deploy.simulation.workers import Workers
 
 _FOLDER = Path("examples/papers")
 
@@ -35,6 +36,7 @@ def compare(
         Path | None,
         typer.Option(metavar="OUT.html", help="Write a page with plots (needs muxfleet[plots]).", callback=html_page),
     ] = None,
+    jobs: Annotated[int, typer.Option(help="Systems simulated at once, each in a process.", min=1, max=1024)] = 1,
     json_file: FiguresFile = None,
 ) -> None:
     """Simulate a figure of a paper, and print what was published beside it.
@@ -48,8 +50,14 @@ def compare(
         check_sources(chosen.fleet)
     options = _Options(quick=quick, seed=seed)
     systems = sum(len(c.systems) for experiment in experiments.values() for c in experiment.cases)
-    with ComparisonProgress(console, systems) as progress:
-        figures = [_figure(console, path, chosen, options, progress) for path, chosen in experiments.items()]
+    with ComparisonProgress(console, systems) as progress, Workers(jobs, progress.run) as workers:
+        running = {
+            path: [RunningCase(c, quick=quick, seed=seed, workers=workers) for c in experiment.cases]
+            for path, experiment in experiments.items()
+        }
+        figures = [
+            _figure(console, path, chosen, options, progress, running[path]) for path, chosen in experiments.items()
+        ]
     found = {"command": given_command(context), **({"figures": figures} if every else figures[0])}
     if json_file is not None:
         write_json(json_file, found)
@@ -99,15 +107,17 @@ def _only(experiment: ExperimentFile, names: list[str]) -> ExperimentFile:
 
 
 def _figure(
-    console: Console, path: Path, experiment: ExperimentFile, options: _Options, progress: ComparisonProgress
+    console: Console,
+    path: Path,
+    experiment: ExperimentFile,
+    options: _Options,
+    progress: ComparisonProgress,
+    running: list[RunningCase],
 ) -> dict[str, object]:
-    """Runs and shows one figure; what it found, for JSON."""
+    """Awaits and shows one figure; what it found, for JSON."""
     started_s = time.perf_counter()
     progress.figure(experiment.name)
-    results = [
-        run_case(case, quick=options.quick, seed=options.seed, on_run=progress.run, on_system=progress.system)
-        for case in experiment.cases
-    ]
+    results = [case.result(progress.system) for case in running]
     wall_s = time.perf_counter() - started_s
     console.print(f"{experiment.name}: {experiment.paper}", style="bold")
     console.print(rows_table(results))

@@ -1,7 +1,9 @@
 """muxfleet simulate"""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,8 @@ from rich.console import Console
 from deploy.commands.given_command import given_command
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.simulation_screen import (
-    RunProgress,
+    RunProgressed,
+    SimulationProgress,
     decisions_table,
     figures_table,
     node_use_line,
@@ -25,9 +28,11 @@ from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.reports.percents import PERCENTS
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, baseline_named, deploy_fleet
-from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.rates_ahead import RatesAhead
 from deploy.simulation.runs import RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
+from deploy.simulation.workers import Tell, Workers
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.demand import ModelDemand
 from router.limits import GatewayLimits
@@ -73,6 +78,7 @@ def simulate(
         float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001, max=1e6)
     ] = 2.0,
     seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
+    jobs: Annotated[int, typer.Option(help="Policies, or a sweep's rates, simulated at once.", min=1, max=1024)] = 1,
     json_file: FiguresFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots (needs muxfleet[plots]).")] = None,
 ) -> None:
@@ -93,7 +99,7 @@ def simulate(
     loads = LoadTimes(bytes_per_s=1e9 * load_speed) if control_loop else None
     session = _Session(console, fleet, stream, None if plot is None else _plotter(plot), loads)
     rates = None if sweep is None else _rates(sweep)
-    report = {d.name: session.add(d, rates) for d in deployments}
+    report = session.find(deployments, rates, jobs)
     if json_file is not None:
         found = {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": report}
         write_json(json_file, {"command": given_command(context), **found, "fleet_file": read_text(file)})
@@ -109,8 +115,20 @@ class _Asked:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Holds what one deployment did: a run, or a sweep."""
+
+    name: str
+    unplaced: Mapping[str, str]
+    num_units: int
+    num_gpus: int
+    found: FleetOutcome | Sweep
+    wall_s: float
+
+
 class _Session:
-    """Runs deployments of one fleet on one stream and shows each as it ends."""
+    """Runs deployments of one fleet on one stream and shows each as it ends, in their order."""
 
     def __init__(
         self,
@@ -132,48 +150,86 @@ class _Session:
             sample_partitions=plotter is not None,
         )
 
-    def add(self, deployment: Deployment, rates: list[float] | None) -> dict[str, object]:
-        """One run, or a sweep over `rates`; what it found, for JSON."""
-        deployed = deploy_fleet(self._fleet, deployment, loads=self._loads)
-        for model, reason in deployed.unplaced.items():
-            self._console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
-        return self._run(deployed) if rates is None else self._sweep(deployed, rates)
+    def find(self, deployments: list[Deployment], rates: list[float] | None, jobs: int) -> dict[str, object]:
+        """One run of each, or a sweep over `rates`; what they found, for JSON."""
+        report: dict[str, object] = {}
+        with SimulationProgress(self._console) as progress, Workers(jobs, progress.hear) as workers:
+            if len(deployments) == 1:  # a sweep's rates are what can be run at once
+                (only,) = deployments
+                return {only.name: self._shown(self._run_or_sweep(only, rates, progress.hear, workers))}
+            tasks = {d.name: workers.submit(partial(self._run_or_sweep, d, rates)) for d in deployments}
+            for name, task in tasks.items():
+                report[name] = self._shown(task.result())
+        return report
 
     def write_plots(self) -> None:
         for path in self._plotter.write() if self._plotter is not None else ():
             self._console.print(f"wrote {path}")
 
-    def _run(self, deployed: DeployedFleet) -> dict[str, object]:
-        name = deployed.deployment.name
+    def _run_or_sweep(
+        self,
+        deployment: Deployment,
+        rates: list[float] | None,
+        tell: Tell[RunProgressed],
+        workers: Workers[RunProgressed] | None = None,
+    ) -> _Found:
+        """`workers` are for the rates of a sweep, beside each other."""
+        deployed = deploy_fleet(self._fleet, deployment, loads=self._loads)
         started_s = time.perf_counter()
-        with RunProgress(self._console, name, self._stream.count) as progress:
-            outcome = run_fleet(deployed, self._stream, self._options, on_progress=progress.show)
-        wall_s = time.perf_counter() - started_s
-        self._console.print(figures_table(name, outcome))
+        if rates is None:
+            found: FleetOutcome | Sweep = self._run(deployed, deployment.name, self._stream, None, tell)
+        else:
+
+            def run_at(rate_per_s: float, tell: Tell[RunProgressed]) -> FleetOutcome:
+                about = f"{deployment.name} at {rate_per_s:.3g}/s"
+                return self._run(deployed, about, self._stream.at_rate(rate_per_s), is_hopeless, tell)
+
+            ahead = RatesAhead(workers or Workers(1, tell), run_at)
+            found = sweep_rates(rates, ahead.outcome, ahead=ahead.want)
+        return _Found(
+            name=deployment.name,
+            unplaced=dict(deployed.unplaced),
+            num_units=deployed.num_units,
+            num_gpus=deployed.num_gpus,
+            found=found,
+            wall_s=time.perf_counter() - started_s,
+        )
+
+    def _run(
+        self,
+        deployed: DeployedFleet,
+        about: str,
+        stream: RequestStream,
+        give_up: Callable[[FleetRun], bool] | None,
+        tell: Tell[RunProgressed],
+    ) -> FleetOutcome:
+        def progressed(ended: int, virtual_s: float) -> None:
+            tell(RunProgressed(run=about, requests=stream.count, ended=ended, virtual_s=virtual_s))
+
+        return run_fleet(deployed, stream, self._options, give_up=give_up, on_progress=progressed)
+
+    def _shown(self, found: _Found) -> dict[str, object]:
+        for model, reason in found.unplaced.items():
+            self._console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
+        if isinstance(found.found, FleetOutcome):
+            return self._shown_run(found, found.found)
+        self._console.print(sweep_table(found.name, found.found))
+        if self._plotter is not None:
+            self._plotter.add_sweep(found.name, found.found)
+        return _sweep_dict(found, found.found)
+
+    def _shown_run(self, found: _Found, outcome: FleetOutcome) -> dict[str, object]:
+        self._console.print(figures_table(found.name, outcome))
         if cut := outcome.total().cut:
             self._console.print(f"{cut} requests cut to their model's context on these units")
         if self._loads is not None:
             self._console.print(decisions_table(outcome))
         if outcome.node_use is not None:
             self._console.print(node_use_line(outcome.node_use))
-        self._console.print(outcome_line(outcome, wall_s), style="dim")
+        self._console.print(outcome_line(outcome, found.wall_s), style="dim")
         if self._plotter is not None:
-            self._plotter.add_run(name, outcome)
-        return _run_dict(deployed, outcome, wall_s)
-
-    def _sweep(self, deployed: DeployedFleet, rates: list[float]) -> dict[str, object]:
-        name = deployed.deployment.name
-
-        def run_at(rate_per_s: float) -> FleetOutcome:
-            stream = self._stream.at_rate(rate_per_s)
-            with RunProgress(self._console, f"{name} at {rate_per_s:.3g}/s", stream.count) as progress:
-                return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progress.show)
-
-        found = sweep_rates(rates, run_at)
-        self._console.print(sweep_table(name, found))
-        if self._plotter is not None:
-            self._plotter.add_sweep(name, found)
-        return _sweep_dict(deployed, found)
+            self._plotter.add_run(found.name, outcome)
+        return _run_dict(found, outcome)
 
 
 def _plotter(folder: Path) -> "FleetPlots":
@@ -252,29 +308,29 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def _run_dict(deployed: DeployedFleet, outcome: FleetOutcome, wall_s: float) -> dict[str, object]:
+def _run_dict(found: _Found, outcome: FleetOutcome) -> dict[str, object]:
     return {
         "models": {m: s.figures(outcome.duration_s).as_dict() for m, s in outcome.models.items()},
         "total": outcome.total().figures(outcome.duration_s).as_dict(),
         "distributions": outcome.total().distributions(PERCENTS),
-        "unplaced": dict(deployed.unplaced),
+        "unplaced": found.unplaced,
         "decisions": [
             {"time_s": outcome.decided_s(d), "kind": d.kind, "reason": d.reason, "moves": list(d.moves)}
             for d in reversed(outcome.decisions)
         ],
         "nodes": None if outcome.node_use is None else asdict(outcome.node_use),
         "simulation": {
-            "units": deployed.num_units,
-            "gpus": deployed.num_gpus,
+            "units": found.num_units,
+            "gpus": found.num_gpus,
             "virtual_s": outcome.duration_s,
-            "wall_s": wall_s,
+            "wall_s": found.wall_s,
             "events": outcome.events,
             "steps": outcome.steps,
         },
     }
 
 
-def _sweep_dict(deployed: DeployedFleet, sweep: Sweep) -> dict[str, object]:
+def _sweep_dict(found: _Found, sweep: Sweep) -> dict[str, object]:
     return {
         "goodput_per_s": sweep.goodput_per_s,
         "goodput_requests_per_s": sweep.goodput_requests_per_s,
@@ -287,5 +343,5 @@ def _sweep_dict(deployed: DeployedFleet, sweep: Sweep) -> dict[str, object]:
             }
             for p in sweep.points
         ],
-        "unplaced": dict(deployed.unplaced),
+        "unplaced": found.unplaced,
     }

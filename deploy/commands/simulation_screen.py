@@ -1,5 +1,7 @@
 """Shows what the simulating commands do: a progress bar and tables."""
 
+from dataclasses import dataclass
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -11,10 +13,20 @@ from deploy.simulation.runs import Sweep
 from deploy.simulation.statistics import SimulatedFigures
 
 
-class RunProgress(Progress):
-    """A bar over the requests of one run, with the virtual time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgressed:
+    """So many requests of a run have ended."""
 
-    def __init__(self, console: Console, name: str, requests: int) -> None:
+    run: str
+    requests: int
+    ended: int
+    virtual_s: float
+
+
+class SimulationProgress(Progress):
+    """A bar over the requests of all runs that have begun, with the last one heard of and its virtual time."""
+
+    def __init__(self, console: Console) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -23,10 +35,18 @@ class RunProgress(Progress):
             TimeElapsedColumn(),
         )
         super().__init__(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._task = self.add_task(name, total=requests, virtual="")
+        self._task = self.add_task("", total=None, virtual="")
+        self._runs: dict[str, RunProgressed] = {}
 
-    def show(self, ended: int, virtual_s: float) -> None:
-        self.update(self._task, completed=ended, virtual=f"{virtual_s:.0f} s of fleet time")
+    def hear(self, progressed: RunProgressed) -> None:
+        self._runs[progressed.run] = progressed
+        self.update(
+            self._task,
+            description=progressed.run,
+            total=sum(run.requests for run in self._runs.values()),
+            completed=sum(run.ended for run in self._runs.values()),
+            virtual=f"{progressed.virtual_s:.0f} s of fleet time",
+        )
 
 
 def figures_table(name: str, outcome: FleetOutcome) -> FittedTable:

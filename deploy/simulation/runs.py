@@ -17,6 +17,11 @@ _COLLECTION_THRESHOLDS = (50_000, 50, 50)
 _HOPELESS_MISSES = 0.3  # share of a stream's requests: then a rate has been shown to be too high
 
 OnProgress = Callable[[int, float], None]
+Ahead = Callable[[Sequence[float]], None]
+
+
+def _alone(rates_per_s: Sequence[float]) -> None:
+    """Runs nothing ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +114,13 @@ def sweep_rates(
     needed: float = GOODPUT_ATTAINMENT,
     refinements: int = 4,
     by_requests: bool = True,
+    ahead: Ahead = _alone,
 ) -> Sweep:
     """Runs every rate up to the first that fails, then bisects between it and the last that did not.
 
     Twice: for what `attains` says, and for the share of the requests in time, where that fails at another rate. Without
-    `by_requests` the second is only read off the rates that the first has tried.
+    `by_requests` the second is only read off the rates that the first has tried. `ahead` is told which rates may be run
+    next, the likeliest first: what it runs beside is what would be run anyway.
     """
     outcomes: dict[float, FleetOutcome] = {}
 
@@ -122,10 +129,13 @@ def sweep_rates(
             outcomes[rate_per_s] = run_at(rate_per_s)
         return measure(outcomes[rate_per_s]) >= share
 
-    goodput_per_s = _highest(rates_per_s, lambda rate: passes(rate, attains, needed), refinements)
+    def unknown(rates_per_s: Sequence[float]) -> None:
+        ahead([rate_per_s for rate_per_s in rates_per_s if rate_per_s not in outcomes])
+
+    goodput_per_s = _highest(rates_per_s, lambda rate: passes(rate, attains, needed), refinements, unknown)
     in_time = partial(passes, measure=request_attainment_of, share=GOODPUT_ATTAINMENT)
     if by_requests:
-        requests_per_s = _highest(rates_per_s, in_time, refinements)
+        requests_per_s = _highest(rates_per_s, in_time, refinements, unknown)
     else:
         requests_per_s = max((rate for rate in outcomes if in_time(rate)), default=0.0)
     points = [
@@ -140,9 +150,11 @@ def sweep_rates(
     return Sweep(points=tuple(points), goodput_per_s=goodput_per_s, goodput_requests_per_s=requests_per_s)
 
 
-def _highest(rates_per_s: Sequence[float], passes: Callable[[float], bool], refinements: int) -> float:
+def _highest(rates_per_s: Sequence[float], passes: Callable[[float], bool], refinements: int, ahead: Ahead) -> float:
     passed, failed = 0.0, None
-    for rate_per_s in sorted(rates_per_s):
+    ascending = sorted(rates_per_s)
+    for place, rate_per_s in enumerate(ascending):
+        ahead(ascending[place:])
         if not passes(rate_per_s):
             failed = rate_per_s
             break
@@ -150,6 +162,7 @@ def _highest(rates_per_s: Sequence[float], passes: Callable[[float], bool], refi
     for _ in range(refinements if failed is not None else 0):
         assert failed is not None
         middle = (passed + failed) / 2
+        ahead([middle, (passed + middle) / 2, (middle + failed) / 2])
         if passes(middle):
             passed = middle
         else:

@@ -13,10 +13,11 @@ from deploy.errors import FleetFileError, OptionNotUsable
 from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome
-from deploy.simulation.papers.experiment_file import LengthSection, WorkloadSection, read_experiment_file
-from deploy.simulation.papers.measurement import run_case, sustains
+from deploy.simulation.papers.experiment_file import CaseSection, LengthSection, WorkloadSection, read_experiment_file
+from deploy.simulation.papers.measurement import CaseResult, RunningCase, sustains
 from deploy.simulation.papers.workloads import BLOCK_TOKENS, draw, workload_stream
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
+from deploy.simulation.workers import Workers
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.roofline import RooflineLatency
 from profiler.specs import ModelSpec
@@ -57,6 +58,10 @@ SMALL = {
 }
 
 
+def run_quickly(case: CaseSection) -> CaseResult:
+    return RunningCase(case, quick=True, seed=0, workers=Workers(1, lambda text: None)).result()
+
+
 def written(tmp_path: Path, experiment: object) -> Path:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(experiment))
@@ -74,7 +79,7 @@ def test_paper_experiment__shipped__loads_with_its_models(path: Path) -> None:
 def test_run_case__two_systems__figures_ratios_and_ordering(tmp_path: Path) -> None:
     """With a tenth of the SMs for prefill the first token comes later than with all of them, as 'published'."""
     case = read_experiment_file(written(tmp_path, SMALL)).cases[0]
-    result = run_case(case, quick=True, seed=0, on_run=lambda text: None)
+    result = run_quickly(case)
     split, whole = result.rows
     assert split.simulated is not None
     assert whole.simulated is not None
@@ -87,7 +92,7 @@ def test_run_case__two_systems_that_are_the_same__is_a_tie_and_no_order(tmp_path
     same = [{"name": name, "policy": "prefill_first"} for name in ("split", "whole")]
     experiment = {**SMALL, "cases": [{**SMALL["cases"][0], "systems": same}]}
     case = read_experiment_file(written(tmp_path, experiment)).cases[0]
-    (ordering,) = run_case(case, quick=True, seed=0, on_run=lambda text: None).orderings
+    (ordering,) = run_quickly(case).orderings
     assert (ordering.holds, ordering.is_tie) == (False, True)
 
 
@@ -102,7 +107,7 @@ def test_sweep__rate_that_cannot_be_sustained__is_given_up_and_found_the_same(tm
         "published": [{"metric": "goodput_per_s", "values": {"whole": 1.0}}],
     }
     case = read_experiment_file(written(tmp_path, {**SMALL, "cases": [swept]})).cases[0]
-    (row,) = run_case(case, quick=True, seed=0, on_run=lambda text: None).rows
+    (row,) = run_quickly(case).rows
     deployed = deploy_fleet(case.fleet, Deployment(name="whole", policy="prefill_first"))
 
     def to_the_end(rate_per_s: float) -> FleetOutcome:
@@ -196,7 +201,7 @@ def test_mux__three_models_fill_one_unit__ends_as_many_requests_as_adbs() -> Non
     systems = tuple(s for s in case.systems if s.policy in ("adbs", "mux"))
     published = tuple(p.model_copy(update={"values": {"ADBS": 1.0}}) for p in case.published)
     short = case.model_copy(update={"systems": systems, "published": published, "window_s": 40.0})
-    adbs, mux = run_case(short, quick=True, seed=0, on_run=lambda text: None).rows
+    adbs, mux = run_quickly(short).rows
     assert adbs.simulated is not None
     assert mux.simulated is not None
     assert mux.simulated > 0.97 * adbs.simulated

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -21,6 +22,7 @@ from deploy.simulation.papers.experiment_file import (
 from deploy.simulation.papers.workloads import workload_stream
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream
+from deploy.simulation.workers import Workers
 from router.limits import GatewayLimits
 
 _SAME_SHARE = 0.03  # figures closer than this are no ordering
@@ -79,23 +81,36 @@ class CaseResult:
     unplaced: Mapping[str, Mapping[str, str]]
 
 
-def run_case(
-    case: CaseSection, *, quick: bool, seed: int, on_run: OnRun, on_system: Callable[[], None] = lambda: None
-) -> CaseResult:
-    """`on_run` hears of each run before it starts, `on_system` is called when a system has been measured."""
-    measured: dict[str, _Measured] = {}
-    unplaced: dict[str, Mapping[str, str]] = {}
-    for system in case.systems:
-        deployed = deploy_fleet(case.fleet, _deployment(case, system, seed))
-        unplaced[system.name] = deployed.unplaced
-        measured[system.name] = _measure(case, system, deployed, quick=quick, seed=seed, on_run=on_run)
-        on_system()
-    rows: list[Row] = []
-    orderings: list[Ordering] = []
-    for published in case.published:
-        rows += (of_figure := _rows(case, published, measured))
-        orderings += _orderings(of_figure, published)
-    return CaseResult(rows=tuple(rows), orderings=tuple(orderings), unplaced=unplaced)
+class RunningCase:
+    """The systems of a case, given to `workers`, which are told of each run before it starts."""
+
+    def __init__(self, case: CaseSection, *, quick: bool, seed: int, workers: Workers[str]) -> None:
+        self._case = case
+        self._tasks = {
+            system.name: workers.submit(partial(_measure_system, case, system, quick, seed)) for system in case.systems
+        }
+
+    def result(self, on_system: Callable[[], None] = lambda: None) -> CaseResult:
+        """`on_system` is called when a system has been measured, in their order."""
+        measured: dict[str, _Measured] = {}
+        unplaced: dict[str, Mapping[str, str]] = {}
+        for name, task in self._tasks.items():
+            measured[name], unplaced[name] = task.result()
+            on_system()
+        rows: list[Row] = []
+        orderings: list[Ordering] = []
+        for published in self._case.published:
+            rows += (of_figure := _rows(self._case, published, measured))
+            orderings += _orderings(of_figure, published)
+        return CaseResult(rows=tuple(rows), orderings=tuple(orderings), unplaced=unplaced)
+
+
+def _measure_system(
+    case: CaseSection, system: SystemSection, quick: bool, seed: int, on_run: OnRun
+) -> tuple[_Measured, Mapping[str, str]]:
+    """Returns what was measured, and what was not placed."""
+    deployed = deploy_fleet(case.fleet, _deployment(case, system, seed))
+    return _measure(case, system, deployed, quick=quick, seed=seed, on_run=on_run), dict(deployed.unplaced)
 
 
 def _deployment(case: CaseSection, system: SystemSection, seed: int) -> Deployment:
