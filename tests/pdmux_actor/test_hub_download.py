@@ -6,10 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from fake_hub import COMMIT, FakeHub, fake_hub
+
+from pdmux_actor.models.download_bar import DownloadBar
 
 REPO = "some-org/some-model"
 TOKEN = "hf_" + "x" * 34
@@ -99,3 +102,20 @@ def test_resolve_checkpoint__offline__takes_what_is_there_and_asks_nobody(hub: F
     assert REPO in absent["reason"]
     assert "local folder" in absent["remedy"]
     assert not hub.asked
+
+
+def test_download_bar__files_come_on_two_threads__never_tells_less_than_before() -> None:
+    told: list[int] = []
+    late = Thread(target=lambda: bar.update(5))
+
+    def tell(done: int, total: int) -> None:
+        if done == 5:
+            late.start()
+            late.join(0.2)  # it would tell of 10 now, if it might
+        told.append(done)
+
+    bar = DownloadBar(tell, unit="B", total=10)
+    bar.update(5)
+    late.join(10)
+
+    assert told == [5, 10]
