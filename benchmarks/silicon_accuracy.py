@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from accuracy.silicon_points import Replay, SiliconPoint, silicon_points
+from accuracy.closed_loop_replay import Replay
+from accuracy.silicon_points import SiliconPoint, silicon_points
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
@@ -38,11 +39,8 @@ class Judged:
 
 
 @cache
-def _latencies(
-    folder: Path, device: str, engine: str, spec: ModelSpec, num_gpus: int, gemm_dtype: str, kv_dtype: str
-) -> dict[str, LatencyModel]:
-    known = device_named(device)
-    tables = OperatorTables(folder=folder, device=known, engine=engine, gemm_dtype=gemm_dtype, kv_dtype=kv_dtype)
+def _latencies(tables: OperatorTables, spec: ModelSpec, num_gpus: int) -> dict[str, LatencyModel]:
+    known = tables.device
     return {
         "operators": tables.profile(spec, num_gpus).latency(spec, known, num_gpus=num_gpus),
         "roofline": RooflineLatency(known, num_gpus=num_gpus),
@@ -52,9 +50,16 @@ def _latencies(
 def judged(folder: Path, points: list[SiliconPoint]) -> Iterator[Judged]:
     for point in points:
         known = device_named(point.device)
-        named = (folder, point.device, point.engine, point.spec, point.num_gpus, point.gemm_dtype, point.kv_dtype)
-        for latency, model in _latencies(*named).items():
-            ttft_s, tpot_s = Replay(point, model, sms=known.num_sms, host_s=Estimator().host_s_of(known)).means()
+        tables = OperatorTables(
+            folder=folder,
+            device=known,
+            engine=point.engine,
+            gemm_dtype=point.gemm_dtype,
+            kv_dtype=point.kv_dtype,
+            fuses_scaling=point.settings.fuses_scaling,
+        )
+        for latency, model in _latencies(tables, point.spec, point.num_gpus).items():
+            ttft_s, tpot_s = Replay(point, model, known, host_s=Estimator().host_s_of(known)).means()
             yield Judged(point=point, latency=latency, ttft=ttft_s / point.ttft_s - 1, tpot=tpot_s / point.tpot_s - 1)
 
 

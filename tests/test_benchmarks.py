@@ -127,3 +127,21 @@ def test_benchmark__folder_that_it_finds_from_its_own_place__is_the_trees_or_the
         assert base == (ROOT.parent if folder == "shared" else ROOT), (
             f"parents[{level}] / {folder!r} is {base / folder}"
         )
+
+
+def methods_by_class(file: Path) -> dict[str, set[str]]:
+    classes = [n for n in ast.walk(tree_of(file)) if isinstance(n, ast.ClassDef)]
+    return {c.name: {f.name for f in c.body if isinstance(f, ast.FunctionDef)} for c in classes}
+
+
+def test_benchmark__class_that_tells_gateways_of_a_simulated_fleet__answers_all_that_a_run_asks() -> None:
+    asked = methods_by_class(ROOT / "deploy" / "simulation" / "view_updates.py")["ViewUpdates"]
+    telling = [
+        (f"{name_of(file)}: {name}", methods)
+        for file in SOURCES
+        for name, methods in methods_by_class(file).items()
+        if {"view", "longest_tokens"} <= methods
+    ]
+
+    assert telling
+    assert not [name for name, methods in telling if not asked <= methods]

@@ -1,25 +1,20 @@
-"""Measured end-to-end points of `aiconfigurator-core`, and what a latency model says of them.
+"""Measured end-to-end points of `aiconfigurator-core`, and what is known of how they were measured.
 
 A point is an engine under as many clients as it says, each of which sends its next request when the last one is
-answered. The replay keeps to what is known of the three engines: vLLM and TensorRT-LLM fill steps of 8,192 tokens
-with decoding sequences first and chunks of prompts after them, SGLang runs batches of prompts before it decodes on.
+answered. Those of InferenceMAX (SemiAnalysis) were measured by scripts that are public: `benchmarks/70b_*.sh` of its
+repository in autumn 2025, with ten requests a client, all sent at once, lengths from 80 to 100 % of those named. The
+others, of NVIDIA's own Dynamo, tell neither their engines' settings nor their load.
 """
 
-import random
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from engines.model_specs import LLAMA_3_8B, LLAMA_3_70B, QWEN3_32B
 
-from profiler.latency import ChunkShape, LatencyModel
-from profiler.specs import ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
-BATCH_TOKENS = 8192
-_REQUESTS_PER_CLIENT = 10  # as InferenceMAX sends; all clients start at once, and all requests count
 _MODELS = {
     "meta-llama/Llama-3.1-70B": LLAMA_3_70B,
     "Qwen/Qwen3-32B": QWEN3_32B,
@@ -28,7 +23,23 @@ _MODELS = {
 }
 _SYSTEMS = {"h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200", "a100_sxm": "A100-80G", "l40s": "L40S"}
 _OWN_DTYPE = "bfloat16"  # of the checkpoint, where a point names no other
-_LENGTHS_VARY = "source_file=2026-04-06.csv"  # InferenceMAX draws lengths from 80 to 100 % of those that it names
+_INFERENCEMAX = "source_file=2026-04-06.csv"
+_BYTES_PER_WEIGHT = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5 + 1 / 16}
+_WORKSPACE_BYTES = 4 * 1024**3  # of a GPU: activations of a step, CUDA graphs, the collectives' buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an engine was run, as far as it is known. `batch_tokens`: of a step. `waits_steps`: a prompt that does not
+    fill nine tenths of a step waits for others so long, while something decodes. `fuses_scaling`: as of OperatorTables.
+    `schedules_ahead`: the next step is put together while the GPU is at this one.
+    """
+
+    batch_tokens: int = 8192
+    waits_steps: int = 0
+    fuses_scaling: bool = False
+    schedules_ahead: bool = False
+    memory_share: float = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +58,20 @@ class SiliconPoint:
     shortest: float
     ttft_s: float
     tpot_s: float
+    settings: Settings
 
     @property
     def kv_dtype(self) -> str:
         """Keys and values follow the format of checkpoints that NVIDIA quantised; else they stay as computed."""
         return "fp8" if self.gemm_dtype in ("fp8", "nvfp4") else _OWN_DTYPE
+
+    def kv_tokens(self, device: DeviceSpec) -> int:
+        """Tokens whose keys and values fit beside the weights."""
+        embeddings = (1 if self.spec.tie_word_embeddings else 2) * self.spec.embedding_bytes
+        weights = self.spec.num_projection_params * _BYTES_PER_WEIGHT[self.gemm_dtype] + embeddings
+        room = self.settings.memory_share * device.memory_bytes - _WORKSPACE_BYTES - weights / self.num_gpus
+        narrow = 0.5 if self.kv_dtype == "fp8" else 1.0
+        return int(room / (self.spec.kv_bytes_per_token_per_gpu(self.num_gpus) * narrow))
 
 
 def silicon_points(folder: Path) -> Iterator[SiliconPoint]:
@@ -60,113 +80,37 @@ def silicon_points(folder: Path) -> Iterator[SiliconPoint]:
     for row in rows.itertuples():
         is_one_mesh = row.mode == "agg" and row.pp_size == 1 and not row.attention_dp_size > 1
         if row.model_path in _MODELS and row.system in _SYSTEMS and is_one_mesh:
-            yield SiliconPoint(
+            is_public = str(row.silicon_data_source).startswith(_INFERENCEMAX)
+            dtype = _OWN_DTYPE if pd.isna(row.gemm_quant_mode) else row.gemm_quant_mode
+            point = SiliconPoint(
                 model=row.model_path.split("/")[1],
-                spec=_MODELS[row.model_path],
+                spec=replace(_MODELS[row.model_path], weights="fp8" if str(dtype).startswith("fp8") else None),
                 device=_SYSTEMS[row.system],
                 engine=row.backend,
-                gemm_dtype=_OWN_DTYPE if pd.isna(row.gemm_quant_mode) else row.gemm_quant_mode,
+                gemm_dtype=dtype,
                 num_gpus=int(row.tp_size),
                 clients=int(row.batch_size),
                 prompt_tokens=int(row.isl),
                 output_tokens=int(row.osl),
-                shortest=0.8 if str(row.silicon_data_source).startswith(_LENGTHS_VARY) else 1.0,
+                shortest=0.8 if is_public else 1.0,
                 ttft_s=row.silicon_ttft_ms * 1e-3,
                 tpot_s=row.silicon_tpot_ms * 1e-3,
+                settings=Settings(),
             )
+            yield replace(point, settings=_of_inferencemax(point) if is_public else _by_default(point))
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    sent_s: float
-    prompt_tokens: int
-    output_tokens: int
-    prefilled: int = 0
-    produced: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
-
-    @property
-    def context(self) -> int:
-        return self.prompt_tokens + self.produced
+def _of_inferencemax(point: SiliconPoint) -> Settings:
+    """vLLM with `--max-num-batched-tokens 8192 --async-scheduling`; TensorRT-LLM with `--max_num_tokens 16384`, and
+    `batch_wait_timeout_iters: 20` for 1,024 tokens in and out on less than eight GPUs. Both take NVIDIA's
+    checkpoints, which bring the scales of activations.
+    """
+    if point.engine == "vllm":
+        return Settings(schedules_ahead=True)
+    waits = point.prompt_tokens == point.output_tokens == 1024 and point.num_gpus < 8
+    return Settings(batch_tokens=16384, waits_steps=20 if waits else 0, fuses_scaling=True, schedules_ahead=True)
 
 
-class Replay:
-    """Answers a point's clients in virtual time, step by step."""
-
-    def __init__(self, point: SiliconPoint, latency: LatencyModel, *, sms: int, host_s: float) -> None:
-        self._point, self._latency, self._sms, self._host_s = point, latency, sms, host_s
-        self._draw = random.Random(0)
-        self._now_s = 0.0
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
-        self._done: list[_Request] = []
-        self._unsent = point.clients * _REQUESTS_PER_CLIENT
-
-    def means(self) -> tuple[float, float]:
-        """TTFT and TPOT, over requests."""
-        for _ in range(self._point.clients):
-            self._send()
-        while self._waiting or self._running:
-            if self._point.engine == "sglang":
-                self._prompts_first()
-            else:
-                self._mixed_step()
-        gaps = [(r.last_s - r.first_s) / (r.produced - 1) for r in self._done if r.produced > 1]
-        return float(np.mean([r.first_s - r.sent_s for r in self._done])), float(np.mean(gaps))
-
-    def _send(self) -> None:
-        if self._unsent:
-            self._unsent -= 1
-            prompt, output = (self._length(n) for n in (self._point.prompt_tokens, self._point.output_tokens))
-            self._waiting.append(_Request(self._now_s, prompt, output))
-
-    def _length(self, tokens: int) -> int:
-        return max(1, round(tokens * self._draw.uniform(self._point.shortest, 1.0)))
-
-    def _mixed_step(self) -> None:
-        chunks, ready = self._next_chunks(BATCH_TOKENS - len(self._running))
-        if chunks:
-            contexts = [r.context for r in self._running]
-            self._pass(self._latency.mixed_s(self._point.spec, chunks, contexts, self._sms), 1, ready)
-        else:
-            self._decode()
-
-    def _prompts_first(self) -> None:
-        chunks, ready = self._next_chunks(BATCH_TOKENS)
-        if chunks:
-            self._pass(self._latency.prefill_s(self._point.spec, chunks, self._sms), 0, ready)
-        else:
-            self._decode()
-
-    def _next_chunks(self, room: int) -> tuple[list[ChunkShape], list[_Request]]:
-        """Fills a step with prompts in turn; those whose last chunk it is leave the queue."""
-        chunks, ready = [], []
-        while self._waiting and room > 0:
-            head = self._waiting[0]
-            new = min(room, head.prompt_tokens - head.prefilled)
-            chunks.append(ChunkShape(new, head.prefilled))
-            head.prefilled += new
-            room -= new
-            if head.prefilled == head.prompt_tokens:
-                ready.append(self._waiting.popleft())
-        return chunks, ready
-
-    def _decode(self) -> None:
-        """All steps until the next sequence ends, at the contexts of the middle one."""
-        steps = min(r.output_tokens - r.produced for r in self._running)
-        contexts = [r.context + steps // 2 for r in self._running]
-        self._pass(steps * self._latency.decode_s(self._point.spec, contexts, self._sms), steps, [])
-
-    def _pass(self, seconds: float, steps: int, ready: Sequence[_Request]) -> None:
-        self._now_s += seconds + max(1, steps) * self._host_s
-        for request in self._running:
-            request.produced += steps
-        for request in ready:
-            request.produced, request.first_s = 1, self._now_s
-            self._running.append(request)
-        for request in [r for r in self._running if r.produced >= r.output_tokens]:
-            request.last_s = self._now_s
-            self._done.append(request)
-            self._running.remove(request)
-            self._send()
+def _by_default(point: SiliconPoint) -> Settings:
+    """What the engines do unless told otherwise."""
+    return Settings(schedules_ahead=point.engine != "vllm")

@@ -20,6 +20,7 @@ from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
+from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.streams import RequestStream, demand_stream
 from deploy.simulation.units import SimulatedUnit, UnitIdentity
 from deploy.simulation.view_updates import FleetModel
@@ -264,6 +265,9 @@ class PlannedMove:
 
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return ()
+
+    def node_use(self, now_s: float) -> NodeUse | None:
+        return None
 
     # ---- transition.FleetState ----
 

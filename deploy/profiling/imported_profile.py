@@ -1,7 +1,7 @@
 """Profiles put together from published tables of operators: launches that were timed in parts, on a GPU elsewhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.errors import OptionNotUsable
@@ -11,7 +11,7 @@ from profiler.devices import device_named
 from profiler.measurement import Measurement
 from profiler.probe import ProbeLimits
 from profiler.profile import ModelProfile, Profile
-from profiler.readers.aiconfigurator import ENGINES, OperatorTables, installed_folder
+from profiler.readers.aiconfigurator import ENGINES, OperatorTables, gemm_dtype_of, installed_folder
 from profiler.specs import DeviceSpec, ModelSpec
 from profiler.sweep import plan_sweep
 
@@ -78,7 +78,8 @@ def import_profile(
 
 def _launches(operators: OperatorTables, spec: ModelSpec, num_gpus: int) -> ModelProfile:
     device = operators.device
-    latency = operators.profile(spec, num_gpus).latency(spec, device, num_gpus=num_gpus)
+    own = replace(operators, gemm_dtype=gemm_dtype_of(spec))
+    latency = own.profile(spec, num_gpus).latency(spec, device, num_gpus=num_gpus)
     longest = min(_MOST_SEQUENCE_TOKENS, spec.context_tokens(None))
     limits = ProbeLimits(
         shares=(device.num_sms,),

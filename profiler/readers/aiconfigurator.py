@@ -24,6 +24,15 @@ _MILLI = 1e-3
 # Of a dense layer beside GEMMs, attention and all-reduces: two norms, rotary embedding, activation, a copy into the KV
 # cache. The tables' authors reckon with 3 us each beside the traffic (`mem_empirical_constant_latency`).
 _SMALL_KERNELS, _SMALL_KERNEL_S = 5, 3e-6
+_SCALED, _TIMED = ("fp8", "nvfp4"), "fp8"  # whose activations are narrowed, too; whose narrowing was timed
+_LEAST_PRODUCT = 0.3  # of a timed product, when what was timed with it is taken away: tables of two runs may disagree
+
+
+def gemm_dtype_of(spec: ModelSpec) -> str:
+    """Returns the tables' word for products with such weights. Of fp8 those with one scale for a tensor are taken."""
+    if spec.weights is None:
+        return "bfloat16"
+    return {"fp8": "fp8", "int8": "int8_wo"}.get(spec.weights, "int4_wo")
 
 
 def installed_folder() -> Path:
@@ -37,13 +46,17 @@ def installed_folder() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTables:
-    """`folder` is the package's. `gemm_dtype` and `kv_dtype` are the tables' words: bfloat16, fp8, fp8_block, nvfp4."""
+    """`folder` is the package's. `gemm_dtype` and `kv_dtype` are the tables' words: bfloat16, fp8, fp8_block, nvfp4.
+    `fuses_scaling`: the engine narrows activations in the kernel before a product, by scales that the checkpoint has:
+    TensorRT-LLM does so with those of ModelOpt.
+    """
 
     folder: Path
     device: DeviceSpec
     engine: str
     gemm_dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
+    fuses_scaling: bool = False
 
     @property
     def version(self) -> str:
@@ -84,7 +97,21 @@ class OperatorTables:
         file = self._newest("gemm", "gemm_perf")
         rows = read_rows(file, ("gemm_dtype", "m", "n", "k", "latency"))
         chosen = require(rows[rows["gemm_dtype"] == self.gemm_dtype], rows[["gemm_dtype"]], file, self.gemm_dtype)
-        return _GemmTimes.of(chosen)
+        products = _GemmTimes.of(chosen)
+        is_fused = self.fuses_scaling and self.gemm_dtype in _SCALED
+        return products.without(self._scalings()) if is_fused else products
+
+    def _scalings(self) -> pd.DataFrame:
+        """Finding the scale of [m, k] activations and applying it: two kernels that such products were timed with.
+        Those of fp8 stand for the others', which read the same activations.
+        """
+        steps = []
+        for name in ("computescale_perf", "scale_matrix_perf"):
+            file = self._newest("quantize", name)
+            rows = read_rows(file, ("quant_dtype", "m", "k", "latency"))
+            chosen = require(rows[rows["quant_dtype"] == _TIMED], rows[["quant_dtype"]], file, _TIMED)
+            steps.append(chosen.groupby(["m", "k"])["latency"].min())
+        return pd.DataFrame((steps[0] + steps[1]).mul(_MILLI).dropna().unstack("m").sort_index())
 
     def _attention(self, spec: ModelSpec, num_gpus: int) -> tuple[MeasuredOperator, MeasuredOperator]:
         prompts = self._attention_rows("context_attention_perf", spec, num_gpus)
@@ -124,7 +151,9 @@ class OperatorTables:
         file = self._newest("comm", "custom_allreduce_perf")
         rows = read_rows(file, ("num_gpus", "message_size", "latency"))
         chosen = require(rows[rows["num_gpus"] == num_gpus], rows[["num_gpus"]], file, f"{num_gpus} GPUs")
-        quickest = chosen.groupby("message_size")["latency"].min().reset_index()
+        by_size = chosen.groupby("message_size")["latency"].min().sort_index()
+        # A smaller message can be sent as a larger one, and takes no longer.
+        quickest = by_size[::-1].cummin()[::-1].reset_index()
         # Sizes are in elements of two bytes, whatever the operator's name for them.
         tokens = column(quickest, "message_size") / spec.hidden_size
         return MeasuredOperator(
@@ -173,8 +202,24 @@ class _GemmTimes:
         for level in ("n", "k"):
             per_product = per_product.groupby(level=level).transform(lambda times: times.ffill().bfill())
         cube = per_product.add(size, axis=0).to_numpy().reshape([len(axis) for axis in axes])
+        # A product can be computed as part of a larger one, and takes no longer. Where a table says so all the same,
+        # the outlier would stand for all layers of a model.
+        for axis in range(cube.ndim):
+            cube = np.flip(np.minimum.accumulate(np.flip(cube, axis), axis), axis)
         grid = RegularGridInterpolator([np.log(axis) for axis in axes], cube, bounds_error=False, fill_value=None)
         return cls(axes[2], grid)
+
+    def without(self, beside: pd.DataFrame) -> "_GemmTimes":
+        """Less what was timed with each product, by rows and k: seconds, a column per m."""
+        log_k, log_m = np.log(beside.index.to_numpy(np.float64)), np.log(beside.columns.to_numpy(np.float64))
+        filled = beside.interpolate(axis=1, limit_direction="both").to_numpy()
+        less = RegularGridInterpolator([log_k, log_m], np.log(filled), bounds_error=False, fill_value=None)
+        log_n, own_k, own_m = self.logarithms.grid
+        points = np.stack(np.meshgrid(own_k, own_m, indexing="ij"), axis=-1)
+        products_s = np.exp(self.logarithms.values)
+        rest_s = np.maximum(products_s - np.exp(less(points))[None], _LEAST_PRODUCT * products_s)
+        grid = RegularGridInterpolator([log_n, own_k, own_m], np.log(rest_s), bounds_error=False, fill_value=None)
+        return _GemmTimes(self.rows, grid)
 
     def seconds(self, n: int, k: int) -> Floats:
         log_rows = np.log(self.rows)

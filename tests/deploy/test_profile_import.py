@@ -60,6 +60,23 @@ def test_import__of_a_fleets_pool__plans_are_made_by_it(fleet: Path, tmp_path: P
     assert json.loads(before.read_text())["units"] != json.loads(after.read_text())["units"]
 
 
+def launches_of(fleet: Path, out: Path) -> dict[object, float]:
+    asked = ("--import", "aiconfigurator:h200:vllm", "--tables", fleet.parent / "aiconfigurator_core")
+    assert run("profile", fleet, *asked, "--out", out) == 0
+    return {m.launch: m.seconds for m in read_profile(out).models["small"].measurements}
+
+
+def test_import__of_a_model_with_weights_of_one_byte__takes_their_products(fleet: Path, tmp_path: Path) -> None:
+    plain = launches_of(fleet, tmp_path / "plain.parquet")
+    config = tmp_path / "small" / "config.json"
+    config.write_text(json.dumps({**_CONFIG, "quantization_config": {"quant_method": "fp8"}}))
+
+    narrow = launches_of(fleet, tmp_path / "narrow.parquet")
+
+    assert narrow.keys() == plain.keys()
+    assert all(narrow[launch] < 0.99 * plain[launch] for launch in plain)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

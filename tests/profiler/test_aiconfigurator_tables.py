@@ -3,14 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from operator_tables import all_reduce_s, attention_s, gemm_s, write_tables
+from operator_tables import all_reduce_s, attention_s, gemm_s, scaling_s, write_tables
 
 from profiler.errors import ProfileUnusable
 from profiler.gpus.a40 import DEVICE as A40
 from profiler.gpus.h200 import DEVICE as H200
 from profiler.latency import ChunkShape
-from profiler.readers.aiconfigurator import OperatorTables
+from profiler.readers.aiconfigurator import OperatorTables, gemm_dtype_of
 from profiler.specs import ModelSpec
 
 SPEC = ModelSpec(
@@ -85,6 +86,51 @@ def test_tables__weights_of_one_byte__take_their_own_products(folder: Path) -> N
     )
 
     assert 0.45 * plain < quantised < 0.7 * plain
+
+
+def test_tables__engine_that_fuses_the_scaling__saves_its_kernels_in_every_layer(folder: Path) -> None:
+    apart, fused = (
+        replace(tables(folder, gemm_dtype="fp8"), fuses_scaling=fuses)
+        .profile(SPEC, 1)
+        .latency(SPEC, H200)
+        .decode_s(SPEC, (255,) * 16, H200.num_sms)
+        for fuses in (False, True)
+    )
+
+    of_a_layer_s = sum(2 * scaling_s(16, k) for k in (4096, 8 * 128, 4096, 8192))
+    assert apart - fused == pytest.approx(4 * of_a_layer_s, rel=0.25)
+
+
+def test_tables__outliers__count_as_what_the_next_larger_one_takes(tmp_path: Path) -> None:
+    """A product of 16 rows and an all-reduce of 64 Ki elements, a hundred times as long as they should be."""
+    write_tables(tmp_path)
+
+    def steps_s() -> tuple[float, float]:
+        found = tables(tmp_path).profile(ON_TWO, 2).latency(ON_TWO, H200, num_gpus=2)
+        return (
+            found.decode_s(ON_TWO, (255,) * 16, H200.num_sms),
+            found.prefill_s(ON_TWO, (ChunkShape(16),), H200.num_sms),
+        )
+
+    before = steps_s()
+    for name, where in (
+        ("gemm_perf", {"m": 16, "n": 4096, "k": 4096}),
+        ("custom_allreduce_perf", {"message_size": 65536}),
+    ):
+        (file,) = tmp_path.rglob(f"{name}.parquet")
+        rows = pd.read_parquet(file)
+        is_it = (rows[list(where)] == pd.Series(where)).all(axis=1)
+        rows.loc[is_it, "latency"] *= 100
+        rows.to_parquet(file)
+
+    assert steps_s() == pytest.approx(before, rel=1.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "word"), [(None, "bfloat16"), ("fp8", "fp8"), ("int8", "int8_wo"), ("int4", "int4_wo")]
+)
+def test_gemm_dtype__of_a_model__is_the_tables_word_for_its_weights(weights: str | None, word: str) -> None:
+    assert gemm_dtype_of(replace(SPEC, weights=weights)) == word
 
 
 def test_tables__of_two_versions__newest_is_read(folder: Path, tmp_path: Path) -> None:
