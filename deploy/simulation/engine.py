@@ -12,11 +12,13 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Arrival, AttachModel, Event
 from pdmux_actor.scheduling.launch import LaunchCompletion
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.scheduling.stretch_run import StretchTokens
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
 
 OnTokens = Callable[[Sequence[TokenEvent]], None]
 OnLaunch = Callable[[LaunchCompletion], None]
+OnStretch = Callable[[StretchTokens], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,10 @@ class _ToldExecutor(InterferingExecutor):
         return done
 
 
+def _nobody_hears(tokens: StretchTokens) -> None:
+    raise AssertionError(f"it was not let run ahead: {tokens}")
+
+
 class SimulatedEngine:
     """Wakes when a launch ends or a request arrives, and at no other time. `on_launch` hears of launches that ended."""
 
@@ -87,9 +93,17 @@ class SimulatedEngine:
             executor=self._executor, scheduler=self._scheduler, events=self._inbox, outbox=on_tokens
         )
         self._due_s: float | None = None
+        self._until_s: Callable[[], float] | None = None
+        self._on_stretch: OnStretch = _nobody_hears
         for model in design.models:
             self._inbox.put(AttachModel(model.info, model.quota_blocks))
         self._loop.act()
+
+    def let_run_ahead(self, until_s: Callable[[], float], on_stretch: OnStretch) -> None:
+        """Lets it go on with a stretch of decode at once, up to the time at which `until_s` says that something may
+        come to this unit. `on_stretch` then hears of tokens that are still to come.
+        """
+        self._until_s, self._on_stretch = until_s, on_stretch
 
     def submit(self, request: GenerateRequest) -> None:
         self.tell(Arrival(request))
@@ -117,7 +131,17 @@ class SimulatedEngine:
         self._due_s = None
         self._loop.collect()
         self._loop.act()
+        self._run_ahead()
         self._ask_for_wake()
+
+    def _run_ahead(self) -> None:
+        """Decode with nothing else to do needs no wake for each step, up to when something may come."""
+        if self._until_s is None:
+            return
+        tokens = self._scheduler.run_on(self._executor, self._until_s())
+        if tokens is not None:
+            self._agenda.num_done += len(tokens.times_s)  # the wakes that were not needed
+            self._on_stretch(tokens)
 
     def _ask_for_wake(self) -> None:
         due_s, deadline_s = self._executor.next_end_s(), self._scheduler.next_deadline_s()
@@ -126,5 +150,5 @@ class SimulatedEngine:
         if due_s is not None:  # what is due already is due now
             due_s = max(due_s, self._agenda.clock.now_s)
         if due_s is not None and due_s != self._due_s:
-            self._agenda.at(due_s, self._wake)
+            self._agenda.wake_at(due_s, self._wake)
         self._due_s = due_s

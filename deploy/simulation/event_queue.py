@@ -29,22 +29,38 @@ class EventQueue:
         self.clock = FleetClock()
         self.num_done = 0
         self._heap: list[tuple[float, int, Action]] = []
+        self._wakes: list[tuple[float, int, Action]] = []
         self._num_asked = 0
 
     def at(self, time_s: float, action: Action) -> None:
-        self._num_asked += 1
-        now_s = self.clock.now_s
-        heapq.heappush(self._heap, (time_s if time_s > now_s else now_s, self._num_asked, action))
+        self._ask(self._heap, time_s, action)
+
+    def wake_at(self, time_s: float, action: Action) -> None:
+        """An action of one unit, which concerns no other."""
+        self._ask(self._wakes, time_s, action)
 
     @property
     def has_more(self) -> bool:
-        return bool(self._heap)
+        return bool(self._heap or self._wakes)
+
+    @property
+    def next_of_all_s(self) -> float:
+        """Returns when the next action comes that is not a unit's own; infinite if none does."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def _ask(self, heap: list[tuple[float, int, Action]], time_s: float, action: Action) -> None:
+        self._num_asked += 1
+        now_s = self.clock.now_s
+        heapq.heappush(heap, (time_s if time_s > now_s else now_s, self._num_asked, action))
 
     def step(self) -> bool:
         """Does the next action; False when there is none."""
-        if not self._heap:
+        heap, wakes = self._heap, self._wakes
+        if wakes and (not heap or wakes[0] < heap[0]):
+            heap = wakes
+        if not heap:
             return False
-        self.clock.now_s, _, action = heapq.heappop(self._heap)
+        self.clock.now_s, _, action = heapq.heappop(heap)
         self.num_done += 1
         action()
         return True

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
 
 from deploy.control.decision_history import PlacementDecision
 from deploy.inspection.workload import cut_to_context
@@ -15,10 +15,11 @@ from deploy.simulation.open_request import OpenRequest, rejected
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.trace_prompts import simulated_prompt
-from deploy.simulation.units import SimulatedUnit
+from deploy.simulation.units import MuxedUnit, SimulatedUnit
 from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
+from pdmux_actor.scheduling.stretch_run import StretchTokens
 from router.admission_request import AdmissionRequest
 from router.limits import GatewayLimits
 from router.routing.prefix_index import prefix_names
@@ -91,6 +92,7 @@ class FleetRun:
         on_progress: Callable[[int, float], None] | None = None,
         view_updates: MakeViewUpdates = FixedPlan,
         on_outcome: Callable[[RequestOutcome], None] | None = None,
+        run_ahead: bool = True,
     ) -> None:
         self.agenda = EventQueue()
         self.statistics = {m.model: ModelStatistics(SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s)) for m in models}
@@ -118,6 +120,9 @@ class FleetRun:
         self._arrivals_left = True
         self._on_progress = on_progress
         self._on_outcome = on_outcome
+        for unit in self._units if run_ahead else ():
+            if isinstance(unit, MuxedUnit):  # others hand requests on
+                unit.let_run_ahead(self._quiet_until_s, self._on_stretch)
 
     @property
     def expected_requests(self) -> int:
@@ -136,10 +141,12 @@ class FleetRun:
     def run(self) -> FleetOutcome:
         self._publish_view()
         self._await_next_arrival()
+        next_look = _PROGRESS_EVENTS
         while (self._arrivals_left or self._open or self._waiting_since_s) and self.agenda.clock.now_s < self._window_s:
             if not self.agenda.step():
                 break
-            if self.agenda.num_done % _PROGRESS_EVENTS == 0:
+            if self.agenda.num_done >= next_look:
+                next_look = self.agenda.num_done + _PROGRESS_EVENTS
                 self._tell_progress()
                 if self._give_up is not None and self._give_up(self):
                     self._gave_up = True
@@ -250,6 +257,27 @@ class FleetRun:
                     opened.tokens += [token.token_id for token in event.tokens]
             if event.finish is not None:
                 self._let_go(opened, event.finish, now_s)
+
+    def _quiet_until_s(self) -> float:
+        """Returns until when no unit is told anything but by its own launches: requests that wait at a gateway may go
+        to any unit when another one has room.
+        """
+        if any(gateway.num_waiting for gateway in self._gateways):
+            return float("-inf")
+        return min(self.agenda.next_of_all_s, self._window_s)
+
+    def _on_stretch(self, tokens: StretchTokens) -> None:
+        """Does what `_on_tokens` does at each time, for tokens that are neither first nor last."""
+        times_s, num_tokens = tokens.times_s, sum(tokens.counts)
+        first_s, last_s = times_s[0], times_s[-1]
+        gaps_s = [later_s - time_s for time_s, later_s in pairwise(times_s)]
+        for request_id in tokens.request_ids:
+            opened = self._open[request_id]
+            opened.stay.on_tokens(num_tokens, last_s)
+            opened.gaps_s.append(first_s - opened.last_s)
+            opened.gaps_s += gaps_s
+            opened.last_s = last_s
+            opened.output_tokens += num_tokens
 
     def _let_go(self, opened: OpenRequest, finish: FinishReason, now_s: float) -> None:
         if self._view_updates.moves_models and self._is_given_back(opened, finish):

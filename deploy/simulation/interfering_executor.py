@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pdmux_actor.executor.simulated import SimulatedExecutor
+from deploy.simulation.virtual_world import StretchExecutor
 
 Interference = Mapping[tuple[str, str], float]
 """By model and neighbour: how much longer its launches take while one of the neighbour's runs."""
 
 
-class InterferingExecutor(SimulatedExecutor):
+class InterferingExecutor(StretchExecutor):
     interference: Interference = MappingProxyType({})
 
     def _changed(self) -> None:

@@ -1,10 +1,10 @@
 """Defines what the router of a simulated fleet sees as units. Those of several engines are in fleet_modes/."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from deploy.simulation.engine import EngineDesign, OnTokens, SimulatedEngine
+from deploy.simulation.engine import EngineDesign, OnStretch, OnTokens, SimulatedEngine
 from deploy.simulation.event_queue import EventQueue
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
@@ -44,6 +44,10 @@ class MuxedUnit:
         self.is_stale = True
         self._on_tokens = on_tokens
         self._engine = SimulatedEngine(design, agenda, self._pass_on)
+
+    def let_run_ahead(self, until_s: Callable[[], float], on_stretch: OnStretch) -> None:
+        """Does what `SimulatedEngine.let_run_ahead` does."""
+        self._engine.let_run_ahead(until_s, on_stretch)
 
     def submit(self, request: GenerateRequest) -> bool:
         self.is_stale = True

@@ -107,9 +107,10 @@ class _Work(msgspec.Struct, gc=False):
     demand: float | None = None  # share of the bandwidth, of a decode that has had company
 
 
+ROUNDING_S = 1e-9  # of a launch's rest, what rounding leaves
 # To plan a step, launch its graph and read what was sampled: "less than 0.5 ms" (MuxWise §3.2.2, DuetServe §4.3).
 GPU_HOST_S = 0.5e-3
-_MADE_UP_TOKENS = tuple((SampledToken(token_id=token_id),) for token_id in range(128))
+MADE_UP_TOKENS = tuple((SampledToken(token_id=token_id),) for token_id in range(128))
 
 
 class SimulatedExecutor:
@@ -176,7 +177,7 @@ class SimulatedExecutor:
             model=model,
             spec=spec,
             geometry=KvGeometry.of(spec, self.block_bytes),
-            eos_token_ids=frozenset({end} if (end := spec.vocab_size - 1) >= len(_MADE_UP_TOKENS) else ()),
+            eos_token_ids=frozenset({end} if (end := spec.vocab_size - 1) >= len(MADE_UP_TOKENS) else ()),
             max_model_len=spec.context_tokens(max_model_len),
         )
         return info
@@ -211,14 +212,17 @@ class SimulatedExecutor:
             now_s, number = self._clock.now(), lane_number(launch)
             self._progress(now_s)
             assert number not in self._lanes
-            host_s = self._host_s
-            if isinstance(launch, DecodeStep):
-                host_s += max(0.0, self._host_until_s - now_s)
-                self._host_until_s = now_s + host_s
-            solo_s = self._solo_s(launch)
-            step_s = solo_s / launch.steps if isinstance(launch, DecodeStep) else 0.0
-            self._lanes[number] = _Work(launch, now_s, host_s + solo_s, step_s)
+            self._lanes[number] = self._work(launch, now_s)
             self._changed()
+
+    def _work(self, launch: ComputeLaunch, now_s: float, contexts: Sequence[int] | None = None) -> _Work:
+        host_s = self._host_s
+        if isinstance(launch, DecodeStep):
+            host_s += max(0.0, self._host_until_s - now_s)
+            self._host_until_s = now_s + host_s
+        solo_s = self._solo_s(launch, contexts)
+        step_s = solo_s / launch.steps if isinstance(launch, DecodeStep) else 0.0
+        return _Work(launch, now_s, host_s + solo_s, step_s)
 
     def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         next_end_s = self.next_end_s()
@@ -294,7 +298,7 @@ class SimulatedExecutor:
             self._updated_s = now_s
 
     def _is_done(self, lane: int) -> bool:
-        return self._lanes[lane].remaining_s <= 1e-9  # seconds; what rounding leaves
+        return self._lanes[lane].remaining_s <= ROUNDING_S
 
     def _complete(self, lane: int, now_s: float) -> LaunchCompletion:
         work = self._lanes.pop(lane)
@@ -302,7 +306,7 @@ class SimulatedExecutor:
         spec = self._infos[launch.model].spec
         steps = launch.steps if isinstance(launch, DecodeStep) else 1
         sequences = sampling_sequences(launch, spec.num_layers)
-        tokens = _made_up_tokens(sequences, steps, spec.vocab_size)
+        tokens = made_up_tokens(sequences, steps, spec.vocab_size)
         if [s for s in sequences if not s.is_plain]:
             tokens = tuple([_following(t, s) for t, s in zip(tokens, sequences, strict=True)])
             tokens = tuple([_with_logprobs(t, s, spec.vocab_size) for t, s in zip(tokens, sequences, strict=True)])
@@ -316,37 +320,34 @@ class SimulatedExecutor:
             embeddings=made_up_embeddings(launch, spec) if embeds else {},
         )
 
-    def _solo_s(self, launch: ComputeLaunch) -> float:
+    def _solo_s(self, launch: ComputeLaunch, contexts: Sequence[int] | None) -> float:
         """Without the host."""
         spec = self._infos[launch.model].spec
         match launch:
             case DecodeStep(sequences=sequences, steps=steps, part=part):
-                contexts, decode_sms = [len(s.token_ids) for s in sequences], self._partition.decode_sms
+                contexts, decode_sms = contexts or [len(s.token_ids) for s in sequences], self._partition.decode_sms
                 assert part is None or part.end_sm <= decode_sms, f"{part} exceeds {self._partition}"
                 return steps * self._latency.decode_s(spec, contexts, decode_sms if part is None else part.sms)
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
                 whole_s = self._latency.prefill_s(spec, [c.shape for c in chunks], self._partition.prefill_sms)
                 return whole_s * (last - first) / spec.num_layers
             case MixedStep(chunks=chunks, sequences=sequences, nano_batches=nano_batches):
-                contexts = [len(s.token_ids) for s in sequences]
+                contexts = contexts or [len(s.token_ids) for s in sequences]
                 shapes, sms = [c.shape for c in chunks], self._partition.decode_sms
                 return overlapped_s(self._latency, spec, shapes, contexts, sms, nano_batches=nano_batches)
 
 
-def _made_up_tokens(
+def made_up_tokens(
     sequences: Sequence[TokenSequence], steps: int, vocab_size: int
 ) -> tuple[tuple[SampledToken, ...], ...]:
     """Each depends on the prompt's first token and the output position only: the same whatever the policy."""
-    printable = min(vocab_size, len(_MADE_UP_TOKENS))
+    printable = min(vocab_size, len(MADE_UP_TOKENS))
     first, choices = min(33, printable - 1), max(1, printable - 33)
     starts = [31 * s.token_ids[0] + 17 * (len(s.token_ids) - s.num_prompt_tokens) for s in sequences]
     if steps == 1:
-        return tuple([_MADE_UP_TOKENS[start % choices + first] for start in starts])
+        return tuple([MADE_UP_TOKENS[start % choices + first] for start in starts])
     return tuple(
-        [
-            tuple([_MADE_UP_TOKENS[(start + 17 * step) % choices + first][0] for step in range(steps)])
-            for start in starts
-        ]
+        [tuple([MADE_UP_TOKENS[(start + 17 * step) % choices + first][0] for step in range(steps)]) for start in starts]
     )
 
 

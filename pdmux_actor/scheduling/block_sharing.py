@@ -58,11 +58,14 @@ class QuotaTransfer:
             use.peak_blocks, use.was_short = 0, False
         return quotas
 
+    def may_be_due(self, now_s: float) -> bool:
+        return self._next_s is None or now_s >= self._next_s
+
     def note_growth(self, now_s: float, queue: ModelQueue) -> bool:
         """Does what `update` does where only `queue` can have taken blocks since the last decision and nothing waits.
         False, and nothing is done, where a transfer may be due.
         """
-        if self._next_s is None or now_s >= self._next_s:
+        if self.may_be_due(now_s):
             return False
         use, used_blocks = self._uses[queue.model], queue.pool.used_blocks(queue.model)
         if used_blocks > use.peak_blocks:
@@ -129,6 +132,10 @@ class BlockSharing:
                 self._make_way(queue)
                 if queue.waiting:
                     self.reclaim(queue, queue.rows_for(len(queue.waiting[0].token_ids)) + 1)
+
+    def may_transfer(self, now_s: float) -> bool:
+        """Says whether quota may move at this decision."""
+        return self._transfer is not None and self._transfer.may_be_due(now_s)
 
     def settle_growth(self, now_s: float, queue: ModelQueue) -> None:
         """Does what `settle` does in a stretch of decode: nothing waits, and only `queue` has taken blocks."""

@@ -9,6 +9,7 @@ from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.learned_scales import LearnedScales, MeasuredSteps
+from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.bandwidth_sharing import ReadsByModel, slowdown_beside
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share
@@ -152,21 +153,20 @@ class LatencyPredictor:
     def modelled_s(
         self, spec: ModelSpec, launch: ComputeLaunch, sms: int, contexts: Sequence[int] | None = None
     ) -> float:
-        """Returns what the latency model alone says of a launch. `contexts` are those of a decode, where they are known
-        already.
+        """Returns what the latency model alone says of a launch. `contexts` are those of decoding sequences, where they
+        are known already.
         """
         match launch:
             case DecodeStep(sequences=sequences, steps=steps):
                 outlook = self._outlooks.get(launch.model)
                 if outlook is not None and outlook.contexts is contexts:
                     return steps * outlook.modelled_s(sms)
-                return steps * self._latency.decode_s(spec, [len(s.token_ids) for s in sequences], sms)
+                return steps * self._latency.decode_s(spec, _lengths(sequences, contexts), sms)
             case PrefillSlice(chunks=chunks, first_layer=first, last_layer=last):
                 whole_s = self._modelled_prefill_s(launch.model, spec, tuple([c.shape for c in chunks]), sms)
                 return whole_s * (last - first) / spec.num_layers
             case MixedStep(chunks=chunks, sequences=sequences):
-                contexts = [len(s.token_ids) for s in sequences]
-                return self._latency.mixed_s(spec, [c.shape for c in chunks], contexts, sms)
+                return self._latency.mixed_s(spec, [c.shape for c in chunks], _lengths(sequences, contexts), sms)
 
     def expected_s(self, flight: LaunchInFlight, *, beside_other_lane: bool) -> float:
         """Returns what a launch that takes off now is expected to take: for a decode beside a prefill, its worst
@@ -277,6 +277,10 @@ class LatencyPredictor:
     def _demand_of(self, device: DeviceSpec, spec: ModelSpec, launch: DecodeStep, step_s: float) -> float:
         contexts = [len(s.token_ids) for s in launch.sequences]
         return self._reads.of(launch.model, spec).demand(device, contexts, step_s)
+
+
+def _lengths(sequences: Sequence[TokenSequence], known: Sequence[int] | None) -> Sequence[int]:
+    return [len(s.token_ids) for s in sequences] if known is None else known
 
 
 def new_tokens(chunks: Sequence[ChunkShape]) -> int:

@@ -301,6 +301,10 @@ class ModelQueue:
         """Forgets the lengths of contexts: a running sequence has tokens more, whoever knows of them yet."""
         self._context_tokens = None
 
+    def note_contexts(self, context_tokens: list[int]) -> None:
+        """These are the lengths of `running` by now."""
+        self._context_tokens = context_tokens
+
     def counted(self, sequence: TokenSequence) -> tuple[ServedCounts, ...]:
         """Returns what a sequence counts in."""
         if sequence.adapter is None:

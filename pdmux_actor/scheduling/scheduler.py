@@ -37,7 +37,7 @@ from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch,
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
-from pdmux_actor.scheduling.policies.base import DispatchPolicy, StretchPolicy, UnitState
+from pdmux_actor.scheduling.policies.base import Decode, DispatchPolicy, Mixed, StretchPolicy, UnitState
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prompt_order import PromptOrder
@@ -46,6 +46,7 @@ from pdmux_actor.scheduling.readiness import LaneReadiness
 from pdmux_actor.scheduling.results import LaunchResults
 from pdmux_actor.scheduling.sequence import TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.scheduling.stretch_run import StretchRunner, StretchTokens, VirtualWorld
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
@@ -91,6 +92,14 @@ class Scheduler:
         self._adapters = Adapters()
         self._reporter = LoadReporter(
             pool, self._predictor, self._neighbours, self.log, device.num_sms, self._adapters, self._batches
+        )
+        self._runner = StretchRunner(
+            device=device,
+            settings=settings,
+            predictor=self._predictor,
+            lanes=self._lanes,
+            sharing=self._sharing,
+            log=self.log,
         )
         self._detached: list[str] = []
         self._goes_on = _goes_on(policy, settings)
@@ -179,11 +188,46 @@ class Scheduler:
         self._log(now_s, launches, ready_s=self._readiness.take_landed(Lane.DECODE))
         return launches
 
+    def run_on(self, world: VirtualWorld, until_s: float) -> StretchTokens | None:
+        """Goes on with a stretch of decode as turns of the loop would, up to the last step that ends before `until_s`
+        (stretch_run.py). Returns what was sampled: it is told to nobody else. None: nothing happened.
+
+        No event may come before `until_s`.
+        """
+        stretch, policy = self._stretch, self._goes_on
+        if stretch is None or stretch.landed_s is not None or policy is None:
+            return None
+        run = self._runner.run(stretch, policy, world, until_s, self._used_blocks)
+        if run is None:
+            return None
+        self._steps_total += len(run.tokens.times_s)
+        self._now_s = run.now_s
+        if len(self._queues) > 1:
+            self._neighbours.advance(self._queues.values(), run.now_s)
+        if run.pending is not None:
+            self._switch(stretch, run.pending, world, run.now_s)
+        return run.tokens
+
+    def _switch(self, stretch: DecodeStretch, action: Decode | Mixed, world: VirtualWorld, now_s: float) -> None:
+        """Goes on with another launch than before."""
+        (flight,) = self._lanes.flights()
+        self._lanes.land(flight.launch, now_s)
+        launches = self._dispatcher.act((action,), now_s)
+        self._stretch = stretch if stretch.take_off(action, launches) else None
+        if stretch.queue.outgrown:
+            self._refuse_outgrown()
+        self._log(now_s, launches, ready_s=now_s)
+        world.switch(launches, now_s)
+
     def _refuse_outgrown(self) -> None:
         for queue in self._queues.values():
             if queue.outgrown:
                 for sequence in tuple(queue.outgrown):
                     self._answers.refuse(queue, sequence)
+
+    @property
+    def _used_blocks(self) -> int:
+        return self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks
 
     @property
     def _is_full(self) -> bool:
@@ -235,7 +279,7 @@ class Scheduler:
                     launch,
                     predicted_s=predicted_s,
                     ready_s=ready_s or self._readiness.take(launch.lane, sms_left=self._lanes.sms_left(launch.lane)),
-                    used_blocks=self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks,
+                    used_blocks=self._used_blocks,
                     decoding_ids=decoding_ids,
                 )
 

@@ -1,0 +1,39 @@
+"""An executor in which units run ahead through stretches of decode."""
+
+from collections.abc import Sequence, Set
+
+from pdmux_actor.executor.simulated import MADE_UP_TOKENS, ROUNDING_S, SimulatedExecutor, made_up_tokens
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Launch, MixedStep, Repartition, lane_number
+from pdmux_actor.scheduling.sequence import TokenSequence
+
+
+class StretchExecutor(SimulatedExecutor):
+    """Implements stretch_run.VirtualWorld: its clock is told when a launch ends instead of being asked."""
+
+    def is_over_at(self, end_s: float) -> bool:
+        passed_s = end_s - self._updated_s
+        return all(work.remaining_s - passed_s * work.rate <= ROUNDING_S for work in self._lanes.values())
+
+    def follow(self, launch: DecodeStep | MixedStep, contexts: Sequence[int], now_s: float) -> float:
+        assert len(self._lanes) == 1, "it is not alone"
+        work = self._lanes[lane_number(launch)] = self._work(launch, now_s, contexts)
+        self._updated_s, self._next_end_s = now_s, now_s + max(0.0, work.remaining_s)
+        return self._next_end_s
+
+    def switch(self, launches: Sequence[Launch], now_s: float) -> None:
+        self._lanes.clear()
+        self._updated_s = now_s
+        for launch in launches:
+            if isinstance(launch, Repartition):
+                self._partition = launch
+            elif not isinstance(launch, DropPrefill):
+                self._lanes[lane_number(launch)] = self._work(launch, now_s)
+        self._changed()
+
+    def next_tokens(self, sequence: TokenSequence, count: int) -> Sequence[SampledToken]:
+        (tokens,) = made_up_tokens([sequence], count, self._infos[sequence.model].spec.vocab_size)
+        return tokens
+
+    def may_say(self, token_ids: Set[int]) -> bool:
+        return any(0 <= token_id < len(MADE_UP_TOKENS) for token_id in token_ids)

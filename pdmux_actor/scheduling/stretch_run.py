@@ -1,0 +1,250 @@
+"""Goes on with a stretch of decode, step after step, without a turn of the loop for each: in virtual time.
+
+A turn hands tokens over, looks for events and fills lanes. In a stretch (decode_stretch.py) there is one lane, and no
+event for as long as the world says; then a step is a few sums: how long it takes, what that teaches, how the policy
+goes on.
+Tokens, counts and rows are brought up to date once, at the end. Whatever would not be as plain as that ends the run
+before it happens: a sequence that may end or have a gap that is too long, a new row of KV, a transfer of quota. What
+is decided, learned and logged is what turns of the loop would have.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Protocol
+
+import msgspec
+
+from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.block_sharing import BlockSharing
+from pdmux_actor.scheduling.decision_log import DecisionLog
+from pdmux_actor.scheduling.decode_stretch import DecodeStretch
+from pdmux_actor.scheduling.launch import DecodeStep, Launch, LaunchCompletion, MixedStep
+from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
+from pdmux_actor.scheduling.policies.base import Decode, Mixed, StretchPolicy
+from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import TokenSequence
+from pdmux_actor.scheduling.settings import SchedulerSettings
+from profiler.specs import DeviceSpec
+
+
+class VirtualWorld(Protocol):
+    """Defines an executor whose launches end when it says beforehand."""
+
+    def next_end_s(self) -> float | None: ...
+
+    def is_over_at(self, end_s: float) -> bool:
+        """Says whether the launches on the lanes are over then, and not only nearly."""
+        ...
+
+    def follow(self, launch: DecodeStep | MixedStep, contexts: Sequence[int], now_s: float) -> float:
+        """The only launch has ended at `now_s`, and this one, of sequences of these lengths, follows. Returns when it
+        ends.
+        """
+        ...
+
+    def switch(self, launches: Sequence[Launch], now_s: float) -> None:
+        """The only launch has ended at `now_s`, and these follow."""
+        ...
+
+    def next_tokens(self, sequence: TokenSequence, count: int) -> Sequence[SampledToken]: ...
+
+    def may_say(self, token_ids: Set[int]) -> bool:
+        """Says whether any of these may be a token that it samples."""
+        ...
+
+
+class StretchTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Holds what a run brought: each of the requests `counts[i]` tokens at `times_s[i]`."""
+
+    request_ids: tuple[str, ...]
+    times_s: Sequence[float]
+    counts: Sequence[int]
+
+
+class StretchRun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Holds how a run ended: `pending` was chosen then and is still to be carried out; None: the next step is in
+    flight.
+    """
+
+    tokens: StretchTokens
+    pending: Decode | Mixed | None
+
+    @property
+    def now_s(self) -> float:
+        return self.tokens.times_s[-1]
+
+
+class StretchRunner:
+    """Runs stretches of the scheduler that these parts are of."""
+
+    def __init__(
+        self,
+        *,
+        device: DeviceSpec,
+        settings: SchedulerSettings,
+        predictor: LatencyPredictor,
+        lanes: LanesInFlight,
+        sharing: BlockSharing,
+        log: DecisionLog,
+    ) -> None:
+        self._device = device
+        self._settings = settings
+        self._predictor = predictor
+        self._lanes = lanes
+        self._sharing = sharing
+        self._log = log
+
+    def run(
+        self, stretch: DecodeStretch, policy: StretchPolicy, world: VirtualWorld, until_s: float, used_blocks: int
+    ) -> StretchRun | None:
+        """Goes on with a stretch whose launch is in flight for as long as steps end before `until_s`. None: not one
+        did, or they are not plain.
+        """
+        end_s = world.next_end_s()
+        if end_s is None or end_s >= until_s:
+            return None
+        queue, (flight,) = stretch.queue, self._lanes.flights()
+        launch = flight.launch
+        assert isinstance(launch, DecodeStep | MixedStep)
+        if not _is_plain(queue, launch, world):
+            return None
+        limits = _Limits.of(queue, most_ahead=self._settings.max_look_ahead_steps - 1)
+        ids, times_s, counts = queue.running_ids, list[float](), list[int]()
+        pending: Decode | Mixed | None = None
+        while (
+            end_s < until_s
+            and limits.bear(_steps(launch), end_s)
+            and not self._sharing.may_transfer(end_s)
+            and world.is_over_at(end_s)
+        ):
+            times_s.append(end_s)
+            counts.append(_steps(launch))
+            limits.note(_steps(launch), end_s)
+            action = self._land(stretch, policy, flight, launch, end_s)
+            if action.sms != flight.sms or not _is_like(launch, action):
+                pending = action
+                break
+            launch = _following(launch, action, queue)
+            stretch.action, stretch.landed_s = action, None
+            self._take_off(queue, flight, launch, used_blocks, end_s)
+            end_s = world.follow(launch, queue.context_tokens, end_s)
+        if not times_s:
+            return None
+        if pending is None and self._settings.decode_lanes > 1:
+            flight.draws = self._predictor.demand(self._device, queue.info.spec, flight)
+        _bring_up_to_date(queue, world, sum(counts), times_s[-1])
+        return StretchRun(tokens=StretchTokens(request_ids=ids, times_s=times_s, counts=counts), pending=pending)
+
+    def _land(
+        self,
+        stretch: DecodeStretch,
+        policy: StretchPolicy,
+        flight: LaunchInFlight,
+        launch: DecodeStep | MixedStep,
+        end_s: float,
+    ) -> Decode | Mixed:
+        """Returns how the policy goes on."""
+        done = LaunchCompletion(launch=launch, started_s=flight.took_off_s, finished_s=end_s)
+        self._predictor.learn(flight, (), done)
+        self._log.land(done)
+        queue, steps = stretch.queue, _steps(launch)
+        queue.note_contexts([n + steps for n in queue.context_tokens])
+        self._sharing.settle_growth(end_s, queue)
+        stretch.landed_s = end_s
+        return policy.go_on(stretch.view(self._device, self._settings, self._predictor, end_s))
+
+    def _take_off(
+        self,
+        queue: ModelQueue,
+        flight: LaunchInFlight,
+        launch: DecodeStep | MixedStep,
+        used_blocks: int,
+        now_s: float,
+    ) -> None:
+        flight.launch, flight.took_off_s = launch, now_s
+        flight.modelled_s = self._predictor.modelled_s(queue.info.spec, launch, flight.sms, queue.context_tokens)
+        flight.expected_s = self._predictor.expected_s(flight, beside_other_lane=False)
+        self._log.take_off(
+            now_s,
+            launch,
+            predicted_s=flight.expected_s,
+            ready_s=now_s,
+            used_blocks=used_blocks,
+            decoding_ids=queue.running_ids,
+        )
+
+
+class _Limits(msgspec.Struct, gc=False):
+    """What the running sequences bear before one of them is not plain any more: so many tokens until one may end, and
+    until one needs a row of KV; gaps of `tbt_s`, the first of them since `last_s`. Launches are of up to `most_ahead`
+    steps more than one.
+    """
+
+    most_ahead: int
+    tokens_left: int
+    rows_left: int
+    tbt_s: float
+    last_s: float
+
+    @classmethod
+    def of(cls, queue: ModelQueue, *, most_ahead: int) -> "_Limits":
+        max_len, per_row, known = queue.max_len, queue.info.geometry.tokens_per_row, queue.context_tokens
+        return cls(
+            most_ahead,
+            min([min(s.most_tokens, max_len) - n for s, n in zip(queue.running, known, strict=True)]),
+            min([len(s.rows) * per_row - n for s, n in zip(queue.running, known, strict=True)]),
+            min([s.tbt_s for s in queue.running]),
+            min([s.last_token_s or 0.0 for s in queue.running]),
+        )
+
+    def bear(self, steps: int, end_s: float) -> bool:
+        return (
+            steps < self.tokens_left and steps + self.most_ahead <= self.rows_left and end_s - self.last_s <= self.tbt_s
+        )
+
+    def note(self, steps: int, end_s: float) -> None:
+        self.tokens_left -= steps
+        self.rows_left -= steps
+        self.last_s = end_s
+
+
+def _bring_up_to_date(queue: ModelQueue, world: VirtualWorld, num_tokens: int, last_s: float) -> None:
+    contexts = list(queue.context_tokens)
+    for sequence in queue.running:
+        sequence.token_ids += [token.token_id for token in world.next_tokens(sequence, num_tokens)]
+        sequence.num_computed_tokens = len(sequence.token_ids) - 1
+        sequence.last_token_s = last_s
+    queue.note_gaps(queue.running, (), num_tokens)
+    queue.note_contexts(contexts)
+
+
+def _steps(launch: DecodeStep | MixedStep) -> int:
+    return launch.steps if isinstance(launch, DecodeStep) else 1
+
+
+def _following(launch: DecodeStep | MixedStep, action: Decode | Mixed, queue: ModelQueue) -> DecodeStep | MixedStep:
+    """Returns the launch that a like action makes."""
+    if not isinstance(launch, DecodeStep) or not isinstance(action, Decode):
+        return launch
+    steps = 1 if action.steps == 1 else min(action.steps, queue.look_ahead_room())
+    if steps == launch.steps:
+        return launch
+    return DecodeStep(model=launch.model, sequences=launch.sequences, steps=steps)
+
+
+def _is_plain(queue: ModelQueue, launch: DecodeStep | MixedStep, world: VirtualWorld) -> bool:
+    if queue.removing or queue.adapter_counts or world.may_say(queue.info.eos_token_ids):
+        return False
+    if isinstance(launch, DecodeStep) and launch.part is not None:
+        return False
+    return all(
+        s.is_plain and s.last_token_s is not None and s.pending_finish is None and not s.stop_token_ids
+        for s in launch.sequences
+    )
+
+
+def _is_like(launch: DecodeStep | MixedStep, action: Decode | Mixed) -> bool:
+    """Says whether the action is another such launch."""
+    if isinstance(launch, DecodeStep):
+        return isinstance(action, Decode)
+    return isinstance(action, Mixed) and action.nano_batches == launch.nano_batches and not launch.chunks

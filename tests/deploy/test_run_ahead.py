@@ -1,0 +1,120 @@
+"""Units that run ahead through stretches of decode decide, to the byte, what they decide step by step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deploy.fleet_file.settings import FleetFile, parse_fleet_file
+from deploy.simulation.deployments import Deployment, deploy_fleet
+from deploy.simulation.fleet_run import FleetRun
+from deploy.simulation.streams import demand_stream
+from pdmux_actor.scheduling.policies.base import StretchPolicy
+from pdmux_actor.scheduling.policies.registry import POLICIES, make_policy
+from pdmux_actor.scheduling.scheduler import Scheduler
+from placement.demand import ModelDemand
+from router.limits import GatewayLimits
+from traces.outcome import RequestOutcome
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODEL = """  - id: {id}
+    source: ./models/{source}
+    max_model_len: 8192
+    slo: {{ttft_s: 1.0, tbt_s: {tbt_s}}}
+    demand: {{rate_per_s: {rate}, prompt_tokens: {prompt}, output_tokens: {output}}}
+"""
+POOLS = """pools:
+  - {{name: h, device: simulated, gpu_type: H100, gpus_per_node: {gpus}, mesh_gpus: 1, kv_memory: {kv}}}
+engine: {{block_bytes: 64KiB}}
+"""
+
+
+def fleet(*models: dict[str, object], gpus: int, kv: str) -> FleetFile:
+    text = "name: test\nmodels:\n" + "".join(MODEL.format(**m) for m in models) + POOLS.format(gpus=gpus, kv=kv)
+    return parse_fleet_file(text, name="test.yaml", base=EXAMPLES)
+
+
+LARGE = {"id": "large", "source": "llama-3.1-8b", "tbt_s": 0.05, "rate": 1.0, "prompt": 600, "output": 180}
+SMALL = {"id": "small", "source": "qwen2.5-1.5b", "tbt_s": 0.05, "rate": 1.5, "prompt": 300, "output": 60}
+CASES = {
+    "one model, long answers": (fleet({**LARGE, "rate": 0.8}, gpus=1, kv="4GiB"), 4.0),
+    "two models of a unit": (fleet(LARGE, SMALL, gpus=1, kv="6GiB"), 3.0),
+    "two units, targets that steps miss": (fleet({**SMALL, "tbt_s": 0.004, "rate": 4.0}, gpus=2, kv="2GiB"), 3.0),
+    "requests that wait at the gateway": (fleet({**LARGE, "rate": 20.0, "output": 90}, gpus=1, kv="1GiB"), 1.5),
+}
+
+
+@dataclass
+class Run:
+    outcomes: list[RequestOutcome]
+    logs: list[bytes]
+    loads: list[object]
+    events: int
+    steps: int
+
+
+def run(case: str, policy: str, *, run_ahead: bool) -> Run:
+    asked, duration_s = CASES[case]
+    demands = [
+        ModelDemand(
+            model=m.id,
+            rate_per_s=m.demand.rate_per_s,
+            prompt_tokens=m.demand.prompt_tokens,
+            output_tokens=m.demand.output_tokens,
+        )
+        for m in asked.models
+    ]
+    deployed = deploy_fleet(
+        asked,
+        Deployment(name=policy, policy=policy, scheduler={"quota_period_s": 0.5, "decision_log_entries": 1 << 20}),
+    )
+    outcomes: list[RequestOutcome] = []
+    whole = FleetRun(
+        models=deployed.models,
+        build_units=deployed.build,
+        stream=demand_stream(demands, duration_s=duration_s, seed=2),
+        limits=GatewayLimits(),
+        gateways=2,
+        on_outcome=outcomes.append,
+        run_ahead=run_ahead,
+    )
+    ended = whole.run()
+    schedulers = [unit._engine._scheduler for unit in whole._units]
+    for scheduler in schedulers:
+        scheduler.check_integrity()
+    return Run(
+        outcomes=outcomes,
+        logs=[msgspec.json.encode(scheduler.log.decisions()) for scheduler in schedulers],
+        loads=[scheduler.load_report() for scheduler in schedulers],
+        events=ended.events,
+        steps=ended.steps,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_run_ahead__any_policy__same_decisions_tokens_and_reports_to_the_byte(policy, case):
+    ahead, stepwise = (run(case, policy, run_ahead=on) for on in (True, False))
+
+    assert ahead.logs == stepwise.logs
+    assert ahead.outcomes == stepwise.outcomes
+    assert ahead.loads == stepwise.loads
+    assert (ahead.events, ahead.steps) == (stepwise.events, stepwise.steps)
+    assert ahead.steps > 20
+
+
+@pytest.mark.parametrize("policy", [p for p in sorted(POLICIES) if isinstance(make_policy(p), StretchPolicy)])
+def test_run_ahead__long_answers__most_steps_need_no_wake(policy, monkeypatch):
+    taken = []
+    run_on = Scheduler.run_on
+
+    def counted(self, world, until_s):
+        tokens = run_on(self, world, until_s)
+        taken.append(0 if tokens is None else len(tokens.times_s))
+        return tokens
+
+    monkeypatch.setattr(Scheduler, "run_on", counted)
+    steps = run("one model, long answers", policy, run_ahead=True).steps
+
+    assert sum(taken) > 0.4 * steps
