@@ -4,11 +4,11 @@
 
 Two 8B models on A40s, 1 to 6 nodes of one GPU; a node comes 20 s after it was asked for and is paid from then on.
 Loads: `crowd`, a jump to five times the rate for four minutes; `day`, a day's sine in half an hour; `servegen`,
-ServeGen's day in 25 minutes; `week`, the hours of BurstGPT's first week in 56; the last two where ../shared/traces has
-them. `--trace` takes a file of requests, as that of the Azure 2024 week, in the place of `week`. All requests have 4000
-and 4 tokens. Rivals replace the planner's answer; moves, victims, looks (every 5 s), cooldown (60 s, the oracle's 15 s)
-and bounds are the product's. Plans are memory_greedy's, so that a run takes minutes. Most have two settings: at equal
-attainment the cheaper counts.
+ServeGen's day in 25 minutes; `week`, the hours of five of BurstGPT's days and two quiet ones in 56; the last two where
+../shared/traces has them. `--trace` takes a file of requests, as that of the Azure 2024 week, in the place of `week`.
+All requests have 4000 and 4 tokens. Rivals replace the planner's answer; moves, victims, looks (every 5 s), cooldown
+(60 s, the oracle's 15 s) and bounds are the product's. Plans are memory_greedy's, so that a run takes minutes. Most
+have two settings: at equal attainment the cheaper counts.
 """
 
 import json

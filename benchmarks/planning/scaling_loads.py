@@ -47,7 +47,9 @@ def servegen() -> list[float]:
 
 
 def week() -> list[float]:
-    """A Poisson process that follows BurstGPT's first week, minutes averaged by the hour, eight minutes for a day."""
+    """A Poisson process that follows the five days that there are of BurstGPT's first week, by the hour, and two quiet
+    ones; eight minutes for a day.
+    """
     table = pd.read_parquet(WEEK)
     rows = table[table["series"] == "week1_minute"]
     hours = np.zeros(7 * 24)

@@ -113,6 +113,7 @@ class ControlLoop:
         self._popularity.expect(m.prior() for m in catalog.models)
         self.scaling.follow(scaling or {})
         if rules is not None:
+            self.scaling.ceilings = rules.ceilings
             self._rules = self._migration.transition.rules = rules
         self._wanted = wanted_digest(catalog, expected_units, self._rules)
         if not self._succession.wanted_the_same(self._wanted):

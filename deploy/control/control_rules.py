@@ -1,9 +1,10 @@
 """Works out how a control loop behaves: its patience with units, and how readily it moves models."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deploy.fleet_file.setting_types import Replan
 from deploy.fleet_file.settings import PlacementSection
+from placement.scaling.ceilings import Ceilings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class ControlRules:
     `min_residency_s`: a replica stays at least so long. `max_moves_per_min`: loads of models that are served already.
     `stale_s`: older demand moves nothing. `max_deaths` of one place of a unit, or with one model loading, within
     `deaths_window_s` take it out for `out_s`. `learn`: plans are corrected by what units measure. `part_neighbours`:
-    they count on what models were seen to lose to each other.
+    they count on what models were seen to lose to each other. `ceilings` bound the nodes of all pools that follow
+    demand.
     """
 
     replan: Replan = "auto"
@@ -52,6 +54,7 @@ class ControlRules:
     max_deaths: int = 3
     deaths_window_s: float = 600.0
     out_s: float = 300.0
+    ceilings: Ceilings = field(default_factory=Ceilings)
 
 
 def rules_of(placement: PlacementSection) -> ControlRules:
@@ -63,4 +66,5 @@ def rules_of(placement: PlacementSection) -> ControlRules:
         max_moves_per_min=placement.max_moves_per_min,
         learn=placement.learn,
         part_neighbours=placement.part_neighbours,
+        ceilings=Ceilings(max_cost_per_hour=placement.max_cost_per_hour, max_gpus=placement.max_gpus),
     )

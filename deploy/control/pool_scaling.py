@@ -13,6 +13,7 @@ from deploy.fleet_file.model_catalog import CatalogModel
 from placement.plan import Plan
 from placement.problem import PlacementModel
 from placement.scaling.capacity_calibration import CapacityCalibration
+from placement.scaling.ceilings import Ceilings, HeldNodes
 from placement.scaling.demand_trend import DemandTrend
 from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits
 from placement.scaling.leading_signals import LeadingSignals
@@ -78,6 +79,7 @@ class PoolScaling:
         self._models: Sequence[PlacementModel] = ()
         self._alarmed_s = float("-inf")
         self._steady: object = None
+        self.ceilings = Ceilings()
         self._found: FleetSize | None = None
         self._began_s: float | None = None
 
@@ -113,7 +115,11 @@ class PoolScaling:
         return FleetSizeQuestion(
             pools=tuple(self._elastic(pool, nodes[pool]) for pool in sorted(self._pools)),
             models=self._calibrated(self._signals.pressed(self._trend.ahead(models, lead_s))),
-            limits=SizeLimits(target_attainment=max(r.target_attainment for r in rules)),
+            limits=SizeLimits(
+                target_attainment=max(r.target_attainment for r in rules),
+                max_cost_per_hour=self.ceilings.max_cost_per_hour,
+                max_gpus=self.ceilings.max_gpus,
+            ),
         )
 
     def alarm(self, asked: Callable[[], Mapping[str, ModelAsked]], now_s: float) -> str | None:
@@ -136,6 +142,7 @@ class PoolScaling:
             asked, before = found.nodes[pool] + unusable, size.wanted
             lead = self._leads[pool]
             floor = scaled.rules.floor(self._epoch_s + now_s, lead.total_s)
+            asked = min(asked, max(size.wanted, self._affordable(pool, now_s)))
             size.ask(max(asked, before) if found.is_cut else asked, floor, now_s)
             if size.wanted != before:
                 lead.wish(size.wanted - before, now_s)
@@ -175,6 +182,21 @@ class PoolScaling:
             return None
         gone, back = sorted(leaving - before), sorted(before - leaving)
         return f"{', '.join(gone)} shall leave" if gone else f"{', '.join(back)} may stay" if back else None
+
+    def _affordable(self, pool: str, now_s: float) -> int:
+        """Of a pool, beside what the others have or want: of two that take turns one grows as the other shrinks."""
+        held = {p: self._held(p, now_s) for p in self._pools}
+        return self.ceilings.most_beside(held.pop(pool), held.values())
+
+    def _held(self, pool: str, now_s: float) -> HeldNodes:
+        nodes, rules = self._nodes(pool), self._pools[pool].rules
+        wanted = self._size(pool, now_s).wanted if rules.is_elastic else 0
+        gpus = {u.unit_id: u.report.num_gpus for u in self._units(pool)}
+        return HeldNodes(
+            nodes=max(wanted, len(nodes)),
+            gpus=max((sum(gpus[unit_id] for unit_id in n.unit_ids) for n in nodes), default=0),
+            cost_per_hour=rules.cost_per_hour,
+        )
 
     def _learn(self, asked: Mapping[str, ModelAsked], now_s: float) -> None:
         """From what was in time while no node came, went or was on its way."""

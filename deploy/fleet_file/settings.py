@@ -159,6 +159,10 @@ class PlacementSection(Section):
     """Whether plans are corrected by what units measure of their steps; it is measured and told all the same."""
     part_neighbours: bool = True
     """Whether plans count on what models of a unit were seen to lose to each other beyond what is estimated."""
+    max_cost_per_hour: PositiveFloat | None = None
+    """Of all pools together, by their scaling.cost_per_hour: none grows beyond it. Default: any."""
+    max_gpus: PositiveInt | None = None
+    """Of all pools together: none grows beyond it. Default: any."""
 
 
 class GatewaySection(Section):

@@ -17,6 +17,10 @@ class ElasticPool:
     like: tuple[UnitCapacity, ...]
     cost_per_hour: float = 1.0
 
+    @property
+    def gpus_per_node(self) -> int:
+        return sum(unit.num_gpus for unit in self.like)
+
     def units(self, num_nodes: int) -> tuple[UnitCapacity, ...]:
         """Returns the units of so many nodes: those that are there, as far as they go, and new ones."""
         kept = [unit for node in self.nodes[:num_nodes] for unit in node]
@@ -43,12 +47,13 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeLimits:
-    """`target_attainment`: of requests in time, from 0 to 1. `max_cost_per_hour`: of all
+    """`target_attainment`: of requests in time, from 0 to 1. `max_cost_per_hour`, `max_gpus`: of all
     elastic pools together. `uncertainty`: relative standard deviation of the demand about what is expected.
     """
 
     target_attainment: float = 0.99
     max_cost_per_hour: float | None = None
+    max_gpus: int | None = None
     uncertainty: float = 0.15
 
 

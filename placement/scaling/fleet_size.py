@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.problem import PlacementModel, Solver
+from placement.scaling.ceilings import Ceilings, HeldNodes
 from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits, cost_per_hour
 from placement.scaling.predicted_attainment import predicted_attainment
 
@@ -113,7 +114,9 @@ class FleetSizing:
                 for more in range(1, _MOST_FOR_ONE + 1):
                     fits = cheap != dear and counts[cheap] + more <= other.most_nodes
                     if fits and more * other.cost_per_hour < pool.cost_per_hour:
-                        yield _with(_with(counts, dear, -1), cheap, more)
+                        exchanged = _with(_with(counts, dear, -1), cheap, more)
+                        if self._is_affordable(exchanged):
+                            yield exchanged
 
     def _one_more(self, counts: _Counts) -> Iterator[_Counts]:
         for i, pool in enumerate(self.pools):
@@ -138,8 +141,11 @@ class FleetSizing:
         return judged.attainment >= self.limits.target_attainment and not judged.unplaced
 
     def _is_affordable(self, counts: _Counts) -> bool:
-        most = self.limits.max_cost_per_hour
-        return most is None or self._cost(counts) <= most
+        ceilings = Ceilings(max_cost_per_hour=self.limits.max_cost_per_hour, max_gpus=self.limits.max_gpus)
+        return ceilings.admit(
+            HeldNodes(nodes=n, gpus=p.gpus_per_node, cost_per_hour=p.cost_per_hour)
+            for p, n in zip(self.pools, counts, strict=True)
+        )
 
     def _judge(self, counts: _Counts) -> _Judged:
         if counts not in self._judged:

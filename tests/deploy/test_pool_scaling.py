@@ -15,6 +15,7 @@ from deploy.fleet_file.settings import FleetFile
 from deploy.serve.render import as_large_as_now, serve_config
 from deploy.serve.unit_replicas import number_asked
 from placement.estimation.problem_arrays import Estimator
+from placement.scaling.ceilings import Ceilings
 from placement.scaling.elastic_pool import FleetSize
 from placement.scaling.scaling_rules import ScalingRules
 
@@ -185,3 +186,15 @@ def test_serve_config__pool_that_follows_demand__keeps_its_size_within_the_new_b
     assert application["external_scaler_enabled"] is True
     assert application["deployments"][0]["num_replicas"] == 2
     assert [units(1), units(3), units(7)] == [2, 3, 4]
+
+
+def test_pool__fleet_may_cost_no_more__does_not_grow_beyond_it_and_shrinks_all_the_same() -> None:
+    fleet = Breathing()
+    fleet.world.loop.scaling.ceilings = Ceilings(max_cost_per_hour=2.5)
+    fleet.find(3)
+    fleet.beat(8)
+    assert fleet.pool.wanted == 2
+
+    fleet.find(1)
+    fleet.beat(30)
+    assert fleet.pool.wanted == 1

@@ -119,9 +119,11 @@ def test_find__budget_or_nodes_do_not_reach__says_so_and_stays_within() -> None:
 
     poor = sizing([pool("a")], rate_per_s, max_cost_per_hour=2.0).find()
     small = sizing([pool("a", most=2)], rate_per_s).find()
+    few = sizing([pool("a")], rate_per_s, max_gpus=2).find()
 
     assert (poor.nodes, poor.is_enough) == ({"a": 2}, False)
     assert (small.nodes, small.is_enough) == ({"a": 2}, False)
+    assert (few.nodes, few.is_enough) == ({"a": 2}, False)
     assert poor.attainment == small.attainment < 0.99
 
 
