@@ -33,7 +33,7 @@ class ResponseCopies:
         is_new = True
         while True:
             await asyncio.sleep(EVERY_S)
-            if num_gateways() < 2:
+            if num_gateways() < 2 and not is_new:  # a control loop that has just begun knows of fewer than there are
                 continue  # a second one asks for all when it comes
             try:
                 if is_new:

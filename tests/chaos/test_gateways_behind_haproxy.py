@@ -1,12 +1,14 @@
 """Gateways behind HAProxy, as the chart has them, replaced by `serve deploy` under load."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from chaos_faults import until_well
 from chaos_fleet_file import fleet_of
-from chaos_load import Load
+from chaos_load import MODELS, Load
 from deployed_fleet import DeployedFleet
 from fleet_watch import through
 from ray_nodes import ray_nodes
@@ -14,7 +16,7 @@ from ray_nodes import ray_nodes
 PORT = 20751
 RAY_PORTS = 20760
 UNITS = 4
-GATEWAY = "ServeReplica:gateway:Gateway"
+GATEWAY, CONTROLLER = "ServeReplica:gateway:Gateway", "ServeReplica:control:Controller"
 HAPROXY = "haproxy -dS"  # without splicing: muxfleet-haproxy has started it
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,29 +29,63 @@ def fleet_file(folder: Path, hold_s: int) -> Path:
     return fleet_of(folder, port=PORT, pools=pools, sections={"gateway": gateway})
 
 
-def test_gateways_behind_haproxy__replaced_by_serve_deploy__no_answer_that_a_client_would_not_retry(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def start() -> None:
-        await fleet.deploy(fleet_file(tmp_path, 90))
-        await fleet.until_reachable()
-        await until_well(fleet, units=UNITS)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("haproxy")
 
-    async def change() -> None:
-        await fleet.deploy(fleet_file(tmp_path, 91))
-        while fleet.pids(GATEWAY) & gateways:  # noqa: ASYNC110  a state that sets no event
-            await asyncio.sleep(0.2)
-        await fleet.until_running()
 
+@pytest.fixture(scope="module")
+def fleet(folder: Path) -> Iterator[DeployedFleet]:
     with ray_nodes(ports=RAY_PORTS, head_cpus=0, haproxy=True) as nodes:
         nodes.add("stays", number=0).wait_until_started()
         nodes.add("goes", number=1)
         fleet = DeployedFleet(nodes)
-        asyncio.run(start())
-        load = Load.calibrated(fleet.url)
-        gateways = fleet.pids(GATEWAY)
-        assert len(gateways) == 2
-        assert fleet.found(HAPROXY), "HAProxy is what clients meet"
-        through(fleet, load, change, "gateway rollout behind HAProxy", capsys, units=UNITS, after_s=10.0)
 
-        assert not fleet.pids(GATEWAY) & gateways
+        async def start() -> None:
+            await fleet.deploy(fleet_file(folder, 90))
+            await fleet.until_reachable()
+            await until_well(fleet, units=UNITS)
+
+        asyncio.run(start())
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def load(fleet: DeployedFleet) -> Load:
+    return Load.calibrated(fleet.url)
+
+
+@pytest.mark.parametrize(("hold_s", "dies"), [(91, False), (92, True)], ids=["", "control loop killed"])
+def test_gateways_behind_haproxy__replaced_by_serve_deploy__no_answer_that_a_client_would_not_retry(
+    fleet: DeployedFleet, load: Load, folder: Path, capsys: pytest.CaptureFixture[str], hold_s: int, dies: bool
+) -> None:
+    async def change() -> None:
+        await fleet.deploy(fleet_file(folder, hold_s))
+        if dies:
+            while not fleet.pids(GATEWAY) - gateways:  # noqa: ASYNC110  a state that sets no event
+                await asyncio.sleep(0.1)
+            fleet.found(CONTROLLER)[0].kill()  # the new gateway has not heard of the fleet yet
+        while fleet.pids(GATEWAY) & gateways:  # noqa: ASYNC110  a state that sets no event
+            await asyncio.sleep(0.2)
+        await fleet.until_running()
+        await until_well(fleet, units=UNITS)
+
+    said = ask(fleet, "Remember this.")
+    gateways, controllers = fleet.pids(GATEWAY), fleet.pids(CONTROLLER)
+    assert len(gateways) == 2
+    assert fleet.found(HAPROXY), "HAProxy is what clients meet"
+    name = f"gateway rollout behind HAProxy{', control loop killed' if dies else ''}"
+    through(fleet, load, change, name, capsys, units=UNITS, after_s=10.0)
+
+    if not dies:
+        ask(fleet, "And now?", previous_response_id=said)  # which no gateway of now has answered
+    assert not fleet.pids(GATEWAY) & gateways
+    assert bool(fleet.pids(CONTROLLER) & controllers) is not dies
+
+
+def ask(fleet: DeployedFleet, text: str, **more: str) -> str:
+    """The answer's id."""
+    body = {"model": MODELS[0], "input": text, "max_output_tokens": 8, **more}
+    answer = httpx.post(f"{fleet.url}/v1/responses", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 
 from router.access.key_fairness import KeysReport
+from router.openai.foreign_body import message
 from router.serve_deployment import GatewayIngress
 
 
@@ -145,6 +146,16 @@ async def test_responses__all_replicas_are_replaced_one_by_one__conversations_go
     answers = [await http.post("/v1/responses", json={**body, "previous_response_id": i}) for i in said]
 
     assert [a.status_code for a in answers] == [200] * 6
+
+
+async def test_responses__control_loop_knows_of_one_gateway_only__are_taken_over_all_the_same(
+    gateways, monkeypatch
+) -> None:
+    start, _, _ = gateways
+    ((old, _), (new, _)) = await start(2)
+    old._responses.keep("resp_1", "me", [message("user", "hm")])
+    async with exchanging(monkeypatch, new):
+        await eventually(lambda: new._responses.ids() == ["resp_1"])
 
 
 async def test_keys__gateways_of_two_releases__are_summed_and_who_cannot_be_read_is_said(gateways) -> None:
