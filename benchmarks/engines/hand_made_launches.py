@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from pdmux_actor.scheduling.sequence import TokenSequence
 
 _DEADLINE_S = 120.0
 _TRIES_PER_STEP = 3
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class HandMadeLaunches:
@@ -43,7 +45,9 @@ class HandMadeLaunches:
         self._in_flight = 0
         executor.attach_model(info, self._table)
 
-    def of_prompts(self, prompts: Sequence[Sequence[int]], room_tokens: int) -> list[TokenSequence]:
+    def of_prompts(
+        self, prompts: Sequence[Sequence[int]], room_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> list[TokenSequence]:
         """With rows for `room_tokens` more than the prompts. Their KV is whatever lies in the pool."""
         made = []
         for index, prompt in enumerate(prompts):
@@ -51,7 +55,7 @@ class HandMadeLaunches:
                 request_id=f"{index}-{len(prompt)}",
                 model=self.info.model,
                 prompt_token_ids=tuple(prompt),
-                sampling=SamplingParams(max_tokens=room_tokens, temperature=0.0, ignore_eos=True),
+                sampling=replace(sampling, max_tokens=room_tokens, ignore_eos=True),
                 slo=Slo(ttft_s=60.0, tbt_s=60.0),
             )
             sequence = TokenSequence.from_request(request, 0.0)
@@ -61,11 +65,13 @@ class HandMadeLaunches:
             made.append(sequence)
         return made
 
-    def sequences(self, lengths: Sequence[int], room_tokens: int = 8) -> list[TokenSequence]:
+    def sequences(
+        self, lengths: Sequence[int], room_tokens: int = 8, sampling: SamplingParams = GREEDY
+    ) -> list[TokenSequence]:
         """Of so many known tokens each."""
         vocabulary = self.info.spec.vocab_size
         drawn = [np.random.default_rng(i).integers(0, vocabulary, length) for i, length in enumerate(lengths)]
-        return self.of_prompts([tokens.tolist() for tokens in drawn], room_tokens)
+        return self.of_prompts([tokens.tolist() for tokens in drawn], room_tokens, sampling)
 
     def free(self, sequences: Sequence[TokenSequence]) -> None:
         for sequence in sequences:
@@ -78,9 +84,11 @@ class HandMadeLaunches:
             yield made
 
     @contextmanager
-    def holding_lengths(self, lengths: Sequence[int]) -> Iterator[list[TokenSequence]]:
+    def holding_lengths(
+        self, lengths: Sequence[int], sampling: SamplingParams = GREEDY
+    ) -> Iterator[list[TokenSequence]]:
         """Holds sequences of so many tokens each, as `holding`."""
-        made = self.sequences(lengths)
+        made = self.sequences(lengths, sampling=sampling)
         try:
             yield made
         finally:

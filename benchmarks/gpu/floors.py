@@ -10,16 +10,19 @@ measured matrix rate.
 """
 
 import argparse
+import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from engines.hand_made_launches import HandMadeLaunches, median_and_spread_s
+from engines.hand_made_launches import GREEDY, HandMadeLaunches, median_and_spread_s
 from gpu.charts import draw_floors
+from gpu.floor_profile import write_floor_profile
 from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES, random_model
 from gpu.script import make_parser, run_script
@@ -29,15 +32,24 @@ from rich.progress import track
 
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
+from pdmux_actor.messages import SamplingParams
+from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.partition import decode_shares
 from placement.launch_limits import LaunchLimits
+from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec, ModelSpec
 
 BLOCK_BYTES = 16 * 1024
 LAUNCH_LIMITS = LaunchLimits(batch_tokens=8192, sequences=128)  # what the largest cases ask of a unit
 AHEAD_STEPS = 4
 SKEW = 64
+SAMPLINGS: Mapping[str, SamplingParams] = MappingProxyType(
+    {
+        "drawn": SamplingParams(max_tokens=1, temperature=0.8, seed=1),
+        "filtered": SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9, top_k=50, seed=1),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +61,7 @@ class Sizes:
     partition_stride: int
     repeats: int
     skewed: tuple[tuple[int, int], ...] = ()  # decodes in which one sequence has SKEW times as many tokens
+    sampled: tuple[tuple[int, int], ...] = ()  # decodes that draw their tokens, from all and from filtered ones
 
 
 FULL = Sizes(
@@ -57,14 +70,18 @@ FULL = Sizes(
     partition_stride=1,
     repeats=15,
     skewed=((64, 512),),
+    sampled=((32, 1024), (128, 1024)),
 )
-QUICK = Sizes(decodes=((32, 1024),), prefills=(2048,), partition_stride=2, repeats=7, skewed=((64, 512),))
+QUICK = Sizes(
+    decodes=((32, 1024),), prefills=(2048,), partition_stride=2, repeats=7, skewed=((64, 512),), sampled=((32, 1024),)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`measured`: decode, skewed (a decode step in which one sequence is SKEW times as long), prefill, ahead (a decode
-    step of several without the host between them), or beside (a decode step while the remaining SMs prefill).
+    """`measured`: decode, skewed (a decode step in which one sequence is SKEW times as long), drawn and filtered
+    (decode steps of requests that are not greedy), prefill, ahead (a decode step of several without the host between
+    them), or beside (a decode step while the remaining SMs prefill).
     """
 
     measured: str
@@ -99,6 +116,9 @@ def cases(device: DeviceSpec, sizes: Sizes) -> Iterator[Case]:
         yield Case(measured="ahead", batch=batch, tokens=context, sms=whole)
     for batch, context in sizes.skewed:
         yield Case(measured="skewed", batch=batch, tokens=context, sms=whole)
+    for batch, context in sizes.sampled:
+        for sampling in SAMPLINGS:
+            yield Case(measured=sampling, batch=batch, tokens=context, sms=whole)
     for tokens in sizes.prefills:
         yield Case(measured="prefill", batch=1, tokens=tokens, sms=whole)
     batch, context = sizes.decodes[0]
@@ -116,7 +136,7 @@ def measure(launches: HandMadeLaunches, case: Case, sizes: Sizes) -> dict[str, o
     lengths = [case.tokens] * case.batch
     if case.measured == "skewed":
         lengths[-1] *= SKEW
-    with launches.holding_lengths(lengths) as sequences:
+    with launches.holding_lengths(lengths, SAMPLINGS.get(case.measured, GREEDY)) as sequences:
         if is_prefill:
             times_s = [
                 launches.time_s(launches.prefill_launch(sequences), 1, warm_ups=int(i == 0))[0]
@@ -133,7 +153,15 @@ def measure(launches: HandMadeLaunches, case: Case, sizes: Sizes) -> dict[str, o
             else:
                 times_s = [time_s / steps for time_s in launches.time_s(launch, sizes.repeats)]
     seconds, spread_s = median_and_spread_s(times_s)
-    return {"seconds": seconds, "spread_s": spread_s, "floor_s": floor_s, "over_floor": seconds / floor_s}
+    return {
+        "seconds": seconds,
+        "spread_s": spread_s,
+        "low_s": statistics.quantiles(times_s, n=4, method="inclusive")[0],
+        "high_s": statistics.quantiles(times_s, n=10, method="inclusive")[-1],
+        "repeats": len(times_s),
+        "floor_s": floor_s,
+        "over_floor": seconds / floor_s,
+    }
 
 
 def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str, float]:
@@ -194,8 +222,24 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
     shares = [*decode_shares(executor.device), executor.device.num_sms]
     rates = executor.partition_rates(shares[:: 2 if options.quick else 1])
     kept.note({"model": options.model, "partition_rates": [asdict(rate) for rate in rates]})
-    run(executor, options.model, QUICK if options.quick else FULL, kept)
+    sizes = QUICK if options.quick else FULL
+    run(executor, options.model, sizes, kept)
+    if options.profile is not None:
+        keep_profile(options.profile, kept, executor.device, options.model, rates, sizes)
     executor.close()
+
+
+def keep_profile(
+    path: Path, kept: KeptRows, device: DeviceSpec, model: str, rates: Sequence[PartitionRate], sizes: Sizes
+) -> None:
+    """A machine without pyarrow has its rows all the same."""
+    spec = DecoderConfig.from_config(model, SHAPES[model], "bfloat16").spec
+    try:
+        write_floor_profile(
+            path, kept.rows, model=model, spec=spec, device=device, rates=rates, beside_tokens=sizes.prefills[0]
+        )
+    except ImportError as missing:
+        kept.note({"profile": f"not written: {missing}"})
 
 
 def main() -> None:
@@ -203,6 +247,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--kv-gib", type=float, default=48.0, help="KV pool")
     parser.add_argument("--eager", action="store_true", help="decode launch by launch")
+    parser.add_argument("--profile", type=Path, metavar="PARQUET", help="write a profile that pools can name")
     run_script(parser, ROW_KEY, measure_on_gpu, print_tables, draw_floors)
 
 

@@ -1,0 +1,121 @@
+"""What comes out of half an hour on a GPU: a page to read, and the defaults that it suggests, as a patch."""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu.half_hour_tree import TREE, Findings, Json
+
+_ROOT = Path(__file__).resolve().parents[2]
+_TILING_FILE = "pdmux_actor/executor/cuda/decode_kernels.py"
+_QUEUES_FILE = "pdmux_actor/executor/cuda/cuda_device.py"
+_TILING = ("tile_tokens", "num_warps", "num_stages")
+_WORTH = 1.03  # of the default's speed: less is noise
+
+
+def write_outcome(out: Path, state: Mapping[str, Any], found: Findings) -> None:
+    """Writes report.md, and defaults.patch where something is better than the default."""
+    patch = defaults_patch(found)
+    if patch:
+        (out / "defaults.patch").write_text(patch, encoding="utf-8")
+    (out / "report.md").write_text(report(state, found, has_patch=bool(patch)), encoding="utf-8")
+
+
+def best_tiling(rows: Sequence[Json]) -> dict[str, int] | None:
+    """The tiling whose shares of the peak have the highest geometric mean over all shapes; None: the default, whose
+    rows are the first of each shape.
+    """
+    shares: dict[tuple[int, ...], dict[tuple[int, ...], float]] = {}
+    for row in rows:
+        if row["kernel"] == "decode":
+            shape = row["batch"], row["tokens"], row["longest"]
+            of_tiling = shares.setdefault(tuple(row[name] for name in _TILING), {})
+            of_tiling[shape] = max(of_tiling.get(shape, 0.0), row["share_of_peak"])
+    if not shares:
+        return None
+    default, shapes = next(iter(shares)), {shape for of in shares.values() for shape in of}
+    means = {tiling: math.prod(of.values()) ** (1 / len(of)) for tiling, of in shares.items() if of.keys() == shapes}
+    if default not in means:
+        return None
+    best = max(means, key=lambda tiling: means[tiling])
+    return None if means[best] < _WORTH * means[default] else dict(zip(_TILING, best, strict=True))
+
+
+def defaults_patch(found: Findings) -> str:
+    """For `git apply`; empty where the defaults are as good as anything that was measured."""
+    changes = {
+        _TILING_FILE: {f"{name}: int": value for name, value in (best_tiling(found.rows("kernels")) or {}).items()},
+        _QUEUES_FILE: {"_HARDWARE_QUEUES": found.best_queues()},
+    }
+    return "".join(_file_patch(file, values) for file, values in changes.items())
+
+
+def _file_patch(file: str, values: Mapping[str, int]) -> str:
+    before = (_ROOT / file).read_text(encoding="utf-8")
+    after = before
+    for name, value in values.items():
+        after, count = re.subn(rf"^( *{re.escape(name)} = )\d+", rf"\g<1>{value}", after, count=1, flags=re.MULTILINE)
+        assert count == 1, f"{file} has no {name}"
+    lines = (text.splitlines(keepends=True) for text in (before, after))
+    return "".join(difflib.unified_diff(*lines, f"a/{file}", f"b/{file}"))
+
+
+def report(state: Mapping[str, Any], found: Findings, *, has_patch: bool) -> str:
+    """Returns a page of Markdown."""
+    gpu = next((facts for step in TREE if (facts := found.facts(step.name)).get("gpu")), {})
+    lines = [f"# Half an hour on {gpu.get('gpu', 'a GPU that nothing ran on yet')}", ""]
+    versions = ", ".join(f"{name} {gpu[name]}" for name in ("driver", "torch", "muxfleet") if gpu.get(name))
+    lines += [f"{state['spent_s'] / 60:.1f} minutes so far. {versions}".rstrip(), "", *_verdicts(found), ""]
+    lines += ["| part | step | state | s | why |", "|---|---|---|---|---|"]
+    for step in TREE:
+        record = state["steps"].get(step.name, {})
+        cells = record.get("state") or "left", f"{record.get('seconds', 0.0):.0f}", record.get("why", "")
+        lines.append(f"| {step.part} | {step.name} | {' | '.join(cells)} |")
+    lines += ["", *_floor_lines(found), *_goodput_lines(found)]
+    lines.append(
+        "`git apply defaults.patch` sets the defaults that were better." if has_patch else "No default changes."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _verdicts(found: Findings) -> list[str]:
+    said = []
+    if found.states.get("tests") == "failed":
+        said.append("**Tests on the GPU failed: no speed below counts. tests.log, first_failed_test.log say which.**")
+    if found.rows("census"):
+        said.append(
+            f"Partitions overlap: {len(found.overlapping)} pairs of shares."
+            if found.overlapping
+            else "Partitions hold."
+        )
+        held = "leave their partition; all later steps decode eagerly" if found.leaves_partition else "stay in theirs"
+        said.append(f"Graphs {held}.")
+    if faults := found.facts("hot_path").get("faults"):
+        said.append(f"The hot path has what does not belong there: {faults}.")
+    if graphs := found.facts("floors").get("all_graphs"):
+        said.append(f"Capturing {graphs.get('graphs')} graphs took {graphs.get('seconds', 0.0):.1f} s.")
+    return [f"- {line}" for line in said] or ["- Nothing is known yet."]
+
+
+def _floor_lines(found: Findings) -> list[str]:
+    step = "floors" if found.rows("floors") else "floors_small"
+    rows = found.rows(step)
+    if not rows:
+        return []
+    whole = max(row["sms"] for row in rows)
+    lines = [f"Steps of {found.facts(step).get('model')} on the whole GPU:", ""]
+    lines += ["| step | batch | tokens | ms | of the floor's speed |", "|---|---|---|---|---|"]
+    for row in rows:
+        if row["sms"] == whole:
+            cells = f"{1e3 * row['seconds']:.2f} | {1 / row['over_floor']:.0%}"
+            lines.append(f"| {row['measured']} | {row['batch']} | {row['tokens']} | {cells} |")
+    return [*lines, ""]
+
+
+def _goodput_lines(found: Findings) -> list[str]:
+    rows = [row for step in TREE if step.script == "goodput.py" for row in found.rows(step.name)]
+    lines = [f"- {r['workload']}: {r['policy']} ({r['chunk_budget_tokens']}) {r['goodput_per_s']:.2f}/s" for r in rows]
+    return ["Goodput at a TBT of 50 ms:", "", *lines, ""] if lines else []
