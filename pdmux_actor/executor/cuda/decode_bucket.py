@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
-from pdmux_actor.executor.cuda.device_batch import padded_rows
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
+from pdmux_actor.executor.cuda.held_rows import HeldRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.cuda.split_list import split_list, target_splits
@@ -38,6 +38,7 @@ class DecodeBucket:
         self.size = size
         self._shared_logits = logits or SharedLogits(size)
         self._logits: Tensor | None = None
+        self._held_rows = HeldRows(size, max_rows)
         device = kv.pool.device
         most_begun = size * (MAX_STEPS // kv.tokens_per_row + 1)
         longest = {
@@ -66,7 +67,7 @@ class DecodeBucket:
     ) -> None:
         """Sends the inputs of `steps` steps, and the blocks of rows that these begin."""
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
-        rows, row_stride = padded_rows(sequences, self.size)
+        rows, row_stride = self._held_rows.of(sequences)
         begun = _begun_rows(sequences, steps, self._kv.tokens_per_row)
         read = _read_rows(sequences, rows, self._kv.tokens_per_row)
         if not self._kv.on_device[read].all():
@@ -81,7 +82,7 @@ class DecodeBucket:
         self._send(stage, arrays, begun)
 
     def _send(self, stage: HostStage, arrays: Arrays, begun: npt.NDArray[np.int64]) -> None:
-        sent = stage.send(arrays, self._buffer)
+        sent = stage.send(arrays, self._buffer, ("rows", "begun_rows", "begun_blocks"))
         assert sent["rows"].data_ptr() == self._inputs["rows"].data_ptr(), "the captured step reads another place"
         self._kv.upload(begun, sent["begun_rows"], sent["begun_blocks"])
 

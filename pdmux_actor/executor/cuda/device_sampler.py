@@ -66,12 +66,12 @@ class SamplingRows:
         """
         params = [s.request.sampling for s in sequences]
         padding = (num_rows or len(params)) - len(params)
-        seeds = np.array([p.seed & _UINT64 for p in params] + [0] * padding, dtype=np.uint64)
-        done = np.array([s.num_output_tokens for s in sequences] + [0] * padding, dtype=np.int64)
         filtered = any(p.temperature > 0 and (p.top_p < 1 or p.top_k > 0) for p in params)
         drawn = any(p.temperature > 0 for p in params)
-        uniforms = np.zeros((num_steps or steps, len(seeds)))
-        if drawn:
+        uniforms = np.zeros((num_steps or steps, len(params) + padding))
+        if drawn:  # greedy rows read none of this, and a list is a long way to an array
+            seeds = np.array([p.seed & _UINT64 for p in params] + [0] * padding, dtype=np.uint64)
+            done = np.array([s.num_output_tokens for s in sequences] + [0] * padding, dtype=np.int64)
             uniforms[:steps] = [uniform(seeds, done + step) for step in range(steps)]
         left = [p.min_tokens - s.num_output_tokens for p, s in zip(params, sequences, strict=True)]
         return cls(

@@ -1,6 +1,6 @@
 """Carries a launch's small arrays to the device in one asynchronous copy from pinned memory."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ class HostStage:
         self.device = device
         self._pinned = self._allocate(64 * 1024)
 
-    def send(self, arrays: Arrays, target: Tensor | None = None) -> dict[str, Tensor]:
-        """Device views of `arrays`, in order, each aligned. `target`: uint8 on the device, for a captured graph that
-        reads from there; None allocates.
+    def send(
+        self, arrays: Arrays, target: Tensor | None = None, read: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Device views of those of `arrays` that are `read` by their views, all by default; in order, each aligned.
+        `target`: uint8 on the device, for a captured graph that reads from there; None allocates.
         """
         offsets, size_bytes = layout(arrays)
         if size_bytes > len(self._pinned):
@@ -39,7 +41,7 @@ class HostStage:
             target = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
         assert size_bytes <= len(target), "a launch's arrays outgrow the buffer of its graph"
         target[:size_bytes].copy_(self._pinned[:size_bytes], non_blocking=True)
-        return views(target, arrays)
+        return views(target, arrays, read)
 
     def _allocate(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
@@ -54,10 +56,11 @@ def layout(arrays: Arrays) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def views(buffer: Tensor, arrays: Arrays) -> dict[str, Tensor]:
-    """`buffer` as the arrays that lie in it."""
+def views(buffer: Tensor, arrays: Arrays, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """`buffer` as the arrays that lie in it; of `names` only, where each view more would cost microseconds."""
     offsets, _ = layout(arrays)
     return {
         name: buffer[offsets[name] : offsets[name] + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
         for name, array in arrays.items()
+        if names is None or name in names
     }
