@@ -1,5 +1,5 @@
-"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI runs a part of them with
-each commit, and another part with the next.
+"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI runs a part of them,
+another one each day.
 """
 
 from collections.abc import Sequence
@@ -84,6 +84,6 @@ def is_long(nodeid: str) -> bool:
 
 
 def is_of_part(nodeid: str, number: int) -> bool:
-    """Any number names a part: that of a commit, for one."""
+    """Any number names a part: that of a day, for one."""
     first = number * _PART % (-(-len(LONG) // _PART) * _PART)
     return nodeid.startswith(tuple(LONG[first : first + _PART]))
