@@ -106,10 +106,7 @@ def _config(
 ) -> AnyConfig:
     architecture = str((config.get("architectures") or [None])[0])
     if implementation == "transformers" or architecture not in FAMILIES or FAMILIES[architecture].traits is None:
-        if weights is not None:
-            reason = f"weights={weights} is for native decoders, {architecture} runs by transformers' code"
-            raise ModelLoadError(model=model, reason=reason, remedy="remove `weights`, or use a native architecture")
-        return TransformersConfig.from_config(model, config, dtype)
+        return TransformersConfig.from_config(model, config, dtype, weights)
     return DecoderConfig.from_config(model, config, dtype, weights)
 
 

@@ -11,26 +11,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 
 _MLP_TILE_TOKENS = 256  # its intermediate values then stay in a CPU's cache
 _TRIED_ROWS = 3
 
 
+Product = Linear | Int8Linear | Int4Linear
+
+
 class PackedLinear(nn.Module):
     """Stands for a torch.nn.Linear."""
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: Product) -> None:
         super().__init__()
         self.linear = linear
 
     @property
     def weight(self) -> Tensor:
-        """Returns it in the plain layout: a copy where it is packed."""
+        """Returns it in the plain layout: a copy where it is packed or quantised."""
         return self.linear.weight
 
     @property
-    def held(self) -> Mapping[str, Tensor | Linear | None]:
-        """Returns what it holds by the names of a torch.nn.Linear; a packed weight as the product that holds it."""
+    def held(self) -> Mapping[str, Tensor | Product | None]:
+        """Returns what it holds by the names of a torch.nn.Linear; a packed weight as the product that holds it, a
+        quantised one with its bias.
+        """
+        if not isinstance(self.linear, Linear):
+            return {"weight": self.linear}
         return {"weight": self.linear if self.linear.is_packed else self.linear.weight, "bias": self.linear.bias}
 
     @property

@@ -7,42 +7,62 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdmux_actor.models.faster_modules import PackedLinear
-from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.faster_modules import PackedLinear, Product
+from pdmux_actor.models.linear import Linear, Projection
+from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 
 _ELSEWHERE = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleWeights:
-    """Parameters and buffers, and products whose weights are packed, which are laid out plainly one by one. `config` is
-    transformers' configuration, from which the modules are made again.
+    """Parameters and buffers, and products whose weights are packed, which are laid out plainly one by one, or
+    quantised. `config` is transformers' configuration, from which the modules are made again.
     """
 
     config: Any
-    tensors: Mapping[str, Tensor | Linear]
+    tensors: Mapping[str, Tensor | Product]
 
     @classmethod
     def of(cls, model: nn.Module, layers: Sequence[nn.Module]) -> "ModuleWeights":
         """`model` without its layers, and these. A tied tensor is there once."""
         return cls(config=model.config, tensors={name: tensor for name, tensor, _, _ in _places(model, layers)})
 
-    def mapped(self, of_tensor: Callable[[Tensor], Tensor]) -> "ModuleWeights":
-        plain = ((name, held.weight if isinstance(held, Linear) else held) for name, held in self.tensors.items())
-        return replace(self, tensors={name: of_tensor(tensor) for name, tensor in plain})
+    def mapped(
+        self, of_tensor: Callable[[Tensor], Tensor], of_projection: Callable[[Projection], Projection]
+    ) -> "ModuleWeights":
+        def of(held: Tensor | Product) -> Tensor | Product:
+            if isinstance(held, Int8Linear | Int4Linear):
+                projection = of_projection(held)
+                assert isinstance(projection, Int8Linear | Int4Linear), "a quantised product's copy is one"
+                return projection
+            return of_tensor(held.weight if isinstance(held, Linear) else held)
 
-    def fill(self, model: nn.Module, layers: Iterable[nn.Module]) -> None:
+        return replace(self, tensors={name: of(held) for name, held in self.tensors.items()})
+
+    def fill(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         """Puts the tensors into a model of the same configuration, which may be on the `meta` device."""
+        self._fill_quantised(layers)
         for name, _, module, attribute in list(_places(model, layers)):
             tensor = self.tensors[name]
+            if isinstance(tensor, Int8Linear | Int4Linear):
+                continue
             assert isinstance(tensor, torch.Tensor), "weights that slept are plain"
             if attribute in module._parameters:
                 module._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
             else:
                 module._buffers[attribute] = tensor
 
+    def _fill_quantised(self, layers: Sequence[nn.Module]) -> None:
+        for index, layer in enumerate(layers):
+            for path, module in list(layer.named_modules()):
+                for child in list(module._modules):
+                    held = self.tensors.get(f"layer {index}:{path + '.' if path else ''}{child}.weight")
+                    if isinstance(held, Int8Linear | Int4Linear):
+                        setattr(module, child, PackedLinear(held))
 
-def _places(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor | Linear, nn.Module, str]]:
+
+def _places(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor | Product, nn.Module, str]]:
     """Name, tensor, and where it is: an attribute of a module."""
     seen: set[int] = set()
     layers = tuple(layers)

@@ -21,10 +21,12 @@ class TransformersConfig:
     window_tokens: int | None = None
 
     @classmethod
-    def from_config(cls, model: str, config: Mapping[str, Any], dtype: str | None) -> "TransformersConfig":
+    def from_config(
+        cls, model: str, config: Mapping[str, Any], dtype: str | None, weights: str | None = None
+    ) -> "TransformersConfig":
         """Raises ModelLoadError naming what is not supported, and what would serve it."""
         try:
-            spec = ModelSpec.from_config(config, dtype)
+            spec = ModelSpec.from_config(config, dtype, weights)
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
             raise ModelLoadError(model=model, reason=reason, remedy=error.remedy) from error

@@ -12,6 +12,7 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.faster_modules import make_faster
 from pdmux_actor.models.layer_seams import LayerSeams
 from pdmux_actor.models.module_weights import ModuleWeights
+from pdmux_actor.models.quantised_layers import check_quantisable, quantise
 from pdmux_actor.models.transformers_attention import (
     MASK_PROBE,
     MODEL_CODE,
@@ -38,12 +39,18 @@ def load_transformers_decoder(
             paged attention.
     """
     register_attention()
+    weights = config.spec.weights
+    if weights is not None and device is not None and device.type != "cpu":
+        reason = f"weights={weights} of {config.spec.architecture}, which runs by transformers' code, is for CPUs"
+        raise ModelLoadError(model=model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
     with torch.inference_mode():
         causal_lm = _from_checkpoint(model, folder, torch_dtype(config.spec.dtype))
+        if weights is not None:
+            check_quantisable(model, config.spec, _layer_list(causal_lm.base_model, config.spec.num_layers))
         if device is not None:
             causal_lm = causal_lm.to(device)
         try:
-            return _taken_apart(causal_lm, config)
+            decoder = _taken_apart(causal_lm, config, is_rounded=False)
         # Anything may fail in code that nobody here has seen, when it runs in parts.
         except (UnservableAttention, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
                 TypeError, ValueError) as error:  # fmt: skip
@@ -52,6 +59,9 @@ def load_transformers_decoder(
                 reason=f"{config.spec.architecture} is not served by this engine: {error}",
                 remedy=_ELSEWHERE,
             ) from error
+        if weights is not None:  # after its answers were compared: roundings are no fault
+            quantise(decoder.seams.layers, weights)
+        return decoder
 
 
 def _from_checkpoint(model: str, folder: Path, dtype: torch.dtype) -> Any:  # noqa: ANN401 - transformers has no types
@@ -96,12 +106,17 @@ def decoder_of(config: TransformersConfig, weights: ModuleWeights) -> Transforme
             causal_lm = AutoModelForCausalLM.from_config(
                 weights.config, dtype=torch_dtype(config.spec.dtype), attn_implementation="eager"
             )
-        weights.fill(causal_lm, _layer_list(causal_lm.base_model, config.spec.num_layers))
+        weights.fill(causal_lm, tuple(_layer_list(causal_lm.base_model, config.spec.num_layers)))
         causal_lm.tie_weights()
-        return _taken_apart(causal_lm.eval(), config)
+        return _taken_apart(causal_lm.eval(), config, is_rounded=config.spec.weights is not None)
 
 
-def _taken_apart(causal_lm: Any, config: TransformersConfig) -> TransformersDecoder:  # noqa: ANN401 - as above
+def _taken_apart(
+    causal_lm: Any,  # noqa: ANN401 - as above
+    config: TransformersConfig,
+    *,
+    is_rounded: bool,
+) -> TransformersDecoder:
     spec = config.spec
     device = next(causal_lm.parameters()).device
     tokens = example_tokens(spec.vocab_size).to(device)
@@ -111,7 +126,7 @@ def _taken_apart(causal_lm: Any, config: TransformersConfig) -> TransformersDeco
     calls = AttentionCalls(spec.num_kv_heads, spec.head_dim)
     decoder = TransformersDecoder(config, causal_lm, LayerSeams(holder, returns), calls)
     causal_lm.config._attn_implementation = MASK_PROBE
-    check_against(decoder, calls, tokens, expected)
+    check_against(decoder, calls, tokens, expected, is_rounded=is_rounded)
     causal_lm.config._attn_implementation = MODEL_CODE
     return decoder
 

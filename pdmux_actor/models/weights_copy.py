@@ -16,7 +16,7 @@ OfProjection = Callable[[Projection], Projection]
 def copied(weights: AnyWeights, of_tensor: OfTensor, of_projection: OfProjection) -> AnyWeights:
     """A classifier that is the embedding stays that."""
     if isinstance(weights, ModuleWeights):
-        return weights.mapped(of_tensor)
+        return weights.mapped(of_tensor, of_projection)
     embedding = of_tensor(weights.embedding)
     layers = tuple(_layer(layer, of_tensor, of_projection) for layer in weights.layers)
     final_norm, head = of_tensor(weights.final_norm), weights.lm_head

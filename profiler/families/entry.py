@@ -55,7 +55,8 @@ class ModelFamily:
     docs/models.md. `traits` reads config.json for the own engine's fast decoder; None: the family runs by transformers'
     code. `experts` reads the sizes of a mixture; None: the family is dense. `names` gives config.json under Llama's
     names. `refusal`: why transformers' code cannot run layer by layer over the paged KV cache; None: it can. Without
-    `is_planned` its shape is none that plans know. `in_sglang`: SGLang has it.
+    `is_planned` its shape is none that plans know. `in_sglang`: SGLang has it. `in_linear_modules`: transformers keeps
+    the weights of its products in torch.nn.Linear.
     """
 
     name: str
@@ -67,3 +68,14 @@ class ModelFamily:
     refusal: str | None = None
     is_planned: bool = True
     in_sglang: bool = True
+    in_linear_modules: bool = True
+
+    @property
+    def is_rounded_by_transformers(self) -> bool:
+        """Returns whether `weights: int8 | int4` is for its modules in transformers; experts are no modules."""
+        return self.refusal is None and self.experts is None and self.in_linear_modules
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Returns whether LoRA adapters are served beside it."""
+        return self.traits is not None and self.experts is None

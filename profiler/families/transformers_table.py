@@ -21,6 +21,7 @@ from profiler.families.config_readers import (
 )
 from profiler.families.entry import ModelFamily
 
+_OWN_PRODUCTS = ("GPT2LMHeadModel",)  # a Conv1D of transformers'
 _ROWS = (
     ("AXK1ForCausalLM", "axk1", "A.X K1", LATENT_MIXTURE, False),
     ("AfmoeForCausalLM", "afmoe", "Arcee AFMoE (Trinity)", MIXTURE, True),
@@ -107,6 +108,7 @@ SERVED: Mapping[str, ModelFamily] = MappingProxyType(
             names=reader.names,
             experts=reader.experts,
             in_sglang=in_sglang,
+            in_linear_modules=name not in _OWN_PRODUCTS,
         )
         for name, model_type, models, reader, in_sglang in _ROWS
     }

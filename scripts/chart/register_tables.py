@@ -12,6 +12,19 @@ from profiler.devices import DEVICES
 from profiler.families.entry import ModelFamily
 from traces.readers.entry import READERS
 
+_FAMILY_COLUMNS = (
+    "architecture",
+    "models",
+    "native",
+    "transformers",
+    "SGLang",
+    "CPU",
+    "CUDA",
+    "TP",
+    "8 or 4 bits",
+    "LoRA",
+)
+
 
 class MarksMissing(LookupError):
     """A page has no place for its generated part: write the two marks into it."""
@@ -40,6 +53,28 @@ def _divided_by(family: ModelFamily) -> Iterator[str]:
         yield "SGLang"
 
 
+def _on_cpus(family: ModelFamily) -> Iterator[str]:
+    if family.traits is not None:
+        yield "native"
+    if family.refusal is None:
+        yield "transformers"
+
+
+def _on_gpus(family: ModelFamily) -> Iterator[str]:
+    yield from _on_cpus(family)
+    if family.in_sglang and family.is_planned:
+        yield "SGLang"
+
+
+def _quantised_by(family: ModelFamily) -> Iterator[str]:
+    if family.traits is not None:
+        yield "native"
+    if family.is_rounded_by_transformers:
+        yield "transformers (CPU)"
+    if family.in_sglang and family.is_planned:
+        yield "SGLang"
+
+
 def _tables() -> Mapping[str, tuple[str, str]]:
     policies = ((policy.name, policy.rule, policy.source) for policy in POLICIES.values())
     solvers = ((solver.name, solver.rule) for solver in SOLVERS.values())
@@ -55,7 +90,11 @@ def _tables() -> Mapping[str, tuple[str, str]]:
             "yes" if family.traits is not None else "",
             "yes" if family.refusal is None else f"no: {family.refusal}",
             "yes" if family.in_sglang and family.is_planned else "",
+            ", ".join(_on_cpus(family)),
+            ", ".join(_on_gpus(family)),
             ", ".join(_divided_by(family)),
+            ", ".join(_quantised_by(family)),
+            "native" if family.takes_adapters else "",
         )
         for _, family in sorted(all_families().items(), key=lambda item: (item[1].refusal is not None, item[0]))
     )
@@ -73,7 +112,7 @@ def _tables() -> Mapping[str, tuple[str, str]]:
         ),
         "docs/models.md": (
             "families",
-            _table(("architecture", "models", "native", "transformers", "SGLang", "TP"), families),
+            _table(_FAMILY_COLUMNS, families),
         ),
         "docs/planner.md": (
             "solvers",

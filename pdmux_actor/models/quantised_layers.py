@@ -1,0 +1,42 @@
+"""Rounds the products in layers of transformers' modules to 8 or 4 bits, as plans count them."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.faster_modules import PackedLinear
+from pdmux_actor.models.quantised import Int4Linear, Int8Linear, projection_maker
+from profiler.specs import ModelSpec
+
+
+def check_quantisable(model: str, spec: ModelSpec, layers: nn.ModuleList) -> None:
+    """Raises ModelLoadError: a layer keeps weights in something else than a torch.nn.Linear, such as experts in one
+    tensor; plans would count as rounded what is not.
+    """
+    for name, module in layers.named_modules():
+        if type(module) is nn.Linear:
+            continue
+        for attribute, tensor in module._parameters.items():
+            if tensor is not None and tensor.dim() > 1:
+                named = f"{name}.{attribute}"
+                raise ModelLoadError(
+                    model=model,
+                    reason=f"weights={spec.weights} cannot be had of {spec.architecture}, which runs by transformers' "
+                    f"code: {named} of its layers is no product that is rounded",
+                    remedy="remove `weights`, or serve it in a pool with `backend: sglang`, if SGLang has it",
+                )
+
+
+def quantise(layers: Sequence[nn.Module], weights: str) -> None:
+    """One product after the other: beside them one is held in plain numbers. `weights` is ModelSpec's."""
+    make_projection = projection_maker(weights)
+    for layer in layers:
+        for packed in _packed(layer):
+            rounded = make_projection(packed.weight, packed.bias)
+            assert isinstance(rounded, Int8Linear | Int4Linear)
+            packed.linear = rounded
+
+
+def _packed(layer: nn.Module) -> Iterator[PackedLinear]:
+    return (module for module in layer.modules() if isinstance(module, PackedLinear))
