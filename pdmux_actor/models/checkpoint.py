@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.download_bar import DownloadBar
+from pdmux_actor.models.gguf_files.file_parts import parts_of
 from pdmux_actor.models.gguf_files.layout_folder import is_gguf, layout_folder
 from pdmux_actor.models.load_progress import OnProgress
 
@@ -67,7 +68,7 @@ def files_of(source: str) -> frozenset[tuple[str, int]]:
     path = Path(source).expanduser()
     try:
         if is_gguf(source) and path.is_file():
-            return frozenset({(path.name, path.stat().st_mtime_ns)})
+            return frozenset((part.name, part.stat().st_mtime_ns) for part in parts_of(path))
         return frozenset((f.name, f.stat().st_mtime_ns) for f in path.iterdir())
     except OSError:
         return frozenset()

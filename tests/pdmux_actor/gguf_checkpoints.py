@@ -41,11 +41,14 @@ def write_gguf(
     *,
     extra: Mapping[str, np.ndarray] | None = None,
     left_out: str | None = None,
+    tensors_each: int = 0,
 ) -> None:
-    """`kinds` of tensors by what their names hold, `rest` of other matrices; vectors and routers are F32."""
+    """`kinds` of tensors by what their names hold, `rest` of other matrices; vectors and routers are F32.
+    `tensors_each`: in several files of so many.
+    """
     config = json.loads((checkpoint / "config.json").read_text())
     tensors = load_file(checkpoint / "model.safetensors")
-    writer = gguf.GGUFWriter(file, _ARCHITECTURES[config["model_type"]])
+    writer = gguf.GGUFWriter(file, _ARCHITECTURES[config["model_type"]], split_max_tensors=tensors_each)
     _add_shape(writer, config)
     _add_tokenizer(writer, checkpoint)
     found = {}

@@ -1,6 +1,7 @@
 """GGUF files in the engine: weights and greedy tokens as transformers reads them, tokenizers, and bad files."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -190,6 +191,52 @@ def test_folder__of_a_file_that_changed__is_made_anew(tmp_path: Path) -> None:
 
     assert resolve_checkpoint("m", str(file), None) != first
     assert files_of(str(file)) != files
+
+
+def split(folder: Path) -> list[Path]:
+    write_random_checkpoint(folder / "plain", shape_of("llama"), seed=3)
+    write_gguf(folder / "plain", folder / "tiny.gguf", {}, tensors_each=8)
+    return sorted(folder.glob("tiny-*-of-*.gguf"))
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_several_files__any_of_them_given__are_the_whole(tmp_path: Path, given: int) -> None:
+    parts = split(tmp_path)
+    assert len(parts) > 2
+    write_gguf(tmp_path / "plain", tmp_path / "whole.gguf", {})
+
+    of_parts, whole = (loaded(file, None, "float32") for file in (parts[given], tmp_path / "whole.gguf"))
+
+    assert torch.equal(of_parts.embedding, whole.embedding)
+    for part, layer in zip(of_parts.layers, whole.layers, strict=True):
+        assert torch.equal(part.qkv.weight, layer.qkv.weight)
+        assert torch.equal(part.output.weight, layer.output.weight)
+
+
+def test_several_files__one_changed__are_read_anew(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    first, files = resolve_checkpoint("m", str(parts[0]), None), files_of(str(parts[0]))
+
+    os.utime(parts[-1], ns=(1, 1))
+
+    assert resolve_checkpoint("m", str(parts[0]), None) != first
+    assert files_of(str(parts[0])) != files
+
+
+def test_several_files__one_missing__is_named(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    parts[1].unlink()
+
+    with pytest.raises(ModelLoadError, match=r"tiny-00002-of-\d+\.gguf cannot be read: .*all files"):
+        resolve_checkpoint("m", str(parts[0]), None)
+
+
+def test_several_files__renamed__are_told_so(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    parts[0].rename(tmp_path / "renamed.gguf")
+
+    with pytest.raises(ModelLoadError, match=r"renamed\.gguf says that it is one of \d files, its name says 1"):
+        resolve_checkpoint("m", str(tmp_path / "renamed.gguf"), None)
 
 
 def test_truncated_file__is_named_with_its_tensor(tmp_path: Path) -> None:

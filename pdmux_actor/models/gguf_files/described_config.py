@@ -109,7 +109,7 @@ def _rope_scaling(model: str, file: GgufFile, head_dim: int) -> dict[str, Any] |
         if place.type_name != "F32" or place.shape != (head_dim // 2,):
             reason = f"{file.path}: tensor {_ROPE_FACTORS} has shape {list(place.shape)} and holds {place.type_name}"
             raise ModelLoadError(model=model, reason=reason, remedy=f"it must hold {head_dim // 2} numbers of F32")
-        factors = np.fromfile(file.path, np.float32, place.shape[0], offset=place.offset).tolist()
+        factors = np.fromfile(place.path, np.float32, place.shape[0], offset=place.offset).tolist()
         return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
     kind = file.field("rope.scaling.type")
     if kind in (None, "none"):

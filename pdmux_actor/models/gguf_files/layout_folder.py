@@ -9,6 +9,7 @@ from huggingface_hub import constants
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.gguf_files.described_config import described_config, end_token_ids
+from pdmux_actor.models.gguf_files.file_parts import parts_of
 from pdmux_actor.models.gguf_files.opened_file import open_gguf
 
 WEIGHTS_FILE = "model.gguf"
@@ -29,13 +30,16 @@ def layout_folder(model: str, file: Path) -> Path:
         ModelLoadError: the file is missing or broken, or describes what is not served.
     """
     try:
-        file = file.resolve(strict=True)
-        status = file.stat()
+        file = parts_of(file.resolve(strict=True))[0]
+        statuses = [part.stat() for part in parts_of(file)]
     except OSError as error:
         raise ModelLoadError(
-            model=model, reason=f"file {file} cannot be read: {error.strerror}", remedy="correct `source`"
+            model=model,
+            reason=f"file {error.filename or file} cannot be read: {error.strerror}",
+            remedy="correct `source`, and have all files of a split checkpoint in one folder",
         ) from error
-    identity = f"{_VERSION}:{file}:{status.st_size}:{status.st_mtime_ns}"
+    times = ":".join(f"{status.st_size}:{status.st_mtime_ns}" for status in statuses)
+    identity = f"{_VERSION}:{file}:{times}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = Path(constants.HF_HOME) / "muxfleet" / "gguf" / f"{file.stem}-{digest}"
     if folder.is_dir():

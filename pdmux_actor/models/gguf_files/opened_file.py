@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.gguf_files.file_parts import parts_of
 
 _ARRAY, _LENGTH = struct.Struct("<IQ"), struct.Struct("<Q")
 _MOST_NUMBERS = 1024  # of a list that is no vocabulary's
@@ -17,8 +18,9 @@ _COPY_AGAIN = "copy or download the file again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlace:
-    """`shape` in torch's order; the bytes of a row of blocks are together, from `offset` of the file on."""
+    """`shape` in torch's order; the bytes of a row of blocks are together, from `offset` of the file `path` on."""
 
+    path: Path
     type_name: str
     shape: tuple[int, ...]
     offset: int
@@ -27,7 +29,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:
-    """`fields` are its metadata, by GGUF's keys."""
+    """`fields` are its metadata, by GGUF's keys. Of several files, `path` is the first, whose metadata are all."""
 
     path: Path
     fields: Mapping[str, Any]
@@ -43,11 +45,28 @@ class GgufFile:
 
 
 def open_gguf(model: str, path: Path) -> GgufFile:
-    """Reads no weights. The vocabulary is left out, as every list of strings.
+    """Reads no weights. The vocabulary is left out, as every list of strings. Of a checkpoint that is split, `path` is
+    any of its files.
 
     Raises:
-        ModelLoadError: it is missing, truncated, or no GGUF file.
+        ModelLoadError: a file is missing, truncated, or no GGUF file.
     """
+    paths = parts_of(path)
+    first = _opened(model, paths[0])
+    count = first.fields.get("split.count", 1) or 1
+    if count != len(paths):
+        raise ModelLoadError(
+            model=model,
+            reason=f"{paths[0]} says that it is one of {count} files, its name says {len(paths)}",
+            remedy="give the files the names that they came with (NAME-00001-of-0000N.gguf), all in one folder",
+        )
+    tensors = dict(first.tensors)
+    for part in paths[1:]:
+        tensors |= _opened(model, part).tensors
+    return GgufFile(path=paths[0], fields=first.fields, tensors=tensors)
+
+
+def _opened(model: str, path: Path) -> GgufFile:
     try:
         reader = _reader(path)
     except _CutOffError as error:
@@ -58,14 +77,9 @@ def open_gguf(model: str, path: Path) -> GgufFile:
             model=model, reason=f"{path} is missing or not a complete GGUF file: {error}", remedy=_COPY_AGAIN
         ) from error
     fields = {key: field.contents() for key, field in reader.fields.items() if not _is_list_of_strings(field)}
-    if fields.get("split.count", 1) > 1:
-        raise ModelLoadError(
-            model=model,
-            reason=f"{path} is one of {fields['split.count']} files",
-            remedy="join them (llama.cpp: llama-gguf-split --merge FIRST_FILE WHOLE_FILE)",
-        )
     tensors = {
         tensor.name: TensorPlace(
+            path=path,
             type_name=tensor.tensor_type.name,
             shape=tuple(int(size) for size in reversed(tensor.shape.tolist())),
             offset=tensor.data_offset,

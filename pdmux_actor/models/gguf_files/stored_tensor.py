@@ -41,7 +41,7 @@ class GgufTensor:
             offset, shape = offset + source.expert * num_bytes, shape[1:]
         rows, width = (shape[0], 1) if len(shape) == 1 else (shape[0], shape[-1])
         return cls(
-            path=file.path,
+            path=place.path,
             type_name=place.type_name,
             offset=offset,
             num_rows=rows,
