@@ -30,7 +30,8 @@ class TransformersConfig:
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
             raise ModelLoadError(model=model, reason=reason, remedy=error.remedy) from error
-        refusal = family_of(spec.architecture).refusal
+        family = family_of(spec.architecture)
+        refusal = family.refusal
         if refusal is not None:
             reason = f"config.json: architectures={spec.architecture!r} is not served by this engine: {refusal}"
             remedy = "an SGLang pool (backend: sglang) may serve it: docs/models.md"
@@ -43,6 +44,13 @@ class TransformersConfig:
                 reason=f"config.json: quantization_config.quant_method={method!r} is not supported of "
                 f"{spec.architecture}, which runs by transformers' code",
                 remedy="use its unquantised checkpoint, or serve it in a pool with backend: sglang",
+            )
+        if spec.weights is not None and not family.is_rounded_by_transformers:
+            raise ModelLoadError(
+                model=model,
+                reason=f"weights={spec.weights} cannot be had of {spec.architecture}, which runs by transformers' "
+                "code: its products are not all torch.nn.Linear",
+                remedy="remove `weights`, or serve it in a pool with `backend: sglang`, if SGLang has it",
             )
         return cls(spec=spec, window_tokens=min(_original_lengths(config, spec), default=None))
 
