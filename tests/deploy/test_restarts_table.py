@@ -32,6 +32,7 @@ OTHER: dict[str, Any] = {
     "models[].revision": "main",
     "pools[].backend": "sglang",
     "placement.min_gain": 0.5,
+    "placement.max_cost_per_hour": 40.0,
     "engine.dtype": "float32",
     "engine.backend": "sglang",
     "engine.policy": "adbs",

@@ -62,7 +62,8 @@ async def test_spans__of_an_engine__lie_below_the_request_and_count_its_steps(tm
         body = {"model": REAL, "prompt": [*range(5, 45)], "max_tokens": 12, "ignore_eos": True}
         sampled = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
         other = {"traceparent": f"00-{TRACE[::-1]}-b7ad6b7169203331-00"}
-        asked = [http.post("/v1/completions", json=body, headers=other) for _ in range(12)]  # more than a log names
+        beside = body | {"max_tokens": 200}  # until long after the sampled one, on a slow machine too
+        asked = [http.post("/v1/completions", json=beside, headers=other) for _ in range(12)]  # more than a log names
         answers = await asyncio.gather(*asked, http.post("/v1/completions", json=body, headers=sampled))
         assert {answer.status_code for answer in answers} == {200}
         await eventually(lambda: any(s.name == "engine decode" for s in engines.get_finished_spans()))

@@ -5,7 +5,7 @@ copy between the two is an error or is seen in the record of operators. Triton's
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,11 @@ class FakeStage:
 
     device = torch.device(GPU)
 
-    def send(self, arrays: Arrays, target: Tensor | None = None) -> dict[str, Tensor]:
+    def send(
+        self, arrays: Arrays, target: Tensor | None = None, read: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
         size_bytes = layout(arrays)[1]
-        return views(torch.empty(size_bytes, dtype=torch.uint8, device=GPU) if target is None else target, arrays)
+        return views(torch.empty(size_bytes, dtype=torch.uint8, device=GPU) if target is None else target, arrays, read)
 
 
 class OtherDevice:
