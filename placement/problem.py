@@ -1,7 +1,7 @@
 """Defines what every solver takes and gives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from placement.demand import ModelDemand
@@ -36,6 +36,14 @@ class PlacementModel:
     def target(self) -> SloTarget | None:
         """Returns what is planned for: its `slo`, as far as its requests name no other targets."""
         return None if self.slo is None else self.demand.targets.planned(self.slo)
+
+    def at_rate(self, rate_per_s: float) -> "PlacementModel":
+        """Returns the same model with so many requests."""
+        return replace(self, demand=replace(self.demand, rate_per_s=rate_per_s))
+
+    def times(self, factor: float) -> "PlacementModel":
+        """Returns the same model with so many times its requests."""
+        return self.at_rate(factor * self.demand.rate_per_s)
 
 
 class Solver(Protocol):

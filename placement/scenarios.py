@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from placement.estimation.plan_estimate import FleetEstimate, estimate
@@ -79,7 +79,7 @@ def _errors(models: Sequence[PlacementModel], seed: int) -> Iterator[Scenario]:
     for _ in range(_PAIRS):
         factors = [draw.choice((1 / _ERROR, _ERROR)) for _ in models]
         for sign in (1, -1):
-            asked = [_times(m, factor**sign) for m, factor in zip(models, factors, strict=True)]
+            asked = [m.times(factor**sign) for m, factor in zip(models, factors, strict=True)]
             yield Scenario(surprise=Surprise.ERRORS, models=asked)
 
 
@@ -92,7 +92,7 @@ def _bursts(models: Sequence[PlacementModel]) -> Iterator[Scenario]:
     }
     largest = sorted(models, key=lambda m: -m.demand.rate_per_s * (factors.get(m.model, 1.0) - 1))
     for bursting in largest[:_MOST_BURSTS]:
-        asked = [_times(m, factors.get(m.model, 1.0)) if m is bursting else m for m in models]
+        asked = [m.times(factors.get(m.model, 1.0)) if m is bursting else m for m in models]
         yield Scenario(surprise=Surprise.BURST, models=asked)
 
 
@@ -101,10 +101,6 @@ def _losses(units: Sequence[UnitCapacity], models: Sequence[PlacementModel]) -> 
     if len(nodes) > 1:
         for node in nodes[:: -(-len(nodes) // _MOST_LOSSES)]:
             yield Scenario(surprise=Surprise.LOST_NODE, models=models, lost=node)
-
-
-def _times(model: PlacementModel, factor: float) -> PlacementModel:
-    return replace(model, demand=replace(model.demand, rate_per_s=factor * model.demand.rate_per_s))
 
 
 def _mean(values: Sequence[float]) -> float:

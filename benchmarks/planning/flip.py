@@ -93,7 +93,7 @@ def flipped(models: Sequence[PlacementModel]) -> list[PlacementModel]:
     """The hottest gets the rate of the coldest, and so on."""
     by_rate = sorted(models, key=lambda m: m.demand.rate_per_s)
     rates = [m.demand.rate_per_s for m in reversed(by_rate)]
-    return [replace(m, demand=replace(m.demand, rate_per_s=r)) for m, r in zip(by_rate, rates, strict=True)]
+    return [m.at_rate(r) for m, r in zip(by_rate, rates, strict=True)]
 
 
 def flip_outcomes(

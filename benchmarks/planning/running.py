@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planning.workloads import a100_nodes, mixed_fleet
 
@@ -49,10 +49,7 @@ def replanned(num_gpus: int, num_models: int, estimator: Estimator) -> Iterator[
         ("off by two", [draw.choice((0.5, 2.0)) for _ in models]),
         ("four times as much", [4.0] * len(models)),
     ):
-        asked = [
-            replace(m, demand=replace(m.demand, rate_per_s=m.demand.rate_per_s * factor))
-            for m, factor in zip(models, factors, strict=True)
-        ]
+        asked = [m.times(factor) for m, factor in zip(models, factors, strict=True)]
         started_s = time.process_time()
         plan = SearchSolver(estimator=estimator, is_time_up=_after(_SEARCH_SHARE * BUDGET_S)).solve(
             units, asked, current

@@ -202,7 +202,8 @@ class PredictiveScaler(Sizer):
         low, high = 0.0, 4.0 * max(1.0, _total(question.models))
         for _ in range(8):
             middle = (low + high) / 2
-            tried = replace(one, models=scaled(question.models, middle / max(1e-9, _total(question.models))))
+            factor = middle / max(1e-9, _total(question.models))
+            tried = replace(one, models=tuple(m.times(factor) for m in question.models))
             enough = tried.answer(self.solver, self.estimator, lambda: False).is_enough
             low, high = (middle, high) if enough else (low, middle)
         return max(low, 1e-6)
@@ -223,14 +224,10 @@ class Oracle(Sizer):
     def sized(self, question: FleetSizeQuestion) -> FleetSize:
         now_s = self.known.now()
         rates = self.known.highest_rates(now_s, now_s + self.ahead_s, self.over_s)
-        models = tuple(replace(m, demand=replace(m.demand, rate_per_s=rates[m.model])) for m in question.models)
+        models = tuple(m.at_rate(rates[m.model]) for m in question.models)
         limits = replace(question.limits, uncertainty=0.0)
         asked = replace(question, models=models, limits=limits)
         return asked.answer(self.solver, self.estimator, lambda: False)
-
-
-def scaled(models: Sequence[PlacementModel], factor: float) -> tuple[PlacementModel, ...]:
-    return tuple(replace(m, demand=replace(m.demand, rate_per_s=m.demand.rate_per_s * factor)) for m in models)
 
 
 def _total(models: Sequence[PlacementModel]) -> float:

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planning.release import release_score
 from planning.workloads import a100_nodes, chatlmsys, synthetic
@@ -90,9 +90,7 @@ def _off_by_two(models: Sequence[PlacementModel], seed: int) -> Sequence[Placeme
 
 
 def _times(models: Sequence[PlacementModel], factors: Mapping[str, float]) -> Sequence[PlacementModel]:
-    return [
-        replace(m, demand=replace(m.demand, rate_per_s=m.demand.rate_per_s * factors.get(m.model, 1.0))) for m in models
-    ]
+    return [m.times(factors.get(m.model, 1.0)) for m in models]
 
 
 def _after_losses(

@@ -28,7 +28,7 @@ def _asked(model: PlacementModel, changes: WhatIfChanges) -> PlacementModel:
     rate = changes.rates.get(model.model, model.demand.rate_per_s)
     other = changes.targets.get(model.model)
     slo = model.slo if other is None else _with_targets(model.slo, other)
-    return replace(model, demand=replace(model.demand, rate_per_s=rate), slo=slo)
+    return replace(model.at_rate(rate), slo=slo)
 
 
 def _with_targets(slo: SloTarget | None, other: OtherTargets) -> SloTarget:

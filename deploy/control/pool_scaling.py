@@ -219,7 +219,7 @@ class PoolScaling:
 
     def _calibrated(self, models: Sequence[PlacementModel]) -> tuple[PlacementModel, ...]:
         factor = self._calibration.factor
-        return tuple(replace(m, demand=replace(m.demand, rate_per_s=m.demand.rate_per_s / factor)) for m in models)
+        return tuple(m.at_rate(m.demand.rate_per_s / factor) for m in models)
 
     def states(self) -> tuple[PoolState, ...]:
         return tuple(self._state(pool) for pool in sorted(self._pools)) if self.is_elastic else ()

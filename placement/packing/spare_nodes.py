@@ -4,7 +4,6 @@ has most headroom. Spare GPUs shorten waits and take bursts, where a plan on the
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from placement.packing.headroom_balancing import balance_headroom
 from placement.packing.packing import Packing
@@ -31,7 +30,7 @@ def roomiest(tight: Packing, pack: PackFor, empty: Callable[[], Packing], is_tim
         if step < _LEAST_STEP or factor >= _ENOUGH or is_time_up():
             break
         asked = min(_ENOUGH, factor * step)
-        grown = pack([_times(model, asked) for model in tight.instance.models])
+        grown = pack([model.times(asked) for model in tight.instance.models])
         bears_all = serves_all(key_of(grown))
         tried = _with_demand(grown, empty(), asked)
         balance_headroom(tried, is_time_up=is_time_up)
@@ -50,10 +49,6 @@ def _gpus_per_used(packing: Packing) -> float:
 def least_headroom(packing: Packing) -> float:
     """Returns the least headroom of the units that hold a model; at most what is enough."""
     return min((float(packing.factor[u]) for u in packing.open_units() if packing.parts[u]), default=_ENOUGH)
-
-
-def _times(model: PlacementModel, factor: float) -> PlacementModel:
-    return replace(model, demand=replace(model.demand, rate_per_s=factor * model.demand.rate_per_s))
 
 
 def _with_demand(grown: Packing, packing: Packing, factor: float) -> Packing:

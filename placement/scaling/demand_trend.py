@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,10 +35,7 @@ class DemandTrend:
 
     def ahead(self, models: Sequence[PlacementModel], lead_s: float) -> tuple[PlacementModel, ...]:
         """Returns the models with the demand that is expected when `lead_s` have passed."""
-        return tuple(
-            replace(m, demand=replace(m.demand, rate_per_s=m.demand.rate_per_s * self._growth(m.model, lead_s)))
-            for m in models
-        )
+        return tuple(m.times(self._growth(m.model, lead_s)) for m in models)
 
     def _growth(self, model: str, lead_s: float) -> float:
         """By ordinary least squares."""

@@ -1,7 +1,7 @@
 """Reads what tells of too few nodes before requests are late: what waits, and what decode has left."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from placement.problem import PlacementModel
 
@@ -55,10 +55,7 @@ class LeadingSignals:
 
     def pressed(self, models: Sequence[PlacementModel]) -> tuple[PlacementModel, ...]:
         """Returns the models with what waits in excess as demand beside what comes."""
-        return tuple(
-            replace(m, demand=replace(m.demand, rate_per_s=m.demand.rate_per_s + self.excess(m) / _CLEARED_S))
-            for m in models
-        )
+        return tuple(m.at_rate(m.demand.rate_per_s + self.excess(m) / _CLEARED_S) for m in models)
 
     def in_words(self) -> str:
         parts = [f"{self.queued_tokens} prompt tokens queued"] if self.queued_tokens else []
