@@ -20,11 +20,11 @@ from pathlib import Path
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
+from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, read_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
-from placement.demand import ModelDemand
 from router.limits import GatewayLimits
 
 ROOT = Path(__file__).parents[1]
@@ -52,15 +52,7 @@ def with_nodes(fleet: FleetFile, factor: int) -> FleetFile:
 
 
 def demand_of(fleet: FleetFile, duration_s: float) -> RequestStream:
-    demands = [
-        ModelDemand(
-            model=m.id,
-            rate_per_s=m.demand.rate_per_s,
-            prompt_tokens=m.demand.prompt_tokens,
-            output_tokens=m.demand.output_tokens,
-        )
-        for m in fleet.models
-    ]
+    demands = [expected_demand(m) for m in fleet.models]
     return demand_stream(demands, duration_s=duration_s, seed=0)
 
 

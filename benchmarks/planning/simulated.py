@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 from scipy.stats import spearmanr
 
+from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, read_fleet_file
 from deploy.planning.fleet_planning import plan_fleet
 from deploy.simulation.deployments import Deployment, deploy_fleet
@@ -44,7 +45,7 @@ def simulated_plans(folder: Path, *, duration_s: float, servegen: Path | None, q
     """`folder` is where fleet files are written."""
     for rate_per_s in (12.0, 24.0) if quick else (12.0, 24.0, 40.0):
         fleet = _power_law_fleet(folder, rate_per_s)
-        stream = demand_stream(_demands(fleet), duration_s=duration_s, seed=1)
+        stream = demand_stream([expected_demand(m) for m in fleet.models], duration_s=duration_s, seed=1)
         yield from _plans(f"power law, {rate_per_s:g}/s", fleet, stream)
     if servegen is None:
         return
@@ -96,18 +97,6 @@ def _from(stream: RequestStream, start_s: float, span_s: float) -> RequestStream
 
     times_s = [r.arrival_s for r in records()]
     return replace(stream, records=records, count=len(times_s), span_s=times_s[-1])
-
-
-def _demands(fleet: FleetFile) -> list[ModelDemand]:
-    return [
-        ModelDemand(
-            model=m.id,
-            rate_per_s=m.demand.rate_per_s,
-            prompt_tokens=m.demand.prompt_tokens,
-            output_tokens=m.demand.output_tokens,
-        )
-        for m in fleet.models
-    ]
 
 
 def _power_law_fleet(folder: Path, rate_per_s: float) -> FleetFile:

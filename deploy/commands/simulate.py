@@ -24,6 +24,7 @@ from deploy.commands.simulation_screen import (
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.folded_adapters import with_adapters_folded
+from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
 from deploy.reports.percents import PERCENTS
 from deploy.simulation.control import LoadTimes
@@ -34,7 +35,6 @@ from deploy.simulation.runs import RunOptions, Sweep, is_hopeless, run_fleet, sw
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from deploy.simulation.workers import Tell, Workers
 from pdmux_actor.scheduling.policies.registry import POLICIES
-from placement.demand import ModelDemand
 from router.limits import GatewayLimits
 from traces.readers.entry import FILES
 
@@ -273,15 +273,7 @@ def _stream(fleet: FleetFile, trace: Path | None, asked: _Asked) -> RequestStrea
             trace, weights, seed=asked.seed, spread_ticks=asked.spread_ticks, rate_per_s=asked.rate_per_s
         )
         return whole.first(asked.requests, asked.duration_s)
-    demands = [
-        ModelDemand(
-            model=m.id,
-            rate_per_s=m.demand.rate_per_s,
-            prompt_tokens=m.demand.prompt_tokens,
-            output_tokens=m.demand.output_tokens,
-        )
-        for m in fleet.models
-    ]
+    demands = [expected_demand(m) for m in fleet.models]
     expected_per_s = sum(d.rate_per_s for d in demands)
     if asked.rate_per_s is not None and expected_per_s > 0:
         demands = [replace(d, rate_per_s=d.rate_per_s * asked.rate_per_s / expected_per_s) for d in demands]

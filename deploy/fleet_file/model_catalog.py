@@ -12,6 +12,18 @@ from router.view import ModelCard
 from traces.timeliness import SloTarget
 
 
+def expected_demand(model: ModelSection) -> ModelDemand:
+    """Returns what the fleet file says will be asked of a model."""
+    demand = model.demand
+    return ModelDemand(
+        model=model.id,
+        rate_per_s=demand.rate_per_s,
+        prompt_tokens=demand.prompt_tokens,
+        output_tokens=demand.output_tokens,
+        arrival_cv=demand.arrival_cv,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogModel:
     """`spec` is None while the checkpoint's shape is unknown; `problem` says why. `base`: of an adapter, which is
@@ -62,14 +74,7 @@ class CatalogModel:
 
     def prior(self) -> ModelDemand:
         """Returns what is expected before there is traffic."""
-        demand = self.settings.demand
-        return ModelDemand(
-            model=self.id,
-            rate_per_s=demand.rate_per_s,
-            prompt_tokens=demand.prompt_tokens,
-            output_tokens=demand.output_tokens,
-            arrival_cv=demand.arrival_cv,
-        )
+        return expected_demand(self.settings)
 
     def placement(self, demand: ModelDemand | None = None) -> PlacementModel | None:
         """Returns the model as the planner sees it, with `demand` or else with what is expected. None if the model

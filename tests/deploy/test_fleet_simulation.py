@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.deployments import BASELINES, Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome, FleetRun
@@ -44,15 +45,7 @@ def fleet() -> FleetFile:
 
 
 def stream(duration_s: float = 8.0, seed: int = 1) -> RequestStream:
-    demands = [
-        ModelDemand(
-            model=m.id,
-            rate_per_s=m.demand.rate_per_s,
-            prompt_tokens=m.demand.prompt_tokens,
-            output_tokens=m.demand.output_tokens,
-        )
-        for m in fleet().models
-    ]
+    demands = [expected_demand(m) for m in fleet().models]
     return demand_stream(demands, duration_s=duration_s, seed=seed)
 
 

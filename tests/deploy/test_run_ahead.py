@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetRun
@@ -13,7 +14,6 @@ from deploy.simulation.streams import demand_stream
 from pdmux_actor.scheduling.policies.base import StretchPolicy
 from pdmux_actor.scheduling.policies.registry import POLICIES, make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
-from placement.demand import ModelDemand
 from router.limits import GatewayLimits
 from traces.outcome import RequestOutcome
 
@@ -56,15 +56,7 @@ class Run:
 
 def run(case: str, policy: str, *, run_ahead: bool) -> Run:
     asked, duration_s = CASES[case]
-    demands = [
-        ModelDemand(
-            model=m.id,
-            rate_per_s=m.demand.rate_per_s,
-            prompt_tokens=m.demand.prompt_tokens,
-            output_tokens=m.demand.output_tokens,
-        )
-        for m in asked.models
-    ]
+    demands = [expected_demand(m) for m in asked.models]
     deployed = deploy_fleet(
         asked,
         Deployment(name=policy, policy=policy, scheduler={"quota_period_s": 0.5, "decision_log_entries": 1 << 20}),
