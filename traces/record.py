@@ -18,23 +18,12 @@ class TraceRecord:
     session_id: str | None = None
     prefix_block_hashes: tuple[int, ...] = ()
 
-    def at(self, arrival_s: float) -> "TraceRecord":
-        """Returns the same request at another time. Written out, as `of`: `dataclasses.replace` takes three times as
-        long, and simulations move every row of a trace.
+    def at(self, arrival_s: float, model: str | None) -> "TraceRecord":
+        """Returns the same request at another time, to another model. Written out: `dataclasses.replace` takes three
+        times as long, and simulations move every row of a trace.
         """
         return TraceRecord(
             arrival_s=arrival_s,
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            model=self.model,
-            session_id=self.session_id,
-            prefix_block_hashes=self.prefix_block_hashes,
-        )
-
-    def of(self, model: str) -> "TraceRecord":
-        """Returns the same request to another model."""
-        return TraceRecord(
-            arrival_s=self.arrival_s,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             model=model,

@@ -47,7 +47,7 @@ class RequestStream:
         records = self.records
 
         def scaled() -> Iterator[TraceRecord]:
-            return (r.at(r.arrival_s * factor) for r in records())
+            return (r.at(r.arrival_s * factor, r.model) for r in records())
 
         return replace(self, records=scaled, span_s=self.span_s * factor)
 
@@ -199,14 +199,14 @@ def _from_zero(records: Iterable[TraceRecord]) -> Iterator[TraceRecord]:
     start_s: float | None = None
     for record in records:
         start_s = record.arrival_s if start_s is None else start_s
-        yield record.at(record.arrival_s - start_s) if start_s else record
+        yield record.at(record.arrival_s - start_s, record.model) if start_s else record
 
 
 def _with_times(records: Iterable[TraceRecord], rate_per_s: float, seed: int) -> Iterator[TraceRecord]:
     time_s = 0.0
     for record, gap in zip(records, _uniforms(seed), strict=False):
         time_s += float(-np.log1p(-gap)) / rate_per_s
-        yield record.at(time_s)
+        yield record.at(time_s, record.model)
 
 
 def _spread(records: Iterable[TraceRecord], tick_s: float, seed: int) -> Iterator[TraceRecord]:
@@ -216,7 +216,7 @@ def _spread(records: Iterable[TraceRecord], tick_s: float, seed: int) -> Iterato
         members = list(group)
         offsets = sorted(itertools.islice(draws, len(members)))
         for record, offset in zip(members, offsets, strict=True):
-            yield record.at(start_s + offset * tick_s)
+            yield record.at(start_s + offset * tick_s, record.model)
 
 
 def _with_models(records: Iterable[TraceRecord], weights: Mapping[str, float], seed: int) -> Iterator[TraceRecord]:
@@ -231,7 +231,7 @@ def _with_models(records: Iterable[TraceRecord], weights: Mapping[str, float], s
         model = models[min(len(models) - 1, bisect_right(bounds, draw))]
         if record.session_id is not None:
             model = of_session.setdefault(record.session_id, model)
-        yield record.of(model)
+        yield record.at(record.arrival_s, model)
 
 
 def _uniforms(seed: int) -> Iterator[float]:
