@@ -19,15 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planning.scaling_loads import LOADS, squeezed, stream_of
+from planning.scaling_loads import LOADS, WEEK_S, squeezed, stream_of
 from planning.scaling_rivals import RIVALS, Known
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
 from deploy.control.planner import PlannerInPlace
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
-from deploy.simulation.control import LoadTimes
+from deploy.simulation.control import LoadTimes, MakePlanner
 from deploy.simulation.deployments import Deployment, deploy_fleet
+from deploy.simulation.engine import OnTokens
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.runs import RunOptions, request_attainment_of, run_fleet
 from deploy.simulation.streams import RequestStream
@@ -71,8 +72,9 @@ class Case:
     trace: Path | None
 
     def stream(self) -> RequestStream:
-        times_s = squeezed(self.trace) if self.load == "week" and self.trace is not None else LOADS[self.load][0]()
-        return stream_of(self.load, times_s)
+        if self.load == "week" and self.trace is not None:
+            return stream_of(self.load, squeezed(self.trace, WEEK_S))
+        return stream_of(self.load, LOADS[self.load][0]())
 
     def row(self) -> dict[str, Any]:
         stream = self.stream()
@@ -96,10 +98,10 @@ def fleet_of(least: int, most: int, *, cooldown_s: float = COOLDOWN_S) -> FleetF
     )
 
 
-def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, make: Any) -> dict[str, Any]:  # noqa: ANN401  any planner
+def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, make: MakePlanner) -> dict[str, Any]:
     deployed = deploy_fleet(fleet, Deployment(name="mux", policy="mux"), loads=LoadTimes(), make_planner=make)
 
-    def build(agenda: EventQueue, on_tokens: Any) -> Sequence[SimulatedUnit]:  # noqa: ANN401  as of the simulator
+    def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         known.agenda, known.units = agenda, deployed.build(agenda, on_tokens)
         return known.units
 

@@ -37,15 +37,6 @@ def arrivals(intensity: Intensity, span_s: float, most_per_s: float, seed: int) 
     return [float(t) for t in times_s[kept] if t < span_s]
 
 
-def servegen() -> list[float]:
-    """The day's own requests, thinned until their busiest half minute has `HIGHEST_PER_S`."""
-    times_s = np.sort(np.array([r.arrival_s for r in read_trace(SERVEGEN).records]))
-    squeezed_s = (times_s - times_s[0]) * SERVEGEN_S / (times_s[-1] - times_s[0])
-    highest_per_s = np.bincount((squeezed_s // 30).astype(int)).max() / 30
-    every = max(1, math.ceil(highest_per_s / HIGHEST_PER_S))
-    return [float(t) for t in squeezed_s[::every]]
-
-
 def week() -> list[float]:
     """A Poisson process that follows the five days that there are of BurstGPT's first week, by the hour, and two quiet
     ones; eight minutes for a day.
@@ -59,11 +50,12 @@ def week() -> list[float]:
     return arrivals(lambda t: float(np.interp(t, centres_s, rates_per_s)), WEEK_S, HIGHEST_PER_S, 5)
 
 
-def squeezed(file: Path) -> list[float]:
-    """Any trace's own requests in the time of the week, thinned as ServeGen's are."""
+def squeezed(file: Path, span_s: float) -> list[float]:
+    """A trace's own requests in so much time, thinned until their busiest half minute has `HIGHEST_PER_S`."""
     times_s = np.sort(np.array([r.arrival_s for r in read_trace(file).records]))
-    squeezed_s = (times_s - times_s[0]) * WEEK_S / (times_s[-1] - times_s[0])
-    every = max(1, math.ceil(np.bincount((squeezed_s // 30).astype(int)).max() / 30 / HIGHEST_PER_S))
+    squeezed_s = (times_s - times_s[0]) * span_s / (times_s[-1] - times_s[0])
+    highest_per_s = np.bincount((squeezed_s // 30).astype(int)).max() / 30
+    every = max(1, math.ceil(highest_per_s / HIGHEST_PER_S))
     return [float(t) for t in squeezed_s[::every]]
 
 
@@ -82,7 +74,7 @@ def stream_of(name: str, times_s: Sequence[float]) -> RequestStream:
 LOADS: Mapping[str, tuple[Callable[[], list[float]], Path | None]] = {
     "crowd": (lambda: arrivals(crowd_per_s, 900, 3.75, 2), None),
     "day": (lambda: arrivals(day_per_s, 1800, 4.0, 1), None),
-    "servegen": (servegen, SERVEGEN),
+    "servegen": (lambda: squeezed(SERVEGEN, SERVEGEN_S), SERVEGEN),
     "week": (week, WEEK),
 }
 """By name: makes the arrivals, and the file that it needs."""

@@ -4,6 +4,7 @@ Each is asked when the control loop asks its planner, and its answers pass the s
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ class Seen:
     nodes: int
 
 
-class Sizer(PlannerInPlace):
+class Sizer(PlannerInPlace, ABC):
     """Plans as the product does; the size is another's."""
 
     def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
@@ -72,8 +73,8 @@ class Sizer(PlannerInPlace):
         answer = super().answer()
         return answer if answer is None or self._size is None else replace(answer, size=self._size)
 
-    def sized(self, question: FleetSizeQuestion) -> FleetSize:
-        raise NotImplementedError
+    @abstractmethod
+    def sized(self, question: FleetSizeQuestion) -> FleetSize: ...
 
     def seen(self, question: FleetSizeQuestion) -> Seen:
         (pool,) = question.pools
@@ -108,24 +109,41 @@ class CarefulHpaOnKv(HpaOnKv):
     target = 0.1
 
 
-class KpaOnQueue(Sizer):
-    """Knative's rule, as AIBrix has it, on requests that run or wait: their mean over a minute over the target of a
-    node; over 6 s where that asks for twice what is there, and then for a minute never fewer.
-    """
+class RequestSizer(Sizer):
+    """Looks at the requests that run or wait, back to `look_back_s` ago; a node shall have `target` of them."""
 
-    target = 4.0
+    target: float
+    look_back_s: float
 
     def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
         super().__init__(solver, estimator, known)
         self._told: deque[tuple[float, int]] = deque()
+
+    def note(self, seen: Seen, now_s: float) -> None:
+        self._told.append((now_s, seen.running + seen.waiting))
+        while now_s - self._told[0][0] > self.look_back_s:
+            self._told.popleft()
+
+    def nodes_for(self, since_s: float) -> int:
+        counts = [count for at_s, count in self._told if at_s >= since_s]
+        return math.ceil(sum(counts) / len(counts) / self.target)
+
+
+class KpaOnQueue(RequestSizer):
+    """Knative's rule, as AIBrix has it: the mean of a minute; of 6 s where that asks for twice what is there, and then
+    for a minute never fewer.
+    """
+
+    target, look_back_s = 4.0, 60.0
+
+    def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
+        super().__init__(solver, estimator, known)
         self._panic_until_s, self._panic_nodes = -math.inf, 0
 
     def sized(self, question: FleetSizeQuestion) -> FleetSize:
         seen, now_s = self.seen(question), self.known.now()
-        self._told.append((now_s, seen.running + seen.waiting))
-        while now_s - self._told[0][0] > 60.0:
-            self._told.popleft()
-        stable, panic = (math.ceil(self._mean(now_s - span_s) / self.target) for span_s in (60.0, 6.0))
+        self.note(seen, now_s)
+        stable, panic = (self.nodes_for(now_s - span_s) for span_s in (self.look_back_s, 6.0))
         if panic >= 2 * seen.nodes:
             self._panic_until_s = now_s + 60.0
         if now_s < self._panic_until_s:
@@ -134,33 +152,22 @@ class KpaOnQueue(Sizer):
         self._panic_nodes = 0
         return _found(question, stable)
 
-    def _mean(self, since_s: float) -> float:
-        counts = [count for at_s, count in self._told if at_s >= since_s]
-        return sum(counts) / len(counts)
-
 
 class CarefulKpa(KpaOnQueue):
     target = 1.0
 
 
-class ServeOnRequests(Sizer):
-    """Ray Serve's own: requests under way over `target_ongoing_requests` (2), their mean over `look_back_period_s`
-    (30 s). Its delays are left out: what they hold back would come later still.
+class ServeOnRequests(RequestSizer):
+    """Ray Serve's own: `target_ongoing_requests` of 2, over its `look_back_period_s`. Its delays are left out: what
+    they hold back would come later still.
     """
 
-    target = 2.0
-
-    def __init__(self, solver: Solver, estimator: Estimator, known: Known) -> None:
-        super().__init__(solver, estimator, known)
-        self._told: deque[tuple[float, int]] = deque()
+    target, look_back_s = 2.0, 30.0
 
     def sized(self, question: FleetSizeQuestion) -> FleetSize:
-        seen, now_s = self.seen(question), self.known.now()
-        self._told.append((now_s, seen.running + seen.waiting))
-        while now_s - self._told[0][0] > 30.0:
-            self._told.popleft()
-        mean = sum(count for _, count in self._told) / len(self._told)
-        return _found(question, math.ceil(mean / self.target))
+        now_s = self.known.now()
+        self.note(self.seen(question), now_s)
+        return _found(question, self.nodes_for(now_s - self.look_back_s))
 
 
 class CarefulServe(ServeOnRequests):
