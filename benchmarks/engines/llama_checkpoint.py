@@ -1,7 +1,7 @@
 """Random checkpoints for the benchmarks, written once into a cache folder."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 
@@ -10,13 +10,20 @@ DEFAULT_CACHE = Path.home() / ".cache" / "muxfleet" / "benchmarks"
 
 def llama_shape(num_layers: int) -> CheckpointShape:
     """6.3 M parameters a layer: 16 layers are about 100 M."""
-    return shape_of(num_layers, 768, 2048, 12, 4, max_position_embeddings=8192)
+    return replace(shape_of(num_layers, 768, 2048, 12, 4), max_position_embeddings=8192)
 
 
-def shape_of(layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, **others: Any) -> CheckpointShape:  # noqa: ANN401
-    """A Llama with heads of 64 unless `others` say otherwise."""
-    sizes = {"num_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate, "num_heads": heads}
-    return CheckpointShape(**{"model_type": "llama", "head_dim": 64} | sizes | {"num_kv_heads": kv_heads} | others)
+def shape_of(layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int) -> CheckpointShape:
+    """A Llama with heads of 64."""
+    return CheckpointShape(
+        model_type="llama",
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=64,
+    )
 
 
 def wide_llama_checkpoint(cache: Path) -> Path:
@@ -39,7 +46,8 @@ def dense_beside_mixture(cache: Path) -> Path:
 
 
 def _beside_mixture(model_type: str, intermediate_size: int) -> CheckpointShape:
-    return shape_of(4, 768, intermediate_size, 12, 4, model_type=model_type, num_experts=16, experts_per_token=4)
+    llama = shape_of(4, 768, intermediate_size, 12, 4)
+    return replace(llama, model_type=model_type, num_experts=16, experts_per_token=4)
 
 
 def _written_once(folder: Path, shape: CheckpointShape, seed: int) -> Path:
