@@ -50,7 +50,7 @@ class Order:
             return [sys.executable, "-m", "pytest", *self.arguments]
         rows = ["--json", str(self.rows_path), "--resume", "--limit-s", f"{self.limit_s:.0f}"]
         script = str(_ROOT / "benchmarks" / "gpu" / self.step.script)
-        if self.step.script == "floors.py" and self.rows_path:
+        if self.step.keeps_profile and self.rows_path:
             rows += ["--profile", str(self.rows_path.parent / "profile.parquet")]
         return [sys.executable, script, *(rows if self.rows_path else ()), *self.arguments]
 
@@ -61,9 +61,7 @@ Run = Callable[[Order], int]
 
 def run_in_a_process(order: Order) -> int:
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if order.step.name == "first_failed_test":
-        environment["CUDA_LAUNCH_BLOCKING"] = "1"
+    environment = {**os.environ, **order.step.environment, "PYTHONPATH": os.pathsep.join(paths)}
     with order.log_path.open("ab") as log:
         try:
             timeout_s = order.limit_s + (_GRACE_S if order.rows_path else 0.0)

@@ -64,7 +64,8 @@ Adds = Callable[[Findings], tuple[str, ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """`skips`: why it is left out, empty to run it. `adds`: arguments that follow from what was found. It is begun only
-    where `least_s` are left of the call, and gets `most_s`.
+    where `least_s` are left of the call, and gets `most_s`. `environment` is added to that of its process;
+    `keeps_profile`: it writes a profile beside its rows.
     """
 
     part: str
@@ -75,6 +76,8 @@ class Step:
     most_s: float
     skips: Skips = field(default=lambda found: "")
     adds: Adds = field(default=lambda found: ())
+    environment: Mapping[str, str] = field(default_factory=dict)
+    keeps_profile: bool = False
 
     @property
     def keeps_rows(self) -> bool:
@@ -139,6 +142,7 @@ TREE = (
         arguments=("-x", "--tb=long", *_GPU_TESTS),
         most_s=60.0,
         skips=_passed,
+        environment={"CUDA_LAUNCH_BLOCKING": "1"},
     ),
     Step(part="A", name="census", script="questions.py", arguments=("--quick", "--only", "census"), most_s=90.0),
     Step(
@@ -166,7 +170,7 @@ TREE = (
         skips=lambda found: "" if found.gave_nothing("hot_path") else "hot_path.py ran with the larger model",
     ),
     Step(part="B", name="kernels", script="kernels.py", arguments=("--quick",), least_s=40.0, most_s=180.0),
-    Step(part="C", name="floors", script="floors.py", least_s=90.0, most_s=420.0, adds=_eager),
+    Step(part="C", name="floors", script="floors.py", least_s=90.0, most_s=420.0, adds=_eager, keeps_profile=True),
     Step(
         part="C",
         name="floors_small",
@@ -176,6 +180,7 @@ TREE = (
         most_s=120.0,
         skips=lambda found: "" if found.gave_nothing("floors") else "floors.py ran with the larger model",
         adds=_eager,
+        keeps_profile=True,
     ),
     _goodput("D", "sharegpt", most_s=300.0),
     _goodput("E", "loogle", "conversation", most_s=480.0),
