@@ -127,7 +127,7 @@ class PoolScaling:
         if not self._models or now_s - self._alarmed_s < _ALARM_EVERY_S:
             return None
         self._alarmed_s = now_s
-        self._signals = signals_of((u.report for u in self._fleet.registry), asked())
+        self._read_signals(asked())
         late = [m.model for m in self._models if self._signals.excess(m) > 0]
         return f"requests for {', '.join(late)} wait too long" if late else None
 
@@ -200,7 +200,7 @@ class PoolScaling:
 
     def _learn(self, asked: Mapping[str, ModelAsked], now_s: float) -> None:
         """From what was in time while no node came, went or was on its way."""
-        self._signals = signals_of((u.report for u in self._fleet.registry), asked)
+        self._read_signals(asked)
         self._calibration.note(*self._delta.since(asked))
         elastic = [p for p in self._pools.values() if p.rules.is_elastic]
         wanted = {pool: size.wanted for pool, size in self._sizes.items()}
@@ -216,6 +216,9 @@ class PoolScaling:
             every_s=max(p.rules.cooldown_s for p in elastic),
             now_s=now_s,
         )
+
+    def _read_signals(self, asked: Mapping[str, ModelAsked]) -> None:
+        self._signals = signals_of((u.report for u in self._fleet.registry), asked)
 
     def _calibrated(self, models: Sequence[PlacementModel]) -> tuple[PlacementModel, ...]:
         factor = self._calibration.factor

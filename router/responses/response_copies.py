@@ -32,7 +32,7 @@ class ResponseCopies:
         """Takes over what the others keep, then tells them what comes here, until it is cancelled."""
         is_new = True
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(EVERY_S)  # what was answered meanwhile goes in pages, not one call for each
             if num_gateways() < 2 and not is_new:  # a control loop that has just begun knows of fewer than there are
                 continue  # a second one asks for all when it comes
             try:
