@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from small_experiment import SMALL
 from typer.testing import CliRunner
 
 from deploy.cli import build_app
@@ -25,37 +26,6 @@ from router.limits import GatewayLimits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAPERS = sorted((EXAMPLES / "papers").glob("*.yaml"))
-SMALL = {
-    "name": "small",
-    "paper": "none",
-    "cases": [
-        {
-            "name": "one GPU",
-            "fleet": {
-                "models": [
-                    {
-                        "id": "m",
-                        "source": str(EXAMPLES / "models" / "qwen2.5-1.5b"),
-                        "slo": {"ttft_s": 2.0, "tbt_s": 0.05},
-                    }
-                ],
-                "pools": [{"device": "simulated", "gpu_type": "H100", "kv_memory": "8GiB"}],
-            },
-            "workload": {
-                "prompt_tokens": {"mean": 900, "max": 4000},
-                "output_tokens": {"mean": 20, "max": 100},
-                "requests": 30,
-                "quick_requests": 30,
-            },
-            "systems": [
-                {"name": "split", "policy": "static_split", "scheduler": {"static_decode_share": 0.9}},
-                {"name": "whole", "policy": "prefill_first"},
-            ],
-            "rates_per_s": [20],
-            "published": [{"metric": "ttft_mean_s", "values": {"split": 2.0, "whole": 1.0}}],
-        }
-    ],
-}
 
 
 def run_quickly(case: CaseSection) -> CaseResult:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from small_experiment import SMALL
 from typer.testing import CliRunner
 
 from deploy.cli import build_app
@@ -68,30 +69,6 @@ def test_compare__in_two_processes__writes_what_one_writes(tmp_path):
     one, two = (command(tmp_path, f"jobs{n}", *compare, "--jobs", n) for n in (1, 2))
     assert one == two
     assert len(one["rows"]) == 2
-
-
-SMALL = {
-    "name": "small",
-    "paper": "none",
-    "cases": [
-        {
-            "name": "one GPU",
-            "fleet": {
-                "models": [{"id": "m", "source": str(EXAMPLES / "models" / "qwen2.5-1.5b")}],
-                "pools": [{"device": "simulated", "gpu_type": "H100", "kv_memory": "8GiB"}],
-            },
-            "workload": {
-                "prompt_tokens": {"mean": 900, "max": 4000},
-                "output_tokens": {"mean": 20, "max": 100},
-                "requests": 30,
-                "quick_requests": 30,
-            },
-            "systems": [{"name": "split", "policy": "static_split"}, {"name": "whole", "policy": "prefill_first"}],
-            "rates_per_s": [20],
-            "published": [{"metric": "ttft_mean_s", "values": {"split": 2.0, "whole": 1.0}}],
-        }
-    ],
-}
 
 
 def test_workers__several_jobs__tasks_run_in_other_processes_and_tell_on_the_way():

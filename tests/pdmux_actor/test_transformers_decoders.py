@@ -10,6 +10,7 @@ import torch
 from cpu_rig import CpuRig, make_device, make_prompt, outputs
 from tiny_models import LATENT, tiny_config, write_tiny_checkpoint
 from transformers_greedy import greedy_tokens
+from transformers_rig import quiet_transformers, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
@@ -34,25 +35,14 @@ REFUSED = [family for family in all_families().values() if family.refusal is not
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with quiet_transformers():
+        yield
 
 
 @pytest.fixture
 def rig() -> Iterator[CpuRig]:
-    executor = TorchCpuExecutor(
-        kv_pool_bytes=32 << 20, block_bytes=2048, num_cores=1, device=make_device(1), implementation="transformers"
-    )
-    executor._storage.pool[:-1].fill_(0xFF)  # NaN in every float type: what is read must have been written
-    rig = CpuRig(executor=executor)
-    yield rig
-    rig.close()
+    with transformers_rig() as rig:
+        yield rig
 
 
 def assert_greedy(model: Any, sequences: Sequence[TokenSequence]) -> None:

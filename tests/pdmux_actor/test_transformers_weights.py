@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_rig import CpuRig, make_device, make_prompt, outputs
+from cpu_rig import CpuRig, make_prompt, outputs
 from tiny_models import tiny_config, write_tiny_checkpoint
+from transformers_rig import quiet_transformers, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.faster_modules import PackedLinear
 from pdmux_actor.models.quantised_layers import check_quantisable
 from pdmux_actor.models.quantised_weight import rounded_to
@@ -26,25 +26,14 @@ DENSE = ["gemma2", "phi3", "opt", "cohere"]
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with quiet_transformers():
+        yield
 
 
 @pytest.fixture
 def rig() -> Iterator[CpuRig]:
-    rig = CpuRig(
-        executor=TorchCpuExecutor(
-            kv_pool_bytes=32 << 20, block_bytes=2048, num_cores=1, device=make_device(1), implementation="transformers"
-        )
-    )
-    yield rig
-    rig.close()
+    with transformers_rig() as rig:
+        yield rig
 
 
 def said(rig: CpuRig, model: str = "m") -> list[list[int]]:
