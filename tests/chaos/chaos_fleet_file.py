@@ -16,14 +16,14 @@ SLEEPER: dict[str, object] = {"id": "sleeper", "source": "./alpha", "replicas": 
 
 
 _POOL = {"name": "sim", "device": "simulated", "gpu_type": "A40", "gpus_per_node": 3, "kv_memory": "8GiB"}
-# For its three models on a unit: 480 tokens each, while a client's request takes 120.
-_SMALL_POOL = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 2, "kv_memory": "90MiB"}
+LITTLE_KV_MEMORY = "90MiB"  # for the three models of a unit: 480 tokens each, while a client's request takes 120
 
 
-def fleet_on_two_nodes(folder: Path, *, port: int) -> Path:
-    """Two units on nodes with the label place=stays, two on others, and little KV memory."""
-    pools = tuple({"name": place, "node_labels": {"place": place}, **_SMALL_POOL} for place in ("stays", "goes"))
-    return fleet_of(folder, port=port, pools=pools)
+def fleet_on_two_nodes(folder: Path, *, port: int, kv_memory: str = "2GiB", **gateway: object) -> Path:
+    """Two units on nodes with the label place=stays, two on others. With keys of the section `gateway`."""
+    pool = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 2, "kv_memory": kv_memory}
+    pools = tuple({"name": place, "node_labels": {"place": place}, **pool} for place in ("stays", "goes"))
+    return fleet_of(folder, port=port, pools=pools, sections={"gateway": gateway})
 
 
 def fleet_of(

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import psutil
 import yaml
+from chaos_faults import until_well
 from fleet_process import command_line
 from ray_nodes import RayNodes
 
@@ -31,6 +32,16 @@ class DeployedFleet:
     @property
     def output(self) -> str:
         return str(self.statuses())
+
+    def start(self, file: Path, *, units: int) -> None:
+        """Returns when as many units serve."""
+
+        async def started() -> None:
+            await self.deploy(file)
+            await self.until_reachable()
+            await until_well(self, units=units)
+
+        asyncio.run(started())
 
     async def deploy(self, file: Path) -> None:
         """Returns when Serve has taken it, not when it is done. Serve's agent comes later than Ray's head."""

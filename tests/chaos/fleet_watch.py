@@ -64,6 +64,12 @@ def _ready_on(report: dict[str, Any]) -> list[str]:
     return [] if report["is_leaving"] else [s["model"] for s in report["models"] if s["phase"] == "ready"]
 
 
+async def until_replaced(pids: Callable[[], set[int]], before: set[int]) -> None:
+    """Until none of these processes is left; the test's own limit ends it."""
+    while pids() & before:  # noqa: ASYNC110  a state that sets no event
+        await asyncio.sleep(0.2)
+
+
 def through(
     fleet: WatchedFleet,
     load: Load,

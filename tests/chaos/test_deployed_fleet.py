@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from chaos_faults import until_well
-from chaos_fleet_file import fleet_of
+from chaos_fleet_file import fleet_on_two_nodes
 from chaos_load import Load
 from deployed_fleet import DeployedFleet
-from fleet_watch import through
+from fleet_watch import through, until_replaced
 from ray_nodes import RayNodes, ray_nodes, short_folder
 from redis_server import RedisServer, redis_server
 
@@ -56,9 +56,7 @@ def file_with(tmp_path_factory: pytest.TempPathFactory) -> FileWith:
     folder = tmp_path_factory.mktemp("deployed")
 
     def write(**gateway: object) -> Path:
-        pool = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 2, "kv_memory": "2GiB"}
-        pools = tuple({"name": place, "node_labels": {"place": place}, **pool} for place in ("stays", "goes"))
-        return fleet_of(folder, port=PORT, pools=pools, sections={"gateway": gateway})
+        return fleet_on_two_nodes(folder, port=PORT, **gateway)
 
     return write
 
@@ -66,13 +64,7 @@ def file_with(tmp_path_factory: pytest.TempPathFactory) -> FileWith:
 @pytest.fixture(scope="module")
 def fleet(nodes: RayNodes, file_with: FileWith) -> DeployedFleet:
     fleet = DeployedFleet(nodes)
-
-    async def start() -> None:
-        await fleet.deploy(file_with())
-        await fleet.until_reachable()
-        await until_well(fleet, units=UNITS)
-
-    asyncio.run(start())
+    fleet.start(file_with(), units=UNITS)
     return fleet
 
 
@@ -86,8 +78,7 @@ def test_gateways__replaced_by_serve_deploy__no_answer_that_a_client_would_not_r
 ) -> None:
     async def change() -> None:
         await fleet.deploy(file_with(hold_s=91))
-        while fleet.pids(GATEWAY) & gateways:  # noqa: ASYNC110  a state that sets no event
-            await asyncio.sleep(0.2)
+        await until_replaced(lambda: fleet.pids(GATEWAY), gateways)
         await fleet.until_running()
 
     gateways = fleet.pids(GATEWAY)
@@ -108,11 +99,7 @@ def test_head__lost_for_longer_than_raylets_wait_by_default__is_started_again_an
         await fleet.until_running()
         await until_well(fleet, units=UNITS)
 
-    before = {part: fleet.pids(part) for part in PARTS}
-    through(fleet, load, change, "head lost", capsys, units=UNITS, after_s=10.0)
-
-    assert all(before.values())
-    assert {part: fleet.pids(part) for part in PARTS} == before
+    through_with_the_same_processes(fleet, load, change, "head lost", capsys)
 
 
 def test_head__lost_and_then_an_engine_and_the_control_loop__come_back_with_the_head(
@@ -151,11 +138,7 @@ def test_redis__lost_while_the_fleet_serves__takes_the_head_along_and_both_come_
         await fleet.until_running()
         await until_well(fleet, units=UNITS)
 
-    before = {part: fleet.pids(part) for part in PARTS}
-    through(fleet, load, change, "Redis lost, and the head by it", capsys, units=UNITS, after_s=10.0)
-
-    assert all(before.values())
-    assert {part: fleet.pids(part) for part in PARTS} == before
+    through_with_the_same_processes(fleet, load, change, "Redis lost, and the head by it", capsys)
 
 
 def test_serve__its_own_controller_ends_for_good__the_same_deploy_again_finds_the_same_processes(
@@ -170,11 +153,7 @@ def test_serve__its_own_controller_ends_for_good__the_same_deploy_again_finds_th
         await fleet.until_running()
         await until_well(fleet, units=UNITS)
 
-    before = {part: fleet.pids(part) for part in PARTS}
-    through(fleet, load, change, "Serve's controller ended for good", capsys, units=UNITS, after_s=10.0)
-
-    assert all(before.values())
-    assert {part: fleet.pids(part) for part in PARTS} == before
+    through_with_the_same_processes(fleet, load, change, "Serve's controller ended for good", capsys)
 
 
 def test_redis__comes_back_empty__workers_end_and_the_same_deploy_starts_the_fleet_anew(
@@ -202,6 +181,21 @@ def test_redis__comes_back_empty__workers_end_and_the_same_deploy_starts_the_fle
     assert again.expected == load.expected
 
 
+def through_with_the_same_processes(
+    fleet: DeployedFleet,
+    load: Load,
+    change: Callable[[], Awaitable[None]],
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No gateway, engine or control loop is replaced."""
+    before = {part: fleet.pids(part) for part in PARTS}
+    through(fleet, load, change, name, capsys, units=UNITS, after_s=10.0)
+
+    assert all(before.values())
+    assert {part: fleet.pids(part) for part in PARTS} == before
+
+
 async def lose(redis: RedisServer, nodes: RayNodes) -> float:
     """After how long Redis has taken the head along."""
     redis.kill()
@@ -216,6 +210,5 @@ async def change_gateways(fleet: DeployedFleet, file_with: FileWith) -> None:
     """The new head takes changes as the old one did."""
     gateways = fleet.pids(GATEWAY)
     await fleet.deploy(file_with(hold_s=92))
-    until_s = time.monotonic() + 120.0
-    while fleet.pids(GATEWAY) & gateways and time.monotonic() < until_s:  # noqa: ASYNC110  a state that sets no event
-        await asyncio.sleep(0.2)
+    async with asyncio.timeout(120.0):
+        await until_replaced(lambda: fleet.pids(GATEWAY), gateways)

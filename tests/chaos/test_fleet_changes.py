@@ -16,7 +16,7 @@ from chaos_faults import unit_ids, until_well
 from chaos_fleet_file import fleet_of
 from chaos_load import Load
 from fleet_process import FleetProcess, command_line
-from fleet_watch import through
+from fleet_watch import through, until_replaced
 from ray_nodes import RayNode, RayNodes, ray_nodes
 
 from deploy.fleet_file.drain_section import DrainSection
@@ -136,8 +136,7 @@ def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_no
     async def change() -> None:
         file = fleet.file(gateway={"hold_s": 91})
         assert "restarts the gateways, one after the other" in await fleet.muxfleet("apply", "--restart", str(file))
-        while fleet.pids("ServeReplica:gateway:Gateway") & gateways:  # noqa: ASYNC110  a state that sets no event
-            await asyncio.sleep(0.2)
+        await until_replaced(lambda: fleet.pids("ServeReplica:gateway:Gateway"), gateways)
 
     gateways, before = fleet.pids("ServeReplica:gateway:Gateway"), others()
     watch = through(fleet.process, load, change, "gateway setting", capsys, units=UNITS)
@@ -182,8 +181,7 @@ def test_engine_setting__changed__replaces_units_one_by_one(
         killing = controller_killed_when(fleet, began, controller_dies)
         await fleet.muxfleet("apply", "--restart", str(file))
         await killing
-        while fleet.pids(ENGINE) & before:  # noqa: ASYNC110  a state that sets no event
-            await asyncio.sleep(0.2)
+        await until_replaced(lambda: fleet.pids(ENGINE), before)
         await until_well(fleet.process, units=UNITS)
 
     async def began() -> bool:

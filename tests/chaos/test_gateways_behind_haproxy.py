@@ -7,10 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 from chaos_faults import until_well
-from chaos_fleet_file import fleet_of
+from chaos_fleet_file import fleet_on_two_nodes
 from chaos_load import MODELS, Load
 from deployed_fleet import DeployedFleet
-from fleet_watch import through
+from fleet_watch import through, until_replaced
 from ray_nodes import ray_nodes
 
 PORT = 20751
@@ -23,10 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def fleet_file(folder: Path, hold_s: int) -> Path:
     """Replicas listen where the HAProxy of another node reaches them."""
-    pool = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 2, "kv_memory": "2GiB"}
-    pools = tuple({"name": place, "node_labels": {"place": place}, **pool} for place in ("stays", "goes"))
-    gateway = {"proxy": "haproxy", "host": "0.0.0.0", "hold_s": hold_s}
-    return fleet_of(folder, port=PORT, pools=pools, sections={"gateway": gateway})
+    return fleet_on_two_nodes(folder, port=PORT, proxy="haproxy", host="0.0.0.0", hold_s=hold_s)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +37,7 @@ def fleet(folder: Path) -> Iterator[DeployedFleet]:
         nodes.add("stays", number=0).wait_until_started()
         nodes.add("goes", number=1)
         fleet = DeployedFleet(nodes)
-
-        async def start() -> None:
-            await fleet.deploy(fleet_file(folder, 90))
-            await fleet.until_reachable()
-            await until_well(fleet, units=UNITS)
-
-        asyncio.run(start())
+        fleet.start(fleet_file(folder, 90), units=UNITS)
         yield fleet
 
 
@@ -65,8 +56,7 @@ def test_gateways_behind_haproxy__replaced_by_serve_deploy__no_answer_that_a_cli
             while not fleet.pids(GATEWAY) - gateways:  # noqa: ASYNC110  a state that sets no event
                 await asyncio.sleep(0.1)
             fleet.found(CONTROLLER)[0].kill()  # the new gateway has not heard of the fleet yet
-        while fleet.pids(GATEWAY) & gateways:  # noqa: ASYNC110  a state that sets no event
-            await asyncio.sleep(0.2)
+        await until_replaced(lambda: fleet.pids(GATEWAY), gateways)
         await fleet.until_running()
         await until_well(fleet, units=UNITS)
 

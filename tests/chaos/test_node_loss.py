@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from chaos_faults import until_balanced, until_well
-from chaos_fleet_file import fleet_on_two_nodes
+from chaos_fleet_file import LITTLE_KV_MEMORY, fleet_on_two_nodes
 from chaos_load import Load
 from fleet_process import FleetProcess
 from ray_nodes import RayNode, RayNodes, ray_nodes
@@ -31,7 +31,7 @@ def nodes() -> Iterator[RayNodes]:
 @pytest.fixture
 def fleet(nodes: RayNodes, tmp_path: Path) -> Iterator[tuple[FleetProcess, RayNode]]:
     """With the node that will be lost. It joins when the gateways run, so that they are on the other one."""
-    process = FleetProcess(fleet_on_two_nodes(tmp_path, port=PORT), nodes.environment)
+    process = FleetProcess(fleet_on_two_nodes(tmp_path, port=PORT, kv_memory=LITTLE_KV_MEMORY), nodes.environment)
     try:
         _wait_for_gateway(process)
         worker = nodes.add()
