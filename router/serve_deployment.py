@@ -118,9 +118,11 @@ class GatewayIngress:
         What else a gateway waits for (units, the control loop) is no reason to.
 
         A new replica gets no request, and replaces no old one, before its first check has returned, for which Serve
-        waits without a limit: it returns with the first view, without which a gateway can serve nobody.
+        waits without a limit: it returns with the first view, without which a gateway can serve nobody, and with the
+        conversations of those that go.
         """
         await self._gateway.view.first()
+        await self._copies.join(self._gateway.view.current.num_gateways)
         await asyncio.sleep(0)  # through the loop, as a request
 
     async def routable_models(self) -> list[str]:

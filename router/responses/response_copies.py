@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from router.responses.response_store import ResponseStore
@@ -10,6 +11,8 @@ from router.responses.response_store import ResponseStore
 logger = logging.getLogger(__name__)
 
 EVERY_S = 0.5
+_JOIN_TRIES, _JOIN_EVERY_S = 5, 0.1  # of a new gateway to hear the others: before any is healthy, none can be asked
+_JOIN_MOST_S = 5.0
 _MOST_IDS = 256  # asked for at once
 
 AskGateways = Callable[..., Awaitable[Sequence[Any]]]
@@ -27,21 +30,34 @@ class ResponseCopies:
         self._store = store
         self._ask_gateways = ask_gateways
         self._gateway_id = gateway_id
+        self._has_joined = asyncio.Event()
+
+    async def join(self, num_gateways: int) -> None:
+        """Returns when this gateway has what the others keep, at once where there are none, soon where they are silent:
+        a new gateway that counts as healthy is the end of an old one.
+        """
+        if num_gateways > 1:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_JOIN_MOST_S):
+                    await self._has_joined.wait()
 
     async def follow(self, num_gateways: Callable[[], int]) -> None:
         """Takes over what the others keep, then tells them what comes here, until it is cancelled."""
-        is_new = True
+        is_new, tries = True, 0
         while True:
-            await asyncio.sleep(EVERY_S)  # what was answered meanwhile goes in pages, not one call for each
-            if num_gateways() < 2 and not is_new:  # a control loop that has just begun knows of fewer than there are
-                continue  # a second one asks for all when it comes
-            try:
-                if is_new:
-                    await self._take_over()
-                    is_new = False
-                await self._tell()
-            except Exception as error:  # whatever it is, the next round tries again
-                logger.debug("gateways do not exchange responses now", extra={"reason": repr(error)})
+            if is_new or num_gateways() > 1:  # a control loop that has just begun knows of fewer than there are
+                try:
+                    if is_new:
+                        tries += 1
+                        await self._take_over()
+                        is_new = False
+                    await self._tell()
+                except Exception as error:  # whatever it is, the next round tries again
+                    logger.debug("gateways do not exchange responses now", extra={"reason": repr(error)})
+            if not is_new or tries >= _JOIN_TRIES:
+                self._has_joined.set()
+            # What was answered meanwhile goes in pages, not one call for each.
+            await asyncio.sleep(EVERY_S if self._has_joined.is_set() else _JOIN_EVERY_S)
 
     def kept(self) -> tuple[str, list[str]]:
         """Returns this gateway's id and those of its responses, the one that was not used for longest first."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -156,6 +157,30 @@ async def test_responses__control_loop_knows_of_one_gateway_only__are_taken_over
     old._responses.keep("resp_1", "me", [message("user", "hm")])
     async with exchanging(monkeypatch, new):
         await eventually(lambda: new._responses.ids() == ["resp_1"])
+
+
+async def test_check_health__of_a_new_gateway__passes_once_it_has_what_the_others_keep(gateways, monkeypatch) -> None:
+    """Serve stops an old gateway as soon as a new one is healthy."""
+    start, siblings, _ = gateways
+    ((old, _),) = await start(1)
+    old._responses.keep("resp_1", "me", [message("user", "hm")])
+    ((new, _),) = await start(1)
+    siblings.replicas = (old,)  # Serve tells of a replica when it is healthy
+    new._gateway.update_view(replace(new._gateway.view.current, num_gateways=2))
+    async with exchanging(monkeypatch, new, old):
+        await new.check_health()
+        siblings.replicas = (new,)
+
+    assert new._responses.ids() == ["resp_1"]
+
+
+async def test_check_health__of_the_first_gateways__passes_although_nobody_answers(gateways, monkeypatch) -> None:
+    start, siblings, _ = gateways
+    ((new, _),) = await start(1)
+    siblings.fails = True  # as a handle does before any replica is healthy
+    new._gateway.update_view(replace(new._gateway.view.current, num_gateways=2))
+    async with exchanging(monkeypatch, new):
+        await asyncio.wait_for(new.check_health(), 30)
 
 
 async def test_keys__gateways_of_two_releases__are_summed_and_who_cannot_be_read_is_said(gateways) -> None:
