@@ -212,3 +212,4 @@ async def change_gateways(fleet: DeployedFleet, file_with: FileWith) -> None:
     await fleet.deploy(file_with(hold_s=92))
     async with asyncio.timeout(120.0):
         await until_replaced(lambda: fleet.pids(GATEWAY), gateways)
+    await fleet.until_running()  # what Serve has only just started when it loses the head, it starts anew
