@@ -16,6 +16,7 @@ from placement.neighbour_strain import strains_in
 from placement.packing.packing import Packing
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
+from placement.scaling.seasonal_forecast import ExpectedRate
 from placement.step_correction import UNCORRECTED, StepCorrection
 from traces.timeliness import SloTarget
 
@@ -73,6 +74,7 @@ class Explanation:
     asleep: Mapping[str, float] = field(default_factory=dict)
     correction: StepCorrection = UNCORRECTED
     targets: PlannedTargets | None = None
+    forecast: ExpectedRate | None = None
 
 
 def explain(

@@ -39,6 +39,7 @@ LONG: Sequence[str] = (
     # Real engines, processes and SDKs: what they meet is in the gateway's and the units' own tests.
     "tests/clients/",
     "tests/deploy/test_simulated_scaling.py::test_pool__schedule__",
+    "tests/deploy/test_simulated_scaling.py::test_pool__forecast_",
     "tests/chaos/test_poison_request.py",
     # Ray starts six more times.
     "tests/e2e/test_serve_deploy.py",

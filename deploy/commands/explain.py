@@ -23,6 +23,7 @@ from placement.errors import ModelUnknown
 from placement.plan import Plan, UnitCapacity
 from placement.plan_explanation import Explanation, PlannedTargets
 from placement.problem import PlacementModel
+from placement.scaling.seasonal_forecast import ExpectedRate
 from placement.solvers.registry import SOLVERS
 
 _SHOWN = 12
@@ -93,6 +94,8 @@ def show(console: Console, told: Explanation) -> None:
         console.print(f"  wherever it runs, this model {pace}")
     if told.targets is not None:
         console.print(f"  {_targets(told.targets)}", soft_wrap=True)
+    if told.forecast is not None:
+        console.print(f"  {_forecast(told.forecast)}", soft_wrap=True)
     for home in told.homes:
         replica = next(r for r in home.unit.replicas if r.model == figures.model)
         beside = f"beside {', '.join(home.neighbours)}" if home.neighbours else "alone"
@@ -118,6 +121,13 @@ def _targets(targets: PlannedTargets) -> str:
         for t in (targets.planned, targets.own)
     )
     return f"planned for {planned}: {targets.tighter:.0%} of its requests ask for tighter targets than its own, {own}"
+
+
+def _forecast(expected: ExpectedRate) -> str:
+    seasons = f"{expected.seasons} season{'' if expected.seasons == 1 else 's'}"
+    return (
+        f"forecast: at most {expected.rate_per_s:.2f} requests/s within {expected.within_s:.0f} s, by {seasons} before"
+    )
 
 
 def _rejections(told: Explanation) -> Table:

@@ -45,7 +45,16 @@ def model_table(status: FleetStatus) -> FittedTable:
 def pool_table(status: FleetStatus) -> FittedTable:
     """Pools whose number of nodes may change."""
     table = fitted(
-        "pool", "nodes", "wanted", "bounds", "leaving", "predicted in time", "a node takes", "bears", "queued tokens"
+        "pool",
+        "nodes",
+        "wanted",
+        "bounds",
+        "leaving",
+        "predicted in time",
+        "a node takes",
+        "bears",
+        "queued tokens",
+        "forecast",
     )
     for pool in status.pools:
         predicted = NONE if pool.predicted is None else f"{pool.predicted:.1%}"
@@ -59,6 +68,7 @@ def pool_table(status: FleetStatus) -> FittedTable:
             f"{pool.provision_s + pool.load_s:.0f} s",
             f"x{pool.bears:.2f}",
             str(pool.signals.queued_tokens),
+            NONE if pool.forecast_per_s is None else f"{pool.forecast_per_s:.2f}/s",
         )
     return table
 

@@ -1,6 +1,7 @@
 """Decides which unit serves what. Pure: told what is reported and what time it is, it answers leases and views."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from deploy.control.adapter_leases import assignments, quotas_with_adapters
 from deploy.control.control_rules import ControlRules, ControlTiming
@@ -209,7 +210,8 @@ class ControlLoop:
         needs, model = self._needs(now_s), self._catalog.place_of(model)
         sleeper = self._catalog.get(model) if model in self._asleep else None
         asleep = None if sleeper is None else self._model_needs().placement(sleeper, now_s)
-        return explain_also(asleep, model, needs, self._migration.planned_goal(needs), self._costs.estimator)
+        told = explain_also(asleep, model, needs, self._migration.planned_goal(needs), self._costs.estimator)
+        return replace(told, forecast=self.scaling.forecasts.expected(model, now_s, self.scaling.lead_s))
 
     def _need_plan(self, why: str) -> None:
         self._why = self._why or why
@@ -308,6 +310,7 @@ class ControlLoop:
         known.settle(self._rules, self._costs.estimator, now_s)
         goal = self._migration.planned_goal(needs := known.needs(self._asleep, self._rules, now_s))
         current = None if self._rules.replan == "scratch" else goal
+        self.scaling.forecasts.note(known.counted(), now_s)
         size = self.scaling.question(needs.models, known.asked(now_s), now_s)
         return PlanTask(needs=needs, current=current, goal=goal, size=size)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from deploy.control.cordons import Cordons
 from deploy.control.decision_history import NotedDecision
+from deploy.control.demand_forecasts import KeptForecast
 from deploy.control.neighbour_learning import LearnedStrain
 from deploy.control.step_evidence import MeasuredUnit
 from placement.plan import Plan
@@ -60,7 +61,7 @@ class ControlState:
     """`wanted` is a digest of the catalog and of the units that the plan was made for. `is_plan_due`: it was about to
     be replaced. `used_s`: by model, when it was in use last, whoever asked. `moves_s`: when models that were served
     already were loaded, in the last minute. `steps`: what units measured, as of the last plan that was asked for, and
-    `strains` what their models lost to each other.
+    `strains` what their models lost to each other. `forecasts` are on the clock of days and are not shifted.
     """
 
     noted_s: float
@@ -79,6 +80,7 @@ class ControlState:
     steps: tuple[MeasuredUnit, ...] = ()
     sizes: tuple[KeptSize, ...] = ()
     strains: tuple[LearnedStrain, ...] = ()
+    forecasts: tuple[KeptForecast, ...] = ()
 
     def shifted(self, by_s: float) -> "ControlState":
         """The same, with `by_s` added to every time."""

@@ -68,6 +68,11 @@ class ModelNeeds:
                 told[model.id] = replace(reduce(added, counted), model=model.id)
         return told
 
+    def counted(self) -> Mapping[str, int]:
+        """Returns how many requests were heard of for each model that is placed, its adapters' among them."""
+        placed = {m.id: (m.id, *(a.id for a in self.catalog.adapters_of(m.id))) for m in self.catalog.placed}
+        return {place: sum(self.popularity.counted(m) for m in family) for place, family in placed.items()}
+
     def placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
         return self._placement(model, self.fleet.pinned(), now_s)
 

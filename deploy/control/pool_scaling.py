@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deploy.control.decision_history import DecisionHistory
+from deploy.control.demand_forecasts import DemandForecasts
 from deploy.control.lead_time import LeadTime
 from deploy.control.signal_reading import AttainmentDelta, signals_of
 from deploy.control.unit_registry import KnownUnit
@@ -40,6 +41,8 @@ class PoolState:
     nothing any more and may end. `predicted`: the share of requests in time at the size that was found last, None
     before there is one. `provision_s` and `load_s` are what a new node is taken to need, as measured so far. `bears`:
     what nodes are taken to bear, times the planner's estimate. `signals`: what told of too few nodes at the last look.
+    `forecast_per_s`: requests per second, of all models, that are forecast at most until a node that is asked for now
+    would serve; None where demand is not forecast, or not known to repeat yet.
     """
 
     pool: str
@@ -57,6 +60,7 @@ class PoolState:
     load_s: float = 0.0
     bears: float = 1.0
     signals: LeadingSignals = field(default_factory=LeadingSignals)
+    forecast_per_s: float | None = None
 
 
 class PoolScaling:
@@ -73,6 +77,8 @@ class PoolScaling:
         self._leads: dict[str, LeadTime] = {}
         self._kept: dict[str, KeptSize] = {}
         self._trend = DemandTrend()
+        self.forecasts = DemandForecasts(epoch_s)
+        self._forecast_per_s: float | None = None
         self._calibration = CapacityCalibration()
         self._delta = AttainmentDelta()
         self._signals = LeadingSignals()
@@ -95,6 +101,12 @@ class PoolScaling:
         for pool, size in self._sizes.items():
             size.under(pools[pool].rules)
         self._leads = {p: self._leads.get(p) or LeadTime(s.rules.provision_s) for p, s in pools.items()}
+        self.forecasts.follow({p: s.rules.forecast for p, s in pools.items() if s.rules.forecast is not None})
+
+    @property
+    def lead_s(self) -> float:
+        """Returns after how long a node that is asked for now would serve."""
+        return max((self._leads[p].total_s for p, s in self._pools.items() if s.rules.is_elastic), default=0.0)
 
     def question(
         self, models: Sequence[PlacementModel], asked: Mapping[str, ModelAsked], now_s: float
@@ -110,17 +122,23 @@ class PoolScaling:
         nodes = {pool: self._capable(pool, now_s) for pool in self._pools}
         if not all(nodes.values()) or any(u.capacity.sizes_pool for u in self._fleet.registry):
             return None
-        lead_s = max(self._leads[p].total_s for p, s in self._pools.items() if s.rules.is_elastic)
         rules = [s.rules for s in self._pools.values() if s.rules.is_elastic]
         return FleetSizeQuestion(
             pools=tuple(self._elastic(pool, nodes[pool]) for pool in sorted(self._pools)),
-            models=self._calibrated(self._signals.pressed(self._trend.ahead(models, lead_s))),
+            models=self._calibrated(self._signals.pressed(self._foreseen(models, now_s))),
             limits=SizeLimits(
                 target_attainment=max(r.target_attainment for r in rules),
                 max_cost_per_hour=self.ceilings.max_cost_per_hour,
                 max_gpus=self.ceilings.max_gpus,
             ),
         )
+
+    def _foreseen(self, models: Sequence[PlacementModel], now_s: float) -> tuple[PlacementModel, ...]:
+        """Returns the models with the demand that is expected by the time at which a node asked for now would serve."""
+        lead_s = self.lead_s
+        told = [e for e in (self.forecasts.expected(m.model, now_s, lead_s) for m in models) if e is not None]
+        self._forecast_per_s = sum(e.rate_per_s for e in told) if told else None
+        return self.forecasts.at_least(self._trend.ahead(models, lead_s), now_s, lead_s)
 
     def alarm(self, asked: Callable[[], Mapping[str, ModelAsked]], now_s: float) -> str | None:
         """Says why the size should be looked at now, if it should: more waits than comes in a first token's time."""
@@ -150,6 +168,8 @@ class PoolScaling:
                 told = f"{found.attainment:.1%} of requests are predicted in time in {lead.total_s:.0f} s"
                 seen = self._signals.in_words()
                 told += f"; {seen}" if seen and size.wanted > before else ""
+                if self._forecast_per_s is not None:
+                    told += f"; {self._forecast_per_s:.3g} requests/s are forecast"
                 self._history.note(now_s, kind, f"pool {pool}: {size.wanted} nodes instead of {before}: {told}")
 
     def settle(self, goal: Plan, models: Sequence[CatalogModel], now_s: float) -> str | None:
@@ -254,6 +274,7 @@ class PoolScaling:
             load_s=lead.load_s,
             bears=self._calibration.factor,
             signals=self._signals,
+            forecast_per_s=self._forecast_per_s,
         )
 
     def _wanted(self, pool: str, present: int) -> int:

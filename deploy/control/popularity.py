@@ -20,13 +20,14 @@ _GATEWAY_QUIET_S = 5.0  # they report twice a second, idle ones every 1.5 s
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One model: its rate, its mean lengths, and what has not been averaged yet."""
+    """One model: its rate, its mean lengths, all that were `counted`, and what has not been averaged yet."""
 
     rate: RateEstimate
     prompt_tokens: float
     output_tokens: float
     arrival_cv: float
     targets: TargetLearning = field(default_factory=TargetLearning)
+    counted: int = 0
     requests: int = 0
     prompts: int = 0
     outputs: int = 0
@@ -139,6 +140,10 @@ class Popularity:
             targets=asked.targets.mix,
         )
 
+    def counted(self, model: str) -> int:
+        """Returns how many requests were heard of."""
+        return self._models[model].counted
+
     def asked(self, model: str, now_s: float) -> ModelAsked | None:
         """Returns the sum of what gateways that were heard from lately count of a model."""
         quiet_s = now_s - _GATEWAY_QUIET_S
@@ -159,6 +164,7 @@ def _comparable(before: ModelAsked | None, asked: ModelAsked) -> ModelAsked:
 
 def _count(model: _Asked, before: ModelAsked, asked: ModelAsked, now_s: float) -> None:
     model.requests += asked.requests_total - before.requests_total
+    model.counted += asked.requests_total - before.requests_total
     model.prompts += asked.prompt_tokens_total - before.prompt_tokens_total
     model.outputs += asked.output_tokens_total - before.output_tokens_total
     model.targets.count(before, asked)

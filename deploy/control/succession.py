@@ -60,6 +60,7 @@ class Succession:
             steps=self._fleet.learning.kept,
             sizes=self._scaling.kept(),
             strains=self._fleet.neighbours.kept(),
+            forecasts=self._scaling.forecasts.kept(),
         )
 
     def take_over(self, state: ControlState) -> None:
@@ -74,6 +75,7 @@ class Succession:
         self._scaling.restore(state.sizes)
         self._fleet.learning.evidence.restore(state.steps, state.noted_s)
         self._fleet.neighbours.restore(state.strains)
+        self._scaling.forecasts.restore(state.forecasts)
         self._before = state
         self._awaited = {u.unit_id for u in state.goal.units}
 

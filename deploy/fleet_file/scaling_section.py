@@ -1,18 +1,20 @@
 """The fleet file's `pools[].nodes` and `pools[].scaling`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from deploy.fleet_file.fleet_problems import Problem
+from deploy.fleet_file.forecast_section import ForecastSection
 from deploy.fleet_file.section import Section
-from deploy.fleet_file.setting_types import TIME_OF_DAY
+from deploy.fleet_file.setting_types import TimeOfDay
+from deploy.fleet_file.source_paths import absolute
 from placement.scaling.scaling_rules import ScalingRules, ScheduledFloor
+from placement.scaling.seasonal_forecast import Season
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-
-TimeOfDay = Annotated[str, StringConstraints(pattern=TIME_OF_DAY)]
 
 
 class NodesSection(Section):
@@ -43,6 +45,8 @@ class ScalingSection(Section):
     """Share of requests that shall be in time. Of several pools the highest holds: they serve the same models."""
     schedule: tuple[ScheduleEntry, ...] = ()
     """Nodes that shall be there at certain times, whatever demand is."""
+    forecast: ForecastSection | None = None
+    """Demand repeats: what is to come by that is made room for before it comes. Default: only what grows is foreseen."""
     cooldown_s: Annotated[float, Field(ge=0, le=86400)] = 300.0
     """A pool shrinks only by nodes that it has not needed for so long, and so long after its last change."""
     max_step: PositiveInt = 4
@@ -55,7 +59,9 @@ class ScalingSection(Section):
     """What a new node takes to come, until that has been measured."""
 
 
-def scaling_rules(nodes: NodesSection, scaling: ScalingSection | None, gpus_per_node: int) -> ScalingRules:
+def scaling_rules(
+    nodes: NodesSection, scaling: ScalingSection | None, gpus_per_node: int, forecast: Season | None = None
+) -> ScalingRules:
     settings = scaling or ScalingSection()
     return ScalingRules(
         least_nodes=nodes.min,
@@ -67,6 +73,7 @@ def scaling_rules(nodes: NodesSection, scaling: ScalingSection | None, gpus_per_
         provision_s=settings.provision_s,
         shadow=settings.shadow,
         schedule=tuple(entry.floor() for entry in settings.schedule),
+        forecast=forecast,
     )
 
 
@@ -93,3 +100,11 @@ def scaling_problems(nodes: NodesSection, scaling: ScalingSection | None, path: 
 def _seconds(time_of_day: str) -> float:
     hours, minutes = time_of_day.split(":")
     return 3600.0 * int(hours) + 60.0 * int(minutes)
+
+
+def with_trace_beside(scaling: ScalingSection | None, base: Path) -> ScalingSection | None:
+    """Returns the section with the path of its trace made absolute."""
+    if scaling is None or scaling.forecast is None or scaling.forecast.trace is None:
+        return scaling
+    forecast = scaling.forecast.model_copy(update={"trace": absolute(scaling.forecast.trace, base)})
+    return scaling.model_copy(update={"forecast": forecast})

@@ -40,6 +40,7 @@ LabelKey = Annotated[str, StringConstraints(max_length=317, pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
 KeyId = Annotated[str, StringConstraints(pattern=_KEY_ID)]
 KeyOwner = Annotated[str, StringConstraints(pattern=_KEY_OWNER)]
+TimeOfDay = Annotated[str, StringConstraints(pattern=TIME_OF_DAY)]
 KeyHash = Annotated[str, StringConstraints(pattern=HASH_SHAPE)]
 DeviceName = Annotated[str, WithJsonSchema({"examples": list(DEVICES), "type": "string"})]
 """Whatever its case, so the schema only shows the names."""

@@ -14,10 +14,11 @@ from deploy.fleet_file.adapter_problems import adapter_problems
 from deploy.fleet_file.batch_section import BatchSection
 from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
+from deploy.fleet_file.forecast_section import check_trace
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.known_devices import unknown_device
 from deploy.fleet_file.model_section import ModelSection
-from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems
+from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems, with_trace_beside
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import (
     CPU_KV_BYTES,
@@ -267,7 +268,13 @@ def parse_fleet_file(text: str, *, name: str, base: Path) -> FleetFile:
 def resolved_fleet(fleet: FleetFile, base: Path) -> FleetFile:
     models = tuple(m.model_copy(update={"source": resolve_source(m.source, base)}) for m in fleet.models)
     pools = tuple(
-        p.model_copy(update={"profile": _resolved(p.profile, base), "guard": _resolved(p.guard, base)})
+        p.model_copy(
+            update={
+                "profile": _resolved(p.profile, base),
+                "guard": _resolved(p.guard, base),
+                "scaling": with_trace_beside(p.scaling, base),
+            }
+        )
         for p in fleet.pools
     )
     keys = _resolved(fleet.gateway.api_keys, base)
@@ -290,8 +297,11 @@ def check_sources(fleet: FleetFile) -> None:
         SourceNotFound: a local checkpoint has no config.json, an adapter no adapter_config.json.
         ProfileUnusable: a pool's profile is none, or its guard is another file or in no folder.
         HostMemoryTooSmall: a pool's host_memory holds no model.
+        FleetFileError: the trace of a pool's forecast is none.
     """
-    for pool in fleet.pools:
+    for i, pool in enumerate(fleet.pools):
+        if pool.scaling is not None and pool.scaling.forecast is not None:
+            check_trace(pool.scaling.forecast, f"pools[{i}].scaling.forecast")
         if pool.profile is not None:
             from profiler.profile_file import (
                 read_profile,

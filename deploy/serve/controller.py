@@ -21,7 +21,7 @@ from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.pool_scaling import PoolState
-from deploy.control.scaled_pools import scaled_pools
+from deploy.control.scaled_pools import readable_seasons, scaled_pools
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.adapter_shapes import AdapterSource, adapters_of, bytes_of_adapters
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
@@ -39,6 +39,7 @@ from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
+from placement.scaling.seasonal_forecast import Season
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
 from router.access.key_usage import KeyUsage
@@ -132,6 +133,7 @@ class Controller:
         self._config: ControllerConfig | None = None
         self._profiles: Mapping[str, str] = {}
         self._costs = FleetCosts()
+        self._seasons: Mapping[str, Season] = {}
         self._created_s: dict[str, int] = {}
         self._shapes: dict[_SpecKey, _KnownShape] = {}
         self._problems: dict[_SpecKey, str] = {}
@@ -142,6 +144,7 @@ class Controller:
         profiles = config.profiles or {}
         if profiles != self._profiles:
             self._profiles, self._costs = profiles, await asyncio.to_thread(readable_costs, profiles)
+        self._seasons = await asyncio.to_thread(readable_seasons, config.pools or {}, config.models)
         self._config = config
         await self._follow_state(config)
         if not self._following:
@@ -358,7 +361,7 @@ class Controller:
             planner=self._planner_for(self._config.placement.solver, self._profiles),
             costs=self._costs,
             rules=rules_of(self._config.placement),
-            scaling=scaled_pools(self._config.pools or {}),
+            scaling=scaled_pools(self._config.pools or {}, self._seasons),
         )
 
     def _shape(self, key: _SpecKey) -> _KnownShape | None:

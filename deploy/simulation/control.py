@@ -8,7 +8,7 @@ from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import rules_of
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.planner import Planner, PlannerInPlace
-from deploy.control.scaled_pools import scaled_pools
+from deploy.control.scaled_pools import scaled_pools, seasons_of
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.settings import FleetFile
 from deploy.planning.fleet_planning import PlannedFleet
@@ -92,8 +92,11 @@ def led_by_control_loop(
 ) -> MakeViewUpdates:
     """Lets a control loop lead the units by the rules of the file's `placement` and `scaling` sections. Its units must
     be LeasedUnits: those that are planned and, of pools that may grow, those of the nodes that may come. Time 0 is a
-    Monday's midnight.
+    Monday's midnight. Raises FleetFileError: the trace of a forecast cannot be used.
     """
+
+    pools = {p.name: p for p in fleet.pools}
+    seasons = seasons_of(pools, fleet.models)
 
     def tell(models: Sequence[FleetModel], units: Sequence[SimulatedUnit]) -> ViewUpdates:
         leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
@@ -101,7 +104,7 @@ def led_by_control_loop(
         costs = profiled_costs(profiles_of(fleet))
         solver = SOLVERS[fleet.placement.solver].make(costs.estimator, lambda: False)
         loop = ControlLoop(stream_token="", first_version=1, started_s=0.0, epoch_s=_MONDAY_S)
-        scaled = scaled_pools({p.name: p for p in fleet.pools})
+        scaled = scaled_pools(pools, seasons)
         loop.set_catalog(
             Catalog(models=_catalog_models(fleet, planned), policy=policy),
             expected_units={p.name: Counter(u.pool for u in planned.units)[p.name] for p in fleet.pools},

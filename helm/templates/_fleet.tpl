@@ -75,6 +75,9 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- range $fleet.pools -}}
 {{- if .profile -}}{{- $_ := set . "profile" (include "muxfleet.file" (dict "root" $ "path" .profile)) -}}{{- end -}}
 {{- if .guard -}}{{- $_ := set . "guard" (include "muxfleet.file" (dict "root" $ "path" .guard)) -}}{{- end -}}
+{{- with (default dict .scaling).forecast -}}
+{{- if .trace -}}{{- $_ := set . "trace" (include "muxfleet.file" (dict "root" $ "path" .trace)) -}}{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- with $fleet.state.folder -}}
 {{- $_ := set $fleet.state "folder" (include "muxfleet.file" (dict "root" $ "path" .)) -}}

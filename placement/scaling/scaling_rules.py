@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from placement.scaling.seasonal_forecast import Season
+
 _DAY_S = 86400.0
 _THURSDAY = 3  # the first day of Unix time; Monday is 0
 
@@ -34,7 +36,8 @@ class ScheduledFloor:
 class ScalingRules:
     """`cooldown_s`: a pool shrinks only by what it has not needed for so long, and not sooner after another change.
     `max_step`: nodes that one change may add or take. `provision_s`: what a node takes to come, until that is
-    measured. `shadow`: what would be done is only told.
+    measured. `shadow`: what would be done is only told. `forecast`: what is known of a season, None where demand is not
+    taken to repeat.
     """
 
     least_nodes: int
@@ -46,6 +49,7 @@ class ScalingRules:
     provision_s: float = 120.0
     shadow: bool = False
     schedule: Sequence[ScheduledFloor] = ()
+    forecast: Season | None = None
 
     @property
     def is_elastic(self) -> bool:

@@ -1,5 +1,6 @@
 """The control loop decides how many nodes there shall be, and empties those that are not needed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,11 @@ from deploy.fleet_file.settings import FleetFile
 from deploy.serve.render import as_large_as_now, serve_config
 from deploy.serve.unit_replicas import number_asked
 from placement.estimation.problem_arrays import Estimator
+from placement.problem import PlacementModel
 from placement.scaling.ceilings import Ceilings
 from placement.scaling.elastic_pool import FleetSize
 from placement.scaling.scaling_rules import ScalingRules
+from placement.scaling.seasonal_forecast import Season
 
 FOUND = FleetSize(nodes={"p": 2}, attainment=0.995, cost_per_hour=1.0, is_enough=True)
 ASKS = {"a": 1, "b": 1}
@@ -29,10 +32,12 @@ class Sized(PlannerInPlace):
     def __init__(self, told: Told) -> None:
         super().__init__(told, Estimator())
         self.found = FOUND
+        self.sized: Sequence[PlacementModel] = ()
         self._is_asked = False
 
     def ask(self, task: PlanTask) -> None:
         self._is_asked = task.size is not None
+        self.sized = self.sized if task.size is None else task.size.models
         super().ask(replace(task, size=None))
 
     def answer(self) -> PlanAnswer | None:
@@ -198,3 +203,45 @@ def test_pool__fleet_may_cost_no_more__does_not_grow_beyond_it_and_shrinks_all_t
     fleet.find(1)
     fleet.beat(30)
     assert fleet.pool.wanted == 1
+
+
+def busy_at_all_times(rate_per_s: float) -> Season:
+    return Season(season_s=86400.0, rates_per_s={"a": (rate_per_s,) * 96, "b": (0.0,) * 96}, seen=(2,) * 96)
+
+
+def test_pool__more_is_forecast_than_comes__nodes_for_that_are_asked_for_and_it_is_told() -> None:
+    fleet = Breathing(forecast=busy_at_all_times(40.0))
+    fleet.find(3)
+    fleet.beat(8)
+
+    asked = {m.model: m.demand.rate_per_s for m in fleet.planner.sized}
+    assert asked["a"] > 20.0  # a quiet morning so far, so less than on other days
+    assert asked["b"] < 5.0
+    told = fleet.world.loop.explain("a", fleet.world.now_s).forecast
+    assert told is not None
+    assert (told.rate_per_s, told.seasons) == (asked["a"], 2)
+    assert fleet.pool.forecast_per_s == asked["a"]
+    assert any("requests/s are forecast" in reason for reason in fleet.world.decided("scale"))
+
+
+def test_pool__less_is_forecast_than_comes__what_comes_counts() -> None:
+    fleet = Breathing(forecast=busy_at_all_times(0.01))
+    fleet.beat(8)
+
+    asked = {m.model: m.demand.rate_per_s for m in fleet.planner.sized}
+
+    assert asked["a"] > 1.0
+
+
+def test_pool__control_loop_is_replaced__goes_on_with_what_it_learned_of_the_season() -> None:
+    fleet = Breathing(forecast=Season(season_s=240.0))
+    fleet.beat(2 * 240)
+    before = fleet.world.loop.explain("a", fleet.world.now_s).forecast
+    assert before is not None
+
+    fleet.world.hand_over()
+    fleet.beat(8)
+
+    after = fleet.world.loop.explain("a", fleet.world.now_s).forecast
+    assert after is not None
+    assert after.seasons == before.seasons == 1

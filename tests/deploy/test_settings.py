@@ -154,6 +154,14 @@ BAD_FILES = {
             'f.yaml:2: pools[0].scaling.schedule[0].days = "[]": name a day, or remove it for every day',
         ],
     ),
+    "forecast out of bounds": (
+        MODEL + "pools: [{nodes: {max: 3}, scaling: {forecast: {season_s: 60, trace: '', trace_start: noon}}}]",
+        [
+            "f.yaml:2: pools[0].scaling.forecast.season_s = 60: must be at least 240",
+            'f.yaml:2: pools[0].scaling.forecast.trace = "": must not be empty',
+            'f.yaml:2: pools[0].scaling.forecast.trace_start = "noon": must be a time of day (UTC) as "07:30", in quotes',
+        ],
+    ),
     "cores of GPUs": (
         MODEL + "pools: [{device: simulated, cores: 2}]",
         ["f.yaml:2: pools[0].cores = 2: only for cpu pools; remove it"],

@@ -1,5 +1,6 @@
 """Pools that grow and shrink in virtual time: the product's control loop decides, nodes take a while to come."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,14 @@ def test_pool__schedule__is_there_before_demand_is(breathed: FleetOutcome) -> No
     assert scheduled.node_use is not None
     assert scheduled.node_use.most == 3
     assert scheduled.total().attained > breathed.total().attained
+
+
+def test_pool__forecast_by_the_day_before__is_there_before_demand_is(breathed: FleetOutcome, tmp_path: Path) -> None:
+    yesterday = tmp_path / "yesterday.jsonl"
+    rows = ({"timestamp": 1000 * r.arrival_s, "input_length": 1000, "output_length": 8} for r in day().records())
+    yesterday.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    foreseen = run(fleet(f"forecast: {{season_s: 400, trace: {yesterday}}}"))
+
+    assert foreseen.node_use is not None
+    assert foreseen.total().attained > breathed.total().attained

@@ -54,7 +54,11 @@ FLEETS |= {
                 "mesh_gpus": 4,
                 "host_memory": "auto",
                 "nodes": {"min": 3, "max": 5},
-                "scaling": {"schedule": [{"nodes": 4, "start": "07:30"}], "cost_per_hour": 30.0},
+                "scaling": {
+                    "schedule": [{"nodes": 4, "start": "07:30"}],
+                    "cost_per_hour": 30.0,
+                    "forecast": {"season_s": 604800, "trace": "/measured/week.parquet"},
+                },
                 "node_labels": {"muxfleet.io/pool": "big"},
             },
             {
