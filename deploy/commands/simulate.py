@@ -93,7 +93,7 @@ def simulate(
     asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
     stream = _stream(fleet, trace, asked)
     console.print(f"{stream.count} requests of {stream.name}, {stream.rate_per_s:.2f}/s over {stream.span_s:.0f} s")
-    deployments = _deployments(fleet, policy, baseline)
+    deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
     if control_loop:
         _refuse_fleet_modes(deployments)
     loads = LoadTimes(bytes_per_s=1e9 * load_speed) if control_loop else None

@@ -70,9 +70,10 @@ def outcome_line(outcome: FleetOutcome, wall_s: float) -> str:
 
 
 def node_use_line(use: NodeUse) -> str:
+    lost = f"; {use.lost} were taken away, with {use.cut} requests on them" if use.lost else ""
     return (
         f"{use.node_hours:.2f} node hours ({use.gpu_hours:.2f} GPU hours, cost {use.cost:.2f}), "
-        f"{use.most} nodes at most, {use.changes} came or went"
+        f"{use.most} nodes at most, {use.changes} came or went{lost}"
     )
 
 

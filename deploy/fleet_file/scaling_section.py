@@ -38,6 +38,18 @@ class ScheduleEntry(Section):
         return ScheduledFloor(nodes=self.nodes, from_s=_seconds(self.start), to_s=_seconds(self.end), days=days)
 
 
+class SpotSection(Section):
+    """Says that the provider may take nodes away again, and lends them for less."""
+
+    price_per_hour: PositiveFloat
+    """Of one node: what it costs in the place of cost_per_hour."""
+    lost_every_s: Annotated[float, Field(ge=60, le=31 * 86400)]
+    """Mean time after which a node is taken away: `muxfleet simulate --control-loop` draws by it when that is. In a running
+    fleet the provider decides."""
+    notice_s: Annotated[float, Field(ge=0, le=3600)] = 120.0
+    """So long before, the provider says so: models and requests move elsewhere meanwhile. For simulations, too."""
+
+
 class ScalingSection(Section):
     """Says how a pool whose nodes.max is above nodes.min follows demand."""
 
@@ -53,10 +65,17 @@ class ScalingSection(Section):
     """Nodes that one change may add or take."""
     cost_per_hour: PositiveFloat | None = None
     """Of one node, in any currency: pools compete by it. Default: 1 for each of its GPUs."""
+    spot: SpotSection | None = None
+    """The provider may take nodes of this pool away. Default: it does not."""
     shadow: bool = False
     """Only tells what it would do."""
     provision_s: Annotated[float, Field(ge=0, le=86400)] = 120.0
     """What a new node takes to come, until that has been measured."""
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Returns what a node costs, as far as the file says."""
+        return self.cost_per_hour if self.spot is None else self.spot.price_per_hour
 
 
 def scaling_rules(
@@ -69,7 +88,7 @@ def scaling_rules(
         target_attainment=settings.target_attainment,
         cooldown_s=settings.cooldown_s,
         max_step=settings.max_step,
-        cost_per_hour=float(gpus_per_node) if settings.cost_per_hour is None else settings.cost_per_hour,
+        cost_per_hour=float(gpus_per_node) if settings.price_per_hour is None else settings.price_per_hour,
         provision_s=settings.provision_s,
         shadow=settings.shadow,
         schedule=tuple(entry.floor() for entry in settings.schedule),
@@ -87,6 +106,10 @@ def scaling_problems(nodes: NodesSection, scaling: ScalingSection | None, path: 
         remedy = f"this pool always has {nodes.min} nodes; set nodes.max above nodes.min, or remove it"
         return [Problem(path=(*path, "scaling"), value=None, remedy=remedy)]
     problems = []
+    if scaling.spot is not None and scaling.cost_per_hour is not None:
+        where = (*path, "scaling", "cost_per_hour")
+        remedy = "spot.price_per_hour says what a node costs; remove this, or spot"
+        problems.append(Problem(path=where, value=scaling.cost_per_hour, remedy=remedy))
     for i, entry in enumerate(scaling.schedule):
         where = (*path, "scaling", "schedule", i)
         if entry.nodes > nodes.max:

@@ -97,7 +97,7 @@ def _elastic(
 
 
 def _price(pool: PoolSection, question: SizeQuestion) -> float:
-    written = None if pool.scaling is None else pool.scaling.cost_per_hour
+    written = None if pool.scaling is None else pool.scaling.price_per_hour
     return question.prices.get(pool.name, float(pool.devices_per_node) if written is None else written)
 
 

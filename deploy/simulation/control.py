@@ -10,12 +10,13 @@ from deploy.control.decision_history import PlacementDecision
 from deploy.control.planner import Planner, PlannerInPlace
 from deploy.control.scaled_pools import scaled_pools, seasons_of
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
-from deploy.fleet_file.settings import FleetFile
+from deploy.fleet_file.scaling_section import scaling_rules
+from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.fleet_planning import PlannedFleet
 from deploy.planning.profiled_costs import profiled_costs, profiles_of
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.leased_unit import LeasedUnit
-from deploy.simulation.node_supply import NodeSupply, NodeUse
+from deploy.simulation.node_supply import NodeSupply, NodeTerms, NodeUse
 from deploy.simulation.units import SimulatedUnit
 from deploy.simulation.view_updates import FleetModel, MakeViewUpdates, ViewUpdates, longest_placed
 from placement.estimation.problem_arrays import Estimator
@@ -66,8 +67,9 @@ class ControlledFleet:
     def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView:
         for gateway in gateways:
             self._loop.hear_demand(gateway.scheduler.demand_report(now_s), now_s)
+        self._loop.set_going_nodes(self._supply.going(now_s))
         for unit in self._supply.present(now_s):
-            unit.obey(self._loop.heartbeat(self._supply.report(unit), now_s))
+            unit.obey(self._loop.heartbeat(self._supply.report(unit, now_s), now_s))
         if pools := self._loop.scaling.states():
             self._supply.follow(pools, now_s)
         view = self._loop.fleet_view(now_s)
@@ -88,13 +90,17 @@ class ControlledFleet:
 
 
 def led_by_control_loop(
-    fleet: FleetFile, planned: PlannedFleet, *, policy: str, make_planner: MakePlanner = PlannerInPlace
+    fleet: FleetFile,
+    planned: PlannedFleet,
+    *,
+    policy: str,
+    make_planner: MakePlanner = PlannerInPlace,
+    seed: int = 0,
 ) -> MakeViewUpdates:
     """Lets a control loop lead the units by the rules of the file's `placement` and `scaling` sections. Its units must
     be LeasedUnits: those that are planned and, of pools that may grow, those of the nodes that may come. Time 0 is a
-    Monday's midnight. Raises FleetFileError: the trace of a forecast cannot be used.
+    Monday's midnight; by `seed` spot nodes are lost. Raises FleetFileError: the trace of a forecast cannot be used.
     """
-
     pools = {p.name: p for p in fleet.pools}
     seasons = seasons_of(pools, fleet.models)
 
@@ -117,12 +123,18 @@ def led_by_control_loop(
         supply = NodeSupply(
             leased,
             first=Counter(pool for pool, _ in {(u.pool, u.node) for u in planned.units}),
-            provision_s={pool: s.rules.provision_s for pool, s in scaled.items()},
-            cost_per_hour={pool: s.rules.cost_per_hour for pool, s in scaled.items()},
+            terms={pool.name: _terms(pool) for pool in fleet.pools},
+            seed=seed,
         )
         return ControlledFleet(loop, leased, supply)
 
     return tell
+
+
+def _terms(pool: PoolSection) -> NodeTerms:
+    rules = scaling_rules(pool.nodes, pool.scaling, pool.devices_per_node)
+    spot = None if pool.scaling is None else pool.scaling.spot
+    return NodeTerms(provision_s=rules.provision_s, cost_per_hour=rules.cost_per_hour, spot=spot)
 
 
 def _catalog_models(fleet: FleetFile, planned: PlannedFleet) -> tuple[CatalogModel, ...]:

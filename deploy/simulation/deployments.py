@@ -37,7 +37,7 @@ class Deployment:
     are several engines, by its `split`. `scheduler` are fields of the scheduler's settings that differ, `host_s` what
     the engine's host adds to every launch (default: by the kind of device), `longest_prompt_tokens` what the budget of
     chunked prefill is tuned for. `slowdowns`: by unit, times what its device's figures say. `interference`: by model
-    and the one that runs beside it, how much longer it takes then.
+    and the one that runs beside it, how much longer it takes then. `seed`: by it spot nodes are lost.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Deployment:
     longest_prompt_tokens: int = 0
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     interference: Interference = field(default_factory=dict)
+    seed: int = 0
 
 
 BASELINES: Mapping[str, Deployment] = MappingProxyType(
@@ -134,7 +135,9 @@ def deploy_fleet(
         unplaced=planned.plan.unplaced,
         view_updates=FixedPlan
         if loads is None
-        else led_by_control_loop(fleet, planned, policy=deployment.policy, make_planner=make_planner),
+        else led_by_control_loop(
+            fleet, planned, policy=deployment.policy, make_planner=make_planner, seed=deployment.seed
+        ),
     )
 
 

@@ -73,6 +73,19 @@ class LeasedUnit:
         self._asleep: set[str] = set()
         self._load: LoadReport | None = None
 
+    def die(self) -> int:
+        """Loses all that it holds, as its node is gone; returns how many requests go on elsewhere for it."""
+        cut = sum(held.open_requests for held in self._held.values())
+        self._wanted, self._may_sleep = {}, frozenset()
+        self._asleep.clear()
+        for model, held in tuple(self._held.items()):
+            if held.phase is ModelPhase.LOADING and model != self._loading:
+                del self._held[model]
+            elif held.phase is not ModelPhase.LOADING and not held.is_leaving:
+                held.phase = ModelPhase.DRAINING
+                self._leave(held)
+        return cut
+
     # ---- requests ----
 
     def submit(self, request: GenerateRequest) -> bool:

@@ -107,6 +107,11 @@
 {{- if and $pool.scaling (eq $max ($pool.nodes.min | int64)) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.scaling" $key) "value" $pool.scaling "remedy" (printf "this pool always has %d nodes; set nodes.max above nodes.min, or remove it" $max)) -}}
 {{- end -}}
+{{- with $pool.scaling -}}
+{{- if and .spot .cost_per_hour -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.scaling.cost_per_hour" $key) "value" .cost_per_hour "remedy" "spot.price_per_hour says what a node costs; remove this, or spot") -}}
+{{- end -}}
+{{- end -}}
 {{- range $i, $entry := (default dict $pool.scaling).schedule -}}
 {{- if gt ($entry.nodes | int64) $max -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.scaling.schedule[%d].nodes" $key $i) "value" $entry.nodes "remedy" (printf "more than nodes.max (%d); lower it or raise nodes.max" $max)) -}}

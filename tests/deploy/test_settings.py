@@ -155,11 +155,25 @@ BAD_FILES = {
         ],
     ),
     "forecast out of bounds": (
-        MODEL + "pools: [{nodes: {max: 3}, scaling: {forecast: {season_s: 60, trace: '', trace_start: noon}}}]",
+        MODEL + "pools: [{nodes: {max: 3}, scaling: {forecast: {season_s: 60, trace: '', trace_start: 6}}}]",
         [
             "f.yaml:2: pools[0].scaling.forecast.season_s = 60: must be at least 240",
             'f.yaml:2: pools[0].scaling.forecast.trace = "": must not be empty',
-            'f.yaml:2: pools[0].scaling.forecast.trace_start = "noon": must be a time of day (UTC) as "07:30", in quotes',
+            "f.yaml:2: pools[0].scaling.forecast.trace_start = 6: must be a string (put it in quotes)",
+        ],
+    ),
+    "two prices of a node": (
+        MODEL + "pools: [{nodes: {max: 3}, scaling: {cost_per_hour: 30, spot: {price_per_hour: 9, lost_every_s: 3600}}}]",
+        [
+            "f.yaml:2: pools[0].scaling.cost_per_hour = 30.0: spot.price_per_hour says what a node costs; remove this, or spot",
+        ],
+    ),
+    "spot out of bounds": (
+        MODEL + "pools: [{nodes: {max: 3}, scaling: {spot: {price_per_hour: 0, lost_every_s: 1, notice_s: -1}}}]",
+        [
+            "f.yaml:2: pools[0].scaling.spot.price_per_hour = 0: must be greater than 0",
+            "f.yaml:2: pools[0].scaling.spot.lost_every_s = 1: must be at least 60",
+            "f.yaml:2: pools[0].scaling.spot.notice_s = -1: must be at least 0",
         ],
     ),
     "cores of GPUs": (

@@ -54,6 +54,14 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         pool(scaling={"max_step": 1}),
         "this pool always has 1 nodes; set nodes.max above nodes.min, or remove it",
     ),
+    "two prices": (
+        pool(
+            nodes={"min": 1, "max": 2},
+            scaling={"cost_per_hour": 30, "spot": {"price_per_hour": 9, "lost_every_s": 3600}},
+        )
+        | {"autoscaling": {"enabled": True}},
+        "muxfleet: fleet.pools[0].scaling.cost_per_hour = 30: spot.price_per_hour says what a node costs; remove this, or spot",
+    ),
     "schedule that cannot be kept": (
         pool(nodes={"min": 1, "max": 2}, scaling={"schedule": [{"nodes": 3}]}) | {"autoscaling": {"enabled": True}},
         "muxfleet: fleet.pools[0].scaling.schedule[0].nodes = 3: more than nodes.max (2); lower it or raise nodes.max",
