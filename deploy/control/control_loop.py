@@ -76,6 +76,7 @@ class ControlLoop:
         self._succession = Succession(*parts, self.scaling)
         self._wanted = ""
         self._asleep: frozenset[str] = frozenset()
+        self._foreseen: frozenset[str] = frozenset()
         self._why: str | None = "the control loop started"  # a plan is due, whatever demand says
         self._is_settled = False
         self._looked_s = started_s
@@ -290,10 +291,11 @@ class ControlLoop:
 
     def _note_sleep(self, now_s: float) -> None:
         self._scale_to_zero.keep_busy((u.report for u in self._fleet.registry), now_s)
-        asleep = self._scale_to_zero.asleep(self._catalog, now_s)
+        asleep = self._scale_to_zero.asleep(self._catalog, now_s) - self._foreseen
         changed = sorted(filter(self._catalog.places, asleep ^ self._asleep))  # adapters come and go with leases
         if woken := [model for model in changed if model in self._asleep]:
-            self._need_plan(f"somebody asks for {', '.join(woken)}")
+            why = "requests are forecast" if self._foreseen.issuperset(woken) else "somebody asks"
+            self._need_plan(f"{why} for {', '.join(woken)}")
         if fallen := [model for model in changed if model in asleep]:
             self._need_plan(f"nobody asks for {', '.join(fallen)}")
         self._asleep = asleep
@@ -312,10 +314,12 @@ class ControlLoop:
         current = None if self._rules.replan == "scratch" else goal
         self.scaling.forecasts.note(known.counted(), now_s)
         size = self.scaling.question(needs.models, known.asked(now_s), now_s)
+        needs = replace(needs, models=self.scaling.prewarmed(needs.models, now_s))
         return PlanTask(needs=needs, current=current, goal=goal, size=size)
 
     def _look_at_demand(self, requests: PlanRequests, why: str, now_s: float) -> None:
         self._looked_s = now_s
+        self._foreseen = self.scaling.foreseen(self._catalog.placed, now_s)
         heard_s = self._popularity.heard_s
         is_stale = heard_s is None or now_s - heard_s > self._rules.stale_s
         task = self._task(now_s)

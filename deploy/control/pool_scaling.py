@@ -140,6 +140,17 @@ class PoolScaling:
         self._forecast_per_s = sum(e.rate_per_s for e in told) if told else None
         return self.forecasts.at_least(self._trend.ahead(models, lead_s), now_s, lead_s)
 
+    def prewarmed(self, models: Sequence[PlacementModel], now_s: float) -> tuple[PlacementModel, ...]:
+        """Returns the models with the demand that is forecast, so that plans load for it before it comes."""
+        return self.forecasts.at_least(models, now_s, self.lead_s)
+
+    def foreseen(self, models: Sequence[CatalogModel], now_s: float) -> frozenset[str]:
+        """Returns the models that will be asked for, once or more in the time after which one falls asleep."""
+        expected = ((m, self.forecasts.expected(m.id, now_s, self.lead_s)) for m in models)
+        return frozenset(
+            m.id for m, e in expected if e is not None and e.rate_per_s * m.settings.replicas.idle_after_s >= 1.0
+        )
+
     def alarm(self, asked: Callable[[], Mapping[str, ModelAsked]], now_s: float) -> str | None:
         """Says why the size should be looked at now, if it should: more waits than comes in a first token's time."""
         if not self._models or now_s - self._alarmed_s < _ALARM_EVERY_S:
