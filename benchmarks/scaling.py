@@ -1,11 +1,13 @@
 """What pools that follow demand save, against fixed sizes and other scalers, in virtual time.
 
-    python benchmarks/scaling.py [--load NAME ...] [--trace FILE] [--quick] [--jobs N] [--json FILE]
+    python benchmarks/scaling.py [--load NAME ...] [--scaler NAME ...] [--trace FILE] [--quick] [--jobs N] [--json FILE]
 
 Two 8B models on A40s, 1 to 6 nodes of one GPU; a node comes 20 s after it was asked for and is paid from then on.
 Loads: `crowd`, a jump to five times the rate for four minutes; `day`, a day's sine in half an hour; `servegen`,
-ServeGen's day in 25 minutes; `week`, the hours of five of BurstGPT's days and two quiet ones in 56; the last two where
-../shared/traces has them. `--trace` takes a file of requests, as that of the Azure 2024 week, in the place of `week`.
+a day of ServeGen's chat models in 25 minutes; `week`, the hours of five of BurstGPT's days and two quiet ones in 56;
+the last two where ../shared/traces has them. A forecast is told of the day before: of `day` another draw of the same
+sine, which is more than a fleet knows; of `servegen` the one before in its windows; on `week` it learns as it goes.
+`--trace` takes a file of requests, as that of the Azure 2024 week, in the place of `week`.
 All requests have 4000 and 4 tokens. Rivals replace the planner's answer; moves, victims, looks (every 5 s), cooldown
 (60 s, the oracle's 15 s) and bounds are the product's. Plans are memory_greedy's, so that a run takes minutes. Most
 have two settings: at equal attainment the cheaper counts.
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from planning.scaling_loads import LOADS, WEEK_S, squeezed, stream_of
@@ -49,10 +52,12 @@ pools:
      nodes: {min: LEAST, max: MOST} SCALING}
 placement: {solver: memory_greedy, replan_every_s: 5}
 """
-SCALING = ", scaling: {cooldown_s: COOLDOWN, provision_s: 20}"
+SCALING = ", scaling: {cooldown_s: COOLDOWN, provision_s: 20 FORECAST}"
 MOST, COOLDOWN_S = 6, 60.0
-OURS = {"ours": 1, "ours, 2 nodes at least": 2}
+FORECAST = "ours, forecast"
+OURS = {"ours": 1, "ours, 2 nodes at least": 2, FORECAST: 1}
 """Nodes at least."""
+SCALERS = [*OURS, *RIVALS, *(f"fixed {n}" for n in range(1, MOST + 1))]
 COLUMNS: Mapping[str, str] = {
     "load": "{load}",
     "scaler": "{scaler}",
@@ -74,7 +79,7 @@ class Case:
     def stream(self) -> RequestStream:
         if self.load == "week" and self.trace is not None:
             return stream_of(self.load, squeezed(self.trace, WEEK_S))
-        return stream_of(self.load, LOADS[self.load][0]())
+        return stream_of(self.load, LOADS[self.load].arrivals())
 
     def row(self) -> dict[str, Any]:
         stream = self.stream()
@@ -83,15 +88,19 @@ class Case:
             nodes = int(self.scaler.split()[1])
             return row_of(stream, self.scaler, fleet_of(nodes, nodes), known, PlannerInPlace)
         cooldown_s = 15.0 if self.scaler == "oracle" else COOLDOWN_S
-        fleet = fleet_of(OURS.get(self.scaler, 1), MOST, cooldown_s=cooldown_s)
         if self.scaler in OURS:
-            return row_of(stream, self.scaler, fleet, known, PlannerInPlace)
+            with TemporaryDirectory() as folder:
+                forecast = LOADS[self.load].forecast(self.load, Path(folder)) if self.scaler == FORECAST else None
+                fleet = fleet_of(OURS[self.scaler], MOST, forecast=forecast)
+                return row_of(stream, self.scaler, fleet, known, PlannerInPlace)
+        fleet = fleet_of(1, MOST, cooldown_s=cooldown_s)
         make = RIVALS[self.scaler]
         return row_of(stream, self.scaler, fleet, known, lambda solver, estimator: make(solver, estimator, known))
 
 
-def fleet_of(least: int, most: int, *, cooldown_s: float = COOLDOWN_S) -> FleetFile:
+def fleet_of(least: int, most: int, *, cooldown_s: float = COOLDOWN_S, forecast: str | None = None) -> FleetFile:
     scaling = SCALING.replace("COOLDOWN", f"{cooldown_s:g}")
+    scaling = scaling.replace(" FORECAST", "" if forecast is None else f", forecast: {forecast}")
     text = FLEET.replace("LEAST", str(least)).replace("MOST", str(most))
     return parse_fleet_file(
         text.replace("SCALING", "" if least == most else scaling), name="breathing.yaml", base=EXAMPLES
@@ -124,12 +133,14 @@ def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, mak
 
 def cases(args: Namespace) -> Iterator[Case]:
     for load in args.load or (["crowd"] if args.quick else list(LOADS)):
-        needed = LOADS[load][1]
+        needed = LOADS[load].needs
         if needed is not None and not needed.exists() and not (load == "week" and args.trace):
             print(f"{load}: there is no {needed}; left out")
             continue
         fixed = [f"fixed {n}" for n in range(2 if args.quick else 1, MOST + 1, 2 if args.quick else 1)]
-        yield from (Case(load, scaler, args.trace) for scaler in (*OURS, *RIVALS, *fixed))
+        ours = [name for name in OURS if name != FORECAST or LOADS[load].season_s is not None]
+        named = [*ours, *RIVALS, *fixed]
+        yield from (Case(load, scaler, args.trace) for scaler in args.scaler or named if scaler in named)
 
 
 def run(args: Namespace) -> None:
@@ -149,6 +160,7 @@ def run(args: Namespace) -> None:
 if __name__ == "__main__":
     parser = make_parser(__doc__, quick="the flash crowd alone, fewer fixed sizes")
     parser.add_argument("--load", action="append", choices=list(LOADS), help="may be given several times")
+    parser.add_argument("--scaler", action="append", choices=SCALERS, help="only its rows; may be given several times")
     parser.add_argument("--trace", type=Path, help="requests in the place of BurstGPT's week")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, run what is missing")

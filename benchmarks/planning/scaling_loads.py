@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,19 @@ from traces.readers.entry import read_trace
 from traces.record import TraceRecord
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
-SERVEGEN = SHARED / "servegen_multimodel_day0.parquet"
+SERVEGEN = SHARED / "params" / "servegen_windows.parquet"
 WEEK = SHARED / "params" / "burstgpt_rate_series.parquet"
 SHARE_OF_A = 0.7
 HIGHEST_PER_S = 4.2  # of the traces once they are squeezed: what the largest fleet bears with room
-SERVEGEN_S, WEEK_S = 1500.0, 3360.0
+DAY_S, SERVEGEN_S, WEEK_S = 1800.0, 1500.0, 3360.0
+_WINDOW_S, _WINDOWS_OF_DAY = 600, 144  # ServeGen's
+_DAY = 8  # of the ten that ServeGen's windows cover, from 0 on: chosen before any was run
 
 Intensity = Callable[[float], float]
 
 
 def day_per_s(at_s: float) -> float:
-    return 2.25 - 1.75 * math.cos(2 * math.pi * at_s / 1800)
+    return 2.25 - 1.75 * math.cos(2 * math.pi * at_s / DAY_S)
 
 
 def crowd_per_s(at_s: float) -> float:
@@ -50,6 +53,21 @@ def week() -> list[float]:
     return arrivals(lambda t: float(np.interp(t, centres_s, rates_per_s)), WEEK_S, HIGHEST_PER_S, 5)
 
 
+def servegen(day: int, seed: int, models: str = "m-") -> list[float]:
+    """A Poisson process that follows, by ten minutes of one day, what all clients of ServeGen's chat models ask for: of
+    hundreds, each thinned to a thousandth, nothing else is left. `models`: how their names begin.
+    """
+    table = pd.read_parquet(SERVEGEN, columns=["model", "window_start_s", "rate_rps"])
+    table = table[table["model"].astype(str).str.startswith(models)]
+    windows = (table["window_start_s"] // _WINDOW_S).astype(int)
+    rates_per_s = np.bincount(windows, weights=table["rate_rps"], minlength=(day + 1) * _WINDOWS_OF_DAY)
+    of_day = rates_per_s[day * _WINDOWS_OF_DAY : (day + 1) * _WINDOWS_OF_DAY]
+    highest = rates_per_s[_DAY * _WINDOWS_OF_DAY : (_DAY + 1) * _WINDOWS_OF_DAY].max()
+    centres_s = (np.arange(_WINDOWS_OF_DAY) + 0.5) * SERVEGEN_S / _WINDOWS_OF_DAY
+    found = of_day * HIGHEST_PER_S / highest
+    return arrivals(lambda t: float(np.interp(t, centres_s, found)), SERVEGEN_S, float(found.max()), seed)
+
+
 def squeezed(file: Path, span_s: float) -> list[float]:
     """A trace's own requests in so much time, thinned until their busiest half minute has `HIGHEST_PER_S`."""
     times_s = np.sort(np.array([r.arrival_s for r in read_trace(file).records]))
@@ -71,10 +89,47 @@ def stream_of(name: str, times_s: Sequence[float]) -> RequestStream:
     )
 
 
-LOADS: Mapping[str, tuple[Callable[[], list[float]], Path | None]] = {
-    "crowd": (lambda: arrivals(crowd_per_s, 900, 3.75, 2), None),
-    "day": (lambda: arrivals(day_per_s, 1800, 4.0, 1), None),
-    "servegen": (lambda: squeezed(SERVEGEN, SERVEGEN_S), SERVEGEN),
-    "week": (week, WEEK),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """`needs`: a file. `season_s`: after so long it repeats, and `before` makes the arrivals of the season before it;
+    without that, what a season is like is learned as it goes.
+    """
+
+    arrivals: Callable[[], list[float]]
+    needs: Path | None = None
+    season_s: float | None = None
+    before: Callable[[], list[float]] | None = None
+
+    def forecast(self, name: str, folder: Path) -> str:
+        """The `forecast` of a fleet file, with its trace in `folder`."""
+        assert self.season_s is not None, "it repeats"
+        if self.before is None:
+            return f"{{season_s: {self.season_s:g}}}"
+        records = stream_of(name, self.before()).records()
+        rows = [(r.arrival_s, r.input_tokens, r.output_tokens, r.model) for r in records]
+        columns = ["arrival_s", "input_tokens", "output_tokens", "model"]
+        pd.DataFrame(rows, columns=columns).to_parquet(folder / "before.parquet")
+        return f"{{season_s: {self.season_s:g}, trace: {folder / 'before.parquet'}}}"
+
+
+LOADS: Mapping[str, Load] = {
+    "crowd": Load(arrivals=lambda: arrivals(crowd_per_s, 900, 3.75, 2)),
+    "day": Load(
+        arrivals=lambda: arrivals(day_per_s, DAY_S, 4.0, 1),
+        season_s=DAY_S,
+        before=lambda: arrivals(day_per_s, DAY_S, 4.0, 11),
+    ),
+    "servegen": Load(
+        arrivals=lambda: servegen(_DAY, 3),
+        needs=SERVEGEN,
+        season_s=SERVEGEN_S,
+        before=lambda: servegen(_DAY - 1, 13),
+    ),
+    "servegen-small": Load(
+        arrivals=lambda: servegen(_DAY, 3, "m-small"),
+        needs=SERVEGEN,
+        season_s=SERVEGEN_S,
+        before=lambda: servegen(_DAY - 1, 13, "m-small"),
+    ),
+    "week": Load(arrivals=week, needs=WEEK, season_s=WEEK_S / 7),
 }
-"""By name: makes the arrivals, and the file that it needs."""
