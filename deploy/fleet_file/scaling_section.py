@@ -44,8 +44,8 @@ class SpotSection(Section):
     price_per_hour: PositiveFloat
     """Of one node: what it costs in the place of cost_per_hour."""
     lost_every_s: Annotated[float, Field(ge=60, le=31 * 86400)]
-    """Mean time after which a node is taken away: `muxfleet simulate --control-loop` draws by it when that is. In a running
-    fleet the provider decides."""
+    """Mean time after which a node is taken away: `muxfleet simulate --control-loop` draws by it when that is. In a
+    running fleet the provider decides."""
     notice_s: Annotated[float, Field(ge=0, le=3600)] = 120.0
     """So long before, the provider says so: models and requests move elsewhere meanwhile. For simulations, too."""
 
@@ -58,7 +58,7 @@ class ScalingSection(Section):
     schedule: tuple[ScheduleEntry, ...] = ()
     """Nodes that shall be there at certain times, whatever demand is."""
     forecast: ForecastSection | None = None
-    """Demand repeats: what is to come by that is made room for before it comes. Default: only what grows is foreseen."""
+    """Demand repeats, and what comes by that is made room for beforehand. Default: only what grows is foreseen."""
     cooldown_s: Annotated[float, Field(ge=0, le=86400)] = 300.0
     """A pool shrinks only by nodes that it has not needed for so long, and so long after its last change."""
     max_step: PositiveInt = 4

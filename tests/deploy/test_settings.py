@@ -163,9 +163,11 @@ BAD_FILES = {
         ],
     ),
     "two prices of a node": (
-        MODEL + "pools: [{nodes: {max: 3}, scaling: {cost_per_hour: 30, spot: {price_per_hour: 9, lost_every_s: 3600}}}]",
+        MODEL + "pools: [{nodes: {max: 3}, scaling: {cost_per_hour: 3, "
+        "spot: {price_per_hour: 9, lost_every_s: 3600}}}]",
         [
-            "f.yaml:2: pools[0].scaling.cost_per_hour = 30.0: spot.price_per_hour says what a node costs; remove this, or spot",
+            "f.yaml:2: pools[0].scaling.cost_per_hour = 3.0: "
+            "spot.price_per_hour says what a node costs; remove this, or spot",
         ],
     ),
     "spot out of bounds": (

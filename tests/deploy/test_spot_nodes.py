@@ -15,8 +15,9 @@ from traces.record import TraceRecord
 def steady() -> RequestStream:
     """As much as needs two nodes."""
     records = [TraceRecord(arrival_s=i / 5.0, input_tokens=1000, output_tokens=40, model="a") for i in range(1500)]
+    span_s = records[-1].arrival_s
     return RequestStream(
-        name="steady", records=lambda: iter(records), block_tokens=None, count=len(records), span_s=records[-1].arrival_s
+        name="steady", records=lambda: iter(records), block_tokens=None, count=len(records), span_s=span_s
     )
 
 

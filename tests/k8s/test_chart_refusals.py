@@ -60,7 +60,8 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
             scaling={"cost_per_hour": 30, "spot": {"price_per_hour": 9, "lost_every_s": 3600}},
         )
         | {"autoscaling": {"enabled": True}},
-        "muxfleet: fleet.pools[0].scaling.cost_per_hour = 30: spot.price_per_hour says what a node costs; remove this, or spot",
+        "muxfleet: fleet.pools[0].scaling.cost_per_hour = 30: "
+        "spot.price_per_hour says what a node costs; remove this, or spot",
     ),
     "schedule that cannot be kept": (
         pool(nodes={"min": 1, "max": 2}, scaling={"schedule": [{"nodes": 3}]}) | {"autoscaling": {"enabled": True}},
