@@ -99,9 +99,6 @@ class NodeSupply:
             if self._is_going(node, now_s) and node.ends_s is None:
                 node.ends_s = node.lost_s
         for node in [n for n in self._nodes if n.ends_s is not None and n.ends_s <= now_s]:
-            if node.lost_s <= now_s:
-                self._lost += 1
-                self._cut += sum(unit.die() for unit in node.units)
             self._end(node, now_s)
         for state in pools:
             if state.shadow:
@@ -149,6 +146,8 @@ class NodeSupply:
         self._used_s[node.pool] += now_s - node.asked_s
         self._gpu_s += (now_s - node.asked_s) * _gpus(node)
         self._changes += 1
+        self._lost += node.lost_s <= now_s
+        self._cut += sum(unit.die() for unit in node.units)  # the next one is another, and holds nothing
         node.asked_s = node.ends_s = None
 
 

@@ -248,3 +248,23 @@ async def test_controller__killed_and_started_again__tells_a_new_gateway_what_ke
 
     assert told.key_id == "k"
     assert -5.0 <= told.tokens_left < -4.0
+
+
+async def test_reconfigure__forecast_with_a_trace__is_read_and_one_that_is_gone_stops_nothing(tmp_path: Path) -> None:
+    trace = tmp_path / "day.jsonl"
+    rows = ({"timestamp": 1000 * t, "input_length": 10, "output_length": 1} for t in range(0, 2401, 10))
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scaling = {"forecast": {"season_s": 2400, "trace": str(trace)}}
+    pool = {"nodes": {"min": 1, "max": 2}, "scaling": scaling, "devices_per_node": 1, "mesh_gpus": 1}
+    config = user_config(checkpoint(tmp_path / "a"), pools={"p": pool})
+    forecasts = []
+    for _ in range(2):
+        controller = Controller(token="t", planner_for=in_place)
+        await controller.reconfigure(config)
+        lease = await controller.heartbeat(FakeUnit(unit_id="u").report())
+        assert [a.model for a in lease.models] == ["m0"]
+        forecasts.append(msgspec.json.decode(await controller.fleet_report(explain="m0"))["forecast"])
+        trace.unlink(missing_ok=True)
+
+    assert forecasts[0]["rate_per_s"] == pytest.approx(0.1)
+    assert forecasts[1] is None
