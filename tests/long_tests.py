@@ -40,6 +40,7 @@ LONG: Sequence[str] = (
     "tests/clients/",
     "tests/deploy/test_simulated_scaling.py::test_pool__schedule__",
     "tests/deploy/test_simulated_scaling.py::test_pool__forecast_",
+    "tests/deploy/test_prewarming.py::test_prewarming__second_season",
     "tests/chaos/test_poison_request.py",
     # Ray starts six more times.
     "tests/e2e/test_serve_deploy.py",

@@ -11,7 +11,7 @@ _MONDAY_S = 4 * 86400.0  # Unix time began on a Thursday; weeks begin on Mondays
 _BIN_S = 900.0
 _FEWEST_BINS, _MOST_BINS = 24, 672  # a week has as many quarters of an hour
 _MEMORY = 4  # seasons that a mean is of, about: what has been so for weeks is the rule by now
-_LEVEL_MEMORY = 1 / 12  # of a season: so far back counts how busy this one is beside the others
+_LEVEL_MEMORY = 1 / 48  # of a season (of a day half an hour): so far back counts how busy this one is beside the others
 _PRIOR_REQUESTS = 20.0  # that came as foreseen before any did: few requests say little of how busy a season is
 _LEAST_LEVEL, _MOST_LEVEL = 0.5, 1.5
 
