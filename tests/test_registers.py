@@ -59,7 +59,7 @@ REGISTERS: Mapping[str, Listed] = {
         folder="placement/solvers",
         page="docs/planner.md",
         key=("placement", "solver"),
-        refused=frozenset({"exhaustive"}),
+        refused=frozenset({"alpaserve", "exhaustive", "muxserve_as_printed"}),
         helps=(("plan", "solver"), ("explain", "solver")),
     ),
     "backends": Listed(

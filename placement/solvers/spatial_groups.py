@@ -1,8 +1,10 @@
 """MuxServe's spatial baseline as published (§4.1): one fixed group of GPUs for every model, whoever asks for it.
 
 The paper serves each model by itself on a group of GPUs; its release gives Llama 7B and 13B one A100-80G, 30B four and
-65B eight. Those are the least sizes of which the weights fill at most a third, which is the rule here. Demand is not
-looked at, and there are no replicas: `spatial` is what a model gets that has GPUs to itself and is planned for.
+65B eight. Those are the least sizes of which the weights fill at most a third, which is the rule here. Where the nodes
+have fewer GPUs than that (the sixteen LLMs of Fig. 7 would take 46 of 32), groups are cut to the next smaller size,
+first those whose weights then fill least. Demand is not looked at, and there are no replicas: `spatial` is what a model
+gets that has GPUs to itself and is planned for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,9 +44,11 @@ class SpatialGroupsSolver:
         openings = openings_of(pools)
         instance = make_instance([unit for _, unit in openings], models, self.estimator)
         packing, kinds = Packing.of_nodes(instance, pools), instance.openings(openings)
+        most_gpus = _group_sizes(packing, [kind for _, kind in kinds], sum(pool.num_gpus for pool in pools))
         for model, rate_per_s in _largest_first(instance):
             for pool, kind in sorted(kinds, key=lambda opening: (_order(instance, model, opening[1]), opening)):
-                node = packing.node_for(pool, instance.costs[kind].num_gpus)
+                num_gpus = instance.costs[kind].num_gpus
+                node = packing.node_for(pool, num_gpus) if num_gpus <= most_gpus.get(model, 0) else None
                 if node is not None and packing.factor_alone(model, rate_per_s, kind) >= 0:
                     packing.put(packing.open(kind, node), model, rate_per_s)
                     break
@@ -78,3 +82,25 @@ def _order(instance: Instance, model: int, kind: int) -> tuple[bool, int]:
     num_gpus, memory_bytes = instance.costs[kind].num_gpus, instance.kinds[kind].memory_bytes
     is_small = instance.models[model].spec.weight_bytes > _MOST_WEIGHTS * memory_bytes
     return is_small, -num_gpus if is_small else num_gpus
+
+
+def _group_sizes(packing: Packing, kinds: Sequence[int], gpus: int) -> dict[int, int]:
+    """GPUs of each model's group: the rule's, or as many fewer as it takes for all models to have one."""
+    instance = packing.instance
+    sizes: dict[int, list[int]] = {}
+    for model, rate_per_s in _largest_first(instance):
+        held = [kind for kind in kinds if packing.factor_alone(model, rate_per_s, kind) >= 0]
+        if held:
+            wanted = instance.costs[min(held, key=lambda kind: _order(instance, model, kind))].num_gpus
+            possible = {instance.costs[kind].num_gpus for kind in held}
+            sizes[model] = sorted((size for size in possible if size <= wanted), reverse=True)
+    while sum(of_model[0] for of_model in sizes.values()) > gpus:
+        fullness = [
+            (instance.models[model].spec.weight_bytes / of_model[1], model)
+            for model, of_model in sizes.items()
+            if len(of_model) > 1
+        ]
+        if not fullness:
+            break
+        sizes[min(fullness)[1]].pop(0)
+    return {model: of_model[0] for model, of_model in sizes.items()}

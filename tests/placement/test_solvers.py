@@ -24,7 +24,6 @@ from placement.solvers.muxserve import MuxServeSolver, mesh_groups
 from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
-from placement.solvers.spatial_groups import SpatialGroupsSolver
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.gpus.l40s import DEVICE as L40S
 
@@ -351,21 +350,6 @@ def test_finalists__scorer_has_its_own_mind__its_choice_wins() -> None:
 
     assert chosen == search.lay_out([nodes()], models)
     assert len(chosen.units) < len(spatial.lay_out([nodes()], models).units)
-
-
-def test_spatial_groups__llamas_of_the_paper__have_the_groups_of_its_release() -> None:
-    """fp16 weights on GPUs of 80 GiB: 13B fills 26 of 86 GB, 30 %; 30B fills 65 GB, 38 % of two and 19 % of four; 65B
-    131 GB, 38 % of four and 19 % of eight. 12 x 1 + 4 x 1 + 2 x 4 + 8 = 32 GPUs, all there are, whatever is asked for.
-    """
-    specs = [LLAMA_7B] * 12 + [LLAMA_13B] * 4 + [LLAMA_30B] * 2 + [LLAMA_65B]
-    models = power_law(specs, alpha=2.1, max_rate_per_s=40)
-
-    layout = SpatialGroupsSolver(estimator=ESTIMATOR).lay_out([nodes(4)], models)
-
-    gpus = {u.unit_id: u.num_gpus for u in layout.units}
-    held = {p.model: gpus[u.unit_id] for u in layout.plan.units for p in u.models}
-    assert layout.plan.unplaced == {}
-    assert [held[model.model] for model in models] == [1] * 16 + [4, 4, 8]
 
 
 def test_exhaustive__too_many_plans__says_what_to_use_instead() -> None:

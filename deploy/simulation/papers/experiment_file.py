@@ -114,6 +114,7 @@ Metric = Literal[
     "ttft_p99_s",
     "tbt_p99_s",
     "slo_share",
+    "hot_requests_share",
 ]
 LOWER_IS_BETTER: frozenset[Metric] = frozenset(
     m for m in get_args(Metric) if m.endswith("_s") and not m.endswith("per_s")

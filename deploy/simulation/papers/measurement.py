@@ -210,8 +210,15 @@ def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> _M
         "ttft_p99_s": total.ttft.percentile_s(99),
         "tbt_p99_s": total.tbt.percentile_s(99),
         "slo_share": figures.slo_attainment,
+        "hot_requests_share": _of_hottest_fifth([s.requests for s in outcome.models.values()]),
     }
     return _Measured(metrics=metrics, request_attainment=figures.request_attainment)
+
+
+def _of_hottest_fifth(requests: Sequence[int]) -> float | None:
+    """The share of all requests that go to the most popular fifth of the models."""
+    hottest = sorted(requests, reverse=True)[: max(1, round(len(requests) / 5))]
+    return sum(hottest) / sum(requests) if any(requests) else None
 
 
 def _rows(case: CaseSection, published: PublishedSection, measured: Mapping[str, _Measured]) -> list[Row]:
