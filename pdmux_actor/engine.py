@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.base import Executor, KvMover
 from pdmux_actor.kv.block_pool import BlockPool
+from pdmux_actor.kv.prefix_kv import NOTHING_KEPT, KeptRows, PrefixRows
 from pdmux_actor.messages import LoadReport, TokenEvent
-from pdmux_actor.scheduling.events import AttachModel, Event, ReadDecisions, Stop
+from pdmux_actor.scheduling.events import AttachModel, Event, KeepPrefix, ReadDecisions, ReadPrefix, Stop
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -126,11 +127,43 @@ class EngineLoop:
                 self._next_report_s = now_s
             case ReadDecisions(last=last, answer=answer):
                 answer(now_s, self.scheduler.log.decisions(last))
+            case ReadPrefix(answer=answer):
+                answer(self._read_prefix(event))
+            case KeepPrefix(answer=answer):
+                answer(self._keep_prefix(event))
             case Stop():
                 self._stopping = True
             case _:
                 self.scheduler.on_event(event, now_s)
                 self._detach()
+
+    def _read_prefix(self, asked: ReadPrefix) -> PrefixRows | None:
+        mover, prompt = self._executor, self.scheduler.prefixes().of(asked.prompt)
+        if not isinstance(mover, KvMover) or prompt is None:
+            return None
+        layout = mover.row_layout(prompt.model)
+        most_rows = max(1, asked.most_bytes // layout.row_bytes)
+        rows = prompt.rows[asked.first_row : asked.first_row + most_rows]
+        if not rows:
+            return None
+        data = mover.read_rows(prompt.model, rows)
+        return PrefixRows(first_row=asked.first_row, num_rows=len(rows), layout=layout, data=data)
+
+    def _keep_prefix(self, asked: KeepPrefix) -> KeptRows:
+        prefixes, mover, given = self.scheduler.prefixes(), self._executor, asked.rows
+        prompt = prefixes.of(asked.prompt)
+        if not isinstance(mover, KvMover) or prompt is None:
+            return NOTHING_KEPT
+        layout = mover.row_layout(prompt.model)
+        if given is None or given.layout != layout or len(given.data) != given.num_rows * layout.row_bytes:
+            return prompt.kept
+        room = prefixes.room_for(prompt, given.first_row, given.num_rows)
+        if room is None:
+            return prompt.kept
+        skipped = len(prompt.rows) - given.first_row
+        first_byte, num_bytes = skipped * layout.row_bytes, len(room.rows) * layout.row_bytes
+        mover.write_rows(prompt.model, room.rows, given.data[first_byte : first_byte + num_bytes])
+        return prefixes.fill(room)
 
     def _detach(self) -> None:
         for model in self.scheduler.take_detached():

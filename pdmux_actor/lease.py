@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from pdmux_actor.messages import LoadReport, Slo
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
+from placement.unit_role import UnitRole
 from profiler.specs import DeviceSpec
 
 
@@ -130,3 +131,4 @@ class UnitReport:
     host_memory_bytes: int = 0
     launch_limits: LaunchLimits = DEFAULT_LIMITS
     sizes_pool: bool = False
+    role: UnitRole = UnitRole.BOTH

@@ -117,6 +117,8 @@ class GenerateRequest:
     by requests of the same `cache_salt` only. One that `gives_way` has what others leave, and its KV is taken when they
     need it. One that `embeds` is told its prompt's embedding beside its first token; it asks for one token, and has no
     `output_token_ids`. `traceparent` (W3C Trace Context) is that of the span that asks, where it is traced.
+    One that `hands_over` asks for one token, since another unit goes on: text that may still change is held back when
+    it ends by its length. `kv_from` is the frame stream of the unit that computed the prompt: its KV is fetched there.
     """
 
     request_id: str
@@ -131,6 +133,8 @@ class GenerateRequest:
     gives_way: bool = False
     embeds: bool = False
     traceparent: str = ""
+    hands_over: bool = False
+    kv_from: str = ""
 
 
 class SampledToken(NamedTuple):

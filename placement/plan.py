@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.step_correction import UNCORRECTED, StepCorrection
+from placement.unit_role import UnitRole
 from profiler.specs import DeviceSpec
 
 
@@ -16,7 +17,7 @@ class UnitCapacity:
     speed is not known, and only memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its
     engine's: each model needs room for such launches. `correction` is what its measured steps say of the estimate.
     `asleep` are models whose weights its host memory holds, with the seconds that waking each takes; they change what a
-    move costs, not what the unit offers.
+    move costs, not what the unit offers. `role` is the part of requests that it is for.
     """
 
     unit_id: str
@@ -32,6 +33,7 @@ class UnitCapacity:
     launch_limits: LaunchLimits = DEFAULT_LIMITS
     correction: StepCorrection = UNCORRECTED
     asleep: Mapping[str, float] = field(default_factory=dict, compare=False)
+    role: UnitRole = UnitRole.BOTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,10 +120,15 @@ class GatewayScheduler:
 
     # ---- routing ----
 
-    def route(self, request_id: str, now_s: float, *, avoid: Set[str] = frozenset()) -> UnitChoice | None:
-        """Returns where an admitted request goes (on). None while no unit can take it."""
-        request = self._running[request_id].request
-        return self._router.choose(request, now_s, due_s=now_s + request.slo.ttft_s, avoid=avoid)
+    def route(
+        self, request_id: str, now_s: float, *, avoid: Set[str] = frozenset(), is_prefilled: bool = False
+    ) -> UnitChoice | None:
+        """Returns where an admitted request goes (on). None while no unit can take it. `is_prefilled`: a unit has
+        computed its prompt, whether or not it has told a token.
+        """
+        running = self._running[request_id]
+        request, goes_on = running.request, is_prefilled or running.tokens > 0
+        return self._router.choose(request, now_s, due_s=now_s + request.slo.ttft_s, avoid=avoid, goes_on=goes_on)
 
     def slo_left(self, request_id: str) -> Slo:
         """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""

@@ -43,6 +43,7 @@ class KnownUnit:
             launch_limits=report.launch_limits,
             device=self.device,
             asleep={s.model: s.asleep.wake_s for s in report.models if s.asleep is not None},
+            role=report.role,
         )
 
 

@@ -18,6 +18,7 @@ from deploy.fleet_file.forecast_section import check_trace
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.known_devices import unknown_device
 from deploy.fleet_file.model_section import ModelSection
+from deploy.fleet_file.role_problems import role_problems
 from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems, with_trace_beside
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import (
@@ -80,6 +81,9 @@ class PoolSection(Section):
     gpu_type: DeviceName | None = None
     """For cuda and simulated: a device the profiler knows, for example H100."""
     gpus_per_node: Annotated[int, Field(ge=1, le=128)] = 1
+    role: Literal["prefill", "decode"] | None = None
+    """prefill: units compute prompts up to the first token. decode: units go on, with KV that they fetch there. Either
+    every pool has a role, or none (docs/serving-modes.md). Default: every unit does both."""
     mesh_gpus: Literal[1, 2, 4, 8] = 1
     """GPUs of one unit: one tensor-parallel group. For cpu: processes that divide a unit's cores and models."""
     nodes: NodesSection = NodesSection()
@@ -336,6 +340,8 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
             problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
     without_adapters = [p.name for p in fleet.pools if not _takes_adapters(p, fleet.backend(p))]
     problems += adapter_problems(fleet.models, without_adapters)
+    moves_kv = [p.device in fleet.backend(p).moves_kv_on and p.mesh_gpus == 1 for p in fleet.pools]
+    problems += role_problems([p.role for p in fleet.pools], moves_kv)
     if fleet.state.folder is not None and fleet.state.store != "file":
         remedy = f"store: {fleet.state.store} keeps no file; remove it, or set store: file"
         problems.append(Problem(path=("state", "folder"), value=fleet.state.folder, remedy=remedy))

@@ -26,6 +26,7 @@ from placement.problem import FleetSolver, PlacementModel
 from placement.solvers.entry import IsTimeUp, SolverEntry
 from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
+from placement.unit_role import UnitRole
 
 _ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
 
@@ -63,7 +64,7 @@ def plan_fleet(fleet: FleetFile, *, current: Plan | None = None, is_time_up: IsT
     """
     models, estimator = placement_models(fleet), estimator_of(fleet)
     units = size_pools(units_of_fleet(fleet), models, estimator, is_time_up)
-    plan = _solver(fleet).make(estimator, is_time_up).solve(units, models, current)
+    plan = _solver(fleet).for_units(estimator, is_time_up).solve(units, models, current)
     return PlannedFleet(plan=plan, models=models, units=units, estimator=estimator, num_gpus=_num_gpus(fleet))
 
 
@@ -95,6 +96,8 @@ def fewest_units(
     """Units, of the file's sizes unless meshes are chosen, that would serve as much with a quarter more load, too; None
     if no fewer GPUs were found to do.
     """
+    if any(pool.role for pool in fleet.pools):
+        return None  # whole units are looked for, which do both
     pools = node_pools(fleet)
     if not choose_meshes:
         pools = tuple(replace(pool, mesh_sizes=(of.mesh_gpus,)) for pool, of in zip(pools, fleet.pools, strict=True))
@@ -162,6 +165,9 @@ def _fleet_solver(fleet: FleetFile, estimator: Estimator, is_time_up: IsTimeUp) 
         able = ", ".join(name for name, other in SOLVERS.items() if other.make_for_nodes is not None)
         remedy = f"it does not choose mesh sizes; use one of {able}"
         raise OptionNotUsable(option="--solver", value=solver.name, remedy=remedy)
+    if any(pool.role for pool in fleet.pools):
+        remedy = "units of the solver's sizes have no roles; remove pools[].role, or leave the sizes as they are"
+        raise OptionNotUsable(option="--choose-meshes", value=True, remedy=remedy)
     return solver.make_for_nodes(estimator, is_time_up)
 
 
@@ -191,6 +197,7 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             device=device,
             max_models=fleet.backend(pool).max_models,
             launch_limits=_launch_limits(fleet),
+            role=UnitRole(pool.role or UnitRole.BOTH),
         )
 
 

@@ -34,10 +34,13 @@ def cheapest_size(fleet: FleetFile, question: SizeQuestion, *, is_time_up: IsTim
     models, estimator = placement_models(fleet), estimator_of(fleet)
     units = size_pools(units_of_fleet(fleet), models, estimator, is_time_up)
     sizing = FleetSizing(
-        pools=[_elastic(pool, units, question, least_nodes=int(len(fleet.pools) == 1)) for pool in fleet.pools],
+        pools=[
+            _elastic(pool, units, question, least_nodes=int(len(fleet.pools) == 1 or pool.role is not None))
+            for pool in fleet.pools
+        ],
         models=models,
         limits=question.limits,
-        solver=SOLVERS[fleet.placement.solver].make(estimator, is_time_up),
+        solver=SOLVERS[fleet.placement.solver].for_units(estimator, is_time_up),
         estimator=estimator,
         is_time_up=is_time_up,
     )

@@ -56,7 +56,7 @@ def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator) -
         return time.monotonic() >= until_s or _has_news(connection)
 
     task = replace(call.task, size=None)
-    answer = work_out(task, SOLVERS[call.solver].make(estimator, is_time_up), estimator, is_time_up)
+    answer = work_out(task, SOLVERS[call.solver].for_units(estimator, is_time_up), estimator, is_time_up)
     if call.task.size is not None:
         answer = replace(answer, size=_size(call, call.task.size, connection, estimator))
     return PlannerReply(number=call.number, answer=answer)
@@ -66,7 +66,7 @@ def _size(call: PlannerCall, question: FleetSizeQuestion, connection: socket.soc
     """Has as long as the plan had, each size that is tried no more than a part of it."""
     until_s = time.monotonic() + _SEARCH_SHARE * call.budget_s
     solver = SlicedSolver(
-        lambda is_time_up: SOLVERS[call.solver].make(estimator, is_time_up),
+        lambda is_time_up: SOLVERS[call.solver].for_units(estimator, is_time_up),
         slice_s=_SLICE_SHARE * call.budget_s,
         is_given_up=lambda: _has_news(connection),
     )

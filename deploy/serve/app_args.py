@@ -1,6 +1,6 @@
 """Defines what travels in the Serve config: `args` shape processes, `user_config` changes without a restart."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -50,6 +50,7 @@ class UnitShape(Args):
     max_batch_tokens: int
     max_running_sequences: int
     decode_lanes: int | None = None
+    role: Literal["prefill", "decode"] | None = None
     watch: WatchSection = WatchSection()
     drain: DrainSection = DrainSection()
 

@@ -145,6 +145,7 @@ def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
         max_batch_tokens=engine.max_batch_tokens,
         max_running_sequences=engine.max_running_sequences,
         decode_lanes=engine.decode_lanes,
+        role=pool.role,
         watch=engine.watch,
         drain=fleet.drain,
     )

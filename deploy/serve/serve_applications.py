@@ -27,6 +27,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
 from pdmux_actor.serving.actor import ActorSettings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
+from placement.unit_role import UnitRole
 from router.limits import GatewayLimits
 
 
@@ -116,6 +117,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
         move_timeout_s=shape.drain.move_s,
         drain_timeout_s=shape.drain.finish_s,
         watch=WatchSettings(**shape.watch.model_dump()),
+        role=UnitRole(shape.role or UnitRole.BOTH),
     )
 
 

@@ -108,7 +108,7 @@ def led_by_control_loop(
         leased = {u.identity.unit_id: u for u in units if isinstance(u, LeasedUnit)}
         assert len(leased) == len(units), "only leased units follow a control loop"
         costs = profiled_costs(profiles_of(fleet))
-        solver = SOLVERS[fleet.placement.solver].make(costs.estimator, lambda: False)
+        solver = SOLVERS[fleet.placement.solver].for_units(costs.estimator, lambda: False)
         loop = ControlLoop(stream_token="", first_version=1, started_s=0.0, epoch_s=_MONDAY_S)
         scaled = scaled_pools(pools, seasons)
         loop.set_catalog(

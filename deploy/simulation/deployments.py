@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deploy.control.planner import PlannerInPlace
-from deploy.errors import OptionNotUsable
+from deploy.errors import FleetFileError, OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet, units_of_fleet
 from deploy.planning.pool_hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
@@ -109,6 +109,10 @@ def deploy_fleet(
     Raises SourceNotFound and UnsupportedModel, as `plan_fleet`.
     """
     assert loads is None or deployment.fleet_mode is None, "units of several engines are not led"
+    for i, pool in enumerate(fleet.pools):
+        if pool.role is not None:
+            remedy = "units with roles are not simulated; remove it from all pools, and add --baseline 1P1D to compare"
+            raise FleetFileError([f"pools[{i}].role = {pool.role}: {remedy}"])
     if deployment.solver is not None:
         placement = fleet.placement.model_copy(update={"solver": deployment.solver})
         fleet = fleet.model_copy(update={"placement": placement})

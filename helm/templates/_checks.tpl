@@ -62,6 +62,9 @@
 {{- $root := .root -}}
 {{- $fleet := .fleet -}}
 {{- $seen := dict -}}
+{{- $roles := list -}}
+{{- range $fleet.pools -}}{{- $roles = append $roles (default "" .role) -}}{{- end -}}
+{{- $roles = compact $roles -}}
 {{- range $i, $pool := $fleet.pools -}}
 {{- $key := printf "fleet.pools[%d]" $i -}}
 {{- if hasKey $seen $pool.name -}}
@@ -81,6 +84,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if $roles -}}
+{{- include "muxfleet.checkRole" (dict "pool" $pool "roles" $roles "backend" $backend "key" (printf "%s.role" $key)) -}}
+{{- end -}}
 {{- include "muxfleet.checkPool" (dict "root" $root "pool" $pool "key" $key) -}}
 {{- if and (gt (len $fleet.pools) 1) (ne $pool.device "simulated") (not $pool.node_labels) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "with several pools each needs its own, so that its units run on its nodes; for example {muxfleet.io/pool: %s}" $pool.name)) -}}
@@ -91,6 +97,18 @@
 {{- if not (hasKey $seen $name) -}}
 {{- include "muxfleet.refuse" (dict "key" "pools" "value" $name "remedy" (printf "no fleet pool has this name; known: %s" (keys $seen | sortAlpha | join ", "))) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "muxfleet.checkRole" -}}
+{{- $role := default "" .pool.role -}}
+{{- $wanting := ternary "decode" "prefill" (eq $role "prefill") -}}
+{{- if not $role -}}
+{{- include "muxfleet.refuse" (dict "key" .key "value" $role "remedy" "other pools have a role, and this one has none; set prefill or decode here, or remove theirs") -}}
+{{- else if or (ne .backend "native") (ne .pool.device "cpu") (gt (.pool.mesh_gpus | int64) 1) -}}
+{{- include "muxfleet.refuse" (dict "key" .key "value" $role "remedy" "KV of these units cannot be moved; only that of backend native on cpu with mesh_gpus 1; remove it") -}}
+{{- else if not (has $wanting .roles) -}}
+{{- include "muxfleet.refuse" (dict "key" .key "value" $role "remedy" (printf "no pool has role %s; give one that role, or remove this one" $wanting)) -}}
 {{- end -}}
 {{- end -}}
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.lease import LoadProgress, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
@@ -89,6 +90,24 @@ class Engine(Protocol):
     async def decisions(self, last: int, *, request_ids: tuple[str, ...] = (), within_s: float = 0.0) -> LogExcerpt:
         """The scheduler's newest decisions, at most `last`; of a large batch, not all request ids. With `request_ids`,
         those among them that worked on one of these in the last `within_s` seconds.
+
+        Raises:
+            EngineDied: the engine process ended.
+        """
+        ...
+
+    async def read_prefix(self, prompt: PromptStart, first_row: int) -> PrefixRows | None:
+        """Returns cached KV of a prompt from `first_row` on, as much as one message should have; None where there is
+        none.
+
+        Raises:
+            EngineDied: the engine process ended.
+        """
+        ...
+
+    async def keep_prefix(self, prompt: PromptStart, rows: PrefixRows | None) -> KeptRows:
+        """Takes KV that another engine gave into the prefix cache, as far as there is room, and returns what is there
+        of the prompt then; with None what is there now. Rows of another layout are not taken.
 
         Raises:
             EngineDied: the engine process ended.

@@ -12,28 +12,34 @@ import msgspec
 from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
+from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import (
     AbortRequest,
+    Answer,
     Asleep,
+    Call,
     ChangePolicy,
     Command,
     DecisionsRead,
     EngineSettings,
+    KeepPrefixCommand,
     LaunchNotTimed,
     LaunchTimed,
     LoadModelCommand,
     LoadReported,
     ModelFailed,
     ModelLoaded,
-    ModelRemoved,
     Notice,
     NoticeReader,
     PoolResized,
+    PrefixKept,
+    PrefixRead,
     QuotasChanged,
     ReadDecisionsCommand,
+    ReadPrefixCommand,
     RemoveModelCommand,
     ResizePoolCommand,
     SetQuotasCommand,
@@ -58,18 +64,6 @@ _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 0.25
 
-_Call = LoadModelCommand | RemoveModelCommand | ResizePoolCommand | SetQuotasCommand | ReadDecisionsCommand | TimeLaunch
-_Answer = (
-    PoolResized
-    | ModelLoaded
-    | ModelFailed
-    | ModelRemoved
-    | QuotasChanged
-    | DecisionsRead
-    | LaunchTimed
-    | LaunchNotTimed
-)
-
 
 class NativeEngine:
     """Implements backends.base.Engine over an engine process.
@@ -92,7 +86,7 @@ class NativeEngine:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._started: asyncio.Future[Started] | None = None
-        self._calls: dict[int, asyncio.Future[_Answer]] = {}
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._call_ids = itertools.count()
         self._events: asyncio.Queue[Sequence[TokenEvent] | None] = asyncio.Queue()  # None: no more will come
         self._load: LoadReport | None = None
@@ -215,6 +209,16 @@ class NativeEngine:
         assert isinstance(answer, DecisionsRead)
         return answer.excerpt
 
+    async def read_prefix(self, prompt: PromptStart, first_row: int) -> PrefixRows | None:
+        answer = await self._call(ReadPrefixCommand(next(self._call_ids), prompt, first_row))
+        assert isinstance(answer, PrefixRead)
+        return answer.rows
+
+    async def keep_prefix(self, prompt: PromptStart, rows: PrefixRows | None) -> KeptRows:
+        answer = await self._call(KeepPrefixCommand(next(self._call_ids), prompt, rows))
+        assert isinstance(answer, PrefixKept)
+        return answer.kept
+
     async def time_launch(self, model: str, launch: LaunchShape, beside: LaunchShape | None) -> float:
         """Times one launch of an engine that runs SGLang and has no request. Raises LaunchFailed."""
         answer = await self._call(TimeLaunch(next(self._call_ids), launch, beside))
@@ -243,11 +247,11 @@ class NativeEngine:
             logger.warning("engine process does not end by itself", extra={"engine_pid": self.pid})
         await self._kill()
 
-    async def _call(self, command: _Call, *, within_s: float | None = None) -> _Answer:
+    async def _call(self, command: Call, *, within_s: float | None = None) -> Answer:
         """Without `within_s` it ends with the engine at the latest: one that hangs is killed."""
         if self._death is not None:
             raise self._death
-        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[command.call] = answer
         self._send(command)
         try:
@@ -289,16 +293,7 @@ class NativeEngine:
             case Started():
                 assert self._started is not None
                 self._started.set_result(notice)
-            case (
-                PoolResized()
-                | ModelLoaded()
-                | ModelFailed()
-                | ModelRemoved()
-                | QuotasChanged()
-                | DecisionsRead()
-                | LaunchTimed()
-                | LaunchNotTimed()
-            ):
+            case _:
                 answer = self._calls.get(notice.call)
                 if answer is not None and not answer.done():  # its caller may have been cancelled
                     answer.set_result(notice)

@@ -1,11 +1,12 @@
 """The seam between deciding and doing. The executor owns time, memory and the lanes."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import Launch, LaunchCompletion
@@ -115,4 +116,19 @@ class HostingExecutor(Executor, Protocol):
 
     def forget_sleeper(self, model: str) -> None:
         """Frees its host memory."""
+        ...
+
+
+@runtime_checkable
+class KvMover(Protocol):
+    """An executor whose KV can be copied out of its pool and into it. Rows are those of an attached model's row table,
+    and no launch that is in flight writes them. On the engine thread, which the copy keeps.
+    """
+
+    def row_layout(self, model: str) -> RowLayout: ...
+
+    def read_rows(self, model: str, rows: Sequence[int]) -> bytes: ...
+
+    def write_rows(self, model: str, rows: Sequence[int], data: bytes) -> None:
+        """`data` is what `read_rows` gave of as many rows of the same layout."""
         ...

@@ -37,6 +37,7 @@ class KvView:
         used_elements = geometry.tokens_per_row * 2 * spec.head_dim
         self._blocks = pool.view(torch_dtype(spec.dtype))[:, :used_elements]
         self._tokens = self._blocks.view(-1, geometry.tokens_per_row, 2, spec.head_dim)
+        self._bytes = pool[:, : used_elements * self._blocks.itemsize]
 
     @property
     def row_bytes_per_layer(self) -> int:
@@ -50,6 +51,18 @@ class KvView:
     @property
     def dtype(self) -> torch.dtype:
         return self._blocks.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Counts what a block holds, without the slack."""
+        return self._bytes.shape[1]
+
+    def copied_out(self, blocks: npt.NDArray[np.int64]) -> bytes:
+        """Returns what blocks of a pool in host memory hold, without their slack."""
+        return self._bytes.numpy()[blocks].tobytes()
+
+    def copy_in(self, blocks: npt.NDArray[np.int64], data: bytes) -> None:
+        self._bytes.numpy()[blocks] = np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), -1)
 
     def clear(self, blocks: Tensor) -> None:
         self._blocks.index_fill_(0, blocks, 0)

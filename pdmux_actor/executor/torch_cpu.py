@@ -21,6 +21,7 @@ from pdmux_actor.executor.lanes import Job, LaneThread, PinnedThread, available_
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, lone_runner
+from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
 from pdmux_actor.models.compiled.kernels import CpuKernels
@@ -47,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class TorchCpuExecutor:
-    """Implements executor.base.HostingExecutor.
+    """Implements executor.base.HostingExecutor and KvMover.
 
     Decode takes the partition's lowest cores, prefill its highest. Until the first Repartition either lane may use all.
     Decode steps of several models run at once on threads of their own, each bound to its part of decode's cores.
@@ -179,6 +180,23 @@ class TorchCpuExecutor:
 
     def forget_sleeper(self, model: str) -> None:
         del self._asleep[model]
+
+    def row_layout(self, model: str) -> RowLayout:
+        attached = self._attached[model]
+        geometry = attached.info.geometry
+        return RowLayout(
+            tokens_per_row=geometry.tokens_per_row,
+            row_bytes=geometry.blocks_per_row * attached.kv.bytes_per_block,
+            dtype=attached.info.spec.dtype,
+        )
+
+    def read_rows(self, model: str, rows: Sequence[int]) -> bytes:
+        attached = self._attached[model]
+        return attached.kv.copied_out(attached.row_table[rows].ravel())
+
+    def write_rows(self, model: str, rows: Sequence[int], data: bytes) -> None:
+        attached = self._attached[model]
+        attached.kv.copy_in(attached.row_table[rows].ravel(), data)
 
     def run(self, job: Job, lane: Lane, first_core: int, num_cores: int) -> None:
         """Runs a job on a lane's thread behind what that does: what a rank is told to. `job` must not raise."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.decision_log import Decision
@@ -78,6 +79,29 @@ class ReadDecisions:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPrefix:
+    """`answer` gets rows of a prompt's KV from `first_row` on, as far as they are cached and `most_bytes` hold them;
+    None where none is. On the engine thread: it must not block.
+    """
+
+    prompt: PromptStart
+    first_row: int
+    most_bytes: int
+    answer: Callable[[PrefixRows | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPrefix:
+    """Takes another engine's KV of a prompt into the prefix cache, as far as there is room; with `rows` None nothing.
+    `answer` gets what is there then, on the engine thread: it must not block.
+    """
+
+    prompt: PromptStart
+    rows: PrefixRows | None
+    answer: Callable[[KeptRows], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The engine loop returns after this turn. What still runs is not answered: drain first."""
 
@@ -92,5 +116,7 @@ Event = (
     | ResizePool
     | SetPolicy
     | ReadDecisions
+    | ReadPrefix
+    | KeepPrefix
     | Stop
 )

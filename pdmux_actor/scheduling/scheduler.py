@@ -26,7 +26,9 @@ from pdmux_actor.scheduling.events import (
     AttachAdapter,
     AttachModel,
     Event,
+    KeepPrefix,
     ReadDecisions,
+    ReadPrefix,
     RemoveModel,
     ResizePool,
     SetPolicy,
@@ -40,6 +42,7 @@ from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
 from pdmux_actor.scheduling.policies.base import Decode, DispatchPolicy, Mixed, StretchPolicy, UnitState
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.prefix_exchange import PrefixExchange
 from pdmux_actor.scheduling.prompt_order import PromptOrder
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.readiness import LaneReadiness
@@ -90,6 +93,7 @@ class Scheduler:
         self._readiness = LaneReadiness()
         self._neighbours = NeighbourSlowdown(self._lanes, self._predictor)
         self._adapters = Adapters()
+        self._prefixes = PrefixExchange(pool, self._queues, self._adapters)
         self._reporter = LoadReporter(
             pool, self._predictor, self._neighbours, self.log, device.num_sms, self._adapters, self._batches
         )
@@ -135,7 +139,7 @@ class Scheduler:
                 self._first_tokens.may_hold = self._policy.target_aware
                 for queue in self._queues.values():
                     queue.reorder_waiting(target_aware=self._policy.target_aware)
-            case AttachModel() | ReadDecisions() | Stop():
+            case AttachModel() | ReadDecisions() | ReadPrefix() | KeepPrefix() | Stop():
                 raise AssertionError(f"{type(event).__name__} is for the engine loop")
 
     def attach_model(self, info: ModelInfo, quota_blocks: int) -> npt.NDArray[np.int64]:
@@ -145,6 +149,11 @@ class Scheduler:
         self._queues[info.model] = ModelQueue(info=info, pool=self._pool, caches_prefixes=self._settings.prefix_cache)
         self._adapters.lease({info.model: quota_blocks}, self._queues.values())
         return table
+
+    def prefixes(self) -> PrefixExchange:
+        """Whoever changes the pool from outside ends a stretch of decode."""
+        self._stretch = None
+        return self._prefixes
 
     def decide(self, now_s: float) -> Sequence[Launch]:
         """Launches to submit now, in order."""

@@ -22,6 +22,7 @@ from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.quiet_pace import QuietPace
 from pdmux_actor.serving.settled_wait import until_settled
 from pdmux_actor.serving.unit import DRAIN_TIMEOUT_S, Unit
+from placement.unit_role import UnitRole
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     settle_timeout_s: float = 900.0
     watch: WatchSettings = WatchSettings()
+    role: UnitRole = UnitRole.BOTH
 
 
 ReadSteps = Callable[[tuple[str, ...], float], Awaitable[LogExcerpt]]
@@ -96,6 +98,7 @@ class PdmuxActor:
             pool=self._settings.pool,
             num_gpus=self._settings.num_gpus,
             engine_version=f"{self._settings.engine.kind} {version('muxfleet')}",
+            role=self._settings.role,
             host=self._settings.host or str(get_node_ip_address()),  # type: ignore[no-untyped-call]  # Ray's
         )
         await self._unit.start()

@@ -11,8 +11,18 @@ from functools import partial
 import msgspec
 
 from pdmux_actor.engine import Inbox
+from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows
 from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
-from pdmux_actor.scheduling.events import Abort, Arrival, ReadDecisions, SetPolicy, SetQuotas, Stop
+from pdmux_actor.scheduling.events import (
+    Abort,
+    Arrival,
+    KeepPrefix,
+    ReadDecisions,
+    ReadPrefix,
+    SetPolicy,
+    SetQuotas,
+    Stop,
+)
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
     AbortRequest,
@@ -20,10 +30,14 @@ from pdmux_actor.serving.commands import (
     Command,
     CommandReader,
     DecisionsRead,
+    KeepPrefixCommand,
     LaunchNotTimed,
     LoadModelCommand,
+    PrefixKept,
+    PrefixRead,
     QuotasChanged,
     ReadDecisionsCommand,
+    ReadPrefixCommand,
     RemoveModelCommand,
     ResizePoolCommand,
     SetQuotasCommand,
@@ -39,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DECISIONS = 4096
 MAX_REQUEST_IDS = 8  # of one decision: they would be nearly all of an answer, which is one message of a few MB
+MOST_KV_BYTES = 4 * 1024 * 1024  # of a message: what the engine copies between two steps
 _RECEIVE_BYTES = 256 * 1024
 _EXIT_PROTOCOL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
@@ -99,10 +114,20 @@ class CommandIntake:
             case ReadDecisionsCommand(last=last):
                 last = max(0, min(last, MAX_DECISIONS))
                 self._inbox.put(ReadDecisions(last, partial(self._tell_decisions, command)))
+            case ReadPrefixCommand(prompt=prompt, first_row=first_row):
+                self._inbox.put(ReadPrefix(prompt, first_row, MOST_KV_BYTES, partial(self._tell_rows, command.call)))
+            case KeepPrefixCommand(prompt=prompt, rows=rows):
+                self._inbox.put(KeepPrefix(prompt, rows, partial(self._tell_kept, command.call)))
             case TimeLaunch(call=call):
                 self._sender.send(LaunchNotTimed(call, "this engine does not run SGLang"))
             case Shutdown():
                 self._inbox.put(Stop())
+
+    def _tell_rows(self, call: int, rows: PrefixRows | None) -> None:
+        self._sender.send(PrefixRead(call, rows))
+
+    def _tell_kept(self, call: int, kept: KeptRows) -> None:
+        self._sender.send(PrefixKept(call, kept))
 
     def _tell_decisions(self, command: ReadDecisionsCommand, now_s: float, decisions: Sequence[Decision]) -> None:
         if command.request_ids:

@@ -6,6 +6,7 @@ import msgspec
 
 from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.backends.sglang.options import SglangOptions
+from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.lease import SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
@@ -125,6 +126,24 @@ class TimeLaunch(msgspec.Struct, frozen=True, tag="time_launch"):
     beside: LaunchShape | None
 
 
+class ReadPrefixCommand(msgspec.Struct, frozen=True, tag="read_prefix"):
+    """Answered by PrefixRead with KV of a prompt from `first_row` on, as much as one message should have."""
+
+    call: int
+    prompt: PromptStart
+    first_row: int
+
+
+class KeepPrefixCommand(msgspec.Struct, frozen=True, tag="keep_prefix"):
+    """Answered by PrefixKept when `rows` are in the prefix cache, as far as there is room for them. None asks what is
+    there.
+    """
+
+    call: int
+    prompt: PromptStart
+    rows: PrefixRows | None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
@@ -199,6 +218,18 @@ class LaunchNotTimed(msgspec.Struct, frozen=True, tag="launch_not_timed"):
     reason: str
 
 
+class PrefixRead(msgspec.Struct, frozen=True, tag="prefix_read"):
+    """None: no such row is cached, or this engine gives none away."""
+
+    call: int
+    rows: PrefixRows | None
+
+
+class PrefixKept(msgspec.Struct, frozen=True, tag="prefix_kept"):
+    call: int
+    kept: KeptRows
+
+
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     """All that one engine step produced."""
 
@@ -209,33 +240,31 @@ class LoadReported(msgspec.Struct, frozen=True, tag="load"):
     report: LoadReport
 
 
-Command = (
+Call = (
     ResizePoolCommand
     | LoadModelCommand
     | RemoveModelCommand
-    | Submit
-    | AbortRequest
     | SetQuotasCommand
-    | ChangePolicy
     | ReadDecisionsCommand
+    | ReadPrefixCommand
+    | KeepPrefixCommand
     | TimeLaunch
-    | Shutdown
 )
-Notice = (
-    Started
-    | PoolResized
-    | WeightsRead
+"""Commands that are answered."""
+Command = Call | Submit | AbortRequest | ChangePolicy | Shutdown
+Answer = (
+    PoolResized
     | ModelLoaded
     | ModelFailed
     | ModelRemoved
-    | Asleep
     | QuotasChanged
     | DecisionsRead
+    | PrefixRead
+    | PrefixKept
     | LaunchTimed
     | LaunchNotTimed
-    | Tokens
-    | LoadReported
 )
+Notice = Answer | Started | WeightsRead | Asleep | Tokens | LoadReported
 
 
 def encode(message: Command | Notice) -> bytes:

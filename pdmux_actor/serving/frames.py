@@ -9,6 +9,9 @@ it then.
 Credit: a unit sends at most `credit` Deltas per stream beyond what the gateway has granted and merges what it must hold
 back, so a slow client costs neither side unbounded memory. A stream's last Delta needs no credit.
 
+A unit whose request names another one in `kv_from` opens a connection there as a gateway does, and asks with FetchKv
+for the rows of the prompt's KV that it lacks, one answer after the other.
+
 A unit that is sent what it cannot take answers Refused with the reason, at any time, and closes the connection.
 """
 
@@ -17,6 +20,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pdmux_actor.kv.prefix_kv import PrefixRows, PromptStart
 from pdmux_actor.messages import FinishReason, GenerateRequest
 
 PROTOCOL_VERSION = 3
@@ -25,6 +29,10 @@ SILENCE_S = 10.0
 INITIAL_CREDIT = 64
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 LENGTH = struct.Struct(">I")
+
+
+WeightsName = tuple[str | int | None, ...]
+"""What a model was loaded from, and how: KV goes only between units where this is the same."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +90,30 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
     deltas: int
 
 
+class FetchKv(msgspec.Struct, frozen=True, tag="fetch_kv"):
+    """Asks, unit to unit, for rows of a prompt's KV from `first_row` on. Answered by KvFetched with the same `call`."""
+
+    call: int
+    prompt: PromptStart
+    first_row: int
+    weights: WeightsName
+
+
+class KvFetched(msgspec.Struct, frozen=True, tag="kv_fetched"):
+    """`rows` are as many as one frame should have; None: there are none, or the model's weights are others."""
+
+    call: int
+    rows: PrefixRows | None
+
+
+class KvMoved(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Says what came of fetching a prompt's KV. Nothing had to where the unit had all of it."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    why_not_all: str = ""
+
+
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
     """New output of a stream. `sequence` counts Deltas from 0. `text` is what may be shown; it can lag behind
     `token_ids` while a character is incomplete or a stop string may be forming. `retryable` marks a failure that
@@ -93,6 +125,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     have caused: the engine ended while it held the request. `cached_tokens` of the prompt had their KV already: told
     once, with the first token; so is the `prompt`, token by token, where its log-probabilities were asked for, and the
     `embedding`, as of TokenEvent, of a request that `embeds`. `stop` is the stop string that ended the stream.
+    `kv_moved` is told once, with the first token, of a request with `kv_from`.
     """
 
     stream: int
@@ -110,6 +143,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
     prompt: tuple[PromptToken, ...] = ()
     embedding: bytes = b""
     stop: str = ""
+    kv_moved: KvMoved | None = None
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -120,8 +154,8 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     stalled: bool = False
 
 
-ToUnit = Hello | Generate | Cancel | Credit | Ping
-FromUnit = Welcome | Refused | Delta | Ping
+ToUnit = Hello | Generate | Cancel | Credit | FetchKv | Ping
+FromUnit = Welcome | Refused | Delta | KvFetched | Ping
 
 
 class FrameTooLarge(ValueError):

@@ -18,11 +18,13 @@ from pdmux_actor.serving.frames import (
     Cancel,
     Credit,
     Delta,
+    FetchKv,
     FrameSplitter,
     FrameTooLarge,
     FromUnit,
     Generate,
     Hello,
+    KvFetched,
     Ping,
     Refused,
     ToUnit,
@@ -48,6 +50,10 @@ class StreamHandler(Protocol):
 
     def cancel(self, stream: TokenStream) -> None:
         """Nobody waits for the stream any more: it sends nothing from now on, its sequence is freed."""
+        ...
+
+    def give_kv(self, asked: FetchKv, send: Callable[[KvFetched], None]) -> None:
+        """Another unit goes on with a prompt that was computed here. `send` may be called when the peer is gone."""
         ...
 
     def is_stalled(self) -> bool:
@@ -151,6 +157,8 @@ class GatewayConnection(asyncio.Protocol):
                 stream = self._streams.get(stream_id)
                 if stream is not None:
                     stream.grant(deltas)
+            case FetchKv():
+                self._handler.give_kv(message, self._queue)
             case Ping():
                 pass
 

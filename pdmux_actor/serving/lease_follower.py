@@ -11,6 +11,7 @@ from pdmux_actor.lease import Lease, LoadProgress, LoadStage, ModelAssignment, M
 from pdmux_actor.models.checkpoint import files_of
 from pdmux_actor.models.load_progress import OnProgress
 from pdmux_actor.serving.detokenizer import Vocabulary
+from pdmux_actor.serving.frames import WeightsName
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,13 @@ class LeaseFollower:
     def ready(self, model: str) -> HeldModel | None:
         held = self._held.get(model)
         return held if held is not None and held.phase is ModelPhase.READY else None
+
+    def ready_weights(self, model: str) -> WeightsName | None:
+        """Names the weights of a model that is ready, with those of its base."""
+        if (held := self.ready(model)) is None:
+            return None
+        base = None if held.assignment.base is None else self._held.get(held.assignment.base)
+        return _weights(held.assignment) + (() if base is None else _weights(base.assignment))
 
     def statuses(self) -> tuple[ModelStatus, ...]:
         asleep = [weights for model, weights in self._engine.asleep().items() if model not in self._held]
@@ -343,6 +351,6 @@ class LeaseFollower:
             self.failure = error
 
 
-def _weights(assignment: ModelAssignment) -> tuple[str | int | None, ...]:
+def _weights(assignment: ModelAssignment) -> WeightsName:
     described = assignment.source, assignment.revision, assignment.dtype, assignment.weights
     return *described, assignment.max_model_len, assignment.base

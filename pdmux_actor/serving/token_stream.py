@@ -7,7 +7,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
 from pdmux_actor.serving.detokenizer import Detokenizer, Vocabulary
-from pdmux_actor.serving.frames import Delta, TokenLogprob
+from pdmux_actor.serving.frames import Delta, KvMoved, TokenLogprob
 
 MERGE_S = 0.01
 
@@ -87,7 +87,8 @@ class TokenStream:
         ends = event.finish is FinishReason.STOP
         piece = self._detokenizer.push([token.token_id for token in event.tokens], ends=ends)
         text, stop = piece.text, piece.stop
-        if event.finish is not None and not stop and not retryable:  # elsewhere, what is held back may go on
+        goes_on = retryable or (self.request.hands_over and event.finish is FinishReason.LENGTH)
+        if event.finish is not None and not stop and not goes_on:  # elsewhere, what is held back may go on
             rest = self._detokenizer.finish()
             text, stop = text + rest.text, rest.stop
         self._merge(text, event.tokens[: piece.num_tokens])
@@ -119,6 +120,10 @@ class TokenStream:
         if not self.finished:
             self._pending = msgspec.structs.replace(self._pending, held_back=0)
             self._end(FinishReason.ERROR, error)
+
+    def note_moved(self, moved: KvMoved) -> None:
+        """The prompt's KV has come from another unit, or will not. Told with the first token."""
+        self._pending = msgspec.structs.replace(self._pending, kv_moved=moved)
 
     def grant(self, deltas: int) -> None:
         self._credit += deltas

@@ -14,12 +14,14 @@ from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
 from pdmux_actor.models.load_progress import OnProgress
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.detokenizer import Vocabulary
-from pdmux_actor.serving.frames import SILENCE_S, Delta, Generate
+from pdmux_actor.serving.frames import SILENCE_S, Delta, FetchKv, Generate, KvFetched, KvMoved
 from pdmux_actor.serving.gateway_connection import StreamSettings
+from pdmux_actor.serving.kv_transfers import KvTransfers
 from pdmux_actor.serving.lease_follower import FIRST_RETRY_S, HeldModel, LeaseFollower
 from pdmux_actor.serving.stream_server import StreamServer
 from pdmux_actor.serving.token_stream import MERGE_S, DeltaPace, TokenStream
 from pdmux_actor.serving.vocabulary_source import load_vocabulary
+from placement.unit_role import UnitRole
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Unit:
         silence_s: float = SILENCE_S,
         load_vocabulary: Callable[[ModelAssignment, OnProgress], Vocabulary] = load_vocabulary,
         engine_version: str = "",
+        role: UnitRole = UnitRole.BOTH,
     ) -> None:
         """`host` is bound and advertised. A gateway that says nothing for `silence_s` is taken for lost."""
         self._engine = engine
@@ -64,12 +67,15 @@ class Unit:
         self._pool = pool
         self._num_gpus = num_gpus
         self._engine_version = engine_version
+        self._role = role
         self._host = host
         self._port = port
         self._server = StreamServer(StreamSettings(unit_id=unit_id, silence_s=silence_s), self)
         self._follower = LeaseFollower(
             engine, load_vocabulary, drain_timeout_s=drain_timeout_s, first_retry_s=first_retry_s
         )
+        self._kv = KvTransfers(engine)
+        self._stream_token = ""
         self._capacity: EngineCapacity | None = None
         self._streams: dict[str, _OpenStream] = {}
         self._pace = DeltaPace()
@@ -99,6 +105,7 @@ class Unit:
     def apply_lease(self, lease: Lease) -> None:
         """Returns at once; `report` tells how far it is. A lease that is not newer than the last changes nothing."""
         if self._follower.apply(lease):
+            self._stream_token = lease.stream_token
             self._server.set_token(lease.stream_token)
 
     def report(self) -> UnitReport:
@@ -126,6 +133,7 @@ class Unit:
             device=self._capacity.device,
             engine=self._engine_version,
             measured_device=self._capacity.measured_device,
+            role=self._role,
         )
 
     def _model_statuses(self) -> tuple[ModelStatus, ...]:
@@ -168,6 +176,7 @@ class Unit:
         """Ends what is still open with a retryable failure, then the server and the engine."""
         self._fail_all("this unit is shutting down")
         await self._server.stop()
+        await self._kv.stop()
         await self._follower.stop()
         await self._engine.stop()
         if self._pump is not None:
@@ -197,7 +206,11 @@ class Unit:
             stream = TokenStream(
                 stream=message.stream, request=request, vocabulary=held.vocabulary, credit=message.credit, send=send
             )
-            self._engine.submit(request)
+            if request.kv_from:
+                weights = self._follower.ready_weights(request.model) or ()
+                self._kv.fetch(request, self._stream_token, weights, self._on_moved)
+            else:
+                self._engine.submit(request)
         except Exception:  # one request must not cost the others their connection
             logger.exception("a request cannot be opened", extra={"generation_id": request_id})
             send(Delta(message.stream, 0, "", [], finish=FinishReason.ERROR, error=_OUR_FAULT))
@@ -207,6 +220,17 @@ class Unit:
             opened.opened_s = time.monotonic()
         held.open_streams += 1
         return stream
+
+    def give_kv(self, asked: FetchKv, send: Callable[[KvFetched], None]) -> None:
+        if self._follower.ready_weights(asked.prompt.model) == asked.weights:
+            self._kv.read(asked, send)
+        else:
+            send(KvFetched(asked.call, None))
+
+    def _on_moved(self, request: GenerateRequest, moved: KvMoved) -> None:
+        if (opened := self._streams.get(request.request_id)) is not None:
+            opened.stream.note_moved(moved)
+            self._engine.submit(request)
 
     def cancel(self, stream: TokenStream) -> None:
         stream.cancel()
@@ -267,6 +291,8 @@ class Unit:
         opened = self._streams.pop(request_id, None)
         if opened is None:
             return False
+        if opened.stream.request.kv_from:
+            self._kv.give_up(request_id)
         self._follower.stream_ended(opened.held)
         if self.on_ended is not None and opened.stream.request.traceparent:
             self.on_ended(opened.stream.request, time.monotonic() - opened.opened_s)

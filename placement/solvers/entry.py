@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from placement.estimation.problem_arrays import Estimator
 from placement.problem import FleetSolver, Solver
+from placement.solvers.role_solver import RoleSolver
 
 IsTimeUp = Callable[[], bool]
 
@@ -21,3 +22,7 @@ class SolverEntry:
     make: Callable[[Estimator, IsTimeUp], Solver]
     make_for_nodes: Callable[[Estimator, IsTimeUp], FleetSolver] | None = None
     online: bool = True
+
+    def for_units(self, estimator: Estimator, is_time_up: IsTimeUp) -> Solver:
+        """Returns a solver that plans for units of every role."""
+        return RoleSolver(self.make(estimator, is_time_up))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import LoadReport, ModelLoad
-from router.view import FleetView
+from placement.unit_role import UnitRole
+from router.view import FleetView, UnitView
 
 LENDABLE_SHARE = 0.5
 """Of a unit's blocks that nobody uses, what a model may have beyond its quota; engines lend as much by default."""
@@ -27,9 +28,18 @@ class BlockBudget:
 
 
 def block_budgets(view: FleetView) -> Mapping[str, BlockBudget]:
-    """Computes the budgets of the models that a unit has ready and tells the layout of; the others are not metered."""
+    """Computes the budgets of the models that a unit has ready and tells the layout of; the others are not metered.
+    Where units for decode have a model, its requests spend their time there, and the blocks of those for prompts do not
+    count.
+    """
+    decoding = [u for u in view.units if u.report.role is not UnitRole.PREFILL]
+    budgets = _budgets(decoding)
+    return budgets if len(decoding) == len(view.units) else {**_budgets(view.units), **budgets}
+
+
+def _budgets(units: Iterable[UnitView]) -> Mapping[str, BlockBudget]:
     offers: dict[str, list[tuple[int, ModelLoad]]] = {}
-    for unit in view.units:
+    for unit in units:
         load = unit.report.load
         ready = {s.model for s in unit.report.models if s.phase is ModelPhase.READY}
         for model in () if load is None else load.models:

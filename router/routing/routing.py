@@ -37,7 +37,8 @@ class RoutingSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitChoice:
     """`wait_s` until the unit has done all that is there, then `prefill_s`; 0 when nothing can be predicted. `before_s`
-    is what goes before the request there: units serve by due time.
+    is what goes before the request there: units serve by due time. One that `hands_over` is for prompts: another one
+    goes on after the first token.
     """
 
     unit_id: str
@@ -48,6 +49,7 @@ class UnitChoice:
     before_s: float = 0.0
     prefill_s: float = 0.0
     prefix_tokens: int = 0
+    hands_over: bool = False
 
     @property
     def predicted_ttft_s(self) -> float:
@@ -57,10 +59,12 @@ class UnitChoice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingHints:
     """`matched_tokens` of the prompt may be cached, by unit. `salt` names the gateway: among equals gateways differ.
-    `due_s`: when the first token should be there.
+    `due_s`: when the first token should be there. `goes_on`: its prompt has been computed, and units for decode come
+    first; else they come last.
     """
 
     due_s: float = math.inf
+    goes_on: bool = False
     matched_tokens: Mapping[str, int] = field(default_factory=dict)
     avoid: Set[str] = frozenset()
     salt: str = ""
@@ -95,9 +99,14 @@ def choose_unit(
             usable[position] = False
     if not usable.any():
         return None
+    hands_over = False
+    if candidates.has_roles:
+        hands_over = not hints.goes_on and request.max_tokens > 1 and bool((usable & candidates.decode).any())
+        fitting = usable & ~(candidates.prefill if hints.goes_on else candidates.decode)
+        usable = fitting if fitting.any() else usable
     fresh = now_s - table.heard_s[candidates.unit] <= settings.stale_after_s
     draw = zlib.crc32(f"{hints.salt}/{request.request_id}".encode())
-    scene = _Scene(table, candidates, own, request, now_s, hints, settings)
+    scene = _Scene(table, candidates, own, request, now_s, hints, settings, hands_over)
     if not (fresh & usable).any():
         weights = scene.last_good_weights()
         return scene.choice(_drawn(usable, weights, scene.own_counts() / weights, draw), "stale")
@@ -118,6 +127,7 @@ class _Scene:
     now_s: float
     hints: RoutingHints
     settings: RoutingSettings
+    hands_over: bool  # where the unit is for prompts
 
     def best(self, usable: npt.NDArray[np.bool_], fresh: npt.NDArray[np.bool_], draw: int) -> int:
         settings = self.settings
@@ -178,6 +188,7 @@ class _Scene:
             before_s=before_s,
             prefill_s=prefill_s,
             prefix_tokens=matched,
+            hands_over=self.hands_over and bool(candidates.prefill[position]),
         )
 
     def _wait_s(self) -> Floats:
@@ -228,14 +239,21 @@ class UnitRouter:
         return model in self._table.by_model
 
     def choose(
-        self, request: AdmissionRequest, now_s: float, *, due_s: float, avoid: Set[str] = frozenset()
+        self,
+        request: AdmissionRequest,
+        now_s: float,
+        *,
+        due_s: float,
+        avoid: Set[str] = frozenset(),
+        goes_on: bool = False,
     ) -> UnitChoice | None:
-        """None while no unit can take it. `due_s`: when its first token should be there."""
+        """None while no unit can take it. `due_s` and `goes_on` as of RoutingHints."""
         hints = RoutingHints(
             matched_tokens=self._prefixes.matched_tokens(
                 request.prefix, model=request.model, conversation=request.conversation, tokens=request.prompt_tokens
             ),
             due_s=due_s,
+            goes_on=goes_on,
             avoid=avoid | self._unreachable if self._unreachable else avoid,
             salt=self._gateway_id,
         )

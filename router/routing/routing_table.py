@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import ModelLoad
+from placement.unit_role import UnitRole
 from router.view import FleetView, UnitView
 
 Floats = npt.NDArray[np.float64]
@@ -22,7 +23,8 @@ class Candidates:
     """Units that have one model ready. Arrays have one entry per unit; `unit` holds rows of the table.
 
     A prefill of n tokens takes `base_s + n * per_token_s`; nan where no unit has told yet. `crowded` units have used up
-    the model's quota, those that `constrains` can make outputs follow a schema.
+    the model's quota, those that `constrains` can make outputs follow a schema, those that are for `prefill` hand
+    requests over to those that are for `decode`.
     """
 
     unit: Ints
@@ -32,6 +34,12 @@ class Candidates:
     per_token_s: Floats
     crowded: npt.NDArray[np.bool_]
     constrains: npt.NDArray[np.bool_]
+    prefill: npt.NDArray[np.bool_]
+    decode: npt.NDArray[np.bool_]
+
+    @property
+    def has_roles(self) -> bool:
+        return bool(self.prefill.any() or self.decode.any())
 
     @property
     def has_prediction(self) -> bool:
@@ -84,6 +92,7 @@ class _Ready:
     max_model_len: int
     load: ModelLoad | None
     constrains: bool
+    role: UnitRole
 
 
 def _candidates(units: Iterable[UnitView]) -> Mapping[str, Candidates]:
@@ -93,7 +102,8 @@ def _candidates(units: Iterable[UnitView]) -> Mapping[str, Candidates]:
         loads = {} if report.load is None else {m.model: m for m in report.load.models}
         for status in report.models:
             if status.phase is ModelPhase.READY and status.max_model_len is not None:
-                entry = _Ready(row, report.unit_id, status.max_model_len, loads.get(status.model), report.constrains)
+                load = loads.get(status.model)
+                entry = _Ready(row, report.unit_id, status.max_model_len, load, report.constrains, report.role)
                 ready.setdefault(status.model, []).append(entry)
     return {model: _columns(entries) for model, entries in ready.items()}
 
@@ -115,6 +125,8 @@ def _columns(entries: list[_Ready]) -> Candidates:
         per_token_s=slope_s,
         crowded=np.array([x is not None and x.used_blocks >= x.quota_blocks > 0 for x in loads], dtype=np.bool_),
         constrains=np.array([e.constrains for e in entries], dtype=np.bool_),
+        prefill=np.array([e.role is UnitRole.PREFILL for e in entries], dtype=np.bool_),
+        decode=np.array([e.role is UnitRole.DECODE for e in entries], dtype=np.bool_),
     )
 
 

@@ -109,6 +109,7 @@ class Gateway:
             limits=self.limits,
             clock=clock,
             on_continuation=lambda *told: self._runner.moved(*told),
+            on_kv_moved=self.metrics.kv_moved,
         )
         self.events = RequestEvents()
         self.receipts = ReceiptBook()

@@ -1,15 +1,18 @@
 """The life of one accepted generation: choose a unit, stream, and go on elsewhere if the unit is lost."""
 
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import msgspec
+
 from pdmux_actor.errors import StreamRefused, UnitLost, UnitStalled
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import FinishReason, GenerateRequest, Slo
-from pdmux_actor.serving.frames import Delta, TokenLogprob
+from pdmux_actor.serving.frames import Delta, KvMoved, TokenLogprob
 from router.errors import (
     ContextLengthExceeded,
     GenerationFailed,
@@ -49,16 +52,18 @@ class _Progress:
     """Tokens of a generation. `final` ones are reflected in text that was handed out and survive the unit; `open`
     ones (held back by the detokenizer) do not: another unit generates them again, and only then are they reported.
     The prompt's log-probabilities come whole, from one unit (`has_prompt`). `cached_tokens` of the prompt wait for the
-    first tokens that are final: another unit finds those beside the prompt.
+    first tokens that are final: another unit finds those beside the prompt. `kv_from` is the frame stream of the unit
+    that computed the prompt and has handed over; what others find cached is what they were sent.
     """
 
     final: list[int] = field(default_factory=list)
     open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
     has_prompt: bool = False
     cached_tokens: int = 0
+    kv_from: str = ""
 
     def take(self, delta: Delta) -> Output:
-        if not self.final:
+        if not self.final and not self.kv_from:
             self.cached_tokens = self.cached_tokens or delta.cached_tokens
         token_ids, logprobs = self._settle(delta)
         self.final.extend(token_ids)
@@ -77,9 +82,17 @@ class _Progress:
             stop=delta.stop,
         )
 
-    def lose_unit(self) -> None:
+    def lose_unit(self, endpoint: str) -> None:
         self.open.clear()
-        self.cached_tokens = 0
+        if self.kv_from == endpoint:
+            self.kv_from = ""
+        if not self.kv_from:
+            self.cached_tokens = 0
+
+    def hand_over(self, endpoint: str) -> None:
+        """The unit there has computed the prompt, and is done."""
+        self.open.clear()
+        self.kv_from = endpoint
 
     def _settle(self, delta: Delta) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Moves what is final now out of `open`."""
@@ -103,14 +116,18 @@ class GenerationRelay:
         limits: GatewayLimits,
         clock: Callable[[], float],
         on_continuation: Callable[[Generation, str, str], None],
+        on_kv_moved: Callable[[str, KvMoved], None],
     ) -> None:
-        """`on_continuation` is told of the generation, the unit that it lost, and why."""
+        """`on_continuation` is told of the generation, the unit that it lost, and why; `on_kv_moved` of a model's
+        prompt whose KV went from unit to unit.
+        """
         self._view = view
         self._transports = transports
         self._scheduler = scheduler
         self._limits = limits
         self._clock = clock
         self._on_continuation = on_continuation
+        self._on_kv_moved = on_kv_moved
 
     async def run(self, generation: Generation, choice: UnitChoice) -> AsyncGenerator[Output, None]:
         """Yields the outputs of a generation that was admitted to `choice`, on whatever units it runs.
@@ -127,23 +144,28 @@ class GenerationRelay:
         failed: set[str] = set()
         waiting_since_s = self._clock()
         attempts = deaths = 0
+        legs = itertools.count()
         unit = choice
         while len(progress.final) < generation.sampling.max_tokens:
-            if failed:
+            if failed or progress.kv_from:
                 next_unit = await self._wait_for_unit(generation, failed, waiting_since_s, progress)
                 if next_unit is None:
                     break
-                unit = next_unit
+                unit = next_unit if not progress.kv_from else replace(next_unit, wait_s=0.0, prefill_s=0.0)
                 self._scheduler.sent(generation.request_id, unit, self._clock())
             kept_tokens = len(progress.final)
             try:
-                async with aclosing(self._attempt(generation, unit, progress, attempts, failed)) as outputs:
+                async with aclosing(self._attempt(generation, unit, progress, next(legs), failed)) as outputs:
                     async for output in outputs:
                         yield output
                         if output.finish is not None:
                             return
                         waiting_since_s = self._clock()
-                raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
+                if not unit.hands_over:
+                    raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
+                progress.hand_over(unit.endpoint)
+                self._scheduler.left(generation.request_id)
+                continue
             except (UnitLost, StreamRefused) as error:
                 self._scheduler.left(generation.request_id)
                 attempts += not isinstance(error, UnitUnreachable | StreamRefused)
@@ -152,7 +174,7 @@ class GenerationRelay:
                 else:
                     deaths += not isinstance(error, UnitUnreachable | UnitStalled | StreamRefused | _GivenBack)
                 failed.add(unit.unit_id)
-                progress.lose_unit()
+                progress.lose_unit(unit.endpoint)
                 self._note_loss(generation, unit, progress, error)
             if deaths >= self._limits.max_deaths:
                 raise RequestKilledUnits(model=generation.model, units=deaths)
@@ -161,25 +183,36 @@ class GenerationRelay:
         yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # nothing but the end was lost
 
     async def _attempt(
-        self, generation: Generation, unit: UnitChoice, progress: _Progress, attempt: int, failed: Set[str]
+        self, generation: Generation, unit: UnitChoice, progress: _Progress, leg: int, failed: Set[str]
     ) -> AsyncGenerator[Output, None]:
         transport = self._transports.transport(unit.endpoint)
         slo = self._scheduler.slo_left(generation.request_id)
-        async with aclosing(transport.generate(_continuation(generation, progress, attempt, slo))) as deltas:
+        request = _continuation(generation, progress, leg, slo)
+        if unit.hands_over:
+            request = replace(request, hands_over=True, sampling=replace(request.sampling, max_tokens=1))
+        elif progress.kv_from != unit.endpoint:
+            request = replace(request, kv_from=progress.kv_from)
+        async with aclosing(transport.generate(request)) as deltas:
             async for delta in deltas:
                 if isinstance(delta, Stall):
-                    self._raise_if_others_can(generation, unit, delta, failed)
+                    self._raise_if_others_can(generation, unit, delta, failed, progress)
                     continue
                 if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
                     raise _failure(generation.model, unit, delta)
+                if delta.kv_moved is not None:
+                    self._on_kv_moved(generation.model, delta.kv_moved)
+                if request.hands_over and delta.finish is FinishReason.LENGTH:
+                    delta = msgspec.structs.replace(delta, finish=None)  # it goes on
                 output = progress.take(delta)
                 if output.text or output.num_tokens or output.prompt or output.finish is not None:
                     yield output
 
-    def _raise_if_others_can(self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str]) -> None:
+    def _raise_if_others_can(
+        self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str], progress: _Progress
+    ) -> None:
         """Where no other unit can serve it, the stream stays where it is: the unit comes to itself, or is replaced."""
         self._scheduler.set_unreachable(self._unreachable_units())
-        if self._scheduler.route(generation.request_id, self._clock(), avoid=failed | {unit.unit_id}) is not None:
+        if self._route(generation, failed | {unit.unit_id}, progress) is not None:
             raise UnitStalled(endpoint=unit.endpoint, reason=stall.reason)
 
     def _note_loss(self, generation: Generation, unit: UnitChoice, progress: _Progress, error: Exception) -> None:
@@ -206,7 +239,7 @@ class GenerationRelay:
             if progress.final and self._fills_context(generation, len(progress.final)):
                 return None
             self._scheduler.set_unreachable(self._unreachable_units())
-            unit = self._scheduler.route(generation.request_id, self._clock(), avoid=left_out)
+            unit = self._route(generation, left_out, progress)
             if unit is not None:
                 return unit
             waited_s = self._clock() - since_s
@@ -214,6 +247,10 @@ class GenerationRelay:
             await self._view.changed(min(_POLL_S, self._limits.hold_s - waited_s))
             if self._clock() - started_s >= _AVOID_S:
                 left_out.clear()
+
+    def _route(self, generation: Generation, avoid: Set[str], progress: _Progress) -> UnitChoice | None:
+        is_prefilled = bool(progress.kv_from or progress.final)
+        return self._scheduler.route(generation.request_id, self._clock(), avoid=avoid, is_prefilled=is_prefilled)
 
     def _fills_context(self, generation: Generation, output_tokens: int) -> bool:
         context = self._view.context(generation.model)
@@ -244,12 +281,12 @@ class GenerationRelay:
             raise ModelUnavailable(model=model, loading=loading, waited_s=waited_s, retry_after_s=_RETRY_AFTER_S)
 
 
-def _continuation(generation: Generation, progress: _Progress, attempt: int, slo: Slo) -> GenerateRequest:
+def _continuation(generation: Generation, progress: _Progress, leg: int, slo: Slo) -> GenerateRequest:
     sampling = generation.sampling
     if progress.has_prompt:
         sampling = replace(sampling, prompt_logprobs=None)
     return GenerateRequest(
-        request_id=f"{generation.request_id}.{attempt}",
+        request_id=f"{generation.request_id}.{leg}",
         model=generation.model,
         prompt_token_ids=generation.prompt_token_ids,
         sampling=sampling,

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
 
 from pdmux_actor.messages import Slo
+from pdmux_actor.serving.frames import KvMoved
 from router.admission.block_ledger import QuotaLedger
 from router.routing.routing import REASONS
 from router.telemetry.request_labels import ENDPOINTS, GENERATION_ENDPOINTS, OTHER, STATUSES, STATUSES_OF_MODELS
@@ -110,6 +111,31 @@ class GatewayMetrics:
         self._of_models.append(self.prefix_tokens)
         for reason in REASONS:
             self.choices.labels(reason)
+        self._count_kv_transfers(registry)
+
+    def _count_kv_transfers(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            made = Counter(name, text, ["model"], registry=registry)
+            self._of_models.append(made)
+            return made
+
+        self._kv_transfers = counter("muxfleet_kv_transfers", "Generations whose prompt was computed on another unit")
+        text = "Of those, the ones whose KV did not all come: the rest was computed again"
+        self._kv_transfers_short = counter("muxfleet_kv_transfers_short", text)
+        self._kv_bytes = counter("muxfleet_kv_transfer_bytes", "KV that units have fetched from other units")
+        self._kv_seconds = Histogram(
+            "muxfleet_kv_transfer_seconds",
+            "From the request at the unit that goes on with it to its KV there",
+            ["model"],
+            registry=registry,
+            buckets=GAP_BUCKETS_S,
+        )
+
+    def kv_moved(self, model: str, moved: KvMoved) -> None:
+        self._kv_transfers.labels(model).inc()
+        self._kv_transfers_short.labels(model).inc(int(bool(moved.why_not_all)))
+        self._kv_bytes.labels(model).inc(moved.num_bytes)
+        self._kv_seconds.labels(model).observe(moved.seconds)
 
     def start_models(self, models: Iterable[str]) -> None:
         """Starts the counters of the view's models; those that were there before go on."""

@@ -338,3 +338,39 @@ def test_plan__options_of_a_size_that_do_not_fit__are_told(run, options: tuple[s
 
     assert code != 0
     assert remedy in " ".join(err.split())
+
+
+@pytest.fixture
+def roles(tmp_path: Path) -> Path:
+    """A fleet file with a pool for prompts and one for answers."""
+    fleet = yaml.safe_load((EXAMPLE.parent / "disaggregated.yaml").read_text())
+    fleet["models"][0]["source"] = str(EXAMPLE.parent / "models" / "qwen2.5-1.5b")
+    for pool in fleet["pools"]:
+        pool["device_memory"] = "8GiB"
+    file = tmp_path / "roles.yaml"
+    file.write_text(yaml.safe_dump(fleet))
+    return file
+
+
+def test_plan__pools_of_roles__has_every_model_on_both(run, roles: Path, tmp_path: Path) -> None:
+    code, out, err = run("plan", roles, "--json", tmp_path / "plan.json")
+
+    assert code == 0, out + err
+    units = json.loads((tmp_path / "plan.json").read_text())["units"]
+    assert {u["unit"]: list(u["models"]) for u in units} == {"prompts/0": ["demo-llama"], "answers/0": ["demo-llama"]}
+
+
+def test_plan__pools_of_roles_and_meshes_to_choose__is_refused_with_a_remedy(run, roles: Path) -> None:
+    code, _, err = run("plan", roles, "--choose-meshes")
+
+    assert code == 2
+    assert "--choose-meshes" in err
+    assert "remove pools[].role" in err
+
+
+def test_simulate__pools_of_roles__is_refused_with_what_to_do_instead(run, roles: Path) -> None:
+    code, _, err = run("simulate", roles)
+
+    assert code == 2
+    assert "pools[0].role = prefill: units with roles are not simulated" in err
+    assert "--baseline 1P1D" in err

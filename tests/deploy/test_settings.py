@@ -74,6 +74,29 @@ BAD_FILES = {
             "f.yaml:2: gateway.replicas = 0: must be at least 1",
         ],
     ),
+    "one role": (
+        MODEL + "pools: [{name: p, role: prefill}]",
+        ['f.yaml:2: pools[0].role = "prefill": no pool has role decode; give one that role, or remove this one'],
+    ),
+    "a pool without a role": (
+        MODEL + "pools: [{name: p, role: prefill}, {name: q, role: decode}, {name: r}]",
+        [
+            "f.yaml:2: pools[2].role: other pools have a role, and this one has none; set prefill or decode here, or "
+            "remove theirs"
+        ],
+    ),
+    "roles where KV cannot be moved": (
+        MODEL + "pools: [{name: p, role: prefill, mesh_gpus: 2}, {name: q, role: decode, device: simulated}]",
+        [
+            f'f.yaml:2: pools[{i}].role = "{role}": KV of these units cannot be moved; only that of backend native on '
+            "cpu with mesh_gpus 1; remove it"
+            for i, role in enumerate(("prefill", "decode"))
+        ],
+    ),
+    "unknown role": (
+        MODEL + "pools: [{name: p, role: both}]",
+        ['f.yaml:2: pools[0].role = "both": must be one of: prefill or decode'],
+    ),
     "bad label": (
         MODEL + "pools: [{node_labels: {muxfleet.io/pool: 'a b'}}]",
         [

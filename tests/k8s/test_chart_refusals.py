@@ -46,6 +46,28 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         "muxfleet: fleet.pools[1].node_labels = {}: with several pools each needs its own, so that its units run "
         "on its nodes; for example {muxfleet.io/pool: q}",
     ),
+    "pool for prompts alone": (
+        pool(role="prefill"),
+        'muxfleet: fleet.pools[0].role = "prefill": no pool has role decode; give one that role, or remove this one',
+    ),
+    "pool without a role beside others": (
+        {
+            "fleet": {
+                "pools": [
+                    {"name": "p", "role": "decode", "node_labels": {"a": "b"}},
+                    {"name": "q", "role": "prefill", "node_labels": {"a": "c"}},
+                    {"name": "r"},
+                ]
+            }
+        },
+        'muxfleet: fleet.pools[2].role = "": other pools have a role, and this one has none; set prefill or decode '
+        "here, or remove theirs",
+    ),
+    "roles of ranks": (
+        pool(role="decode", mesh_gpus=2),
+        'muxfleet: fleet.pools[0].role = "decode": KV of these units cannot be moved; only that of backend native on '
+        "cpu with mesh_gpus 1; remove it",
+    ),
     "mesh does not divide": (
         pool(device="simulated", gpus_per_node=6, mesh_gpus=4),
         "muxfleet: fleet.pools[0].mesh_gpus = 4: must divide gpus_per_node (6)",

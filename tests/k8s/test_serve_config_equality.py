@@ -43,6 +43,13 @@ FLEETS |= {
         ],
         "gateway": {"api_keys": "keys/keys.yaml"},
     },
+    "roles": {
+        "models": [{"id": "a", "source": "org/a"}],
+        "pools": [
+            {"name": role, "role": role, "cores": 1, "node_labels": {"muxfleet.io/pool": role}}
+            for role in ("prefill", "decode")
+        ],
+    },
     "simulated": {
         "models": [{"id": "a", "source": "org/a", "dtype": "bfloat16", "max_model_len": 4096, "revision": "v1"}],
         "pools": [

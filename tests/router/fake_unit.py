@@ -20,6 +20,7 @@ from pdmux_actor.serving.frames import (
     FrameSplitter,
     Generate,
     Hello,
+    KvMoved,
     Ping,
     PromptToken,
     Refused,
@@ -29,6 +30,7 @@ from pdmux_actor.serving.frames import (
     Welcome,
     encode,
 )
+from placement.unit_role import UnitRole
 from router.view import FleetView, ModelCard, UnitView
 
 TOKEN = "stream-token"
@@ -86,6 +88,7 @@ class FakeUnit:
     mute: bool = False
     stalled: bool = False  # it says so, and no more
     constrains: bool = False
+    role: UnitRole = UnitRole.BOTH
     cached_tokens: int = 0  # what it says of every prompt
     poison: int | None = None
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
@@ -127,6 +130,7 @@ class FakeUnit:
             total_blocks=1,
             lease_version=1,
             constrains=self.constrains,
+            role=self.role,
             models=tuple(
                 ModelStatus(
                     model=m, phase=phase, max_model_len=self.max_model_len if phase is ModelPhase.READY else None
@@ -214,7 +218,7 @@ class FakeUnit:
             if position == len(tokens):
                 finish = FinishReason.STOP if len(said) < request.sampling.max_tokens else FinishReason.LENGTH
             everything = bytes(tokens[:position]).decode(errors="replace")
-            if finish is not None:
+            if finish is not None and not (request.hands_over and finish is FinishReason.LENGTH):
                 text, held_back = everything, 0
             stop_at, stop = min(((i, s) for s in request.stop if (i := everything.find(s)) >= 0), default=(None, ""))
             if stop_at is not None:
@@ -234,6 +238,7 @@ class FakeUnit:
                         cached_tokens=self.cached_tokens if sequence == 0 else 0,
                         prompt=_prompt(request) if sequence == 0 else (),
                         embedding=fake_embedding(request.prompt_token_ids) if request.embeds else b"",
+                        kv_moved=KvMoved(num_bytes=1000, seconds=0.1) if request.kv_from and sequence == 0 else None,
                     )
                 )
             )

@@ -2,6 +2,7 @@
 
 from pdmux_actor.lease import ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
+from placement.unit_role import UnitRole
 from router.admission_request import AdmissionRequest, Priority
 from router.gateway_scheduler import GatewayScheduler
 from router.view import FleetView, ModelCard, UnitView
@@ -37,6 +38,7 @@ def unit(
     reports_load: bool = True,
     constrains: bool = False,
     wake_s: float | None = None,
+    role: UnitRole = UnitRole.BOTH,
 ) -> UnitView:
     """With `wake_s` its models are in host memory."""
     loads = loads or (model_load(),)
@@ -59,6 +61,7 @@ def unit(
         total_blocks=total_blocks,
         lease_version=1,
         constrains=constrains,
+        role=role,
         models=tuple(
             ModelStatus(model=m.model, phase=phase, max_model_len=max_model_len)
             if wake_s is None

@@ -17,9 +17,10 @@ class BackendEntry:
     `kinds`: by device of a pool, what its engine process is started as. `program` is the module which that runs.
     `stands_for`: no fleet file names it; it takes the place of that backend on its devices. `max_models` fit into one
     unit; None: as many as memory holds. `divides_on`: devices of which a unit may have several, with its models divided
-    among them. `takes_adapters`: LoRA adapters beside their base. `reads_safetensors`: it needs weights in folders of
-    Hugging Face's layout. `is_watched`: its process reports what its loop does, and is killed
-    when that hangs; else it watches itself. `fillable_bytes`: what models and their KV may fill of a GPU.
+    among them. `moves_kv_on`: devices whose KV can go to other units, and come from there. `takes_adapters`: LoRA
+    adapters beside their base. `reads_safetensors`: it needs weights in folders of Hugging Face's layout. `is_watched`:
+    its process reports what its loop does, and is killed when that hangs; else it watches itself. `fillable_bytes`:
+    what models and their KV may fill of a GPU.
     """
 
     name: str
@@ -29,6 +30,7 @@ class BackendEntry:
     stands_for: str | None = None
     max_models: int | None = None
     divides_on: tuple[str, ...] = ()
+    moves_kv_on: tuple[str, ...] = ()
     takes_adapters: bool = False
     reads_safetensors: bool = False
     is_watched: bool = True

@@ -9,6 +9,7 @@ BACKEND = BackendEntry(
     kinds={"cpu": "torch_cpu", "cuda": "torch_cuda"},
     reads_safetensors=True,
     divides_on=("cpu", "cuda"),
+    moves_kv_on=("cpu",),
     takes_adapters=True,
     fillable_bytes=fillable_bytes,
 )

@@ -21,6 +21,7 @@ from pdmux_actor.backends.sglang.plugin_line import PluginLine
 from pdmux_actor.backends.sglang.sleeping_engine import IdleWatch, Sleeper, checkpoint_files, put_to_sleep, wake
 from pdmux_actor.backends.sglang.streams import RequestStreams
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.kv.prefix_kv import NOTHING_KEPT
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
@@ -30,6 +31,7 @@ from pdmux_actor.serving.commands import (
     Command,
     DecisionsRead,
     EngineSettings,
+    KeepPrefixCommand,
     LaunchNotTimed,
     LaunchTimed,
     LoadModelCommand,
@@ -38,8 +40,11 @@ from pdmux_actor.serving.commands import (
     ModelLoaded,
     ModelRemoved,
     PoolResized,
+    PrefixKept,
+    PrefixRead,
     QuotasChanged,
     ReadDecisionsCommand,
+    ReadPrefixCommand,
     RemoveModelCommand,
     ResizePoolCommand,
     SetQuotasCommand,
@@ -109,6 +114,10 @@ class SglangHost:
                 self._set_policy(policy)
             case ReadDecisionsCommand(call=call, last=last):
                 self._spawn(self._tell_decisions(call, last))
+            case ReadPrefixCommand(call=call):
+                self._sender.send(PrefixRead(call, None))
+            case KeepPrefixCommand(call=call):
+                self._sender.send(PrefixKept(call, NOTHING_KEPT))
             case TimeLaunch():
                 self._spawn(self._time_launch(command))
             case _:

@@ -2,11 +2,14 @@ import asyncio
 
 from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.errors import EngineDied, ModelLoadError
+from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart, RowLayout
 from pdmux_actor.lease import LoadProgress, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import FinishReason, GenerateRequest, SampledToken, TokenEvent
 from placement.launch_limits import LaunchLimits
 
 LAUNCH_LIMITS = LaunchLimits(batch_tokens=8192, sequences=256)
+KV_ROW_TOKENS = 16
+_LAYOUT = RowLayout(tokens_per_row=KV_ROW_TOKENS, row_bytes=8, dtype="float32")
 
 
 class ScriptedEngine:
@@ -24,6 +27,8 @@ class ScriptedEngine:
         self._queue: asyncio.Queue = asyncio.Queue()
         self._alive = True
         self.stalled = False
+        self.cached_rows: dict[tuple[int, ...], int] = {}  # by prompt
+        self.takes_kv = True
 
     async def start(self) -> EngineCapacity:
         return EngineCapacity(
@@ -58,6 +63,17 @@ class ScriptedEngine:
     async def set_quotas(self, quota_blocks) -> dict[str, int]:
         self.calls.append(("quotas", dict(quota_blocks)))
         return {model: 10 * quota for model, quota in quota_blocks.items()}
+
+    async def read_prefix(self, prompt: PromptStart, first_row: int) -> PrefixRows | None:
+        if first_row >= self.cached_rows.get(prompt.token_ids, 0):
+            return None
+        return PrefixRows(first_row=first_row, num_rows=1, layout=_LAYOUT, data=bytes(8))
+
+    async def keep_prefix(self, prompt: PromptStart, rows: PrefixRows | None) -> KeptRows:
+        if rows is not None and self.takes_kv:
+            self.cached_rows[prompt.token_ids] = rows.first_row + rows.num_rows
+        have = self.cached_rows.get(prompt.token_ids, 0)
+        return KeptRows(num_rows=have, num_missing=len(prompt.token_ids) // KV_ROW_TOKENS - have)
 
     async def set_policy(self, policy: str) -> None:
         self.calls.append(("policy", policy))
