@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from engine_rig import BLOCK_BYTES, INFOS, TOTAL_BLOCKS
+from engine_rig import INFOS, TOTAL_BLOCKS
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
@@ -187,7 +187,6 @@ def test_exchange__rows_that_nobody_used_meanwhile__go_from_the_end_of_a_prompt(
     exchange = PrefixExchange(pool, {"a": ModelQueue(info=info, pool=pool)}, Adapters())
     per_row = info.geometry.tokens_per_row
     prompt = PromptStart(model="a", token_ids=tuple(range(4 * per_row)))
-    assert BLOCK_BYTES
     for first in (0, 2):
         known = exchange.of(prompt)
         assert known is not None
@@ -205,3 +204,24 @@ def test_exchange__rows_that_nobody_used_meanwhile__go_from_the_end_of_a_prompt(
     assert known is not None
     assert len(known.rows) == 3
     pool.check_integrity()
+
+
+def test_exchange__prompt_of_an_adapter__goes_into_its_base_under_a_name_of_its_own():
+    pool, info = BlockPool(TOTAL_BLOCKS), INFOS["a"]
+    pool.add_model("a", info.geometry, TOTAL_BLOCKS)
+    queue, adapters = ModelQueue(info=info, pool=pool), Adapters()
+    adapters.attach("x", queue, 40)
+    exchange = PrefixExchange(pool, {"a": queue}, adapters)
+    tokens = tuple(range(2 * info.geometry.tokens_per_row))
+    of_adapter = exchange.of(PromptStart(model="x", token_ids=tokens))
+    assert of_adapter is not None
+    room = exchange.room_for(of_adapter, 0, 2)
+    assert room is not None
+
+    exchange.fill(room)
+
+    found = {model: exchange.of(PromptStart(model=model, token_ids=tokens)) for model in ("a", "x", "y")}
+    assert {model: prompt and len(prompt.rows) for model, prompt in found.items()} == {"a": 0, "x": 2, "y": None}
+    assert of_adapter.model == "a"
+    assert adapters.leave("x") == "a"
+    assert exchange.of(PromptStart(model="x", token_ids=tokens)) is None
