@@ -8,7 +8,7 @@ from profiler.architectures import family_of
 from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import ModelFamily
-from profiler.weight_formats import PLAIN, QUANTISABLE, WEIGHT_BYTES, format_of
+from profiler.weight_formats import PLAIN, QUANTISABLE, WEIGHT_FORMATS, format_of
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -21,7 +21,7 @@ class ModelSpec:
     `num_experts` 0 means dense. Of a mixture, `num_dense_layers` have an ordinary MLP of `intermediate_size`, the
     others a router and `num_experts` MLPs of `expert_intermediate_size`, of which a token passes `experts_per_token`.
     `scaled_context_tokens` is how far its rotary scaling reaches, if that is beyond `max_position_embeddings`, else 0.
-    `weights` is what its projections are kept in, of WEIGHT_BYTES; None: in `dtype`, as activations, KV, embedding,
+    `weights` is what its projections are kept in, of WEIGHT_FORMATS; None: in `dtype`, as activations, KV, embedding,
     classifier and routers are.
     """
 
@@ -99,7 +99,7 @@ class ModelSpec:
     @property
     def weight_format_bytes(self) -> float:
         """Returns the bytes of one weight of a projection, on the average."""
-        return self.dtype_bytes if self.weights is None else WEIGHT_BYTES[self.weights]
+        return self.dtype_bytes if self.weights is None else WEIGHT_FORMATS[self.weights].bytes_each(self.dtype_bytes)
 
     @property
     def is_moe(self) -> bool:
@@ -223,8 +223,8 @@ class DeviceSpec:
     its one query takes a tile of the prompts' kernel, and `fused_sequence_s` a head for blocks that find nothing to do.
     With prompts, a batch takes at least `attention_longest_key_s` per key of its longest request.
 
-    Products with weights of 8 and 4 bits (WEIGHT_BYTES) reach `int8_compute_share` and `int4_compute_share` of the rate
-    of those in the model's dtype.
+    Products with weights of 8 and 4 bits (WEIGHT_FORMATS) reach `int8_compute_share` and `int4_compute_share` of the
+    rate of those in the model's dtype.
 
     A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
     `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links. From pinned host memory come

@@ -1,6 +1,7 @@
 """Formats that the projections of a model are kept in instead of its dtype, and what config.json says of them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -8,20 +9,33 @@ INT4_GROUPS = (128, 64, 32)
 """Weights of a row that share a scale and a zero point; 4-bit kernels have these."""
 
 
-def _int4_bytes(group: int) -> float:
-    return 0.5 + 2 * 2 / group
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """`group`: weights of a row that share a scale and a middle, both of the model's dtype; None: a row or a block
+    has one scale, which is negligible.
+    """
+
+    level_bytes: float
+    group: int | None = None
+
+    def bytes_each(self, dtype_bytes: int) -> float:
+        """Returns the bytes of one weight.
+
+        >>> WeightFormat(level_bytes=0.5, group=32).bytes_each(2), WeightFormat(level_bytes=0.5, group=32).bytes_each(4)
+        (0.625, 0.75)
+        """
+        return self.level_bytes + (2 * dtype_bytes / self.group if self.group else 0.0)
 
 
-WEIGHT_BYTES: Mapping[str, float] = MappingProxyType(
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {
-        "int8": 1.0,
-        "fp8": 1.0,
-        "int4": _int4_bytes(128),
-        "int4_group64": _int4_bytes(64),
-        "int4_group32": _int4_bytes(32),
+        "int8": WeightFormat(level_bytes=1.0),
+        "fp8": WeightFormat(level_bytes=1.0),
+        "int4": WeightFormat(level_bytes=0.5, group=128),
+        "int4_group64": WeightFormat(level_bytes=0.5, group=64),
+        "int4_group32": WeightFormat(level_bytes=0.5, group=32),
     }
 )
-"""Of one weight. The scales of int8 and fp8, one for a row or a block, are negligible."""
 
 QUANTISABLE = ("int8", "int4")
 """Formats that an engine makes of any weights when it loads them."""
@@ -35,14 +49,14 @@ _GGUF_INT4 = ("Q4_0", "Q4_1", "Q4_K")  # groups of 32 columns
 
 
 def format_of(config: Mapping[str, Any], requested: str | None) -> str | None:
-    """Returns the format of WEIGHT_BYTES that projections are kept in: `requested` or the checkpoint's own."""
+    """Returns the format of WEIGHT_FORMATS that projections are kept in: `requested` or the checkpoint's own."""
     if requested is not None:
         return None if requested == PLAIN else requested
     return checkpoint_format(config)
 
 
 def checkpoint_format(config: Mapping[str, Any]) -> str | None:
-    """Returns the format of WEIGHT_BYTES that a checkpoint's projections are stored in; None: none of them."""
+    """Returns the format of WEIGHT_FORMATS that a checkpoint's projections are stored in; None: none of them."""
     quantisation = config.get("quantization_config")
     if not isinstance(quantisation, Mapping):
         return None
@@ -68,7 +82,7 @@ def _of_gguf(types: object) -> str | None:
 def _compressed(quantisation: Mapping[str, Any]) -> str | None:
     groups = quantisation.get("config_groups")
     found = [_of_group(group) for group in groups.values()] if isinstance(groups, Mapping) else []
-    return max((f for f in found if f is not None), key=lambda f: (WEIGHT_BYTES[f], f), default=None)
+    return max((f for f in found if f is not None), key=lambda f: (WEIGHT_FORMATS[f].bytes_each(2), f), default=None)
 
 
 def _of_group(group: object) -> str | None:

@@ -6,6 +6,9 @@ import torch
 from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear, projection_maker
 from pdmux_actor.models.quantised_weight import rounded_to_int4, rounded_to_int8
+from pdmux_actor.models.stored_levels import StoredLevels
+from pdmux_actor.models.weights import torch_dtype
+from profiler.specs import ModelSpec
 
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2), (torch.float16, 3e-3)]
 ROWS, COLUMNS = 96, 256
@@ -121,3 +124,26 @@ def test_quantised__copied_or_repacked__same_products_over_tensors_of_the_sizes_
     assert projection.tensor_bytes == sizes
     inputs = torch.randn(7, COLUMNS).to(torch.bfloat16)
     assert torch.equal(again(inputs), projection(inputs))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_int4__of_any_group_and_dtype__takes_the_memory_that_plans_count(group: int, dtype: str) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 256,
+        "num_attention_heads": 4, "vocab_size": 64, "quantization_config": {
+            "quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": False
+        },
+    }  # fmt: skip
+    stored = StoredLevels(
+        levels=torch.randint(0, 16, (256, 128), dtype=torch.uint8),
+        scale=torch.rand(256, 128 // group),
+        zero=torch.full((256, 128 // group), 8),
+        group=group,
+    )
+
+    spec = ModelSpec.from_config(config, dtype=dtype)
+    kept = stored.kept_as(spec.weights, torch_dtype(dtype))
+
+    assert kept is not None
+    assert sum(Int4Linear.of(kept).tensor_bytes) == 256 * 128 * spec.weight_format_bytes
