@@ -33,7 +33,7 @@ MIXED = {"ffn_down": Kind.Q6_K, "attn_v": Kind.Q6_K, "attn_output": Kind.Q5_0, "
 
 
 def shape_of(model_type: str, **other: object) -> CheckpointShape:
-    sizes = {"num_layers": 2, "hidden_size": 256, "intermediate_size": 256, "num_heads": 4, "num_kv_heads": 2}
+    sizes = {"num_layers": 1, "hidden_size": 256, "intermediate_size": 256, "num_heads": 4, "num_kv_heads": 2}
     return CheckpointShape(model_type=model_type, **{**sizes, "head_dim": 64, **other})
 
 
@@ -202,7 +202,7 @@ def split(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("given", [0, 1])
 def test_several_files__any_of_them_given__are_the_whole(tmp_path: Path, given: int) -> None:
     parts = split(tmp_path)
-    assert len(parts) > 2
+    assert len(parts) > 1
     write_gguf(tmp_path / "plain", tmp_path / "whole.gguf", {})
 
     of_parts, whole = (loaded(file, None, "float32") for file in (parts[given], tmp_path / "whole.gguf"))
@@ -286,7 +286,7 @@ def test_type_that_cannot_be_read__is_named_with_its_tensor(tmp_path: Path) -> N
 
 def test_missing_tensor__is_named(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "plain", shape_of("llama"), seed=3)
-    write_gguf(tmp_path / "plain", tmp_path / "tiny.gguf", {}, left_out="blk.1.attn_k.weight")
+    write_gguf(tmp_path / "plain", tmp_path / "tiny.gguf", {}, left_out="blk.0.attn_k.weight")
 
-    with pytest.raises(ModelLoadError, match=r"tensor model\.layers\.1\.self_attn\.k_proj\.weight is missing"):
+    with pytest.raises(ModelLoadError, match=r"tensor model\.layers\.0\.self_attn\.k_proj\.weight is missing"):
         loaded(tmp_path / "tiny.gguf", None, "float32")
