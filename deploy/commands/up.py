@@ -12,12 +12,13 @@ from deploy.commands.fleet_screen import STOP_S, fleet_on_screen, serve_until_in
 from deploy.commands.terminal import terminal
 from deploy.environment import running_fleets_folder
 from deploy.errors import FleetLost
+from deploy.fleet_file.one_model import fleet_of_model
 from deploy.fleet_file.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file
 from deploy.local.running_fleets import take_applied
 
 
 def up(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file, or a GGUF model to serve alone.")],
     port: Annotated[int | None, typer.Option(help="Instead of the file's gateway.port.", min=1, max=65535)] = None,
     wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 600.0,
     stop_wait: Annotated[
@@ -54,7 +55,8 @@ def _fleet(file: Path, console: Console) -> FleetFile:
     """As the file says, or as it was last applied to the fleet that this process ran before it was lost."""
     applied = take_applied(running_fleets_folder())
     if applied is None:
-        return read_fleet_file(file)
+        alone = fleet_of_model(str(file))
+        return read_fleet_file(file) if alone is None else parse_fleet_file(alone, name=str(file), base=Path.cwd())
     console.print("as it was last applied")
     return parse_fleet_file(applied, name=f"{file} (as applied)", base=file.resolve().parent)
 

@@ -60,7 +60,8 @@ class ModelSection(Section):
     source: Annotated[str, Field(min_length=1, max_length=4096), BeforeValidator(_source_or_adapter)] = Field(
         default=None, validate_default=True, json_schema_extra=_without_default
     )
-    """A folder in Hugging Face layout or a GGUF file (relative to this file), or a Hugging Face id."""
+    """A folder in Hugging Face layout or a GGUF file (relative to this file), or a Hugging Face id; of GGUF files there
+    org/name:Q4_K_M or org/name/FILE.gguf."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id."""
     dtype: Dtype | None = None

@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+)
 
 from deploy.errors import SourceNotFound
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.models.gguf_files.layout_folder import is_gguf, layout_folder
+from pdmux_actor.models.gguf_files.hub_files import gguf_file
+from pdmux_actor.models.gguf_files.layout_folder import layout_folder
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 
@@ -29,10 +35,11 @@ def read_model_spec(
 def read_source_json(model: str, source: str, revision: str | None, name: str) -> dict[str, Any]:
     """Reads a file of a checkpoint. Blocks as `read_model_spec`. Raises SourceNotFound."""
     try:
-        if not Path(source).is_absolute():
-            file = _download(model, source, revision, name)
+        gguf = gguf_file(model, source, revision)
+        if gguf is not None:
+            file = layout_folder(model, gguf) / name
         else:
-            file = (layout_folder(model, Path(source)) if is_gguf(source) else Path(source)) / name
+            file = Path(source) / name if Path(source).is_absolute() else _download(model, source, revision, name)
         config = json.loads(file.read_text(encoding="utf-8"))
     except ModelLoadError as error:
         raise SourceNotFound(model=model, source=source, remedy=f"{error.reason}; {error.remedy}") from error
@@ -59,6 +66,9 @@ def _download(model: str, source: str, revision: str | None, name: str) -> Path:
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except LocalEntryNotFoundError as error:
         remedy = "Hugging Face is not reachable and its cache does not hold it; use a local folder"
+        raise SourceNotFound(model=model, source=source, remedy=remedy) from error
+    except RemoteEntryNotFoundError as error:
+        remedy = f"it has no {name}; of GGUF files write {source}:Q4_K_M, or {source}/FILE.gguf"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except HfHubHTTPError as error:
         remedy = "Hugging Face does not give it out; check the id, the revision and HF_TOKEN"

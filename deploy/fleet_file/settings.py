@@ -43,6 +43,7 @@ from deploy.fleet_file.yaml_source import parse_yaml
 from pdmux_actor.backends.entries.entry import BackendEntry
 from pdmux_actor.backends.registry import BACKENDS, NAMED, backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
+from pdmux_actor.models.gguf_files.hub_source import NOWHERE, is_nowhere
 from pdmux_actor.models.gguf_files.layout_folder import is_gguf
 from profiler.guard_file import read_guard_grid
 
@@ -320,6 +321,8 @@ def check_sources(fleet: FleetFile) -> None:
             config, layout = "adapter_config.json", "a folder as PEFT saves adapters, with an"
         if model.base is None and is_gguf(model.source) and os.path.isfile(model.source):
             continue
+        if model.base is None and is_nowhere(model.source):
+            raise SourceNotFound(model=model.id, source=model.source, remedy=NOWHERE)
         if os.path.isabs(model.source) and not os.path.isfile(Path(model.source) / config):
             raise SourceNotFound(model=model.id, source=model.source, remedy=f"it must be {layout} {config}")
     check_host_memory(fleet)

@@ -2,26 +2,25 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.models.download_bar import DownloadBar
 from pdmux_actor.models.gguf_files.file_parts import parts_of
+from pdmux_actor.models.gguf_files.hub_files import gguf_file
 from pdmux_actor.models.gguf_files.layout_folder import is_gguf, layout_folder
+from pdmux_actor.models.hub_snapshot import downloaded
 from pdmux_actor.models.load_progress import OnProgress
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
 def resolve_checkpoint(model: str, source: str, revision: str | None, on_progress: OnProgress | None = None) -> Path:
-    """The local folder of `source`: a folder as it is, that which describes a GGUF file, a Hugging Face id through the
-    local cache or a download, which goes on where it broke off. Without `on_progress` the library draws its own bars.
+    """The local folder of `source`: a folder as it is, that which describes a GGUF file, and of Hugging Face either
+    through the local cache or a download, which goes on where it broke off. Without `on_progress` the library draws its
+    own bars.
 
     Raises:
         ModelLoadError: no such folder, or the hub does not give it.
@@ -29,36 +28,17 @@ def resolve_checkpoint(model: str, source: str, revision: str | None, on_progres
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
-    if is_gguf(source) and (folder.is_absolute() or folder.is_file()):
-        return layout_folder(model, folder)
-    if folder.exists():
+    is_local = folder.is_absolute() or source.startswith((".", "~"))
+    is_file_of_weights = is_gguf(source) and (folder.is_absolute() or folder.is_file())
+    if folder.exists() and not is_file_of_weights:
         remedy = "name the folder that holds config.json, or a file that ends in .gguf"
         raise ModelLoadError(model=model, reason=f"{source} is a file", remedy=remedy)
-    if folder.is_absolute() or source.startswith((".", "~")):
+    if is_local and not is_file_of_weights:
         raise ModelLoadError(
             model=model, reason=f"folder {source} does not exist", remedy="correct `source` or put the checkpoint there"
         )
-    try:
-        bars = None if on_progress is None else partial(DownloadBar, on_progress)
-        downloaded = snapshot_download(
-            source,
-            revision=revision,
-            allow_patterns=list(_FILES),
-            tqdm_class=bars,  # type: ignore[arg-type]  # it calls it, no more
-        )
-        return Path(downloaded)
-    except HFValidationError as error:
-        raise ModelLoadError(
-            model=model,
-            reason=f"{source!r} is neither a folder nor a Hugging Face id ({error})",
-            remedy="give an existing folder or an id such as Qwen/Qwen3-0.6B",
-        ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelLoadError(
-            model=model,
-            reason=f"{source!r} (revision {revision or 'main'}) is no local folder and the download failed: {error}",
-            remedy="check the id, the revision, the network and HF_TOKEN, or give a local folder",
-        ) from error
+    file = gguf_file(model, str(folder), revision, on_progress)
+    return downloaded(model, source, revision, _FILES, on_progress) if file is None else layout_folder(model, file)
 
 
 def files_of(source: str) -> frozenset[tuple[str, int]]:

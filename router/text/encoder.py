@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pdmux_actor.models.checkpoint import is_shape_only
 from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
-from pdmux_actor.models.gguf_files.layout_folder import is_gguf, layout_folder
+from pdmux_actor.models.gguf_files.hub_files import gguf_file
+from pdmux_actor.models.gguf_files.layout_folder import layout_folder
 from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
 from router.text.reply_templates import needs_special_tokens, template_for
@@ -108,8 +109,9 @@ def load_encoder(source: str, revision: str | None) -> PromptEncoder:
     """Slow: imports transformers, reads files, may download. Raises whatever a broken tokenizer provokes."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes a second
 
-    if is_gguf(source):
-        source = str(layout_folder(source, Path(source)))
+    file = gguf_file(source, source, revision)
+    if file is not None:
+        source = str(layout_folder(source, file))
     if is_shape_only(Path(source)):
         tokenizer = build_demo_tokenizer(SHAPE_ONLY_VOCABULARY)
         return PromptEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE))

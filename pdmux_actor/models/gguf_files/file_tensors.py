@@ -35,5 +35,5 @@ class GgufTensors:
 
 def gguf_tensors(model: str, folder: Path, head_dim: int, mixture: MixtureTraits | None) -> GgufTensors:
     """Opens the file of a folder that `layout_folder` made. Raises ModelLoadError: the file is missing or broken."""
-    file = open_gguf(model, (folder / WEIGHTS_FILE).resolve())
+    file = open_gguf(model, (folder / WEIGHTS_FILE).readlink())
     return GgufTensors(file=file, sources=tensor_sources(file, mixture), head_dim=head_dim)

@@ -30,7 +30,9 @@ def layout_folder(model: str, file: Path) -> Path:
         ModelLoadError: the file is missing or broken, or describes what is not served.
     """
     try:
-        file = parts_of(file.resolve(strict=True))[0]
+        resolved = file.resolve(strict=True)
+        # Hugging Face's cache links names to blobs: the name says which files belong together.
+        file = parts_of(resolved if is_gguf(resolved.name) else file.absolute())[0]
         statuses = [part.stat() for part in parts_of(file)]
     except OSError as error:
         raise ModelLoadError(

@@ -1,0 +1,71 @@
+"""Files of a model on Hugging Face, through the local cache."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.download_bar import DownloadBar
+from pdmux_actor.models.load_progress import OnProgress
+
+
+def downloaded(
+    model: str, repository: str, revision: str | None, patterns: Sequence[str], on_progress: OnProgress | None = None
+) -> Path:
+    """Returns the folder that holds the files of these patterns; a download goes on where it broke off. Without
+    `on_progress` the library draws its own bars.
+
+    Raises:
+        ModelLoadError: the hub does not give them.
+    """
+    bars = None if on_progress is None else partial(DownloadBar, on_progress)
+    with _told_plainly(model, repository, revision):
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(patterns),
+            tqdm_class=bars,  # type: ignore[arg-type]  # it calls it, no more
+        )
+    return Path(folder)
+
+
+def cached_folder(repository: str, revision: str | None) -> Path | None:
+    """Returns the folder of what was downloaded of it before, which may be a part: the library gives no such folder
+    while it is one. Asks nobody.
+    """
+    stored = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    reference = stored / "refs" / (revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    folder = stored / "snapshots" / (commit or "main")
+    return folder if folder.is_dir() else None
+
+
+def gguf_names(model: str, repository: str, revision: str | None) -> list[str]:
+    """Returns the GGUF files that the hub has of it. Raises ModelLoadError."""
+    with _told_plainly(model, repository, revision):
+        files = snapshot_download(repository, revision=revision, allow_patterns=["*.gguf"], dry_run=True)
+    return sorted(file.filename for file in files)
+
+
+@contextmanager
+def _told_plainly(model: str, repository: str, revision: str | None) -> Iterator[None]:
+    try:
+        yield
+    except HFValidationError as error:
+        raise ModelLoadError(
+            model=model,
+            reason=f"{repository!r} is neither a folder nor a Hugging Face id ({error})",
+            remedy="give an existing folder or an id such as Qwen/Qwen3-0.6B",
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            model=model,
+            reason=f"{repository!r} (revision {revision or 'main'}) is no local folder and the download failed: "
+            f"{error}",
+            remedy="check the id, the revision, the network and HF_TOKEN, or give a local folder",
+        ) from error
