@@ -42,6 +42,8 @@ LONG: Sequence[str] = (
     "tests/deploy/test_simulated_scaling.py::test_pool__forecast_",
     "tests/deploy/test_prewarming.py::test_prewarming__second_season",
     "tests/chaos/test_poison_request.py",
+    # Ray starts once more; real engines hand over to each other in test_hand_over_of_engines.py, fake ones die there.
+    "tests/e2e/test_fleet_disaggregated.py",
     # Ray starts six more times.
     "tests/e2e/test_serve_deploy.py",
     "tests/e2e/test_supervision.py",

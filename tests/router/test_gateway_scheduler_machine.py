@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from pdmux_actor.lease import ModelPhase
+from placement.unit_role import UnitRole
 from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
 from router.admission_request import Priority
 from router.gateway_scheduler import GatewayScheduler
@@ -23,11 +24,14 @@ loads = st.builds(
     st.sampled_from([0, 0, 500, 20_000]),
 )
 units = st.builds(
-    lambda name, model_loads, age_s, phase: unit(name, *model_loads, age_s=age_s, phase=phase, total_blocks=100),
+    lambda name, model_loads, age_s, phase, role: unit(
+        name, *model_loads, age_s=age_s, phase=phase, total_blocks=100, role=role
+    ),
     st.sampled_from(["u0", "u1", "u2"]),
     st.lists(loads, min_size=1, max_size=2, unique_by=lambda load: load.model),
     st.sampled_from([0.1, 2.0, 60.0]),
     st.sampled_from([ModelPhase.READY, ModelPhase.READY, ModelPhase.LOADING]),
+    st.sampled_from(UnitRole),
 )
 views = st.builds(
     lambda of_view, gateways: fleet(*of_view, models=MODELS, num_gateways=gateways),
@@ -115,15 +119,16 @@ class FrontDeskMachine(RuleBasedStateMachine):
                 self.over.add(model)  # longer than predicted
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def lose_unit_or_go_on(self, data) -> None:
+    @rule(data=st.data(), is_prefilled=st.booleans())
+    def lose_unit_or_go_on(self, data, is_prefilled) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         if request_id not in self.lost:
             self.scheduler.left(request_id)
             self.lost.add(request_id)
             return
-        choice = self.scheduler.route(request_id, self.now_s)
+        choice = self.scheduler.route(request_id, self.now_s, is_prefilled=is_prefilled)
         if choice is not None:
+            assert not (is_prefilled and choice.hands_over), "handed over for ever"
             self.scheduler.sent(request_id, choice, self.now_s)
             self.lost.discard(request_id)
 
