@@ -122,7 +122,7 @@ class GatewayIngress:
         conversations of those that go.
         """
         await self._gateway.view.first()
-        await self._copies.join(self._gateway.view.current.num_gateways)
+        await self._copies.join()
         await asyncio.sleep(0)  # through the loop, as a request
 
     async def routable_models(self) -> list[str]:

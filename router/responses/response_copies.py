@@ -30,34 +30,39 @@ class ResponseCopies:
         self._store = store
         self._ask_gateways = ask_gateways
         self._gateway_id = gateway_id
-        self._has_joined = asyncio.Event()
+        self._has_asked = asyncio.Event()
+        self._is_new = True
 
-    async def join(self, num_gateways: int) -> None:
-        """Returns when this gateway has what the others keep, at once where there are none, soon where they are silent:
-        a new gateway that counts as healthy is the end of an old one.
+    async def join(self) -> None:
+        """Returns when this gateway has what the others keep, soon where there are none or they are silent: a new
+        gateway that counts as healthy is the end of an old one.
+
+        It asks once more for what came while it waited for the fleet: others tell only those that are healthy.
         """
-        if num_gateways > 1:
-            with suppress(TimeoutError):
+        if self._is_new:
+            with suppress(Exception):  # `follow` goes on asking
                 async with asyncio.timeout(_JOIN_MOST_S):
-                    await self._has_joined.wait()
+                    await self._has_asked.wait()
+                    await self._take_over()
+            self._is_new = False
 
     async def follow(self, num_gateways: Callable[[], int]) -> None:
         """Takes over what the others keep, then tells them what comes here, until it is cancelled."""
-        is_new, tries = True, 0
+        was_answered, tries = False, 0
         while True:
-            if is_new or num_gateways() > 1:  # a control loop that has just begun knows of fewer than there are
+            if not was_answered or num_gateways() > 1:  # a new control loop knows of fewer than there are
                 try:
-                    if is_new:
+                    if not was_answered:
                         tries += 1
                         await self._take_over()
-                        is_new = False
+                        was_answered = True
                     await self._tell()
                 except Exception as error:  # whatever it is, the next round tries again
                     logger.debug("gateways do not exchange responses now", extra={"reason": repr(error)})
-            if not is_new or tries >= _JOIN_TRIES:
-                self._has_joined.set()
+            if was_answered or tries >= _JOIN_TRIES:
+                self._has_asked.set()
             # What was answered meanwhile goes in pages, not one call for each.
-            await asyncio.sleep(EVERY_S if self._has_joined.is_set() else _JOIN_EVERY_S)
+            await asyncio.sleep(EVERY_S if self._has_asked.is_set() else _JOIN_EVERY_S)
 
     def kept(self) -> tuple[str, list[str]]:
         """Returns this gateway's id and those of its responses, the one that was not used for longest first."""
