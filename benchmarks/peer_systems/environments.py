@@ -83,6 +83,7 @@ def fill_llama_cpp(environment: Environment) -> None:
     if shutil.which("cmake") is None or shutil.which("g++") is None:
         raise NotInstallable("cmake or g++ is missing (Debian: apt-get install cmake g++)")
     downloads, build = environment.folder / "sources", environment.folder / "build"
+    environment.pip("scikit-build-core")  # pip asks it for metadata before it leaves an archive as it is
     environment.run(
         *(environment.program("pip"), "download", "--quiet", "--no-deps", "--no-binary", ":all:"),
         *("--no-build-isolation", "--dest", str(downloads), "llama-cpp-python==0.3.36"),
