@@ -8,7 +8,8 @@ for this CPU). A block starts a system, asks all the work of it and ends it; sys
 another. Work: decode at batch 1, 8, 32; prompts of 256, 1,024 and 4,096 tokens; Poisson chat with a tenth of
 ShareGPT's lengths, and prompts of 512 to 2,048 tokens, at rising rates while 99 % of the gaps are within the target and
 95 % of the first tokens; three models at 8:3:1, for which a peer needs a server each, with half the cores. The target
-of a gap is twice the step of 8 sequences of the first block, the same for all.
+of a gap is twice the step of 8 sequences of the first block, the same for all; muxfleet is started with it, but for
+that first block, which cannot know it (--tbt tells it beforehand).
 
 It does not start above a load of 0.5, and drops a block during which others kept more than a tenth of a core busy. What
 the file of --json holds already is not measured again: an interrupted run goes on where it was.
@@ -45,6 +46,7 @@ WORK = ("decode", "prefill", "chat", "mix", "models")
 QUICK_WORK = ("decode", "prefill", "chat")
 CHAT_SCALE = 0.1
 FIRST_PORT = 18200
+UNKNOWN_TBT_S = 0.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +152,9 @@ class Measuring:
             raise NotInstallable(f"{system} is not served here")
         serve = SYSTEMS[system]
         self._log(system).parent.mkdir(parents=True, exist_ok=True)
+        place = partial(Place, folder=self._folder, ttft_s=self._plan.ttft_s, tbt_s=self.tbt_s or UNKNOWN_TBT_S)
         if system in SERVES_SEVERAL_MODELS or len(models) == 1:
-            return [
-                serve(environment, self._checkpoint, models, self._cores, Place(folder=self._folder, port=FIRST_PORT))
-            ]
+            return [serve(environment, self._checkpoint, models, self._cores, place(port=FIRST_PORT))]
         half = max(1, len(self._cores) // 2)
         return [
             serve(
@@ -161,7 +162,7 @@ class Measuring:
                 self._checkpoint,
                 [model],
                 self._cores[:half] if number == 0 else self._cores[half:] or self._cores,
-                Place(folder=self._folder, port=FIRST_PORT + number),
+                place(port=FIRST_PORT + number),
             )
             for number, model in enumerate(models)
         ]

@@ -27,10 +27,12 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process writes, and the port that it takes."""
+    """Where a process writes, the port that it takes, and the targets that it is judged by: what can be told them is."""
 
     folder: Path
     port: int
+    ttft_s: float
+    tbt_s: float
 
 
 def muxfleet(
@@ -44,7 +46,7 @@ def muxfleet(
             f"    source: {checkpoint}",
             "    dtype: bfloat16",
             f"    max_model_len: {MAX_MODEL_LEN}",
-            "    slo: {ttft_s: 5.0, tbt_s: 0.12}",
+            f"    slo: {{ttft_s: {place.ttft_s}, tbt_s: {place.tbt_s:.4f}}}",
             "    demand: {rate_per_s: 0.5, prompt_tokens: 256, output_tokens: 64}",
         ]
     lines += ["pools:", "  - name: cpu", "    device: cpu", f"    kv_memory: {KV_GIB}GiB"]
