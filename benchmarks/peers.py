@@ -206,6 +206,10 @@ def shown(blocks: Sequence[Block]) -> list[dict[str, object]]:
     return rows
 
 
+def say_dropped(block: Block) -> None:
+    print(f"{block.system}: dropped, others kept {block.foreign_cores:.2f} cores busy", file=sys.stderr)
+
+
 def _median(values: Sequence[float | None]) -> float | None:
     there = [value for value in values if value is not None]
     return statistics.median(there) if there else None
@@ -259,6 +263,7 @@ def main() -> None:
         most_foreign_cores=float("inf") if args.any_load else MOST_FOREIGN_CORES,
         known=known,
         keep=keep,
+        dropped=say_dropped,
     )
     names = [
         "start_s",

@@ -1,5 +1,8 @@
 """The logic of benchmarks/peers.py with systems that are made up: turns, dropping, resuming, goodput, figures."""
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from peer_systems.blocks import Block, SystemFailed, measured_blocks, order, rising
 from peer_systems.environments import name_metadata_vllm
+from peer_systems.serving import marked_cpu_s
 from peer_systems.work import (
     Answer,
     chat_requests,
@@ -43,7 +47,14 @@ def run(systems: Sequence[str], rounds: int, load: FakeLoad, known: Sequence[Blo
         return {"number": len(asked)}
 
     blocks = measured_blocks(
-        systems, rounds, measure, load, most_foreign_cores=0.1, known=known, keep=lambda b: kept.append(list(b))
+        systems,
+        rounds,
+        measure,
+        load,
+        most_foreign_cores=0.1,
+        known=known,
+        keep=lambda b: kept.append(list(b)),
+        dropped=kept.append,
     )
     return blocks, asked, kept
 
@@ -65,8 +76,9 @@ def test_blocks__quiet_machine__alternate_and_each_round_begins_with_another() -
 
 
 def test_blocks__foreign_load__are_dropped_and_measured_again() -> None:
-    blocks, asked, _ = run(["a", "b"], 1, FakeLoad([0.5, 0.0, 0.2, 0.05]))
+    blocks, asked, told = run(["a", "b"], 1, FakeLoad([0.5, 0.0, 0.2, 0.05]))
 
+    assert [block.foreign_cores for block in told if isinstance(block, Block)] == [0.5, 0.2]
     assert asked == ["a", "a", "b", "b"]
     assert [(block.system, block.figures) for block in blocks] == [("a", {"number": 2}), ("b", {"number": 4})]
 
@@ -167,3 +179,17 @@ def test_name_metadata_vllm__distribution_of_another_name__is_found_by_the_one_t
 
     text = (tmp_path / "vllm-0.32.0+cpu.dist-info" / "METADATA").read_text(encoding="utf-8")
     assert text.splitlines()[1:] == ["Name: vllm", "Version: 0.32.0+cpu"]
+
+
+def test_marked_processes__one_whose_environment_is_overwritten__is_known_by_its_parent() -> None:
+    """vLLM's engine gives itself a title."""
+    parent = "env -u MUXFLEET_PEERS_BLOCK sh -c 'echo $$; exec sleep 30' & wait"
+    with subprocess.Popen(
+        ["sh", "-c", parent], env={**os.environ, "MUXFLEET_PEERS_BLOCK": "1"}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        found = marked_cpu_s()
+        os.kill(child, signal.SIGKILL)
+
+    assert {process.pid, child} <= set(found)

@@ -59,9 +59,10 @@ def measured_blocks(
     most_foreign_cores: float,
     known: Sequence[Block],
     keep: Callable[[Sequence[Block]], None],
+    dropped: Callable[[Block], None],
 ) -> list[Block]:
     """Measures what `known` lacks and passes on all blocks so far after each. A disturbed block is dropped and tried
-    again, three times at most.
+    again, three times at most; each is told to `dropped`.
     """
     blocks = list(known)
     have = {block.key for block in blocks}
@@ -78,6 +79,7 @@ def measured_blocks(
                 failed.add(system)
             block = Block(system=system, round=number, foreign_cores=load.cores(), figures=figures, reason=reason)
             if figures is not None and block.foreign_cores > most_foreign_cores:
+                dropped(block)
                 continue
             blocks.append(block)
             have.add(block.key)

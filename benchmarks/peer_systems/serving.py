@@ -57,15 +57,27 @@ def serving(servings: Sequence[Serving], log: Path, before_stop: Callable[[], No
 
 def marked_cpu_s() -> dict[int, float]:
     """CPU seconds so far of each process that a block started, and of its children that ended, by process id. Processes
-    that left its session are among them.
+    that left its session are among them, and so are those whose title has overwritten their environment, as vLLM's.
     """
     found = {}
+    for process in {p for one in _marked() for p in (one, *_descendants(one))}:
+        with contextlib.suppress(psutil.Error, OSError):
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system + times.children_user + times.children_system
+    return found
+
+
+def _marked() -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(_MARK):
-                times = process.cpu_times()
-                found[process.pid] = times.user + times.system + times.children_user + times.children_system
-    return found
+                yield process
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.children(recursive=True)
+    return []
 
 
 def _wait_until_ready(one: Serving, process: subprocess.Popen[bytes], until_s: float, log: Path) -> None:
