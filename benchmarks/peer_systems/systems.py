@@ -27,7 +27,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process writes, the port that it takes, and the targets that it is judged by: what can be told them is."""
+    """Where a process writes, the port that it takes, and the targets that it is judged by."""
 
     folder: Path
     port: int
