@@ -122,7 +122,7 @@ class GatewayIngress:
         conversations of those that go.
         """
         await self._gateway.view.first()
-        await self._copies.join()
+        await self._copies.join()  # no deadline: it has one itself
         await asyncio.sleep(0)  # through the loop, as a request
 
     async def routable_models(self) -> list[str]:
