@@ -1,4 +1,4 @@
-"""Each processor against transformers' of the same name, on the same logits, by CPU and by device code."""
+"""Each processor against transformers' of the same name, on the same logits."""
 
 import math
 from collections import Counter
@@ -17,7 +17,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from pdmux_actor.executor.cuda.device_sampler import SamplingRows, sample_with_reports
 from pdmux_actor.executor.logits_processing import LogitsProcessor
 from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import GenerateRequest, LogitsProcessing, SamplingParams, Slo
@@ -128,17 +127,10 @@ def test_processor__nobody_asks__is_none() -> None:
     assert LogitsProcessor.of([make_sequence(), make_sequence(stop_token_ids=(3,))]) is None
 
 
-def draws(sampling, processing, count=4000, *, on_device=False):
+def draws(sampling, processing, count=4000):
     sequences = [make_sequence(seed=seed, processing=processing, **sampling) for seed in range(count)]
     logits = logits_of(1, seed=5).repeat(count, 1)
-    if not on_device:
-        sampler = Sampler(sequences, frozenset())
-        ids = sampler.sample(logits).token_ids
-    else:
-        rows = SamplingRows.of(sequences)
-        parameters = {name: torch.from_numpy(array) for name, array in rows.arrays.items()}
-        ids = sample_with_reports(logits, parameters, rows, torch.zeros(0, dtype=torch.int64)).token_ids
-    return torch.bincount(ids.long(), minlength=VOCABULARY), ids.tolist()
+    return torch.bincount(Sampler(sequences, frozenset()).sample(logits).token_ids, minlength=VOCABULARY)
 
 
 @pytest.mark.parametrize("min_p", [0.02, 0.4])
@@ -155,26 +147,9 @@ def draws(sampling, processing, count=4000, *, on_device=False):
 def test_min_p__after_temperature_and_filters__draws_from_what_transformers_leaves(min_p, sampling, theirs) -> None:
     left = LogitsProcessorList([*theirs, MinPLogitsWarper(min_p)])(known_ids(), logits_of(1, seed=5))[0].softmax(dim=-1)
 
-    counts, ids = draws(sampling, LogitsProcessing(min_p=min_p))
+    counts = draws(sampling, LogitsProcessing(min_p=min_p))
 
     assert {i for i, n in enumerate(counts.tolist()) if n} == set(left.nonzero().squeeze(1).tolist())
     for token_id, probability in enumerate(left.tolist()):
         deviation = 5 * math.sqrt(4000 * probability * (1 - probability)) + 1e-9
         assert abs(int(counts[token_id]) - 4000 * probability) <= deviation
-    assert draws(sampling, LogitsProcessing(min_p=min_p), on_device=True)[1] == ids
-
-
-@pytest.mark.parametrize("vocabulary", [5000])
-def test_min_p__large_vocabulary__draws_of_the_small_ones_way(vocabulary: int) -> None:
-    """Rows of more than 4,096 tokens are not sorted whole."""
-    processing = LogitsProcessing(min_p=0.1)
-    sequences = [make_sequence(seed=i, temperature=1.0, top_p=0.95, processing=processing) for i in range(64)]
-    logits = 3 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1)).repeat(64, 1)
-    rows = SamplingRows.of(sequences)
-    parameters = {name: torch.from_numpy(array) for name, array in rows.arrays.items()}
-
-    by_cpu = Sampler(sequences, frozenset()).sample(logits.clone()).token_ids.tolist()
-
-    no_ends = torch.zeros(0, dtype=torch.int64)
-    assert sample_with_reports(logits.clone(), parameters, rows, no_ends).token_ids.tolist() == by_cpu
-    assert (logits[0, by_cpu] > logits.max() + math.log(0.1)).all()

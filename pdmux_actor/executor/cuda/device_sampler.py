@@ -1,6 +1,7 @@
 """Sampling on the device: nothing here waits for the GPU, and every shape is known beforehand, as a capture needs.
 
-The draws are those of executor.sampler, row by row: same uniform numbers, same order of filters.
+The draws are those of executor.sampler, row by row: same uniform numbers, same order of filters. Weights have 24 bits
+here and 53 there, so that a number within 1e-7 of the border of two tokens may draw the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,24 +15,21 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.constrained_rows import ConstrainedRows
+from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
 from pdmux_actor.executor.logits_processing import LogitsProcessor
 from pdmux_actor.executor.sampler import uniform
-from pdmux_actor.executor.token_drawing import draw
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import TokenSequence
 
 NOT_FINITE = -1  # stands for the token of a row whose logits hold NaN or infinity
 _UINT64 = (1 << 64) - 1
-# That are drawn for at once. More would take gigabytes in every captured step; fewer would be sorted row by row.
-_DRAWN_ROWS = 128
 
 
 class SamplingKind(Enum):
     """The least that serves all rows of a batch."""
 
     GREEDY = "greedy"
-    DRAWN = "drawn"
-    FILTERED = "filtered"  # some row has top-k or top-p: all are sorted
+    DRAWN = "drawn"  # each row by its own temperature, top-k, top-p and min-p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,6 @@ class SamplingRows:
         """
         params = [s.request.sampling for s in sequences]
         padding = (num_rows or len(params)) - len(params)
-        filtered = any(p.temperature > 0 and (p.top_p < 1 or p.top_k > 0) for p in params)
         drawn = any(p.temperature > 0 for p in params)
         uniforms = np.zeros((num_steps or steps, len(params) + padding))
         if drawn:  # greedy rows read none of this, and a list is a long way to an array
@@ -75,7 +72,7 @@ class SamplingRows:
             uniforms[:steps] = [uniform(seeds, done + step) for step in range(steps)]
         left = [p.min_tokens - s.num_output_tokens for p, s in zip(params, sequences, strict=True)]
         return cls(
-            kind=SamplingKind.FILTERED if filtered else SamplingKind.DRAWN if drawn else SamplingKind.GREEDY,
+            kind=SamplingKind.DRAWN if drawn else SamplingKind.GREEDY,
             arrays={
                 "temperature": np.array([p.temperature for p in params] + [0.0] * padding, dtype=np.float64),
                 "top_p": np.array([p.top_p for p in params] + [1.0] * padding, dtype=np.float64),
@@ -119,41 +116,10 @@ def sample_rows(
     float64 [rows].
     """
     highest, token_ids = logits.max(dim=-1)
-    if kind is not SamplingKind.GREEDY:
-        tiles = [slice(first, first + _DRAWN_ROWS) for first in range(0, len(logits), _DRAWN_ROWS)]
-        drawn = [
-            _draw(
-                logits[rows],
-                highest[rows],
-                {name: parameters[name][rows] for name in ("temperature", "top_p", "top_k")},
-                uniforms[rows],
-                kind,
-                None if log_min_p is None else log_min_p[rows, None],
-            )
-            for rows in tiles
-        ]
-        token_ids = torch.where(parameters["temperature"] > 0, torch.cat(drawn), token_ids)
+    if kind is SamplingKind.DRAWN:
+        temperatures, top_ks, top_ps = (parameters[name] for name in ("temperature", "top_k", "top_p"))
+        token_ids = draw_rows(logits, highest, token_ids, temperatures, top_ks, top_ps, uniforms, log_min_p)
     return torch.where(highest.isfinite(), token_ids, NOT_FINITE).to(torch.int32)
-
-
-def _draw(
-    logits: Tensor,
-    highest: Tensor,
-    parameters: Mapping[str, Tensor],
-    uniforms: Tensor,
-    kind: SamplingKind,
-    log_min_p: Tensor | None,
-) -> Tensor:
-    below_highest = logits - highest[:, None]
-    temperature = parameters["temperature"][:, None].clamp(min=1e-12)
-    scaled = below_highest.double().div_(temperature)
-    drawn = draw(scaled if log_min_p is None else scaled.masked_fill_(scaled < log_min_p, float("-inf")), uniforms)
-    if kind is SamplingKind.FILTERED:
-        # In float32 a sort has half the passes; that float64 holds the quotients changes no order.
-        ordered, token_ids = below_highest.sort(dim=-1, descending=True, stable=True)
-        filtered = _draw_filtered(ordered.double().div_(temperature), token_ids, parameters, uniforms, log_min_p)
-        drawn = torch.where((parameters["top_p"] < 1) | (parameters["top_k"] > 0), filtered, drawn)
-    return drawn
 
 
 def sample_with_reports(
@@ -201,22 +167,3 @@ def host_tokens(sample: DeviceSample, num_alternatives: Sequence[int | None]) ->
             top = tuple(zip(top_ids[:wanted], top_logprobs[:wanted], strict=True))
             tokens.append(SampledToken(token_id, logprob, top))
     return tokens
-
-
-def _draw_filtered(
-    ordered: Tensor, token_ids: Tensor, parameters: Mapping[str, Tensor], uniforms: Tensor, log_min_p: Tensor | None
-) -> Tensor:
-    """top-k first, then top-p over what top-k left, then min-p. `ordered`: scaled logits, falling, of `token_ids`."""
-    ranks = torch.arange(ordered.shape[1], device=ordered.device)
-    top_k = parameters["top_k"]
-    most = torch.where(top_k > 0, top_k, ordered.shape[1])
-    ordered = ordered.masked_fill(ranks >= most[:, None], float("-inf"))
-    probabilities = ordered.softmax(dim=-1)
-    mass_before = probabilities.cumsum(dim=-1) - probabilities
-    outside = (mass_before >= parameters["top_p"][:, None]) & (ranks > 0)
-    if log_min_p is not None:
-        outside |= ordered < log_min_p
-    ordered = ordered.masked_fill(outside, float("-inf"))
-    # A row of NaN is drawn beyond its end, and a GPU that is asked for what is not there is lost.
-    places = draw(ordered, uniforms).clamp(max=ordered.shape[1] - 1)
-    return token_ids.gather(1, places[:, None]).squeeze(1)

@@ -31,7 +31,7 @@ def warm_up(loaded: LoadedModel, block_bytes: int, device: torch.device, num_sms
     bucket = DecodeBucket(loaded.decoder, kv, 1, 1)
     bucket.load_padding(HostStage(device))
     bucket.forward(num_sms)
-    bucket.sample(SamplingKind.GREEDY)
+    bucket.sample(SamplingKind.DRAWN)
     first = torch.zeros(1, dtype=torch.int32, device=device)
     gather_kv(kv.pool, kv.table, first, first, layer=0, kv_heads=kv.kv_heads, head_dim=kv.head_dim)
     # FlashAttention 4 compiles at its first call; the others load their code.

@@ -24,6 +24,7 @@ from gpu.sm_census import SmCensus
 
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
+from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
 from pdmux_actor.executor.cuda.split_list import split_list, target_splits
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.triton_operators import TritonOperators
@@ -115,6 +116,8 @@ def main(capability: int) -> None:
     if capability == LEAST_SHARED_MEMORY:
         call_all(8, 1, 256, 4096, torch.bfloat16, has_norms=False)  # the widest heads that there are
         call_all(32, 8, 128, 14336, torch.float32, has_norms=False)
+    per_row = torch.zeros(3, dtype=torch.float64)
+    draw_rows(torch.zeros(3, 128_256), per_row.float(), per_row.long(), per_row, per_row.int(), per_row, per_row)
     SmCensus(torch.device("cpu")).take()
     report = {name: [resources(k) for k in {k.hash: k for k in found}.values()] for name, found in compiled.items()}
     print(json.dumps(report))

@@ -28,7 +28,14 @@ def test_kernels__for_an_absent_gpu__compile_without_spills(capability: int, tmp
 
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
-    assert {"_split_kernel", "_join_kernel", "_store_kernel", "_gather_kernel", "_rotate_kernel"} <= set(report)
+    assert {
+        "_split_kernel",
+        "_join_kernel",
+        "_store_kernel",
+        "_gather_kernel",
+        "_rotate_kernel",
+        "_draw_kernel",
+    } <= set(report)
     assert all(variant["copies_ahead"] > 0 for variant in report["_split_kernel"]), report["_split_kernel"]
     # Five models: nothing but their shapes makes a variant, no layer, no batch and no number of splits.
     assert {name: len(variants) for name, variants in report.items() if len(variants) > 5} == {}
