@@ -50,8 +50,8 @@ class Findings:
         return self.states.get(step) == "failed" and not self.rows(step)
 
     def best_queues(self) -> int:
-        """Hardware queues under which a tiny launch waits least for the other lane."""
-        ratios = {n: [row["ratio"] for row in self.rows(f"queues_{n}")] for n in _QUEUE_COUNTS}
+        """Hardware queues under which a tiny launch and a tiny graph wait least for the other lane."""
+        ratios = {n: [max(row["ratio"], row["graph_ratio"]) for row in self.rows(f"queues_{n}")] for n in _QUEUE_COUNTS}
         means = {n: sum(found) / len(found) for n, found in ratios.items() if found}
         best = min(means, key=lambda n: means[n], default=_MANY_QUEUES)
         return best if means.get(_MANY_QUEUES, 0.0) > 1.1 * means.get(best, 0.0) else _MANY_QUEUES

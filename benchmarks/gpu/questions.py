@@ -38,6 +38,9 @@ from pdmux_actor.scheduling.launch import Lane
 
 Work = Callable[[], object]
 _QUEUED = 20  # launches of the other lane that keep it busy meanwhile
+# Small ones that wait in its queue, as of a prefill that is launched eagerly far ahead: a graph may have to wait for
+# them (pytorch#176582).
+_MANY_QUEUED = 400
 QUESTIONS = ("census", "queue", "speed")
 ROW_KEY = ("question", "lane", "sms", "work")
 
@@ -202,14 +205,29 @@ class Lanes:
             return self._tiny.add_(1)
 
         alone_s = self._host_time_s(stream, tiny)
+        beside_s = self._beside_s(stream, tiny, other, self._others["copy"], _QUEUED)
+        replay = self._gpu.captured(stream, tiny)
+        graph_alone_s = statistics.median(self._host_time_s(stream, replay) for _ in range(self._repeats))
+        graph_beside_s = self._beside_s(stream, replay, other, self._others["triton"], _MANY_QUEUED)
+        return {
+            "alone_s": alone_s,
+            "beside_s": beside_s,
+            "ratio": beside_s / alone_s,
+            "graph_alone_s": graph_alone_s,
+            "graph_beside_s": graph_beside_s,
+            "graph_ratio": graph_beside_s / graph_alone_s,
+        }
+
+    def _beside_s(self, stream: Any, work: Work, other: Any, other_work: Work, count: int) -> float:
+        """Host time of `work` while `count` launches of the other lane are queued."""
         beside = []
         for _ in range(self._repeats):
             with self._gpu.on(other):
-                for _ in range(_QUEUED):
-                    self._others["copy"]()
-            beside.append(self._host_time_s(stream, tiny))
+                for _ in range(count):
+                    other_work()
+            beside.append(self._host_time_s(stream, work))
             other.synchronize()
-        return {"alone_s": alone_s, "beside_s": statistics.median(beside), "ratio": statistics.median(beside) / alone_s}
+        return statistics.median(beside)
 
     def switch_s(self) -> float:
         """Host time to move a tiny launch to the next partition's stream and see it done, less that of staying."""
