@@ -6,7 +6,7 @@ import time
 import numpy as np
 import torch
 
-from pdmux_actor.executor.lanes import LaneThread, available_cores
+from pdmux_actor.executor.lanes import CoreThreads, LaneThread, available_cores
 
 # Enough elements for torch to use every thread of the lane.
 _ELEMENTS = 1 << 17
@@ -18,7 +18,8 @@ def measure_repartition(rounds: int) -> dict[str, float]:
     if len(cores) < 2:
         return {}
     partitions = (cores, cores[: len(cores) // 2])
-    lane = LaneThread("repartition", cores)
+    threads = CoreThreads()
+    lane = LaneThread("repartition", cores, threads)
     for partition in partitions * 3:  # each partition's threads exist from its first use on
         _job_us(lane, partition)
     taken_us: dict[str, list[float]] = {"same": [], "switched": []}
@@ -26,7 +27,7 @@ def measure_repartition(rounds: int) -> dict[str, float]:
         partition = partitions[number % 2]
         taken_us["switched"].append(_job_us(lane, partition))
         taken_us["same"].append(_job_us(lane, partition))
-    lane.close()
+    threads.close()
     return {
         f"{kind}_p{share}_us": float(np.percentile(values, share))
         for kind, values in taken_us.items()

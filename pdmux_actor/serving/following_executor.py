@@ -1,5 +1,6 @@
 """The executor of a rank that follows, by what the leading rank was started on."""
 
+from pdmux_actor.executor.lanes import leave_cores_to_lanes
 from pdmux_actor.executor.ranks.following_rank import FollowingExecutor
 from pdmux_actor.executor.ranks.following_runner import FollowingRunner
 from pdmux_actor.executor.ranks.lane_group import measured_links, open_lane_groups
@@ -17,6 +18,7 @@ def open_following_executor(settings: RankSettings) -> FollowingExecutor:
         return open_following_cuda_executor(settings, share)
     groups = open_lane_groups(settings.store, settings.rank, settings.num_ranks, settings.num_lanes)
     measured_links(groups[0], settings.device, settings.num_ranks)
+    leave_cores_to_lanes()
     return TorchCpuExecutor(
         kv_pool_bytes=settings.kv_pool_bytes,
         block_bytes=settings.block_bytes,

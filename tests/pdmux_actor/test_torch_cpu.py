@@ -14,7 +14,13 @@ from cpu_rig import DEADLINE_S, CpuRig, make_device, make_prompt, outputs
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cpu_device import measure_cpu
-from pdmux_actor.executor.lanes import PinnedThread, available_cores
+from pdmux_actor.executor.lanes import (
+    CoreThreads,
+    LaneThread,
+    PinnedThread,
+    available_cores,
+    leave_cores_to_lanes,
+)
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import (
@@ -117,7 +123,7 @@ def test_lanes__two_models_decode_on_cores_of_their_own__tokens_as_in_serial(rig
 
     assert {model: outputs(sequences[model], NEW_TOKENS) for model in models} == expected
     threads = {thread.name for thread in threading.enumerate()}
-    assert "decode-lane-1" in threads
+    assert {f"cores-{core}" for core in available_cores()[:2]} <= threads
 
 
 def test_submit__part_beyond_the_decode_share__is_refused(rig: CpuRig) -> None:
@@ -176,6 +182,35 @@ def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
     thread.close()
 
     assert seen == {"threads": 1, "inference": True, "affinities": {cores}}
+
+
+def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
+    threads, cores, seen = CoreThreads(), available_cores(), []
+    lanes = [LaneThread(name, cores, threads) for name in ("prefill", "decode")]
+    for lane in lanes:
+        lane.submit(lambda: seen.append(threading.get_ident()), cores)
+    lanes[0].submit(lambda: seen.append(threading.get_ident()), cores[:1])
+    threads.close()
+
+    together = seen if len(cores) == 1 else seen[:2]
+    assert len(seen) == 3
+    assert len(set(together)) == 1
+
+
+def test_leave_cores_to_lanes__threads_begun_later__work_alone_and_lanes_do_not() -> None:
+    before, cores, seen = torch.get_num_threads(), available_cores(), {}
+    try:
+        leave_cores_to_lanes()
+        loader = threading.Thread(target=lambda: seen.update(loader=torch.get_num_threads()))
+        loader.start()
+        loader.join()
+        lane = PinnedThread("test-lane", cores)
+        lane.submit(lambda: seen.update(lane=torch.get_num_threads()))
+        lane.close()
+    finally:
+        torch.set_num_threads(before)
+
+    assert seen == {"loader": 1, "lane": len(cores)}
 
 
 def test_drop_prefill__between_slices__frees_the_hidden_states(rig: CpuRig) -> None:
