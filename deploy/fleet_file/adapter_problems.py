@@ -40,5 +40,7 @@ def _problems(
     if model.replicas.max != 1:
         yield refuse("replicas.max", model.replicas.max, "an adapter is wherever its base is; set it on the base")
     for pool in without_adapters:
-        remedy = f"units of pool {pool!r} take no adapters (backend sglang, or mesh_gpus above 1), and may be given the"
-        yield refuse("base", model.base, f"{remedy} base; serve it in a fleet without such a pool")
+        reason = f"units of pool {pool!r} take no adapters (backend sglang, or mesh_gpus above 1 on cuda)"
+        yield refuse(
+            "base", model.base, f"{reason}, and may be given the base; serve it in a fleet without such a pool"
+        )

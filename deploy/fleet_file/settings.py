@@ -365,7 +365,7 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
 
 
 def _takes_adapters(pool: PoolSection, backend: BackendEntry) -> bool:
-    return backend.takes_adapters and (pool.mesh_gpus == 1 or pool.device == "simulated")
+    return backend.takes_adapters and (pool.mesh_gpus == 1 or pool.device != "cuda")
 
 
 def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: BackendEntry) -> list[Problem]:

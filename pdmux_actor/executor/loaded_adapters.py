@@ -5,10 +5,13 @@ from typing import Protocol
 import torch
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.adapter_share import share_of
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.lora import AdapterSlots
 from pdmux_actor.models.lora_checkpoint import read_adapter
+from pdmux_actor.models.rank_share import WHOLE, RankShare
 
 
 class _Held(Protocol):
@@ -17,11 +20,15 @@ class _Held(Protocol):
     @property
     def decoder(self) -> object: ...
 
+    @property
+    def info(self) -> ModelInfo: ...
+
 
 class LoadedAdapters:
-    """`load` and `drop` come from one thread at a time."""
+    """`load` and `drop` come from one thread at a time. `share` is what this process has of each base."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: RankShare = WHOLE) -> None:
+        self._share = share
         self._slots: dict[str, AdapterSlots] = {}  # those of its base, by adapter
 
     def load(self, model: str, base: _Held, source: str, revision: str | None) -> None:
@@ -40,8 +47,9 @@ class LoadedAdapters:
                 remedy="merge it into its base (peft: merge_and_unload) and serve the result as a model of its own",
             )
         with torch.inference_mode():
-            adapter = read_adapter(model, source, revision, decoder.spec, decoder.weights.embedding.dtype)
-            decoder.adapters.load(model, adapter)
+            whole = base.info.whole or base.info.spec
+            adapter = read_adapter(model, source, revision, whole, decoder.weights.embedding.dtype)
+            decoder.adapters.load(model, share_of(adapter, self._share, whole))
         self._slots[model] = decoder.adapters
 
     def drop(self, model: str) -> None:

@@ -90,7 +90,7 @@ class TorchCpuExecutor:
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, AttachedModel] = {}
         self._asleep: dict[str, HostCopy] = {}
-        self._adapters = LoadedAdapters()
+        self._adapters = LoadedAdapters(share)
         self._share = share
         self._make_runner = make_runner
         self._runners = {number: make_runner(number, self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}

@@ -169,11 +169,11 @@ class Decoder:
             layer = self.weights.layers[index]
             normed = self._operators.rms_norm(hidden, layer.input_norm, eps)
             attended = self._attend(index, layer, normed, rotary, attention, adapters)
-            hidden = layer.output.plus(attended, hidden)
             if adapters is not None:
-                adapters.add(index, Site.OUTPUT, attended, hidden)
+                hidden = adapters.plus(index, Site.OUTPUT, layer.output, attended, hidden)
                 hidden = self._adapted_mlp(index, layer, hidden, adapters)
                 continue
+            hidden = layer.output.plus(attended, hidden)
             tile_tokens = (layer.feed_forward.is_tiled and self._operators.mlp_tile_tokens) or len(hidden)
             tiles = [
                 self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, len(hidden), tile_tokens)
@@ -230,6 +230,4 @@ class Decoder:
         gate_up = mlp.gate_up(normed)
         adapters.add(index, Site.GATE_UP, normed, gate_up)
         inner = self._operators.silu_product(gate_up)
-        hidden = mlp.down.plus(inner, hidden)
-        adapters.add(index, Site.DOWN, inner, hidden)
-        return hidden
+        return adapters.plus(index, Site.DOWN, mlp.down, inner, hidden)

@@ -51,6 +51,15 @@ class Projection(Protocol):
 
 
 @runtime_checkable
+class SummedProjection(Projection, Protocol):
+    """A rank's part of a projection, whose products are summed over ranks."""
+
+    def plus_changed(self, inputs: Tensor, addend: Tensor, change: Callable[[Tensor], None]) -> Tensor:
+        """As `plus`; `change` adds in place to this rank's part of the sum."""
+        ...
+
+
+@runtime_checkable
 class Classifier(Projection, Protocol):
     """A projection to the vocabulary, which may be the embedding, and of which single rows may be read."""
 

@@ -8,11 +8,13 @@ a tenth of the time of a product for each; for one adapter it is the other way r
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.linear import Projection, SummedProjection
 from pdmux_actor.models.lora_checkpoint import LoraAdapter
 from profiler.adapter_sites import Site, padded_rank, projection_shapes
 from profiler.specs import ModelSpec
@@ -153,9 +155,10 @@ class _Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterBatch:
-    """Says which tokens of a launch are of which adapter."""
+    """Says which tokens of a launch are of which adapter; `runs` are those that are of one."""
 
     stacks: _Stacks
+    runs: tuple[TokenRun, ...]
     long: tuple[tuple[int, slice], ...]
     gathered: _Gathered | None = field(default=None)
 
@@ -167,7 +170,23 @@ class AdapterBatch:
         for slot, run in runs:
             if not is_alone and run.length < _LONG_RUN_TOKENS:
                 tokens.setdefault(slot, []).extend(range(run.first, run.first + run.length))
-        return cls(stacks=stacks, long=tuple(long), gathered=_gather(stacks, tokens) if tokens else None)
+        return cls(
+            stacks=stacks,
+            runs=tuple(run for _, run in runs),
+            long=tuple(long),
+            gathered=_gather(stacks, tokens) if tokens else None,
+        )
+
+    def plus(self, layer: int, site: Site, projection: Projection, inputs: Tensor, addend: Tensor) -> Tensor:
+        """Returns a projection's product, the residual `addend` and what the adapters add. Where products are summed
+        over ranks, each adds its part of all of it before.
+        """
+        change = partial(self.add, layer, site, inputs)
+        if isinstance(projection, SummedProjection):
+            return projection.plus_changed(inputs, addend, change)
+        outputs = projection.plus(inputs, addend)
+        change(outputs)
+        return outputs
 
     def add(self, layer: int, site: Site, inputs: Tensor, outputs: Tensor) -> None:
         """Adds to a projection's `outputs` [tokens, out] what the adapters make of its `inputs` [tokens, in]."""

@@ -48,8 +48,10 @@ def resident_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DE
 
 
 def replica_bytes(model: PlacementModel, num_gpus: int, limits: LaunchLimits) -> int:
-    """`resident_bytes` with the model's adapters."""
-    return resident_bytes(model.spec, num_gpus, limits) + model.adapters_bytes
+    """`resident_bytes` with the model's adapters. A GPU divides one of an adapter's two matrices and has the other one
+    whole: both are counted on each, which is more than there is.
+    """
+    return resident_bytes(model.spec, num_gpus, limits) + model.adapters_bytes * num_gpus
 
 
 def resident_bytes_on(unit: UnitCapacity, model: PlacementModel) -> int:

@@ -50,7 +50,7 @@ BAD = {
     "sglang": (
         LLAMA + ADAPTER + "}\npools: [{name: gpus, device: cuda, backend: sglang}]\n",
         "f.yaml:3: models[1].base = \"llama\": units of pool 'gpus' take no adapters (backend sglang, or mesh_gpus "
-        "above 1), and may be given the base; serve it in a fleet without such a pool",
+        "above 1 on cuda), and may be given the base; serve it in a fleet without such a pool",
     ),
 }
 

@@ -1,7 +1,5 @@
 """A unit of several ranks says what one of one rank says: gloo on this machine's cores, each other rank a process."""
 
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from cpu_rig import CpuRig, make_device
+from rank_rig import BLOCK_BYTES, running
 
-from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.packed_batch import DecodeInputs, pack
 from pdmux_actor.executor.ranks.rank_frames import BatchOnWire
@@ -24,14 +22,10 @@ from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.models.rank_share import RankShare
 from pdmux_actor.models.weights import load_weights
-from pdmux_actor.scheduling.events import Arrival, AttachModel, RemoveModel, SetPolicy, Stop
+from pdmux_actor.scheduling.events import SetPolicy
 from pdmux_actor.scheduling.launch import Chunk
 from pdmux_actor.scheduling.policies.registry import POLICIES
-from pdmux_actor.scheduling.settings import SchedulerSettings
-from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
-from profiler.roofline import RooflineLatency
 
-BLOCK_BYTES = 2048
 LENGTHS = (1, 150, 33, 64, 7, 97)
 # Biases, norms of heads, a tied embedding; one KV head, which both ranks have; mixtures of experts.
 SHAPES = {
@@ -85,80 +79,6 @@ def make_requests(policy: str) -> list[GenerateRequest]:
         for model in SHAPES
         for place, length in enumerate(LENGTHS)
     ]
-
-
-class EngineRun:
-    """An engine's loop on a thread. `executor` is closed with it."""
-
-    def __init__(self, executor, num_ranks):
-        self._executor = executor
-        self._tokens, self._errors = {}, []
-        self.prompt_logprobs = []
-        self._open, self._done = set(), threading.Event()
-        self._detached = threading.Event()
-        settings = SchedulerSettings(max_batch_tokens=256, chunk_budget_tokens=48)
-        latency = RooflineLatency(executor.device, num_gpus=num_ranks)
-        self.loop, self.inbox = build_engine(
-            executor,
-            policy="mux",
-            settings=settings,
-            latency=latency,
-            outbox=self._take,
-            on_detached=lambda model: self._detached.set(),
-            num_ranks=num_ranks,
-        )
-        self.thread = threading.Thread(target=self.loop.run)
-
-    def attach(self, info, quota_tokens=4000):
-        quota_rows = -(-quota_tokens // info.geometry.tokens_per_row)
-        self.inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))
-
-    def detach(self, model):
-        self._detached.clear()
-        self.inbox.put(RemoveModel(model))
-        assert self._detached.wait(30)
-
-    def answers(self, requests, *before):
-        self._open = {r.request_id for r in requests}
-        self._tokens = {r.request_id: [] for r in requests}
-        self.prompt_logprobs = []
-        self._done.clear()
-        for event in (*before, *map(Arrival, requests)):
-            self.inbox.put(event)
-        assert self._done.wait(120), f"unanswered: {self._open}"
-        assert not self._errors
-        return {request_id.partition("/")[2]: tokens for request_id, tokens in self._tokens.items()}
-
-    def _take(self, events):
-        for event in events:
-            if event.error is not None:
-                self._errors.append(event.error)
-            self.prompt_logprobs += event.prompt_logprobs or ()
-            self._tokens[event.request_id] += [t.token_id for t in event.tokens]
-            if event.finish is not None:
-                self._open.discard(event.request_id)
-        if not self._open:
-            self._done.set()
-
-
-@contextmanager
-def running(checkpoints, num_ranks):
-    settings = {"kv_pool_bytes": 48 << 20, "block_bytes": BLOCK_BYTES, "default_dtype": "float32"}
-    if num_ranks == 1:
-        executor = TorchCpuExecutor(**settings)
-    else:
-        executor = open_tensor_parallel_executor(num_ranks=num_ranks, num_lanes=2, shares_cores=True, **settings)
-    run = EngineRun(executor, num_ranks)
-    for model, folder in checkpoints.items():
-        info = executor.load_model(model, str(folder), revision=None, dtype=None, max_model_len=512)
-        run.attach(info)
-    run.thread.start()
-    try:
-        yield run, executor
-    finally:
-        run.inbox.put(Stop())
-        run.thread.join(30)
-        assert not run.thread.is_alive()
 
 
 @pytest.fixture(scope="module")

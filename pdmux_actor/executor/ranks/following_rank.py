@@ -21,6 +21,7 @@ from pdmux_actor.executor.ranks.rank_frames import (
     FromRank,
     HeadPass,
     LanePass,
+    LoadAdapterPart,
     LoadPart,
     PartCall,
     PartDone,
@@ -133,6 +134,8 @@ class FollowingRank:
                 self._parts[model] = self._executor.load_model(
                     model, source, revision=revision, dtype=dtype, max_model_len=max_model_len, weights=weights
                 )
+            case LoadAdapterPart(model, base, source, revision):
+                self._executor.load_adapter(model, base, source, revision=revision)
             case WakePart(model=model):
                 self._parts[model] = self._executor.wake_model(model)
             case SleepPart(model, most_bytes):

@@ -8,6 +8,7 @@ from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner, Unfini
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels, with_decoder
 from pdmux_actor.executor.ranks.rank_frames import ForwardPass, HeadPass, LanePass
+from pdmux_actor.models.lora import TokenRun
 
 
 class FollowingRunner(ModelRunner):
@@ -33,10 +34,12 @@ class FollowingRunner(ModelRunner):
             told.batch.note_blocks(model.row_table)
             batch = told.batch.batch(model.kv.tokens_per_row)
             hidden, rotary = model.decoder.start(batch.token_ids, batch.positions, batch.prompts)
-            state = UnfinishedPrefill(told.model, batch, rotary, hidden, 0, None)
+            slots, runs = model.decoder.adapters, [TokenRun(*run) for run in told.adapters]
+            adapters = slots.batch(runs) if runs and slots is not None else None
+            state = UnfinishedPrefill(told.model, batch, rotary, hidden, 0, adapters)
         assert state.next_layer == told.first_layer, "slices of a prefill batch must follow one another"
         state.hidden = self._forward(
-            model, state.batch, state.hidden, state.rotary, told.first_layer, told.last_layer, None
+            model, state.batch, state.hidden, state.rotary, told.first_layer, told.last_layer, state.adapters
         )
         state.next_layer = told.last_layer
         if told.batch_id is not None and told.last_layer < model.info.spec.num_layers:

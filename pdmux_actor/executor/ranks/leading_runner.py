@@ -62,7 +62,6 @@ class LeadingRunner(ModelRunner):
         last_layer: int,
         adapters: AdapterBatch | None,
     ) -> Tensor:
-        assert adapters is None, "units of several ranks take no adapters"
         first_core, num_cores = self._place()
         with self._in_step():
             self._link.tell(
@@ -75,9 +74,10 @@ class LeadingRunner(ModelRunner):
                     first_layer=first_layer,
                     last_layer=last_layer,
                     batch=BatchOnWire.of(batch, model.row_table) if first_layer == 0 else None,
+                    adapters=() if adapters is None or first_layer else adapters.runs,
                 )
             )
-            return super()._forward(model, batch, hidden, rotary, first_layer, last_layer, None)
+            return super()._forward(model, batch, hidden, rotary, first_layer, last_layer, adapters)
 
     @contextmanager
     def _around_head(self, model: str, num_tokens: int) -> Iterator[None]:

@@ -47,7 +47,15 @@ class ColumnParts:
 
     def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
         """The leader's part of the sum has the addend in it: all ranks get it with the rest."""
-        return self._group.sum(self._part.plus(inputs, addend) if self._group.leads else self._part(inputs))
+        return self._group.sum(self._partial(inputs, addend))
+
+    def plus_changed(self, inputs: Tensor, addend: Tensor, change: Callable[[Tensor], None]) -> Tensor:
+        partial_sum = self._partial(inputs, addend)
+        change(partial_sum)
+        return self._group.sum(partial_sum)
+
+    def _partial(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        return self._part.plus(inputs, addend) if self._group.leads else self._part(inputs)
 
 
 class VocabularyParts(ColumnParts):

@@ -100,7 +100,8 @@ class BatchOnWire(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class ForwardPass(msgspec.Struct, frozen=True, tag="forward", gc=False):
     """Layers `[first_layer, last_layer)` on a lane, which has `num_cores` from `first_core` on of each rank's. Between
-    slices of prefill batch `batch_id` a rank keeps its hidden states; those after the first have no `batch`.
+    slices of prefill batch `batch_id` a rank keeps its hidden states; those after the first have no `batch`, and no
+    `adapters`: TokenRuns of those tokens that are of one.
     """
 
     lane: int
@@ -111,6 +112,7 @@ class ForwardPass(msgspec.Struct, frozen=True, tag="forward", gc=False):
     first_layer: int
     last_layer: int
     batch: BatchOnWire | None
+    adapters: tuple[tuple[str | None, int, int], ...] = ()
 
 
 class HeadPass(msgspec.Struct, frozen=True, tag="head", gc=False):
@@ -147,6 +149,13 @@ class LoadPart(msgspec.Struct, frozen=True, tag="load"):
     weights: str | None = None
 
 
+class LoadAdapterPart(msgspec.Struct, frozen=True, tag="load-adapter"):
+    model: str
+    base: str
+    source: str
+    revision: str | None
+
+
 class ResizePart(msgspec.Struct, frozen=True, tag="resize"):
     total_blocks: int
 
@@ -179,7 +188,7 @@ class PartFailed(msgspec.Struct, frozen=True, tag="failed"):
 LanePass = ForwardPass | HeadPass | DeviceFrame
 """What a lane does, in order."""
 
-PartCall = LoadPart | ResizePart | SleepPart | WakePart | ForgetPart
+PartCall = LoadPart | LoadAdapterPart | ResizePart | SleepPart | WakePart | ForgetPart
 ToRank = LanePass | DropBatch | AttachPart | DetachPart | PartCall
 FromRank = PartDone | PartFailed
 

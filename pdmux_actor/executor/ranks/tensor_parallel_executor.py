@@ -15,6 +15,7 @@ from pdmux_actor.executor.ranks.rank_frames import (
     DetachPart,
     ForgetPart,
     FromRank,
+    LoadAdapterPart,
     LoadPart,
     PartDone,
     PartFailed,
@@ -101,11 +102,18 @@ class TensorParallelExecutor:
         return self._attachable(model, told, load_own if part is None else lambda: part)
 
     def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
-        raise ModelLoadError(
-            model=model,
-            reason=f"its base {base!r} is on {self.num_ranks} ranks, and adapters are not divided",
-            remedy="place the base on a pool with mesh_gpus: 1, or serve the adapter merged into its base",
-        )
+        if not self.memory_is_host:
+            raise ModelLoadError(
+                model=model,
+                reason=f"its base {base!r} is on {self.num_ranks} GPUs, and adapters are not divided there",
+                remedy="place the base on a pool with mesh_gpus: 1, or serve the adapter merged into its base",
+            )
+        own = partial(self._own.load_adapter, model, base, source, revision=revision)
+        answers, failure = self._link.call(LoadAdapterPart(model, base, source, revision), partial(_tried, own))
+        failures = [_failure(model, answer) for answer in answers if isinstance(answer, PartFailed)]
+        if failure is not None or failures:
+            self.detach_model(model)
+            raise failures[0] if failure is None else failure
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._link.tell(AttachPart(info.model, len(row_table)))
