@@ -1,12 +1,13 @@
 """Rounds the products in layers of transformers' modules to 8 or 4 bits, as plans count them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.faster_modules import PackedLinear
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear, projection_maker
+from pdmux_actor.models.quantised_weight import QuantisedWeight
 from profiler.specs import ModelSpec
 
 
@@ -24,19 +25,18 @@ def check_quantisable(model: str, spec: ModelSpec, layers: nn.ModuleList) -> Non
                     model=model,
                     reason=f"weights={spec.weights} cannot be had of {spec.architecture}, which runs by transformers' "
                     f"code: {named} of its layers is no product that is rounded",
-                    remedy="remove `weights`, or serve it in a pool with `backend: sglang`, if SGLang has it",
+                    remedy="set `weights: dtype`, or serve it in a pool with `backend: sglang`, if SGLang has it",
                 )
 
 
-def quantise(layers: Sequence[nn.Module], weights: str) -> None:
-    """One product after the other: beside them one is held in plain numbers. `weights` is ModelSpec's."""
+def quantise(layers: Sequence[nn.Module], weights: str, kept: Mapping[str, QuantisedWeight], prefix: str) -> None:
+    """One product after the other: beside them one is held in plain numbers. `weights` is ModelSpec's; `kept` are
+    weights whose levels a checkpoint has, by their names, which begin with `prefix` and the layer's number.
+    """
     make_projection = projection_maker(weights)
-    for layer in layers:
-        for packed in _packed(layer):
-            rounded = make_projection(packed.weight, packed.bias)
-            assert isinstance(rounded, Int8Linear | Int4Linear)
-            packed.linear = rounded
-
-
-def _packed(layer: nn.Module) -> Iterator[PackedLinear]:
-    return (module for module in layer.modules() if isinstance(module, PackedLinear))
+    for index, layer in enumerate(layers):
+        for name, module in layer.named_modules():
+            if isinstance(module, PackedLinear):
+                rounded = make_projection(kept.get(f"{prefix}.{index}.{name}.weight", module.weight), module.bias)
+                assert isinstance(rounded, Int8Linear | Int4Linear)
+                module.linear = rounded

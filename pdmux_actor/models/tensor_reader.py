@@ -1,7 +1,7 @@
 """Reads named tensors of a checkpoint straight into their places, from several threads at once."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,15 @@ class TensorReader:
             offset += size
         return target
 
+    def all_tensors(self) -> Iterator[tuple[str, Tensor | StoredProduct]]:
+        """Yields all that is unread, whatever its shape: weights of products as they are stored, then the others."""
+        if self._stored is not None:
+            for weight in self._stored.weights(self._unread):
+                names = self._stored.tensors_of(weight, self._unread)
+                yield weight, self._unpacked(weight, names, self._stored)
+        for name in sorted(self._unread):
+            yield name, self._whole(name)
+
     def _rounded_columns(
         self, name: str, rows: int, columns: int, part: TensorPart, keeps: str
     ) -> Tensor | QuantisedWeight:
@@ -182,8 +191,13 @@ class TensorReader:
             return None
         first = next(iter(names.values()))
         path = self._unread[first]
+        return self._part_of(self._unpacked(weight, names, self._stored), path, first, shape, part)
+
+    def _unpacked(self, weight: str, names: Mapping[str, str], stored: StoredWeights) -> StoredProduct:
+        first = next(iter(names.values()))
+        path = self._unread[first]
         try:
-            levels = self._stored.unpack({kind: self._whole(name) for kind, name in names.items()})
+            return stored.unpack({kind: self._whole(name) for kind, name in names.items()})
         except KeyError as error:
             raise self._missing(f"{weight.rpartition('.')[0]}.{error.args[0]}") from error
         except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
@@ -192,7 +206,6 @@ class TensorReader:
                 reason=f"{path}: tensor {first} does not go with what belongs to it: {error}",
                 remedy="check that `quantization_config` of config.json belongs to these weights",
             ) from error
-        return self._part_of(levels, path, first, shape, part)
 
     def _part_of(
         self, product: StoredProduct, path: Path, name: str, shape: list[int], part: TensorPart | None

@@ -1,10 +1,12 @@
 """Defines what config.json says about a decoder that runs by transformers' code, as far as it is not for that code."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.stored_formats.entry import StoredWeights
+from pdmux_actor.models.stored_formats.registry import stored_weights
 from profiler.architectures import family_of
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
@@ -15,10 +17,13 @@ _ROTATE_BY_LENGTH = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig:
-    """`window_tokens` is the longest sequence for which one batch rotates as each of its sequences alone; None: any."""
+    """`window_tokens` is the longest sequence for which one batch rotates as each of its sequences alone; None: any.
+    `stored` is the format of a quantised checkpoint.
+    """
 
     spec: ModelSpec
     window_tokens: int | None = None
+    stored: StoredWeights | None = None
 
     @classmethod
     def from_config(
@@ -27,6 +32,7 @@ class TransformersConfig:
         """Raises ModelLoadError naming what is not supported, and what would serve it."""
         try:
             spec = ModelSpec.from_config(config, dtype, weights)
+            stored = stored_weights(config)
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
             raise ModelLoadError(model=model, reason=reason, remedy=error.remedy) from error
@@ -36,23 +42,16 @@ class TransformersConfig:
             reason = f"config.json: architectures={spec.architecture!r} is not served by this engine: {refusal}"
             remedy = "an SGLang pool (backend: sglang) may serve it: docs/models.md"
             raise ModelLoadError(model=model, reason=reason, remedy=remedy)
-        quantisation = config.get("quantization_config")
-        if quantisation is not None:
-            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
-            raise ModelLoadError(
-                model=model,
-                reason=f"config.json: quantization_config.quant_method={method!r} is not supported of "
-                f"{spec.architecture}, which runs by transformers' code",
-                remedy="use its unquantised checkpoint, or serve it in a pool with backend: sglang",
-            )
+        if spec.weights == "fp8":  # as many bytes, and CPUs multiply them
+            spec = replace(spec, weights="int8")
         if spec.weights is not None and not family.is_rounded_by_transformers:
             raise ModelLoadError(
                 model=model,
                 reason=f"weights={spec.weights} cannot be had of {spec.architecture}, which runs by transformers' "
                 "code: its products are not all torch.nn.Linear",
-                remedy="remove `weights`, or serve it in a pool with `backend: sglang`, if SGLang has it",
+                remedy="set `weights: dtype`, or serve it in a pool with `backend: sglang`, if SGLang has it",
             )
-        return cls(spec=spec, window_tokens=min(_original_lengths(config, spec), default=None))
+        return cls(spec=spec, stored=stored, window_tokens=min(_original_lengths(config, spec), default=None))
 
 
 def _original_lengths(config: Mapping[str, Any], spec: ModelSpec) -> Iterator[int]:

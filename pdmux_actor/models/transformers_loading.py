@@ -1,7 +1,7 @@
 """Loads a checkpoint with transformers' own code and makes it a decoder that runs layer by layer."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pdmux_actor.models.transformers_attention import (
 from pdmux_actor.models.transformers_check import check_against, example_tokens
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_decoder import TransformersDecoder
+from pdmux_actor.models.unpacked_checkpoint import unpack_checkpoint
 from pdmux_actor.models.weights import torch_dtype
 
 _LOG = logging.getLogger(__name__)
@@ -42,11 +43,16 @@ def load_transformers_decoder(
     weights = config.spec.weights
     if weights is not None and device is not None and device.type != "cpu":
         reason = f"weights={weights} of {config.spec.architecture}, which runs by transformers' code, is for CPUs"
-        raise ModelLoadError(model=model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
+        raise ModelLoadError(model=model, reason=reason, remedy="set `weights: dtype`, or serve it in an SGLang pool")
+    dtype = torch_dtype(config.spec.dtype)
     with torch.inference_mode():
-        causal_lm = _from_checkpoint(model, folder, torch_dtype(config.spec.dtype))
+        unpacked = None if config.stored is None else unpack_checkpoint(model, folder, config.stored, dtype, weights)
+        causal_lm = _from_checkpoint(model, folder, dtype, None if unpacked is None else unpacked.tensors)
+        prefix = ""
         if weights is not None:
-            check_quantisable(model, config.spec, _layer_list(causal_lm.base_model, config.spec.num_layers))
+            layers = _layer_list(causal_lm.base_model, config.spec.num_layers)
+            check_quantisable(model, config.spec, layers)
+            prefix = next(name for name, module in causal_lm.named_modules() if module is layers)
         if device is not None:
             causal_lm = causal_lm.to(device)
         try:
@@ -60,19 +66,32 @@ def load_transformers_decoder(
                 remedy=_ELSEWHERE,
             ) from error
         if weights is not None:  # after its answers were compared: roundings are no fault
-            quantise(decoder.seams.layers, weights)
+            quantise(decoder.seams.layers, weights, {} if unpacked is None else unpacked.kept, prefix)
         return decoder
 
 
-def _from_checkpoint(model: str, folder: Path, dtype: torch.dtype) -> Any:  # noqa: ANN401 - transformers has no types
+def _from_checkpoint(model: str, folder: Path, dtype: torch.dtype, tensors: Mapping[str, Tensor] | None) -> Any:  # noqa: ANN401 - transformers has no types
+    """`tensors` in place of those in the folder, by the same names."""
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True
+        config, of_class = None, AutoModelForCausalLM
+        source: Path | None = folder
+        if tensors is not None:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            del config.quantization_config
+            of_class, source = AutoModelForCausalLM._model_mapping[type(config)], None
+        loaded, info = of_class.from_pretrained(
+            source,
+            config=config,
+            state_dict=tensors,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelLoadError(

@@ -99,7 +99,8 @@ def test_weights__in_no_linear_module__are_refused(rig: CpuRig, tmp_path: Path, 
     write_tiny_checkpoint(tmp_path, model_type)
 
     with pytest.raises(
-        ModelLoadError, match=r"weights=int8 cannot be had of \w+, which runs by transformers' code: .*; remove"
+        ModelLoadError,
+        match=r"weights=int8 cannot be had of \w+, which runs by transformers' code: .*; set `weights: dtype`",
     ):
         rig.load("m", tmp_path, weights="int8")
 

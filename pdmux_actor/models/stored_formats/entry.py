@@ -1,6 +1,6 @@
 """Defines what a register of stored formats holds: how a quantised checkpoint keeps the weights of its products."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,11 @@ class StoredWeights:
             return {}
         names = {tensor: f"{module}.{tensor}" for tensor in self.format.tensors}
         return {tensor: name for tensor, name in names.items() if name in present}
+
+    def weights(self, present: Iterable[str]) -> list[str]:
+        """Returns the weights that are not stored plainly."""
+        parts = [name.rpartition(".") for name in present]
+        return sorted({f"{module}.weight" for module, _, kind in parts if kind in self.format.markers})
 
     def unpack(self, tensors: Tensors) -> StoredLevels:
         return self.format.unpack(tensors, self.settings)

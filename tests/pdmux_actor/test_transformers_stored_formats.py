@@ -1,0 +1,104 @@
+"""Quantised checkpoints of models that run by transformers' code: what is said, what is kept, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_rig import CpuRig, make_prompt, outputs
+from quantised_checkpoints import KINDS, write_quantised
+from safetensors.torch import load_file, save_file
+from tiny_models import write_tiny_checkpoint
+from transformers_rig import quiet_transformers, transformers_rig
+
+from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.faster_modules import PackedLinear
+from pdmux_actor.models.quantised import Int4Linear, Int8Linear
+
+NEW_TOKENS = 6
+LENGTHS = (1, 17, 90)
+SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with quiet_transformers():
+        yield
+
+
+@pytest.fixture
+def rig() -> Iterator[CpuRig]:
+    with transformers_rig() as rig:
+        yield rig
+
+
+def said(rig: CpuRig, model: str) -> list[list[int]]:
+    sequences = [rig.sequence(model, make_prompt(length, vocab_size=160), NEW_TOKENS) for length in LENGTHS]
+    rig.prefill(sequences, layers_per_slice=2)
+    rig.decode(sequences, NEW_TOKENS - 1)
+    return outputs(sequences, NEW_TOKENS)
+
+
+def write(folder: Path, model_type: str, kind: str) -> dict[str, torch.Tensor]:
+    """Writes `plain`, `stored`, and `dense`: the plain checkpoint with the weights that `stored` stands for."""
+    write_tiny_checkpoint(folder / "plain", model_type, **SIZES)
+    dense = write_quantised(folder / "plain", folder / "stored", kind)
+    shutil.copytree(folder / "plain", folder / "dense")
+    tensors = load_file(folder / "plain" / "model.safetensors")
+    save_file({**tensors, **dense}, folder / "dense" / "model.safetensors", metadata={"format": "pt"})
+    return dense
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", ["gemma2", "phi3"])
+def test_stored__unpacked__says_what_the_weights_that_it_stands_for_say(
+    rig: CpuRig, tmp_path: Path, model_type: str, kind: str
+) -> None:
+    dense = write(tmp_path, model_type, kind)
+    assert dense
+
+    rig.load("stored", tmp_path / "stored", weights="dtype")
+    rig.load("dense", tmp_path / "dense")
+
+    assert said(rig, "stored") == said(rig, "dense")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stored__kept__are_the_very_levels_or_rounded_once_more(rig: CpuRig, tmp_path: Path, kind: str) -> None:
+    dense, planned = write(tmp_path, "gemma2", kind), KINDS[kind][2]
+
+    info = rig.load("m", tmp_path / "stored")
+
+    assert info.spec.weights == planned
+    products = {
+        f"model.layers.{index}.{name}.weight": module
+        for index, layer in enumerate(rig.executor._attached["m"].decoder.seams.layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, PackedLinear)
+    }
+    assert products.keys() == dense.keys()
+    assert {type(product.linear) for product in products.values()} == {Int8Linear if planned == "int8" else Int4Linear}
+    for name in list(dense)[:7]:  # of one layer
+        tolerance = (1 / 127 if planned == "int8" else 1e-5) * float(dense[name].abs().max())
+        assert torch.allclose(products[name].weight, dense[name], atol=tolerance)
+
+
+def test_stored__mixture__is_refused_with_what_serves_it(rig: CpuRig, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, "gpt_oss")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+
+    with pytest.raises(ModelLoadError, match=r"weights=int8 cannot be had of GptOssForCausalLM.*set `weights: dtype`"):
+        rig.load("m", tmp_path)
+
+
+def test_stored__format_that_is_not_read__is_named_with_those_that_are(rig: CpuRig, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, "gemma2")
+    config = json.loads((tmp_path / "config.json").read_text())
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+
+    with pytest.raises(ModelLoadError, match=r"quant_method='bitsandbytes' is not supported; use a checkpoint of awq"):
+        rig.load("m", tmp_path)
