@@ -19,7 +19,7 @@ from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 
 NEW_TOKENS = 6
 LENGTHS = (1, 17, 90)
-SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
+SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "moe_intermediate_size": 64}
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,19 @@ def test_stored__unpacked__says_what_the_weights_that_it_stands_for_say(
 ) -> None:
     dense = write(tmp_path, model_type, kind)
     assert dense
+
+    rig.load("stored", tmp_path / "stored", weights="dtype")
+    rig.load("dense", tmp_path / "dense")
+
+    assert said(rig, "stored") == said(rig, "dense")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "compressed int4", "awq"])
+def test_stored_mixture__unpacked__says_what_the_weights_that_it_stands_for_say(
+    rig: CpuRig, tmp_path: Path, kind: str
+) -> None:
+    dense = write(tmp_path, "qwen3_moe", kind)
+    assert any(".experts." in name for name in dense)
 
     rig.load("stored", tmp_path / "stored", weights="dtype")
     rig.load("dense", tmp_path / "dense")
