@@ -6,7 +6,7 @@ import time
 import numpy as np
 import torch
 
-from pdmux_actor.executor.lanes import CoreThreads, LaneThread, available_cores
+from pdmux_actor.executor.lanes import LaneThread, PinnedThreads, available_cores
 
 # Enough elements for torch to use every thread of the lane.
 _ELEMENTS = 1 << 17
@@ -18,7 +18,7 @@ def measure_repartition(rounds: int) -> dict[str, float]:
     if len(cores) < 2:
         return {}
     partitions = (cores, cores[: len(cores) // 2])
-    threads = CoreThreads()
+    threads = PinnedThreads()
     lane = LaneThread("repartition", cores, threads)
     for partition in partitions * 3:  # each partition's threads exist from its first use on
         _job_us(lane, partition)

@@ -23,7 +23,7 @@ def available_cores() -> tuple[int, ...]:
 
 def leave_cores_to_lanes() -> None:
     """Makes torch work alone on the calling thread and on those that begin later, for a process that serves: a team of
-    theirs would cost the lanes their short waits (see CoreThreads).
+    theirs would cost the lanes their short waits (see PinnedThreads).
     """
     torch.set_num_threads(1)
 
@@ -63,7 +63,7 @@ class PinnedThread:
                 job()
 
 
-class CoreThreads:
+class PinnedThreads:
     """The threads of a process, one for each set of cores that a lane has had, which the lanes share.
 
     libgomp lets a team stay awake until its next product only while the teams of a process have no more threads than
@@ -89,7 +89,7 @@ class LaneThread:
     overlap another one's is submitted when that has ended.
     """
 
-    def __init__(self, name: str, cores: tuple[int, ...], threads: CoreThreads) -> None:
+    def __init__(self, name: str, cores: tuple[int, ...], threads: PinnedThreads) -> None:
         self._name = name
         self._cores = cores
         self._threads = threads

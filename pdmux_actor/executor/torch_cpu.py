@@ -17,7 +17,7 @@ from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage, KvView
-from pdmux_actor.executor.lanes import CoreThreads, Job, LaneThread, PinnedThread, available_cores
+from pdmux_actor.executor.lanes import Job, LaneThread, PinnedThread, PinnedThreads, available_cores
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, lone_runner
@@ -94,7 +94,7 @@ class TorchCpuExecutor:
         self._share = share
         self._make_runner = make_runner
         self._runners = {number: make_runner(number, self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
-        self._threads = CoreThreads()
+        self._threads = PinnedThreads()
         self._lanes = {lane: LaneThread(lane.value, self._cores, self._threads) for lane in Lane}
         self._lane_cores = dict.fromkeys(Lane, self._cores)
         self._completions: queue.SimpleQueue[LaunchCompletion | None] = queue.SimpleQueue()

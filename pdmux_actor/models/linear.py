@@ -55,7 +55,7 @@ class SummedProjection(Projection, Protocol):
     """A rank's part of a projection, whose products are summed over ranks."""
 
     def plus_changed(self, inputs: Tensor, addend: Tensor, change: Callable[[Tensor], None]) -> Tensor:
-        """As `plus`; `change` adds in place to this rank's part of the sum."""
+        """Returns what `plus` does; `change` adds in place to this rank's part of the sum."""
         ...
 
 

@@ -15,9 +15,9 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.lanes import (
-    CoreThreads,
     LaneThread,
     PinnedThread,
+    PinnedThreads,
     available_cores,
     leave_cores_to_lanes,
 )
@@ -185,7 +185,7 @@ def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
 
 
 def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
-    threads, cores, seen = CoreThreads(), available_cores(), []
+    threads, cores, seen = PinnedThreads(), available_cores(), []
     lanes = [LaneThread(name, cores, threads) for name in ("prefill", "decode")]
     for lane in lanes:
         lane.submit(lambda: seen.append(threading.get_ident()), cores)
