@@ -272,7 +272,7 @@ class ControlLoop:
         self._note_sleep(now_s)
         if self._requests is None or not self._may_plan(now_s):
             return
-        if self.scaling.is_elastic and (why := self.scaling.settle(self._migration.goal, self._catalog.placed, now_s)):
+        if why := self.scaling.settle(self._migration.goal, self._catalog.placed, now_s):
             self._need_plan(why)
         if self._why is not None:
             self._ask_for_plan(self._requests, self._why, now_s)

@@ -153,7 +153,7 @@ class PoolScaling:
 
     def alarm(self, asked: Callable[[], Mapping[str, ModelAsked]], now_s: float) -> str | None:
         """Says why the size should be looked at now, if it should: more waits than comes in a first token's time."""
-        if not self._models or now_s - self._alarmed_s < _ALARM_EVERY_S:
+        if not self.is_elastic or not self._models or now_s - self._alarmed_s < _ALARM_EVERY_S:
             return None
         self._alarmed_s = now_s
         self._read_signals(asked())
@@ -184,17 +184,21 @@ class PoolScaling:
                 self._history.note(now_s, kind, f"pool {pool}: {size.wanted} nodes instead of {before}: {told}")
 
     def settle(self, goal: Plan, models: Sequence[CatalogModel], now_s: float) -> str | None:
-        """Makes nodes leave, or stay after all, until as many stay as are wanted; says why if that changes the plan."""
-        self._began_s = now_s if self._began_s is None else self._began_s
+        """Makes nodes leave, or stay after all, until as many stay as are wanted; says why if that changes the plan. Of
+        a pool that may not change, or not any more, none leaves.
+        """
         before = self._fleet.leaving_units
-        leaving = before & {u.unit_id for u in self._fleet.registry.staying()}
+        if not self.is_elastic and not before:
+            return None
+        self._began_s = now_s if self._began_s is None else self._began_s
+        changing = {p for p, s in self._pools.items() if s.rules.is_elastic and not s.rules.shadow}
+        leaving = before & {u.unit_id for u in self._fleet.registry.staying() if u.report.pool in changing}
         weights = {m.id: 0 if m.spec is None else m.spec.weight_bytes for m in models}
         for pool, scaled in self._pools.items():
             if not scaled.rules.is_elastic:
                 continue
             self._leads[pool].see(self._units(pool), scaled.units_per_node, now_s)
-            if scaled.rules.shadow:
-                leaving -= {u.unit_id for u in self._units(pool)}
+            if pool not in changing:
                 continue
             nodes, size = self._nodes(pool), self._size(pool, now_s)
             if pool not in self._kept and now_s - self._began_s < _GATHERING_S:

@@ -1,9 +1,10 @@
 """The control loop decides how many nodes there shall be, and empties those that are not needed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from fleet_model import World, catalog
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +22,10 @@ from placement.scaling.ceilings import Ceilings
 from placement.scaling.elastic_pool import FleetSize
 from placement.scaling.scaling_rules import ScalingRules
 from placement.scaling.seasonal_forecast import Season
+from router.admission.demand_report import ModelAsked
 
 FOUND = FleetSize(nodes={"p": 2}, attainment=0.995, cost_per_hour=1.0, is_enough=True)
+FIXED = ScaledPool(rules=ScalingRules(least_nodes=2, most_nodes=2), units_per_node=1)
 ASKS = {"a": 1, "b": 1}
 
 
@@ -245,3 +248,27 @@ def test_pool__control_loop_is_replaced__goes_on_with_what_it_learned_of_the_sea
     after = fleet.world.loop.explain("a", fleet.world.now_s).forecast
     assert after is not None
     assert after.seasons == before.seasons == 1
+
+
+def test_pool__no_pool_may_change_any_more__what_waits_is_not_looked_at() -> None:
+    fleet = Breathing()
+    scaling, now_s = fleet.world.loop.scaling, fleet.world.now_s
+    many = {"a": ModelAsked(model="a", requests_total=0, prompt_tokens_total=0, output_tokens_total=0, waiting=1000)}
+    assert scaling.alarm(lambda: many, now_s + 60) is not None
+
+    scaling.follow({})
+
+    assert scaling.alarm(lambda: many, now_s + 120) is None
+
+
+@pytest.mark.parametrize("fixed", [{}, {"p": FIXED}])
+def test_pool__may_not_change_any_more__units_that_were_leaving_stay(fixed: Mapping[str, ScaledPool]) -> None:
+    fleet = Breathing()
+    fleet.find(1)
+    fleet.beat(30)
+    assert fleet.pool.emptied == ("u2",)
+
+    fleet.world.loop.scaling.follow(fixed)
+    fleet.beat(8)
+
+    assert "b" in fleet.world.units["u2"].ready()
