@@ -144,6 +144,8 @@ class _OpenBin:
 def season_of_arrivals(season_s: float, arrivals_s: Mapping[str, Sequence[float]], *, starts_s: float = 0.0) -> Season:
     """Returns what a trace says of a season: `arrivals_s` by model, the first of them all `starts_s` after a Monday's
     midnight. Of several seasons it is the mean. A bin counts that it covers for the most part.
+
+    The last arrival of all ends what was looked at and is not counted: no time was looked at behind it.
     """
     bins = bins_of(season_s)
     bin_s = season_s / bins
@@ -155,7 +157,8 @@ def season_of_arrivals(season_s: float, arrivals_s: Mapping[str, Sequence[float]
     is_seen = looked_s >= bin_s / 2
 
     def rates(times_s: NDArray[np.float64]) -> tuple[float, ...]:
-        counts = np.bincount(np.floor((times_s - first_s) / bin_s).astype(int) % bins, minlength=bins)
+        since_s = times_s - first_s
+        counts = np.bincount((since_s[since_s < last_s] // bin_s).astype(int) % bins, minlength=bins)
         return tuple(np.where(is_seen, counts / np.maximum(looked_s, 1e-9), 0.0).tolist())
 
     return Season(

@@ -118,3 +118,12 @@ def test_season__trace_of_an_afternoon__knows_nothing_of_the_rest() -> None:
     assert found.rate_per_s == pytest.approx(0.05, rel=0.05)
     assert forecast.highest("a", MONDAY_S + 20 * 3600, 60.0) is None
     assert forecast.highest("b", MONDAY_S + 13 * 3600, 60.0) is None
+
+
+def test_season__trace_that_ends_where_a_bin_begins__its_last_arrival_is_in_no_bin_without_time() -> None:
+    """The last one lies in the first bin of the next day, behind all that was looked at."""
+    whole_day = [10.0 * n for n in range(8641)]
+
+    season = season_of_arrivals(DAY_S, {"a": whole_day})
+
+    assert season.rates_per_s["a"] == pytest.approx([0.1] * len(season.seen))
