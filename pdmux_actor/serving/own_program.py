@@ -12,7 +12,7 @@ from pathlib import Path
 # worker happens to run in nor another distribution's package of the same name comes first.
 _PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 _COLLECT_S = 30.0
-# Looks of an OpenMP thread for its next product before it sleeps. libgomp's own 300,000, which hold while it has no more
+# Looks of an OpenMP thread for its next product before it sleeps. libgomp's 300,000, which hold while it has no more
 # threads than cores, would keep a core from the other lane for milliseconds.
 _SPINS = "100"
 _RUN_PROGRAM = (
