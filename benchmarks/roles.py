@@ -126,12 +126,12 @@ async def served(roles: Sequence[UnitRole], checkpoint: Path) -> AsyncIterator[F
             unit.apply_lease(Lease(version=1, models=(model,), policy="mux", stream_token=TOKEN))
             units.append(unit)
         async with asyncio.timeout(TIMEOUT_S):
-            while any([m.phase for m in u.report().models] != [ModelPhase.READY] for u in units):  # noqa: ASYNC110
+            while any([m.phase for m in u.report().models] != [ModelPhase.READY] for u in units):  # noqa: ASYNC110  it sets no event
                 await asyncio.sleep(0.05)
         server = uvicorn.Server(uvicorn.Config(create_app(gateway), host="127.0.0.1", port=0, log_level="warning"))
         serving = asyncio.create_task(server.serve())
         viewing = asyncio.create_task(_keep_viewing(gateway, units, checkpoint))
-        while not server.started:  # noqa: ASYNC110  neither sets an event
+        while not server.started:  # noqa: ASYNC110  nor does it
             await asyncio.sleep(0.01)
         try:
             yield Fleet(gateway, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")

@@ -8,6 +8,7 @@ from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
 from deploy.control.cordons import Cordon, Cordons, CordonScope
 from deploy.control.decision_history import DecisionHistory
+from deploy.control.demand_forecasts import at_least
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
 from deploy.control.flight_recorder import FlightRecorder
@@ -313,8 +314,9 @@ class ControlLoop:
         goal = self._migration.planned_goal(needs := known.needs(self._asleep, self._rules, now_s))
         current = None if self._rules.replan == "scratch" else goal
         self.scaling.forecasts.note(known.counted(), now_s)
-        size = self.scaling.question(needs.models, known.asked(now_s), now_s)
-        needs = replace(needs, models=self.scaling.prewarmed(needs.models, now_s))
+        expected = self.scaling.expected((m.model for m in needs.models), now_s)
+        size = self.scaling.question(needs.models, known.asked(now_s), expected, now_s)
+        needs = replace(needs, models=at_least(needs.models, expected))  # so that plans load for it before it comes
         return PlanTask(needs=needs, current=current, goal=goal, size=size)
 
     def _look_at_demand(self, requests: PlanRequests, why: str, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """Forecasts demand for the pools whose fleet file says how it repeats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.problem import PlacementModel
@@ -13,6 +13,12 @@ class KeptForecast:
 
     pool: str
     season: Season
+
+
+def at_least(models: Iterable[PlacementModel], expected: Mapping[str, ExpectedRate]) -> tuple[PlacementModel, ...]:
+    """Returns the models with the demand that is forecast where that is more."""
+    told = ((m, expected.get(m.model)) for m in models)
+    return tuple(m if e is None else m.at_rate(max(m.demand.rate_per_s, e.rate_per_s)) for m, e in told)
 
 
 class DemandForecasts:
@@ -46,10 +52,10 @@ class DemandForecasts:
         found = (f.highest(model, self._epoch_s + now_s, ahead_s) for f in self._forecasts.values())
         return max((e for e in found if e is not None), key=lambda e: e.rate_per_s, default=None)
 
-    def at_least(self, models: Sequence[PlacementModel], now_s: float, ahead_s: float) -> tuple[PlacementModel, ...]:
-        """Returns the models with the demand that is forecast where that is more."""
-        expected = ((m, self.expected(m.model, now_s, ahead_s)) for m in models)
-        return tuple(m if e is None else m.at_rate(max(m.demand.rate_per_s, e.rate_per_s)) for m, e in expected)
+    def all_expected(self, models: Iterable[str], now_s: float, ahead_s: float) -> Mapping[str, ExpectedRate]:
+        """Returns the same of each model of which a rate is forecast."""
+        found = {model: self.expected(model, now_s, ahead_s) for model in models} if self._forecasts else {}
+        return {model: rate for model, rate in found.items() if rate is not None}
 
     def kept(self) -> tuple[KeptForecast, ...]:
         return tuple(KeptForecast(pool=p, season=f.known) for p, f in sorted(self._forecasts.items()))

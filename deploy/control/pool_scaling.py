@@ -1,11 +1,11 @@
 """Decides how many nodes each pool shall have, and which of them are emptied."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deploy.control.decision_history import DecisionHistory
-from deploy.control.demand_forecasts import DemandForecasts
+from deploy.control.demand_forecasts import DemandForecasts, at_least
 from deploy.control.lead_time import LeadTime
 from deploy.control.signal_reading import AttainmentDelta, signals_of
 from deploy.control.unit_registry import KnownUnit
@@ -20,6 +20,7 @@ from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits
 from placement.scaling.leading_signals import LeadingSignals
 from placement.scaling.pool_size import KeptSize, PoolSize
 from placement.scaling.scaling_rules import ScalingRules
+from placement.scaling.seasonal_forecast import ExpectedRate
 from placement.scaling.size_question import FleetSizeQuestion
 from placement.scaling.victims import PoolNode, cheapest_to_empty
 from router.admission.demand_report import ModelAsked
@@ -109,10 +110,14 @@ class PoolScaling:
         return max((self._leads[p].total_s for p, s in self._pools.items() if s.rules.is_elastic), default=0.0)
 
     def question(
-        self, models: Sequence[PlacementModel], asked: Mapping[str, ModelAsked], now_s: float
+        self,
+        models: Sequence[PlacementModel],
+        asked: Mapping[str, ModelAsked],
+        expected: Mapping[str, ExpectedRate],
+        now_s: float,
     ) -> FleetSizeQuestion | None:
-        """`asked` sums what gateways count of each model. None: no pool may change, or there is nothing yet that a node
-        could be like.
+        """`asked` sums what gateways count of each model; `expected` is forecast. None: no pool may change, or there is
+        nothing yet that a node could be like.
         """
         if not self.is_elastic:
             return None
@@ -123,9 +128,11 @@ class PoolScaling:
         if not all(nodes.values()) or any(u.capacity.sizes_pool for u in self._fleet.registry):
             return None
         rules = [s.rules for s in self._pools.values() if s.rules.is_elastic]
+        self._forecast_per_s = sum(e.rate_per_s for e in expected.values()) if expected else None
+        foreseen = at_least(self._trend.ahead(models, self.lead_s), expected)
         return FleetSizeQuestion(
             pools=tuple(self._elastic(pool, nodes[pool]) for pool in sorted(self._pools)),
-            models=self._calibrated(self._signals.pressed(self._foreseen(models, now_s))),
+            models=self._calibrated(self._signals.pressed(foreseen)),
             limits=SizeLimits(
                 target_attainment=max(r.target_attainment for r in rules),
                 max_cost_per_hour=self.ceilings.max_cost_per_hour,
@@ -133,23 +140,15 @@ class PoolScaling:
             ),
         )
 
-    def _foreseen(self, models: Sequence[PlacementModel], now_s: float) -> tuple[PlacementModel, ...]:
-        """Returns the models with the demand that is expected by the time at which a node asked for now would serve."""
-        lead_s = self.lead_s
-        told = [e for e in (self.forecasts.expected(m.model, now_s, lead_s) for m in models) if e is not None]
-        self._forecast_per_s = sum(e.rate_per_s for e in told) if told else None
-        return self.forecasts.at_least(self._trend.ahead(models, lead_s), now_s, lead_s)
-
-    def prewarmed(self, models: Sequence[PlacementModel], now_s: float) -> tuple[PlacementModel, ...]:
-        """Returns the models with the demand that is forecast, so that plans load for it before it comes."""
-        return self.forecasts.at_least(models, now_s, self.lead_s)
+    def expected(self, models: Iterable[str], now_s: float) -> Mapping[str, ExpectedRate]:
+        """Returns what is forecast of models until a node asked for now would serve."""
+        return self.forecasts.all_expected(models, now_s, self.lead_s)
 
     def foreseen(self, models: Sequence[CatalogModel], now_s: float) -> frozenset[str]:
         """Returns the models that will be asked for, once or more in the time after which one falls asleep."""
-        expected = ((m, self.forecasts.expected(m.id, now_s, self.lead_s)) for m in models)
-        return frozenset(
-            m.id for m, e in expected if e is not None and e.rate_per_s * m.settings.replicas.idle_after_s >= 1.0
-        )
+        idle_s = {m.id: m.settings.replicas.idle_after_s for m in models}
+        expected = self.expected(idle_s, now_s)
+        return frozenset(m for m, e in expected.items() if e.rate_per_s * idle_s[m] >= 1.0)
 
     def alarm(self, asked: Callable[[], Mapping[str, ModelAsked]], now_s: float) -> str | None:
         """Says why the size should be looked at now, if it should: more waits than comes in a first token's time."""

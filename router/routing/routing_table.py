@@ -36,10 +36,7 @@ class Candidates:
     constrains: npt.NDArray[np.bool_]
     prefill: npt.NDArray[np.bool_]
     decode: npt.NDArray[np.bool_]
-
-    @property
-    def has_roles(self) -> bool:
-        return bool(self.prefill.any() or self.decode.any())
+    has_roles: bool
 
     @property
     def has_prediction(self) -> bool:
@@ -127,6 +124,7 @@ def _columns(entries: list[_Ready]) -> Candidates:
         constrains=np.array([e.constrains for e in entries], dtype=np.bool_),
         prefill=np.array([e.role is UnitRole.PREFILL for e in entries], dtype=np.bool_),
         decode=np.array([e.role is UnitRole.DECODE for e in entries], dtype=np.bool_),
+        has_roles=any(e.role is not UnitRole.BOTH for e in entries),
     )
 
 
