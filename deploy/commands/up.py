@@ -18,7 +18,9 @@ from deploy.local.running_fleets import take_applied
 
 
 def up(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file, or a GGUF model to serve alone.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Fleet file, or a model to serve alone: m.gguf, org/name:Q4_K_M.")
+    ],
     port: Annotated[int | None, typer.Option(help="Instead of the file's gateway.port.", min=1, max=65535)] = None,
     wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 600.0,
     stop_wait: Annotated[
