@@ -185,16 +185,15 @@ def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
 
 
 def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
-    threads, cores, seen = PinnedThreads(), available_cores(), []
-    lanes = [LaneThread(name, cores, threads) for name in ("prefill", "decode")]
-    for lane in lanes:
-        lane.submit(lambda: seen.append(threading.get_ident()), cores)
-    lanes[0].submit(lambda: seen.append(threading.get_ident()), cores[:1])
+    threads, cores, seen = PinnedThreads(), available_cores(), dict[str, int]()
+    prefill, decode = (LaneThread(name, cores, threads) for name in ("prefill", "decode"))
+    prefill.submit(lambda: seen.update(prefill=threading.get_ident()), cores)
+    decode.submit(lambda: seen.update(decode=threading.get_ident()), cores)
+    prefill.submit(lambda: seen.update(on_one=threading.get_ident()), cores[:1])
     threads.close()
 
-    together = seen if len(cores) == 1 else seen[:2]
-    assert len(seen) == 3
-    assert len(set(together)) == 1
+    assert seen["prefill"] == seen["decode"]
+    assert (seen["on_one"] == seen["prefill"]) is (len(cores) == 1)
 
 
 def test_leave_cores_to_lanes__threads_begun_later__work_alone_and_lanes_do_not() -> None:
