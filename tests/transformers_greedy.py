@@ -1,9 +1,12 @@
 """Greedy tokens as transformers gives them: what our engine's are held against."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 
 def greedy_tokens(model: Any, prompt: Sequence[int], num_tokens: int, **changes: Any) -> list[int]:
@@ -15,3 +18,10 @@ def greedy_tokens(model: Any, prompt: Sequence[int], num_tokens: int, **changes:
             eos_token_id=None, pad_token_id=0, **changes,
         )  # fmt: skip
     return made[0, len(prompt) :].tolist()
+
+
+def greedy_texts(checkpoint: Path, prompts: Sequence[Sequence[int]], num_tokens: int) -> dict[int, str]:
+    """What transformers answers to each prompt, by its number."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    return {number: tokenizer.decode(greedy_tokens(model, ids, num_tokens)) for number, ids in enumerate(prompts)}

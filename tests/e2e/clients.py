@@ -1,7 +1,14 @@
 """What the end-to-end tests ask of a fleet."""
 
-from collections.abc import Callable, Iterator
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
 
+import httpx
 import openai
 
 from deploy.local.demo_fleet import DemoTrace
@@ -10,6 +17,7 @@ from traces.outcome import Ending
 from traces.replay import replay
 
 MODELS = tuple(DEMO_SHAPES)
+Answer = TypeVar("Answer")
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
 
@@ -58,6 +66,43 @@ def _chunks(client: openai.OpenAI, model: str, max_tokens: int) -> Iterator[tupl
     for chunk in stream:
         for choice in chunk.choices:
             yield choice.delta.content or "", choice.finish_reason
+
+
+def streamed_completion(url: str, model: str, prompt: Sequence[int], max_tokens: int) -> tuple[str, Counter[str]]:
+    """Text, and how often it ended how: an error is an end, too."""
+    body = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    text, ends = "", Counter[str]()
+    with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=240.0) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            ends["error"] += "error" in event
+            for choice in event.get("choices", ()):
+                text += choice["text"]
+                ends[choice["finish_reason"]] += choice["finish_reason"] is not None
+    return text, +ends
+
+
+@contextmanager
+def keeps_asking(ask: Callable[[int], Answer], prompts: int, clients: int) -> Iterator[list[tuple[int, Answer]]]:
+    """Until it is left, clients ask for the prompts by turns, by number. Then the list has each with its answer."""
+    over, answers = threading.Event(), list[tuple[int, Answer]]()
+
+    def ask_on(turn: int) -> list[tuple[int, Answer]]:
+        found = []
+        while not over.is_set():
+            found.append((turn % prompts, ask(turn % prompts)))
+            turn += 1
+        return found
+
+    with ThreadPoolExecutor(clients) as threads:
+        asking = [threads.submit(ask_on, number) for number in range(clients)]
+        try:
+            yield answers
+        finally:
+            over.set()
+        answers += [answer for asked in asking for answer in asked.result()]
 
 
 async def endings(workload: DemoTrace, url: str) -> dict[Ending, int]:

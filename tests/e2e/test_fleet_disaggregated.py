@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,12 +11,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import torch
+from clients import keeps_asking, streamed_completion
 from fleet_files import free_port
 from fleet_process import FleetProcess, command_line, running_fleet
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
-from transformers_greedy import greedy_tokens
+from transformers_greedy import greedy_texts
 
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 
@@ -42,9 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def said_by_one(folder: Path) -> dict[int, str]:
     """What transformers, alone, answers: so does a unit that does both parts."""
-    model = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=torch.float32).eval()
-    tokenizer = Tokenizer.from_file(str(folder / MODEL / "tokenizer.json"))
-    return {number: tokenizer.decode(greedy_tokens(model, ids, _TOKENS)) for number, ids in enumerate(PROMPTS)}
+    return greedy_texts(folder / MODEL, PROMPTS, _TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +60,7 @@ def fleet(folder: Path, said_by_one: dict[int, str]) -> Iterator[FleetProcess]:
 
 
 def streamed(url: str, prompt: int) -> tuple[str, Counter[str]]:
-    """Text, and how often it ended how."""
-    body = {"model": MODEL, "prompt": PROMPTS[prompt], "max_tokens": _TOKENS, "temperature": 0, "ignore_eos": True}
-    text, ends = "", Counter[str]()
-    with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=240.0) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            ends["error"] += "error" in event
-            for choice in event.get("choices", ()):
-                text += choice["text"]
-                ends[choice["finish_reason"]] += choice["finish_reason"] is not None
-    return text, +ends
+    return streamed_completion(url, MODEL, PROMPTS[prompt], _TOKENS)
 
 
 def transfers(fleet: FleetProcess) -> dict[str, float]:
@@ -98,6 +81,16 @@ def until_both_serve(fleet: FleetProcess) -> None:
         time.sleep(0.2)
 
 
+def until_the_gateway_knows(fleet: FleetProcess) -> dict[str, float]:
+    """`until_both_serve` is the control loop's word, and a gateway hears it a moment later. The transfers so far."""
+    until_s, turn = time.monotonic() + 30.0, 0
+    while not (moved := transfers(fleet)).get("transfers_total"):
+        assert time.monotonic() < until_s, moved
+        streamed_completion(fleet.url, MODEL, range(150 + turn, 240 + turn), 2)
+        turn += 1
+    return moved
+
+
 def engine_of(fleet: FleetProcess, pool: str) -> psutil.Process:
     """The engine under the Serve replica of a pool."""
     (found,) = [
@@ -112,12 +105,13 @@ def test_fleet__a_pool_for_prompts_and_one_for_answers__moves_kv_and_says_the_sa
     fleet: FleetProcess, said_by_one: dict[int, str]
 ) -> None:
     until_both_serve(fleet)
+    before = until_the_gateway_knows(fleet)
     with ThreadPoolExecutor(_CLIENTS) as threads:
         answers = list(threads.map(lambda n: streamed(fleet.url, n), range(len(PROMPTS))))
 
     assert [text for text, _ in answers] == list(said_by_one.values())
     assert all(ends == Counter(length=1) for _, ends in answers)
-    moved = transfers(fleet)
+    moved = {name: value - before[name] for name, value in transfers(fleet).items()}
     assert moved["transfers_total"] == len(PROMPTS)
     assert moved["transfers_short_total"] == 0
     assert moved["transfer_bytes_total"] > 0
@@ -128,27 +122,13 @@ def test_decode_engine__is_killed_under_load__every_request_is_answered_once_wit
     fleet: FleetProcess, said_by_one: dict[int, str]
 ) -> None:
     until_both_serve(fleet)
-    over = threading.Event()
-
-    def keep_asking(number: int) -> list[tuple[int, tuple[str, Counter[str]]]]:
-        answers, turn = [], number
-        while not over.is_set():
-            answers.append((turn % len(PROMPTS), streamed(fleet.url, turn % len(PROMPTS))))
-            turn += 1
-        return answers
-
-    with ThreadPoolExecutor(_CLIENTS) as threads:
-        asking = [threads.submit(keep_asking, number) for number in range(_CLIENTS)]
+    with keeps_asking(lambda n: streamed(fleet.url, n), len(PROMPTS), _CLIENTS) as answers:
         time.sleep(2.0)
         engine_of(fleet, "answers").kill()
-        try:
-            time.sleep(3.0)
-            until_both_serve(fleet)
-            before = transfers(fleet)["transfers_total"]
-            time.sleep(2.0)
-        finally:
-            over.set()
-        answers = [answer for asked in asking for answer in asked.result()]
+        time.sleep(3.0)
+        until_both_serve(fleet)
+        before = transfers(fleet)["transfers_total"]
+        time.sleep(2.0)
 
     assert [ends for _, (_, ends) in answers if ends != Counter(length=1)] == []
     assert [text for n, (text, _) in answers if text != said_by_one[n]] == []

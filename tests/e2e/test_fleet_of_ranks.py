@@ -1,7 +1,6 @@
 """Units of two ranks on this machine, from the fleet file to the tokens, and through the death of a rank."""
 
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,12 +10,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import torch
+from clients import keeps_asking, streamed_completion
 from fleet_files import free_port
 from fleet_process import FleetProcess, command_line, running_fleet
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
-from transformers_greedy import greedy_tokens
+from transformers_greedy import greedy_texts
 
 from deploy.cli import main
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
@@ -55,9 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def said_by_one(folder: Path) -> dict[int, str]:
     """What transformers, alone, answers: so does a unit of one rank."""
-    model = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=torch.float32).eval()
-    tokenizer = Tokenizer.from_file(str(folder / MODEL / "tokenizer.json"))
-    return {number: tokenizer.decode(greedy_tokens(model, ids, 48)) for number, ids in enumerate(PROMPTS)}
+    return greedy_texts(folder / MODEL, PROMPTS, 48)
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +71,8 @@ def completed(url: str, prompt: int, max_tokens: int) -> str:
     return str(choice["text"])
 
 
-def streamed(url: str, prompt: int, max_tokens: int) -> tuple[str, Counter[str]]:
-    """Text, and how often it ended how."""
-    body = {"model": MODEL, "prompt": PROMPTS[prompt], "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    text, ends = "", Counter[str]()
-    with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=240.0) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                ends["error"] += 1
-                continue
-            for choice in event["choices"]:
-                text += choice["text"]
-                ends[choice["finish_reason"]] += choice["finish_reason"] is not None
-    return text, +ends
+def streamed(url: str, prompt: int) -> tuple[str, Counter[str]]:
+    return streamed_completion(url, MODEL, PROMPTS[prompt], 48)
 
 
 def ranks_of(fleet: FleetProcess) -> list[psutil.Process]:
@@ -144,25 +125,11 @@ def test_rank_killed__under_load__every_request_is_answered_once_with_its_tokens
     fleet: FleetProcess, said_by_one: dict[int, str]
 ) -> None:
     before = until_ready(fleet, 2)
-    over = threading.Event()
-
-    def keep_asking(number: int) -> list[tuple[int, tuple[str, Counter[str]]]]:
-        answers, turn = [], number
-        while not over.is_set():
-            answers.append((turn % len(PROMPTS), streamed(fleet.url, turn % len(PROMPTS), 48)))
-            turn += 1
-        return answers
-
-    with ThreadPoolExecutor(_CLIENTS) as threads:
-        asking = [threads.submit(keep_asking, number) for number in range(_CLIENTS)]
+    with keeps_asking(lambda n: streamed(fleet.url, n), len(PROMPTS), _CLIENTS) as answers:
         time.sleep(2.0)
         ranks_of(fleet)[0].kill()
-        try:
-            time.sleep(3.0)
-            after = until_ready(fleet, 2)
-        finally:
-            over.set()
-        answers = [answer for asked in asking for answer in asked.result()]
+        time.sleep(3.0)
+        after = until_ready(fleet, 2)
 
     assert len(before & after) == 1, "the unit of the rank went, another came"
     assert [ends for _, (_, ends) in answers if ends != Counter(length=1)] == []

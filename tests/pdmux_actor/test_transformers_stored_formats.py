@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_rig import CpuRig, make_prompt, outputs
+from cpu_rig import CpuRig
 from quantised_checkpoints import KINDS, write_quantised
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_checkpoint
-from transformers_rig import quiet_transformers, transformers_rig
+from transformers_rig import quiet_transformers, said, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.faster_modules import PackedLinear
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 
-NEW_TOKENS = 6
-LENGTHS = (1, 17, 90)
 SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "moe_intermediate_size": 64}
 
 
@@ -32,13 +30,6 @@ def quiet() -> Iterator[None]:
 def rig() -> Iterator[CpuRig]:
     with transformers_rig() as rig:
         yield rig
-
-
-def said(rig: CpuRig, model: str) -> list[list[int]]:
-    sequences = [rig.sequence(model, make_prompt(length, vocab_size=160), NEW_TOKENS) for length in LENGTHS]
-    rig.prefill(sequences, layers_per_slice=2)
-    rig.decode(sequences, NEW_TOKENS - 1)
-    return outputs(sequences, NEW_TOKENS)
 
 
 def write(folder: Path, model_type: str, kind: str) -> dict[str, torch.Tensor]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_rig import CpuRig, make_prompt, outputs
+from cpu_rig import CpuRig
 from tiny_models import tiny_config, write_tiny_checkpoint
-from transformers_rig import quiet_transformers, transformers_rig
+from transformers_rig import quiet_transformers, said, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.faster_modules import PackedLinear
@@ -18,8 +18,6 @@ from profiler.architectures import all_families
 from profiler.families.entry import ModelFamily
 from profiler.specs import ModelSpec
 
-NEW_TOKENS = 6
-LENGTHS = (1, 17, 90)
 SERVED = [family for family in all_families().values() if family.refusal is None]
 DENSE = ["gemma2", "phi3", "opt", "cohere"]
 
@@ -34,13 +32,6 @@ def quiet() -> Iterator[None]:
 def rig() -> Iterator[CpuRig]:
     with transformers_rig() as rig:
         yield rig
-
-
-def said(rig: CpuRig, model: str = "m") -> list[list[int]]:
-    sequences = [rig.sequence(model, make_prompt(length, vocab_size=160), NEW_TOKENS) for length in LENGTHS]
-    rig.prefill(sequences, layers_per_slice=2)
-    rig.decode(sequences, NEW_TOKENS - 1)
-    return outputs(sequences, NEW_TOKENS)
 
 
 @pytest.mark.parametrize("model_type", DENSE)
@@ -85,13 +76,13 @@ def test_weights__rounded__are_near_and_take_what_plans_count(
 def test_rounded_model__that_slept__says_the_same(rig: CpuRig, tmp_path: Path, weights: str) -> None:
     write_tiny_checkpoint(tmp_path, "gemma2")
     rig.load("m", tmp_path, weights=weights)
-    before = said(rig)
+    before = said(rig, "m")
 
     assert rig.executor.sleep_model("m", 1 << 30) > 0
     rig.executor.detach_model("m")
     rig.wake("m")
 
-    assert said(rig) == before
+    assert said(rig, "m") == before
 
 
 @pytest.mark.parametrize("model_type", ["gpt_oss", "gpt2"])

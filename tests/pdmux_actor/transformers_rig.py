@@ -1,10 +1,10 @@
 """A CPU executor that runs every model by transformers' code, and transformers without its own words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from cpu_rig import NAN_BYTE, CpuRig, make_device
+from cpu_rig import NAN_BYTE, CpuRig, make_device, make_prompt, outputs
 
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 
@@ -31,3 +31,11 @@ def quiet_transformers() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def said(rig: CpuRig, model: str, lengths: Sequence[int] = (1, 17, 90), new_tokens: int = 6) -> list[list[int]]:
+    """What a tiny model says to prompts of these lengths, in one batch and two layers at a time."""
+    sequences = [rig.sequence(model, make_prompt(length, vocab_size=160), new_tokens) for length in lengths]
+    rig.prefill(sequences, layers_per_slice=2)
+    rig.decode(sequences, new_tokens - 1)
+    return outputs(sequences, new_tokens)
