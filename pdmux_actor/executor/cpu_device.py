@@ -9,6 +9,7 @@ import torch
 
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.quantised import projection_maker
+from pdmux_actor.models.torch_threads import use_torch_threads
 from profiler.specs import DeviceSpec
 
 _MATRIX_SIZE = 768
@@ -32,7 +33,7 @@ def measure_cpu(num_cores: int) -> DeviceSpec:
 
 
 def _measure(num_cores: int) -> DeviceSpec:
-    torch.set_num_threads(num_cores)
+    use_torch_threads(num_cores)
     with torch.inference_mode():
         left = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE)
         product = Linear(torch.rand(_MATRIX_SIZE, _MATRIX_SIZE))  # what the models multiply with

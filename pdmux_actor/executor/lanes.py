@@ -9,9 +9,13 @@ from collections.abc import Callable
 
 import torch
 
+from pdmux_actor.models.torch_threads import use_torch_threads
+
 _LOG = logging.getLogger(__name__)
 
 Job = Callable[[], None]
+
+_PARALLEL_ELEMENTS = 1 << 16  # per thread; torch divides from half as many
 
 
 def available_cores() -> tuple[int, ...]:
@@ -25,14 +29,15 @@ def leave_cores_to_lanes() -> None:
     """Makes torch work alone on the calling thread and on those that begin later, for a process that serves: a team of
     theirs would cost the lanes their short waits (see PinnedThreads).
     """
-    torch.set_num_threads(1)
+    use_torch_threads(1)
 
 
 class PinnedThread:
-    """A thread, and the OpenMP team torch makes for it, bound to `cores` for life.
+    """A thread, and the OpenMP team torch makes for it, bound to `cores` for life, each thread to one of them.
 
-    OpenMP workers inherit the affinity of the thread that first needs them and keep it when that thread moves, so a
-    thread never changes its cores: each partition has a thread of its own, like a green context on a GPU.
+    A team that may move within its cores is moved: what runs for a moment on one of them, as the gateway does, drives a
+    thread onto the core of the next, and both wait for each other. Its threads keep the cores they began with, so each
+    partition has a thread of its own, like a green context on a GPU.
     """
 
     def __init__(self, name: str, cores: tuple[int, ...]) -> None:
@@ -51,12 +56,7 @@ class PinnedThread:
         self._thread.join()
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            try:
-                os.sched_setaffinity(0, self._cores)
-            except OSError:
-                _LOG.warning("cannot bind to cores %s; the lanes will share cores", self._cores, exc_info=True)
-        torch.set_num_threads(len(self._cores))
+        _bind_team(self._cores)
         with torch.inference_mode():
             # no deadline: an idle lane
             while (job := self._jobs.get()) is not None:
@@ -103,3 +103,24 @@ class LaneThread:
     def submit_in_place(self, job: Job) -> None:
         """Runs a job on the cores of the job before."""
         self._threads.on(self._cores).submit(job)
+
+
+def _bind_team(cores: tuple[int, ...]) -> None:
+    """Begins the calling thread's OpenMP team. Its threads inherit the core of the one that begins them, so the team
+    grows by one thread on each core; the calling thread ends on the first.
+    """
+    *others, first = reversed(cores)
+    for num_threads, core in enumerate(others, 2):
+        _bind(core)
+        use_torch_threads(num_threads)
+        torch.zeros(num_threads * _PARALLEL_ELEMENTS)
+    _bind(first)
+    use_torch_threads(len(cores))
+
+
+def _bind(core: int) -> None:
+    if sys.platform == "linux":
+        try:
+            os.sched_setaffinity(0, (core,))
+        except OSError:
+            _LOG.warning("cannot bind to core %d; the lanes will share cores", core, exc_info=True)

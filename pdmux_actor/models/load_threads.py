@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch
 
+from pdmux_actor.models.torch_threads import use_torch_threads
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -21,7 +23,7 @@ def on_threads(work: Callable[[Item], Result], items: Iterable[Item], num_thread
         with torch.inference_mode(is_inference):
             return work(item)
 
-    pool = ThreadPoolExecutor(num_threads, "read-weights", initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(num_threads, "read-weights", initializer=use_torch_threads, initargs=(1,))
     try:
         return tuple(pool.map(worked, items))
     finally:

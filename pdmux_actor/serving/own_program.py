@@ -1,7 +1,6 @@
 """Works out how a process of ours starts another: it finds our packages where this one did, and nowhere else."""
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -12,9 +11,6 @@ from pathlib import Path
 # worker happens to run in nor another distribution's package of the same name comes first.
 _PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 _COLLECT_S = 30.0
-# Looks of an OpenMP thread for its next product before it sleeps. libgomp's 300,000, which hold while it has no more
-# threads than cores, would keep a core from the other lane for milliseconds.
-_SPINS = "100"
 _RUN_PROGRAM = (
     "import runpy, sys; folder, program = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, folder); "
     "runpy.run_module(program, run_name='__main__', alter_sys=True)"
@@ -53,7 +49,6 @@ async def start_own_program(program: str, *arguments: str) -> OwnProcess:
             [*own_program(program), str(theirs.fileno()), *arguments],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={"GOMP_SPINCOUNT": _SPINS, **os.environ},
         )
     ours.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=ours)
