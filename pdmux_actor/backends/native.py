@@ -59,8 +59,8 @@ from profiler.probe import LaunchShape
 
 logger = logging.getLogger(__name__)
 
-# Looks of an OpenMP thread for its next product before it sleeps: about half a millisecond, longer than the time between
-# two products of a step. libgomp's own 300,000 would keep a core from the other lane for milliseconds.
+# Looks of an OpenMP thread for its next product before it sleeps: about half a millisecond, longer than between two
+# products of a step. libgomp's own 300,000 would keep a core from the other lane for milliseconds.
 _SPINS = "20000"
 
 _READ_BYTES = 256 * 1024

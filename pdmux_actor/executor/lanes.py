@@ -68,8 +68,8 @@ class PinnedThreads:
 
     libgomp lets a team stay awake until its next product only while the teams of a process have no more threads than
     there are cores, and waking one takes as long as a product of a few rows: where each lane had threads of its own for
-    all cores, a decode step of one sequence of a 100 M model took 27 ms on two cores instead of 18. Engine
-    processes keep it short all the same (docs/measurements/engine.md).
+    all cores, a decode step of one sequence of a 100 M model took 27 ms on two cores instead of 18
+    (docs/measurements/engine.md).
     """
 
     def __init__(self) -> None:

@@ -184,6 +184,23 @@ def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
     assert seen == {"threads": 1, "inference": True, "affinities": {cores}}
 
 
+@pytest.mark.skipif(len(available_cores()) < 2, reason="a team of two needs two cores")
+def test_pinned_thread__team_of_several__has_a_core_for_each_thread() -> None:
+    cores = available_cores()[:2]
+    before = set(os.listdir("/proc/self/task"))
+    affinities: set[tuple[int, ...]] = set()
+
+    def job() -> None:
+        team = set(os.listdir("/proc/self/task")) - before
+        affinities.update(tuple(sorted(os.sched_getaffinity(int(tid)))) for tid in team)
+
+    thread = PinnedThread("test-lane", cores)
+    thread.submit(job)
+    thread.close()
+
+    assert affinities == {(core,) for core in cores}
+
+
 def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
     threads, cores, seen = PinnedThreads(), available_cores(), dict[str, int]()
     prefill, decode = (LaneThread(name, cores, threads) for name in ("prefill", "decode"))
@@ -359,6 +376,17 @@ def test_load_model__max_model_len__is_the_smaller_of_both(
     assert info.max_model_len == expected
     assert info.eos_token_ids == {0, 2}
     executor.close()
+
+
+def test_measure_cpu__several_cores__threads_that_begin_later_work_alone() -> None:
+    measure_cpu(2)
+
+    found: list[int] = []
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+
+    assert found == [1]
 
 
 def test_measure_cpu__one_core__gives_plausible_numbers() -> None:

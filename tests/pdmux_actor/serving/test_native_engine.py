@@ -55,6 +55,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
+async def test_native_engine__its_process__lets_openmp_threads_wait_awake_as_the_environment_says(
+    engine_settings, monkeypatch
+):
+    async with running(engine_settings) as (engine, _):
+        assert int(psutil.Process(engine.pid).environ()["GOMP_SPINCOUNT"]) > 1000
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    async with running(engine_settings) as (engine, _):
+        assert psutil.Process(engine.pid).environ()["GOMP_SPINCOUNT"] == "7"
+
+
 async def test_native_engine__all_commands__every_request_ends_once(
     engine_settings, make_assignment, make_request, until
 ):
