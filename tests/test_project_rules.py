@@ -23,7 +23,7 @@ FROZEN_CALLS = frozenset({"frozenset", "tuple", "MappingProxyType"})
 # File -> why it may look at the environment although it is not deploy/environment.py.
 ENVIRONMENT_READERS: dict[str, str] = {
     "pdmux_actor/serving/cuda_ranks.py": "Ray says there which GPUs a unit has",
-    "pdmux_actor/serving/own_program.py": "a process of ours has it, and how long its OpenMP threads stay awake",
+    "pdmux_actor/backends/native.py": "an engine has it, and how long its OpenMP threads stay awake",
     "pdmux_actor/serving/rank_processes.py": "the other ranks have it, too, but for their GPUs",
     "pdmux_actor/executor/cuda/cuda_device.py": "CUDA takes its number of hardware queues from nowhere else",
 }
