@@ -15,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 
 Job = Callable[[], None]
 
-_PARALLEL_ELEMENTS = 1 << 16  # per thread; torch divides from half as many
+_PARALLEL_ELEMENTS = 1 << 16  # torch has the whole team work from half as many
 
 
 def available_cores() -> tuple[int, ...]:
@@ -23,13 +23,6 @@ def available_cores() -> tuple[int, ...]:
     if sys.platform == "linux":
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
-
-
-def leave_cores_to_lanes() -> None:
-    """Makes torch work alone on the calling thread and on those that begin later, for a process that serves: a team of
-    theirs would cost the lanes their short waits (see PinnedThreads).
-    """
-    use_torch_threads(1)
 
 
 class PinnedThread:
@@ -56,7 +49,12 @@ class PinnedThread:
         self._thread.join()
 
     def _run(self) -> None:
-        _bind_team(self._cores)
+        if sys.platform == "linux":
+            try:
+                _bind_team(self._cores)
+            except OSError:
+                _LOG.warning("cannot bind to cores %s; the lanes will share cores", self._cores, exc_info=True)
+        use_torch_threads(len(self._cores))
         with torch.inference_mode():
             # no deadline: an idle lane
             while (job := self._jobs.get()) is not None:
@@ -106,21 +104,11 @@ class LaneThread:
 
 
 def _bind_team(cores: tuple[int, ...]) -> None:
-    """Begins the calling thread's OpenMP team. Its threads inherit the core of the one that begins them, so the team
-    grows by one thread on each core; the calling thread ends on the first.
+    """Begins the calling thread's OpenMP team, whose threads inherit the core of the one that begins them: the team
+    grows by one thread on each core, and the calling thread ends on the first. Raises OSError.
     """
-    *others, first = reversed(cores)
-    for num_threads, core in enumerate(others, 2):
-        _bind(core)
+    for num_threads, core in enumerate(cores[1:], 2):
+        os.sched_setaffinity(0, (core,))
         use_torch_threads(num_threads)
-        torch.zeros(num_threads * _PARALLEL_ELEMENTS)
-    _bind(first)
-    use_torch_threads(len(cores))
-
-
-def _bind(core: int) -> None:
-    if sys.platform == "linux":
-        try:
-            os.sched_setaffinity(0, (core,))
-        except OSError:
-            _LOG.warning("cannot bind to core %d; the lanes will share cores", core, exc_info=True)
+        torch.zeros(_PARALLEL_ELEMENTS)
+    os.sched_setaffinity(0, cores[:1])

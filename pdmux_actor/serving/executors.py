@@ -29,9 +29,9 @@ def build_executor(settings: EngineSettings, known: KnownLatency | None) -> Host
     # torch takes seconds to import and a simulated fleet does without it.
     if settings.kind == "torch_cuda":
         return _cuda_executor(settings)
-    from pdmux_actor.executor.lanes import leave_cores_to_lanes
+    from pdmux_actor.models.torch_threads import use_torch_threads
 
-    leave_cores_to_lanes()
+    use_torch_threads(1)  # the cores are the lanes'
     if settings.num_gpus > 1:
         from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
 

@@ -1,12 +1,12 @@
 """The executor of a rank that follows, by what the leading rank was started on."""
 
-from pdmux_actor.executor.lanes import leave_cores_to_lanes
 from pdmux_actor.executor.ranks.following_rank import FollowingExecutor
 from pdmux_actor.executor.ranks.following_runner import FollowingRunner
 from pdmux_actor.executor.ranks.lane_group import measured_links, open_lane_groups
 from pdmux_actor.executor.ranks.rank_frames import RankSettings
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.rank_share import RankShare
+from pdmux_actor.models.torch_threads import use_torch_threads
 
 
 def open_following_executor(settings: RankSettings) -> FollowingExecutor:
@@ -18,7 +18,7 @@ def open_following_executor(settings: RankSettings) -> FollowingExecutor:
         return open_following_cuda_executor(settings, share)
     groups = open_lane_groups(settings.store, settings.rank, settings.num_ranks, settings.num_lanes)
     measured_links(groups[0], settings.device, settings.num_ranks)
-    leave_cores_to_lanes()
+    use_torch_threads(1)  # the cores are the lanes'
     return TorchCpuExecutor(
         kv_pool_bytes=settings.kv_pool_bytes,
         block_bytes=settings.block_bytes,

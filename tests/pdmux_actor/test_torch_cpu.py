@@ -14,15 +14,10 @@ from cpu_rig import DEADLINE_S, CpuRig, make_device, make_prompt, outputs
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cpu_device import measure_cpu
-from pdmux_actor.executor.lanes import (
-    LaneThread,
-    PinnedThread,
-    PinnedThreads,
-    available_cores,
-    leave_cores_to_lanes,
-)
+from pdmux_actor.executor.lanes import LaneThread, PinnedThread, PinnedThreads, available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
+from pdmux_actor.models.torch_threads import use_torch_threads
 from pdmux_actor.scheduling.launch import (
     PREFILL_LANE,
     DecodePart,
@@ -184,7 +179,8 @@ def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
     assert seen == {"threads": 1, "inference": True, "affinities": {cores}}
 
 
-@pytest.mark.skipif(len(available_cores()) < 2, reason="a team of two needs two cores")
+@pytest.mark.skipif(sys.platform != "linux", reason="core affinity exists on Linux only")
+@pytest.mark.skipif(len(available_cores()) < 2, reason="a thread's core shows only where there is another")
 def test_pinned_thread__team_of_several__has_a_core_for_each_thread() -> None:
     cores = available_cores()[:2]
     before = set(os.listdir("/proc/self/task"))
@@ -213,10 +209,10 @@ def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
     assert (seen["on_one"] == seen["prefill"]) is (len(cores) == 1)
 
 
-def test_leave_cores_to_lanes__threads_begun_later__work_alone_and_lanes_do_not() -> None:
+def test_use_torch_threads__threads_begun_later__work_alone_and_lanes_do_not() -> None:
     before, cores, seen = torch.get_num_threads(), available_cores(), {}
     try:
-        leave_cores_to_lanes()
+        use_torch_threads(1)
         loader = threading.Thread(target=lambda: seen.update(loader=torch.get_num_threads()))
         loader.start()
         loader.join()
