@@ -8,6 +8,7 @@ DeployError
 ├── FleetStartError    the fleet did not come up
 ├── FleetLost          what the fleet runs on has ended
 ├── OpenCluster        a Ray cluster asks nobody for a token
+├── ClusterUnreachable  no Ray cluster answers where one was expected
 ├── FleetUnreachable   no fleet answers where one was expected
 ├── RestartNeeded      a change would restart what serves, and nobody allowed it
 ├── UnitUnknown        the fleet has no such unit
@@ -106,6 +107,16 @@ class OpenCluster(DeployError):
             "this Ray cluster asks for no token: whoever reaches its ports runs code in it; start it with "
             "RAY_AUTH_MODE=token, or with MUXFLEET_ALLOW_OPEN_RAY=1 if nobody else reaches them"
         )
+
+
+class ClusterUnreachable(DeployError):
+    def __init__(self, *, address: str, reason: str) -> None:
+        super().__init__(
+            f"no Ray cluster answers at {address}: {reason}; look whether its head runs there; RAY_ADDRESS is the "
+            "host:port of a cluster to join, and without it the fleets of this machine are meant"
+        )
+        self.address = address
+        self.reason = reason
 
 
 class FleetUnreachable(DeployError):

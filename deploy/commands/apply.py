@@ -16,6 +16,7 @@ from deploy.errors import RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
+from deploy.local.start_checks import check_cluster_answers
 
 if TYPE_CHECKING:
     from deploy.serve.serve_fleet import ServeFleet
@@ -43,6 +44,7 @@ def apply(
         check_sources(fleet)
     began_s = time.monotonic()
     address, fleet, found = _found(fleet)
+    check_cluster_answers(address)
     from deploy.local.local_ray import joined_ray  # Ray reads its environment when it is imported
 
     with joined_ray(address, is_verbose=False):

@@ -9,6 +9,7 @@ import typer
 from deploy.environment import export_environment, ray_address, running_fleets_folder
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import find_fleet, only_fleet
+from deploy.local.start_checks import check_cluster_answers
 
 if TYPE_CHECKING:
     from deploy.serve.controller_calls import ControllerCalls
@@ -29,6 +30,7 @@ def joined_fleet(name: str | None) -> Iterator["ControllerCalls"]:
 
     Raises:
         FleetUnreachable: there is none.
+        ClusterUnreachable: nobody answers at that address.
     """
     address = ray_address()
     told = f"RAY_ADDRESS {address}"
@@ -37,6 +39,7 @@ def joined_fleet(name: str | None) -> Iterator["ControllerCalls"]:
         found = only_fleet(folder) if name is None else find_fleet(folder, name)
         export_environment(joining_environment(auth_token=found.auth_token))
         address, told = found.address, found.name
+    check_cluster_answers(address)
     from deploy.local.local_ray import joined_ray  # Ray reads its environment when it is imported
 
     with joined_ray(address, is_verbose=False):

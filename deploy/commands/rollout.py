@@ -3,10 +3,11 @@
 import time
 from typing import Annotated
 
+import httpx
 import typer
 
 from deploy.commands.terminal import terminal
-from deploy.errors import FleetUnreachable
+from deploy.errors import FleetUnreachable, OptionNotUsable
 from deploy.inspection.fleet_report import fleet_report
 from deploy.kubernetes.api_server import ApiServer, Document, api_client
 from deploy.kubernetes.rolling_update import RollingUpdate
@@ -35,6 +36,9 @@ def rollout(
     Example: muxfleet rollout fleet-muxfleet --namespace llm --gateway http://fleet-muxfleet-serve-svc:8000
     """
     console = terminal()
+    for option, url in (("--gateway", gateway), ("--api-server", api_server)):
+        if url is not None:
+            _check_url(option, url)
 
     def missing(document: Document) -> str | None:
         try:
@@ -53,3 +57,13 @@ def rollout(
             sleep=time.sleep,
             timeout_s=timeout,
         ).run()
+
+
+def _check_url(option: str, text: str) -> None:
+    """Nobody would ever answer at another one, and the rolling update waits for an answer."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise OptionNotUsable(option=option, value=text, remedy="write a URL such as http://127.0.0.1:8001")

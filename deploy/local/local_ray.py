@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from ray import serve
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 from ray.exceptions import RayError
 
-from deploy.errors import FleetStartError
+from deploy.environment import export_environment
+from deploy.errors import ClusterUnreachable, FleetStartError
 from deploy.local.supervisor import Supervisor
 
 _REMOVE_ATTEMPTS = 20
@@ -24,6 +25,9 @@ _REMOVE_PAUSE_S = 0.25
 # Logical CPUs beyond what the fleet file asks for: nodes that are applied later must find room on this one machine.
 _SPARE_CPUS = 64
 _OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
+_RAY_RAISES = (RayError, RuntimeError, ConnectionError, ValueError, OSError)
+# One try, of some 40 s, where Ray's own twenty take a quarter of an hour.
+_ONE_TRY: Mapping[str, str] = {"RAY_gcs_server_port_wait_time_s": "1"}
 
 
 @contextmanager
@@ -62,9 +66,15 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
 
 @contextmanager
 def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
-    """A cluster that is already there."""
-    with _start_errors(), tempfile.TemporaryDirectory(prefix="muxfleet-") as nothing, chdir(nothing):
-        ray.init(address=address, log_to_driver=is_verbose, logging_level=_level(is_verbose))
+    """A cluster that is already there. Raises ClusterUnreachable: what listens at the address is none, or does not let
+    this process in.
+    """
+    export_environment(_ONE_TRY)
+    try:
+        with tempfile.TemporaryDirectory(prefix="muxfleet-") as nothing, chdir(nothing):
+            ray.init(address=address, log_to_driver=is_verbose, logging_level=_level(is_verbose))
+    except _RAY_RAISES as error:
+        raise ClusterUnreachable(address=address, reason=_in_one_line(error)) from error
     try:
         quiet_serve(is_verbose)
         yield
@@ -96,11 +106,14 @@ def _start_errors() -> Iterator[None]:
     """Ray raises built-in exceptions for what is wrong with the machine or the address."""
     try:
         yield
-    except (RayError, RuntimeError, ConnectionError, ValueError, OSError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except _RAY_RAISES as error:
         raise FleetStartError(
-            reason=f"Ray does not start: {reason}", remedy="run again with -v for the logs"
+            reason=f"Ray does not start: {_in_one_line(error)}", remedy="run again with -v for the logs"
         ) from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _level(is_verbose: bool) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from deploy.errors import FleetStartError, SourceNotFound
+from deploy.errors import ClusterUnreachable, FleetStartError, SourceNotFound
 from deploy.fleet_file.settings import FleetFile
 
 _CONNECT_S = 5.0
@@ -60,21 +60,18 @@ def check_gpus(fleet: FleetFile, count: Callable[[], int]) -> None:
 
 
 def check_cluster_answers(address: str) -> None:
-    """`address` is RAY_ADDRESS."""
+    """Ray itself would try for a quarter of an hour. `address` is that of a head."""
     if address in _WITHOUT_ADDRESS:
         return
     parts = urlsplit(address if "://" in address else f"//{address}")
-    remedy = "start that cluster, correct RAY_ADDRESS (host:port), or unset it to start one here"
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if host is None or port is None:
-        raise FleetStartError(reason=f"RAY_ADDRESS = {address!r} is no host:port", remedy=remedy)
+        raise ClusterUnreachable(address=repr(address), reason="this is no host:port")
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_S):
             pass
     except OSError as error:
-        raise FleetStartError(
-            reason=f"no Ray cluster answers at RAY_ADDRESS = {address!r}: {error.strerror or error}", remedy=remedy
-        ) from error
+        raise ClusterUnreachable(address=address, reason=error.strerror or str(error)) from error

@@ -144,8 +144,9 @@ def test_up__stale_ray_address__is_one_line_and_nothing_is_started(
 
     assert code == 1
     assert err == (
-        "muxfleet: the fleet did not start: no Ray cluster answers at RAY_ADDRESS = '127.0.0.1:9': Connection refused; "
-        "start that cluster, correct RAY_ADDRESS (host:port), or unset it to start one here\n"
+        "muxfleet: no Ray cluster answers at 127.0.0.1:9: Connection refused; "
+        "look whether its head runs there; RAY_ADDRESS is the host:port of a cluster to join, "
+        "and without it the fleets of this machine are meant\n"
     )
 
 
@@ -229,3 +230,12 @@ def test_traces_stats__public_trace__prints_its_count(run: Run) -> None:
 
 def test_version__asked_for__is_that_of_the_package(run: Run) -> None:
     assert run("--version") == (0, f"muxfleet {version('muxfleet')}\n", "")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--gateway", "fleet-svc:8000"), ("--api-server", "127.0.0.1:8001")])
+def test_rollout__no_url__is_refused_at_once(run: Run, option: str, value: str) -> None:
+    options = {"--gateway": "http://g:8000", "--api-server": "http://127.0.0.1:9"} | {option: value}
+
+    code, _, err = run("rollout", "s", "--namespace", "llm", *(f"{name}={text}" for name, text in options.items()))
+
+    assert (code, err) == (2, f"muxfleet: {option} {value}: write a URL such as http://127.0.0.1:8001\n")

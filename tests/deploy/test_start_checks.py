@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import FleetStartError, SourceNotFound
+from deploy.cli import main
+from deploy.errors import ClusterUnreachable, FleetStartError, SourceNotFound
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 
@@ -63,7 +64,9 @@ def test_cluster__nobody_listens__is_said_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         port = taken.getsockname()[1]
-        with pytest.raises(FleetStartError, match=f"RAY_ADDRESS = '127.0.0.1:{port}': Connection refused"):
+        with pytest.raises(
+            ClusterUnreachable, match=f"no Ray cluster answers at 127.0.0.1:{port}: Connection refused; "
+        ):
             check_cluster_answers(f"127.0.0.1:{port}")
         taken.listen()
         check_cluster_answers(f"127.0.0.1:{port}")
@@ -71,5 +74,25 @@ def test_cluster__nobody_listens__is_said_at_once() -> None:
 
 @pytest.mark.parametrize("address", ["nowhere", "localhost:", "localhost:x", "ray://head"])
 def test_cluster__no_address__is_said(address: str) -> None:
-    with pytest.raises(FleetStartError, match="is no host:port"):
+    with pytest.raises(ClusterUnreachable, match=r"is no host:port; .* RAY_ADDRESS is the host:port of a cluster"):
         check_cluster_answers(address)
+
+
+@pytest.mark.parametrize("command", [("drain", "u"), ("cordon", "u"), ("uncordon", "u"), ("apply", "--dry-run")])
+def test_commands__ray_address_where_nobody_listens__say_so_at_once_in_one_line(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{id: a, source: org/a}]")
+    arguments = [*command, str(file)] if command[0] == "apply" else list(command)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+
+    told = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert told.startswith(f"muxfleet: no Ray cluster answers at {address}: Connection refused; ")
+    assert told.count("\n") == 1
