@@ -193,7 +193,7 @@ class ControlLoop:
         """Nodes that Ray is about to take away: their units are drained."""
         if nodes != self._fleet.going_nodes:
             self._need_plan(f"Ray drains {len(nodes)} of its nodes")
-        self._fleet.going_nodes = nodes
+        self._fleet.set_going_nodes(nodes)
 
     def trial_task(self, cordon: Cordon | None, now_s: float) -> PlanTask:
         """Returns what the rest of the fleet would have to be planned for with the cordon in force; None: all of it."""

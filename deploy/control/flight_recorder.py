@@ -13,7 +13,14 @@ logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 4096
 _WARNED_OF = frozenset(
-    {EventKind.UNIT_LOST, EventKind.OUT, EventKind.MODEL_FAILED, EventKind.MODEL_STALLED, EventKind.REQUEST_FAILED}
+    {
+        EventKind.UNIT_LOST,
+        EventKind.OUT,
+        EventKind.MODEL_FAILED,
+        EventKind.MODEL_STALLED,
+        EventKind.REQUEST_FAILED,
+        EventKind.SERVE_SILENT,
+    }
 )
 _OF_PHASE: Mapping[ModelPhase, tuple[EventKind, str]] = {
     ModelPhase.LOADING: (EventKind.MODEL_LOADING, "begins to load"),
@@ -76,7 +83,7 @@ class FlightRecorder:
     def unit_gone(self, now_s: float, report: UnitReport, *, died: bool) -> None:
         unit_id = report.unit_id
         held = ", ".join(sorted(s.model for s in report.models if s.asleep is None)) or "no model"
-        why = report.failure or ("it says nothing any more" if died else "it was asked to go")
+        why = report.failure or ("it says nothing any more" if died else "it was to go")
         kind = EventKind.UNIT_LOST if died else EventKind.UNIT_LEFT
         self.record(now_s, kind, f"{why}; it held {held}", unit=unit_id)
         self._empty_places[report.pool, report.node] += died and unit_id not in self._failing

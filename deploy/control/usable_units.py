@@ -19,6 +19,7 @@ from placement.plan import Plan
 from placement.plan_steps import Asleep
 from placement.problem import PlacementModel
 
+_NOT_HELD = frozenset({ModelPhase.ASLEEP, ModelPhase.FAILED})
 _TRUSTED_S = 3.0  # a unit that is silent for longer is not relied on for a model that leaves another
 
 
@@ -38,6 +39,7 @@ class Fleet:
         self.cordons = Cordons()
         self.going_nodes: frozenset[str] = frozenset()
         """Nodes that Ray is about to take away."""
+        self._went: frozenset[str] = frozenset()
         self.leaving_units: frozenset[str] = frozenset()
         """Units that the control loop gives up: their nodes are not needed any more."""
 
@@ -49,10 +51,20 @@ class Fleet:
     def join(self, report: UnitReport) -> None:
         self._places.join(report)
 
+    def set_going_nodes(self, nodes: frozenset[str]) -> None:
+        known = {unit.report.node for unit in self.registry}
+        self.going_nodes, self._went = nodes, nodes | (self._went & known)
+
     def drop_silent(self, now_s: float) -> list[Lost]:
-        """Drops them from the registry; a unit that the control loop has given up did not die."""
+        """Drops them from the registry. A unit that the control loop has given up did not die, nor did one that was
+        empty when its node went: nobody lets it say goodbye.
+        """
         lost = self.registry.drop_silent(now_s)
-        return [replace(u, died=u.died and u.report.unit_id not in self.leaving_units) for u in lost]
+        return [replace(u, died=u.died and not self._was_to_go(u.report)) for u in lost]
+
+    def _was_to_go(self, report: UnitReport) -> bool:
+        is_empty = all(s.phase in _NOT_HELD for s in report.models)
+        return report.unit_id in self.leaving_units or (report.node in self._went and is_empty)
 
     def leave(self, lost: Lost, now_s: float) -> tuple[str, ...]:
         """Notes that a unit is gone and returns what its death used up, in words."""

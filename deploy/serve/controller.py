@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from ray.experimental import internal_kv
 
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import rules_of
@@ -35,6 +33,9 @@ from deploy.serve.app_args import ControllerConfig
 from deploy.serve.console_topics import ConsoleTopics
 from deploy.serve.going_nodes import going_nodes
 from deploy.serve.kept_state import KeptState, kept_state
+from deploy.serve.serve_calls import check_serve_answers
+from deploy.serve.serve_silence import tell_of_silence
+from deploy.serve.stream_token import stream_token
 from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
 from pdmux_actor.lease import Lease, UnitReport
@@ -50,7 +51,6 @@ from router.what_if import WhatIfChanges
 
 logger = logging.getLogger(__name__)
 
-_TOKEN_KEY = b"muxfleet/stream_token"
 _RETRY_S = 30.0
 _SPEC_PATIENCE_S = 2.0
 _VIEW_POLL_S = 0.1
@@ -106,9 +106,11 @@ class Controller:
         going_nodes: Callable[[], frozenset[str]] = going_nodes,
         plan_once: PlanOnce = plan_once,
         follow_sizes: FollowSizes | None = None,
+        check_serve_answers: Callable[[], None] = check_serve_answers,
     ) -> None:
         start_log()
         self._going_nodes = going_nodes
+        self._check_serve_answers = check_serve_answers
         self._plan_once = plan_once
         self._following: tuple[asyncio.Task[None], ...] = ()
         self._follow_sizes = follow_sizes or UnitReplicas().follow
@@ -148,7 +150,9 @@ class Controller:
         self._config = config
         await self._follow_state(config)
         if not self._following:
-            self._following = tuple(asyncio.create_task(follow()) for follow in (self._follow_nodes, self._scale_pools))
+            watching = tell_of_silence(self._check_serve_answers, self._recorder.record)
+            follow = (self._follow_nodes(), self._scale_pools(), watching)
+            self._following = tuple(asyncio.create_task(task) for task in follow)
         wanted = {self._spec_key(m) for m in self._config.models if m.base is None}
         for key in [k for k in self._reading if k not in wanted]:
             self._reading.pop(key).cancel()
@@ -387,12 +391,3 @@ class Controller:
 def _read_shape(key: _SpecKey) -> _KnownShape:
     spec = read_model_spec(key.model, key.source, key.revision, key.dtype, key.weights)
     return _KnownShape(spec, bytes_of_adapters(spec, key.adapters))
-
-
-def stream_token() -> str:
-    """The secret of this cluster's frame streams: the same after a restart of the Controller, gone with the cluster."""
-    fresh = secrets.token_urlsafe(32).encode()
-    internal_kv._internal_kv_put(_TOKEN_KEY, fresh, overwrite=False)
-    kept = internal_kv._internal_kv_get(_TOKEN_KEY)
-    assert kept is not None
-    return bytes(kept).decode()

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import httpx
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+from ray.serve.schema import ApplicationStatus
 
 from deploy.control.fleet_status import FleetStatus, ModelState
 from deploy.errors import FleetStartError, FleetUnreachable
@@ -26,6 +26,7 @@ from deploy.serve.app_args import (
 )
 from deploy.serve.fleet_change import FleetChange, change_between, only_at_start
 from deploy.serve.render import application_names, as_large_as_now, serve_config
+from deploy.serve.serve_calls import check_deployment, deploy_applications, serve_details, serve_status
 
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 10.0
@@ -51,21 +52,33 @@ class ServeFleet:
         """Returns what `deploy` would change.
 
         Raises:
-            FleetUnreachable: no fleet runs in the cluster.
+            FleetUnreachable: no fleet runs in the cluster, or Serve does not answer.
         """
-        running, http = _deployed()
+        with self._answering():
+            running, http = _deployed()
+            units = _running_units()
         if not all(name in running for name in (CONTROL_APP, GATEWAY_APP)):
             raise FleetUnreachable(
                 address=self._fleet.name, reason="its cluster runs no fleet; start it with `muxfleet up`"
             )
-        config = as_large_as_now(serve_config(self._fleet), self._fleet, _running_units())
+        config = as_large_as_now(serve_config(self._fleet), self._fleet, units)
         change = change_between(running, {a["name"]: a for a in config["applications"]})
         return replace(change, not_applied=only_at_start(http, config["http_options"]))
 
     def deploy(self) -> None:
-        """The call behind `serve deploy`: it restarts no more than needed."""
-        config = as_large_as_now(serve_config(self._fleet), self._fleet, _running_units())
-        _client().deploy_apps(ServeDeploySchema.model_validate(config))
+        """Raises FleetUnreachable: Serve does not answer."""
+        with self._answering():
+            deploy_applications(as_large_as_now(serve_config(self._fleet), self._fleet, _running_units()))
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except (GetTimeoutError, RayActorError) as error:
+            reason = (
+                "Serve's controller in its cluster does not answer; what runs goes on: try again, or look at the head"
+            )
+            raise FleetUnreachable(address=self._fleet.name, reason=reason) from error
 
     def wait_until_ready(
         self,
@@ -116,7 +129,12 @@ class ServeFleet:
 
     def _wait_for_applications(self, until_s: float, on_stage: Callable[[str], None]) -> None:
         while True:
-            statuses = serve.status().applications
+            try:
+                statuses = serve_status().applications
+            except (GetTimeoutError, RayActorError, RayServeException) as error:
+                self._check_time(until_s, f"Serve's controller does not answer: {_last_line(str(error))}")
+                time.sleep(_POLL_S)
+                continue
             on_stage(_starting(self._apps, statuses))
             for name, app in statuses.items():
                 if app.status == ApplicationStatus.DEPLOY_FAILED:
@@ -199,7 +217,9 @@ def _refuse_foreign_applications() -> bool:
 
 
 def deployment_handle(deployment: str, application: str) -> DeploymentHandle[Any]:
-    handle = serve.get_deployment_handle(deployment, app_name=application)
+    """Raises RayServeException: there is none. GetTimeoutError: Serve does not answer."""
+    check_deployment(deployment, application)
+    handle = serve.get_deployment_handle(deployment, app_name=application, _check_exists=False)
     if not handle.is_initialized:  # Serve returns the same one to who asks again
         # With Serve's throughput flags a handle wants an event loop, unless it is told to bring its own.
         handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]  # Ray has no types there
@@ -209,7 +229,7 @@ def deployment_handle(deployment: str, application: str) -> DeploymentHandle[Any
 def _deployed() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """By application, what it was deployed from; and Serve's HTTP options."""
     try:
-        details = _client().get_serve_details()
+        details = serve_details()
     except RayServeException:
         return {}, {}
     applications = {name: app["deployed_app_config"] or {} for name, app in details["applications"].items()}
@@ -219,14 +239,14 @@ def _deployed() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 def _running_units() -> Mapping[str, int]:
     """Returns, by application, how many units Serve shall run now."""
     try:
-        applications = _client().get_serve_details()["applications"]
+        applications = serve_details()["applications"]
     except RayServeException:
         return {}
     units = {name: app["deployments"].get(UNIT_DEPLOYMENT) for name, app in applications.items()}
     return {name: unit["target_num_replicas"] for name, unit in units.items() if unit is not None}
 
 
-def _client() -> Any:  # noqa: ANN401  Serve's client class is private; its deploy_apps is what the REST API calls
+def _client() -> Any:  # noqa: ANN401  Serve's client class is private
     return _get_global_client()
 
 

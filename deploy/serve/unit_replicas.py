@@ -10,13 +10,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve._private.common import DeploymentID
-from ray.serve.context import _get_global_client
 
 from deploy.control.pool_scaling import PoolState
 from deploy.serve.app_args import UNIT_DEPLOYMENT, units_app
+from deploy.serve.serve_calls import serve_details, update_replicas
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +35,20 @@ class UnitReplicas:
         elastic = [p for p in pools if p.most > p.least and not p.shadow]
         if not elastic:
             return
-        client: Any = _get_global_client()
-        applications = client.get_serve_details()["applications"]
+        applications = serve_details()["applications"]
         for pool in elastic:
             application = applications.get(units_app(pool.pool))
             deployment = None if application is None else application["deployments"].get(UNIT_DEPLOYMENT)
             # A deployment that is still updating counts as deployed only when all have come that it is asked for.
             if deployment is not None and deployment["status"] != "UPDATING":
-                self._follow(client, pool, deployment)
+                self._follow(pool, deployment)
 
-    def _follow(self, client: Any, pool: PoolState, deployment: Any) -> None:  # noqa: ANN401  Serve has no types there
+    def _follow(self, pool: PoolState, deployment: Any) -> None:  # noqa: ANN401  Serve has no types there
         wanted, target = pool.wanted * pool.units_per_node, deployment["target_num_replicas"]
         running = sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
         goal = number_asked(wanted=wanted, running=running, target=target)
         if goal != target:
-            number = DeploymentID(name=UNIT_DEPLOYMENT, app_name=units_app(pool.pool))
-            ray.get(client._controller.update_deployment_replicas.remote(number, goal), timeout=_TIMEOUT_S)
+            update_replicas(DeploymentID(name=UNIT_DEPLOYMENT, app_name=units_app(pool.pool)), goal)
             logger.info("units are wanted", extra={"pool": pool.pool, "units": goal, "before": target})
         surplus = running - wanted
         if surplus > 0 and pool.emptied:

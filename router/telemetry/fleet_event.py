@@ -8,6 +8,8 @@ class EventKind(StrEnum):
     """docs/events.md says of each when it is recorded."""
 
     CONTROLLER_STARTED = "controller_started"
+    SERVE_SILENT = "serve_silent"
+    SERVE_BACK = "serve_back"
     PLAN = "plan"
     KEPT = "kept"
     SHADOW = "shadow"

@@ -58,6 +58,25 @@ def test_recorder__unit_dies_and_another_comes__has_all_that_happened_in_order(s
     assert all(e.at_s > 1000 for e in story)
 
 
+@pytest.mark.parametrize(("is_drained", "kind"), [(True, "unit_left"), (False, "unit_lost")])
+def test_recorder__node_goes_after_its_unit_is_empty__nothing_was_lost(is_drained: bool, kind: str) -> None:
+    recorder = FlightRecorder()
+    world = World(catalog("a"), expected_units=2, recorder=recorder)
+    for node in ("n1", "n2"):
+        world.start_unit(node=node)
+    world.beat(6)
+    (unit_id,) = world.serving("a")
+    if is_drained:
+        world.loop.set_going_nodes(frozenset({world.units[unit_id].node}))
+        world.beat(10)
+        world.loop.set_going_nodes(frozenset())  # Ray tells of nodes that are there
+    world.kill_unit(unit_id)
+    world.beat(SECONDS_TO_EXPIRY)
+
+    told = kinds(recorder.fetch())
+    assert [k for k in told if k in ("unit_left", "unit_lost")] == [kind]
+
+
 def test_recorder__another_comes_before_the_one_that_told_its_death_is_gone__is_in_its_place() -> None:
     recorder = FlightRecorder()
     dying = replace(FakeUnit(unit_id="u1").report(), failure="its engine was killed", is_leaving=True)

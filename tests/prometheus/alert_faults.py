@@ -14,6 +14,7 @@ from fleet_process import FleetProcess, command_line
 MODEL = "alpha"
 ENGINE = "pdmux_actor.serving.process"
 CONTROLLER = "ServeReplica:control:Controller"
+SERVES_CONTROLLER = "ray::ServeController"
 _NEIGHBOUR = "beta"
 _LONG_TOKENS, _LONG_CLIENTS = 4000, 3
 _CACHED_TOKENS = 1000
@@ -68,6 +69,19 @@ async def stop_controllers(fleet: FleetProcess) -> None:
                 process.send_signal(signal.SIGCONT)
 
 
+async def stop_serves_controller(fleet: FleetProcess) -> None:
+    """Serve's own controller hangs. Ray replaces no actor that hangs."""
+    stopped = _found(fleet, SERVES_CONTROLLER)
+    assert stopped, "it has another title now"
+    try:
+        for process in stopped:
+            process.send_signal(signal.SIGSTOP)
+        await asyncio.Event().wait()
+    finally:
+        for process in stopped:
+            process.send_signal(signal.SIGCONT)
+
+
 async def kill_engines_as_they_come(fleet: FleetProcess) -> None:
     """No engine lives long enough to serve, as when its device is broken."""
     while True:
@@ -100,6 +114,7 @@ FAULTS = (
     ),
     Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine, clients=6),
     Fault(name="control loop hung", alerts=frozenset({"MuxfleetTelemetryStale"}), strike=stop_controllers),
+    Fault(name="Serve hung", alerts=frozenset({"MuxfleetServeSilent"}), strike=stop_serves_controller),
     Fault(
         name="engines die as they start",
         alerts=frozenset({"MuxfleetUnitDown", "MuxfleetServerErrors"}),

@@ -9,7 +9,7 @@ from scripts.chart.dashboards.panels import Dashboard, Panel, Variable
 _SOURCE: Mapping[str, str] = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
 _ANNOTATIONS = (
-    ("Losses", "unit_lost|unit_restarted|controller_started|out|model_failed", "red"),
+    ("Losses", "unit_lost|unit_restarted|controller_started|serve_silent|out|model_failed", "red"),
     ("Plans and moves", "plan|move", "blue"),
 )
 

@@ -1,0 +1,52 @@
+"""Calls to Serve's own controller that end: Ray waits for as long as it says nothing, which may be for good."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.serve._private.common import DeploymentID
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ServeDeploySchema, ServeInstanceDetails, ServeStatus
+
+_ALIVE_S = 5.0
+_DETAILS_S = 10.0
+_DEPLOY_S = 60.0
+
+# All raise RayServeException where no Serve runs, GetTimeoutError where it does not answer, and what else Ray raises.
+
+
+def check_serve_answers() -> None:
+    ray.get(_controller().check_alive.remote(), timeout=_ALIVE_S)
+
+
+def check_deployment(name: str, application: str) -> None:
+    """Raises RayServeException also where Serve runs no such deployment."""
+    known = ray.get(_controller().list_deployment_ids.remote(), timeout=_ALIVE_S)
+    if DeploymentID(name=name, app_name=application) not in known:
+        raise RayServeException(f"Serve runs no {name} of an application {application!r} there")
+
+
+def serve_details() -> Mapping[str, Any]:
+    details: Mapping[str, Any] = ray.get(_controller().get_serve_instance_details.remote(), timeout=_DETAILS_S)
+    return details
+
+
+def serve_status() -> ServeStatus:
+    return ServeInstanceDetails(**serve_details())._get_status()
+
+
+def deploy_applications(config: Mapping[str, Any]) -> None:
+    """The call behind `serve deploy`: it restarts no more than needed."""
+    ray.get(_controller().apply_config.remote(ServeDeploySchema.model_validate(config)), timeout=_DEPLOY_S)
+
+
+def update_replicas(deployment: Any, number: int) -> None:  # noqa: ANN401  Serve's id
+    ray.get(_controller().update_deployment_replicas.remote(deployment, number), timeout=_DETAILS_S)
+
+
+def _controller() -> Any:  # noqa: ANN401  Serve's client class is private
+    if not ray.is_initialized():
+        raise RayServeException("this process is in no Ray cluster")  # Serve would start one
+    client: Any = _get_global_client()
+    return client._controller

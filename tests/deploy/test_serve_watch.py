@@ -1,0 +1,88 @@
+"""What is told of Serve's own controller when it says nothing."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError
+from ray.serve.exceptions import RayServeException
+
+from deploy.control import serve_watch
+from deploy.control.serve_watch import SILENT_S, ServeWatch
+from deploy.errors import FleetStartError, FleetUnreachable
+from deploy.fleet_file.settings import parse_fleet_file
+from deploy.serve import serve_fleet, serve_silence
+from deploy.serve.controller import Controller
+from deploy.serve.serve_calls import check_serve_answers
+from deploy.serve.serve_fleet import ServeFleet
+
+FLEET = parse_fleet_file("{name: f, models: [{id: a, source: org/a}]}", name="f.yaml", base=Path("/"))
+
+
+def silent(*_: object) -> Any:
+    raise GetTimeoutError("Get timed out: some object(s) not ready.")
+
+
+def test_watch__silent_for_long__is_told_once_and_so_is_its_end() -> None:
+    watch = ServeWatch()
+
+    assert watch.is_silent(100.0, "GetTimeoutError") is None
+    assert watch.is_silent(100.0 + SILENT_S - 1, "GetTimeoutError") is None
+    told = watch.is_silent(101.0 + SILENT_S, "GetTimeoutError")
+    assert watch.is_silent(110.0 + SILENT_S, "GetTimeoutError") is None
+    back = watch.answers(120.0 + SILENT_S)
+
+    assert told is not None
+    assert "said nothing for 31 s (GetTimeoutError): requests go on" in told
+    assert back == "Serve's controller answers again, after 50 s"
+    assert watch.answers(200.0) is None
+
+
+def test_watch__silent_for_a_moment__is_not_told() -> None:
+    watch = ServeWatch()
+    watch.is_silent(100.0, "GetTimeoutError")
+
+    assert watch.answers(110.0) is None
+    assert watch.is_silent(110.0 + SILENT_S, "GetTimeoutError") is None, "another silence begins"
+
+
+async def test_controller__serve_says_nothing_and_comes_back__are_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_watch, "SILENT_S", 0.0)
+    monkeypatch.setattr(serve_silence, "_POLL_S", 0.01)
+    answers = False
+
+    def check() -> None:
+        if not answers:
+            silent()
+
+    controller = Controller(token="t", going_nodes=frozenset, check_serve_answers=check)
+    await controller.reconfigure({"policy": "mux", "expected_units": {"p": 1}, "models": []})
+    async with asyncio.timeout(10):
+        while b"serve_silent" not in await controller.events(60):  # noqa: ASYNC110  it sets no event
+            await asyncio.sleep(0.01)
+        answers = True
+        while b"serve_back" not in await controller.events(60):  # noqa: ASYNC110  it sets no event
+            await asyncio.sleep(0.01)
+
+
+def test_serve_calls__outside_of_a_cluster__start_none() -> None:
+    with pytest.raises(RayServeException, match="in no Ray cluster"):
+        check_serve_answers()
+
+
+@pytest.mark.parametrize("ask", [ServeFleet.change, ServeFleet.deploy])
+def test_apply__serve_says_nothing__is_one_error_and_no_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, ask: Any
+) -> None:
+    monkeypatch.setattr(serve_fleet, "serve_details", silent)
+
+    with pytest.raises(FleetUnreachable, match="no fleet answers at f: Serve's controller in its cluster does not"):
+        ask(ServeFleet(FLEET))
+
+
+def test_start__serve_says_nothing__ends_with_the_time_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_fleet, "serve_status", silent)
+
+    with pytest.raises(FleetStartError, match="Serve's controller does not answer: Get timed out"):
+        ServeFleet(FLEET).wait_until_ready(on_change=lambda model: None, deadline_s=0.1)
