@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parents[1] / "e2e"), str(Path(__file__).parents[2] / "benchmarks")]
+sys.path += [str(Path(__file__).parents[1] / room) for room in ("e2e", "k8s", "../benchmarks")]
 
 from chaos_fleet_file import fleet_of
 from chaos_load import Load

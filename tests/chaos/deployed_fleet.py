@@ -23,11 +23,13 @@ ray.kill(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve"), no_restart=
 
 
 class DeployedFleet:
-    """Clients come through a worker's proxy: the chart's Service does not have the head's."""
+    """Clients come through a worker's proxy, the first one's unless `url` says else: the chart's Service does not have
+    the head's.
+    """
 
-    def __init__(self, nodes: RayNodes) -> None:
+    def __init__(self, nodes: RayNodes, url: str | None = None) -> None:
         self._nodes = nodes
-        self.url = f"http://127.0.0.1:{nodes.worker_port(0)}"
+        self.url = url or f"http://127.0.0.1:{nodes.worker_port(0)}"
 
     @property
     def output(self) -> str:
@@ -45,8 +47,12 @@ class DeployedFleet:
 
     async def deploy(self, file: Path) -> None:
         """Returns when Serve has taken it, not when it is done. Serve's agent comes later than Ray's head."""
-        self._rendered = file.with_suffix(".serve.yaml")
-        self._rendered.write_text(await self.muxfleet("render", str(file)))
+        await self.deploy_config(await self.muxfleet("render", str(file)), file.with_suffix(".serve.yaml"))
+
+    async def deploy_config(self, text: str, file: Path) -> None:
+        """A Serve config that is rendered already; the file is for it."""
+        self._rendered = file
+        self._rendered.write_text(text)
         await self.deploy_again()
 
     async def deploy_again(self) -> None:
@@ -57,17 +63,17 @@ class DeployedFleet:
             assert time.monotonic() < until_s, failure
             await asyncio.sleep(1.0)
 
-    async def muxfleet(self, *arguments: str) -> str:
+    async def muxfleet(self, *arguments: str, patience_s: float = _DEADLINE_S) -> str:
         """Its output; it must end well."""
-        output, failure = await self._run(str(_BIN / "muxfleet"), *arguments)
+        output, failure = await self._run(str(_BIN / "muxfleet"), *arguments, patience_s=patience_s)
         assert failure is None, failure
         return output
 
-    async def _run(self, *command: str) -> tuple[str, str | None]:
+    async def _run(self, *command: str, patience_s: float = _DEADLINE_S) -> tuple[str, str | None]:
         """Standard output, and all that was said where it failed."""
         pipe = asyncio.subprocess.PIPE
         running = await asyncio.create_subprocess_exec(*command, env=self._nodes.environment, stdout=pipe, stderr=pipe)
-        output, errors = await asyncio.wait_for(running.communicate(), _DEADLINE_S)
+        output, errors = await asyncio.wait_for(running.communicate(), patience_s)
         return output.decode(), (output + errors).decode() if running.returncode else None
 
     async def end_serves_controller(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from chaos_faults import until_balanced
 from chaos_load import MODELS, Load
 
 _UNHEARD_S = 3.0
+_READY_REPLICAS = r'^muxfleet_model_replicas\{(?=.*phase="ready").*model="(.*?)".*\} (\S+)$'
 
 
 class WatchedFleet(Protocol):
@@ -24,14 +26,16 @@ class WatchedFleet(Protocol):
 
 class Watch:
     """Looks at the fleet while something is done to it: the longest time without a word of its control loop, and the
-    fewest units that had a model ready. A unit that is not told of counts as before for a while: a fresh control loop
-    hears of one after the other.
+    fewest units that had a model ready, as the control loop tells (`fewest`) and as gateways choose from them
+    (`fewest_routable`). A unit that is not told of counts as before for a while: a fresh control loop hears of one
+    after the other, while gateways keep what they know.
     """
 
     def __init__(self, url: str, *, units: int) -> None:
         self._url = url
         self.without_control_s = 0.0
         self.fewest = units
+        self.fewest_routable = units
         self._ready: dict[str, list[str]] = {}
         self._missed_s: dict[str, float] = {}
 
@@ -46,6 +50,7 @@ class Watch:
                         self.without_control_s = max(self.without_control_s, now_s - answered_s)
                         answered_s = now_s
                         self._count(response.json()["units"])
+                    self._count_routable((await http.get(f"{self._url}/metrics")).text)
                 except httpx.HTTPError:
                     pass  # so long the control loop is not heard
                 await asyncio.sleep(0.2)
@@ -58,6 +63,12 @@ class Watch:
         self._ready = unheard | told
         ready = [model for models in self._ready.values() for model in models]
         self.fewest = min(self.fewest, *(ready.count(m) for m in MODELS))
+
+    def _count_routable(self, metrics: str) -> None:
+        """Gateways that have just begun know of no unit yet."""
+        told = re.findall(_READY_REPLICAS, metrics, re.MULTILINE)
+        known = {m: max((float(n) for model, n in told if model == m), default=None) for m in MODELS}
+        self.fewest_routable = min([self.fewest_routable, *(int(n) for n in known.values() if n is not None)])
 
 
 def _ready_on(report: dict[str, Any]) -> list[str]:
@@ -103,6 +114,7 @@ def through(
         "seconds": round(took_s[0], 1),
         "without_control_s": round(watch.without_control_s, 1),
         "fewest_ready_replicas": watch.fewest,
+        "fewest_routable_replicas": watch.fewest_routable,
     }
     with capsys.disabled():
         print(f"\n  {json.dumps(told)}")

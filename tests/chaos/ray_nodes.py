@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -191,9 +192,11 @@ class RayNodes:
         """Where Prometheus asks the head for Ray's own metrics."""
         return f"http://127.0.0.1:{self._metrics}/metrics"
 
-    def add(self, place: str = "goes", *, number: int = 0) -> RayNode:
+    def add(
+        self, place: str = "goes", *, number: int = 0, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> RayNode:
         """A node with that label. On one machine its HTTP proxy needs a port of its own, which `number` makes."""
-        environment = self._clean | {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.worker_port(number))}
+        environment = self._clean | variables | {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.worker_port(number))}
         environment |= self._haproxy_of_its_own(number + 1)
         node = RayNode([f"--address={self._address}", "--num-cpus=1", f"--labels=place={place}"], environment)
         self._nodes.append(node)

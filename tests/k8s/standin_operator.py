@@ -1,4 +1,5 @@
-"""A stand-in for KubeRay, the scheduler and the kubelets, one tick after the other. No pod runs.
+"""A stand-in for KubeRay, the scheduler and the kubelets, one tick after the other. No pod runs (those of tests/chaos
+do).
 
 RayServices and RayClusters are reconciled by the rules of KubeRay 1.7's rayservice_controller.go and
 raycluster_controller.go: what a changed spec does under each upgrade strategy, that numbers of replicas do not reach a
@@ -147,14 +148,22 @@ class Operator:
             key, name = self._key("v1", "pods", pod), pod["metadata"]["name"]
             if "deletionTimestamp" in pod["metadata"]:
                 age = self._ages[f"{name} ends"] = self._ages.get(f"{name} ends", 0) + 1
-                if age >= self.drain_ticks or "nodeName" not in pod["spec"]:
+                if "nodeName" not in pod["spec"] or self.has_ended(pod, age):
                     self.store.remove(key)
             elif "nodeName" in pod["spec"]:
                 age = self._ages[name] = self._ages.get(name, 0) + 1
-                is_broken = pod["spec"]["containers"][0]["image"] in self.broken
-                self.store.set_status(key, _READY if age >= self.start_ticks and not is_broken else _NOT_READY)
+                self.store.set_status(key, _READY if self.runs(pod, age) else _NOT_READY)
             else:
                 self._schedule(key, pod)
+
+    def runs(self, pod: Mapping[str, Any], age_ticks: int) -> bool:
+        """Says whether a pod that is on a node is ready."""
+        is_broken = pod["spec"]["containers"][0]["image"] in self.broken
+        return age_ticks >= self.start_ticks and not is_broken
+
+    def has_ended(self, pod: Mapping[str, Any], age_ticks: int) -> bool:
+        """Says whether a pod that was told to end so many ticks ago has ended."""
+        return age_ticks >= self.drain_ticks
 
     def _schedule(self, key: Key, pod: dict[str, Any]) -> None:
         for node, gpus in self.nodes.items():
