@@ -16,7 +16,7 @@ from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
 from deploy.fleet_file.forecast_section import check_trace
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
-from deploy.fleet_file.known_devices import unknown_device
+from deploy.fleet_file.known_devices import unknown_device, without_weights
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.role_problems import role_problems
 from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems, with_trace_beside
@@ -394,6 +394,7 @@ def _pool_problems(pool: PoolSection, path: tuple[str | int, ...], backend: Back
         refuse("gpu_type", pool.gpu_type, unknown)
     if pool.device != "cpu" and pool.cores is not None:
         refuse("cores", pool.cores, "only for cpu pools; remove it")
-    if pool.device_memory is not None and pool.kv_memory is not None and pool.kv_memory >= pool.device_memory:
-        refuse("kv_memory", pool.kv_memory.human_readable(), "leaves no device_memory for weights; lower it")
+    too_much = without_weights(pool.kv_memory or 0, pool.device_memory, pool.gpu_type, pool.mesh_gpus)
+    if pool.kv_memory is not None and too_much:
+        refuse("kv_memory", pool.kv_memory.human_readable(), too_much)
     return problems

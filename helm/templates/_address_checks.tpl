@@ -26,6 +26,11 @@
 {{- with $values.ingress.host -}}
 {{- include "muxfleet.checkHost" (dict "path" "ingress.host" "host" .) -}}
 {{- end -}}
+{{- range $i, $tls := $values.ingress.tls -}}
+{{- range $j, $host := $tls.hosts -}}
+{{- include "muxfleet.checkHost" (dict "path" (printf "ingress.tls[%d].hosts[%d]" $i $j) "host" $host) -}}
+{{- end -}}
+{{- end -}}
 {{- range $i, $host := $values.httpRoute.hostnames -}}
 {{- include "muxfleet.checkHost" (dict "path" (printf "httpRoute.hostnames[%d]" $i) "host" $host) -}}
 {{- end -}}

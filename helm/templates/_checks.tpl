@@ -71,6 +71,9 @@
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.name" $key) "value" $pool.name "remedy" (printf "also fleet.pools[%d].name; choose another" (get $seen $pool.name))) -}}
 {{- end -}}
 {{- $_ := set $seen $pool.name $i -}}
+{{- if eq $pool.name "headgroup" -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.name" $key) "value" $pool.name "remedy" "KubeRay calls the head's group so; choose another") -}}
+{{- end -}}
 {{- $backend := default $fleet.engine.backend $pool.backend -}}
 {{- $refusals := (include "muxfleet.data" $root | fromJson).refusals -}}
 {{- $undivided := get $refusals.mesh (printf "%s %s" $backend $pool.device) -}}
@@ -88,6 +91,7 @@
 {{- include "muxfleet.checkRole" (dict "pool" $pool "roles" $roles "backend" $backend "key" (printf "%s.role" $key)) -}}
 {{- end -}}
 {{- include "muxfleet.checkPool" (dict "root" $root "pool" $pool "key" $key) -}}
+{{- include "muxfleet.checkLabelWords" (dict "path" (printf "%s.node_labels" $key) "labels" $pool.node_labels) -}}
 {{- if and (gt (len $fleet.pools) 1) (ne $pool.device "simulated") (not $pool.node_labels) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "with several pools each needs its own, so that its units run on its nodes; for example {muxfleet.io/pool: %s}" $pool.name)) -}}
 {{- end -}}
@@ -153,6 +157,13 @@
 {{- end -}}
 {{- if and (ne $pool.device "cpu") $pool.cores -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.cores" $key) "value" $pool.cores "remedy" "only for cpu pools; remove it") -}}
+{{- end -}}
+{{- $gpuBytes := get (include "muxfleet.data" .root | fromJson).gpuBytes (lower (default "" $pool.gpu_type)) -}}
+{{- if and $gpuBytes $pool.kv_memory (not $pool.device_memory) -}}
+{{- $bytes := mul ($gpuBytes | int64) ($pool.mesh_gpus | int64) -}}
+{{- if ge ($pool.kv_memory | int64) $bytes -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.kv_memory" $key) "value" $pool.kv_memory "remedy" (printf "leaves nothing of the unit's memory for weights (%s: %d bytes); lower it" $pool.gpu_type $bytes)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and $pool.device_memory $pool.kv_memory -}}
 {{- if ge ($pool.kv_memory | int64) ($pool.device_memory | int64) -}}

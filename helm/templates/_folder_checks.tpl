@@ -5,8 +5,20 @@
 {{- range $i, $model := .root.Values.fleet.models -}}
 {{- $source := default "" (coalesce $model.source $model.adapter) -}}
 {{- if or (hasPrefix "./" $source) (hasPrefix "../" $source) (has $source (list "." "..")) -}}
-{{- with include "muxfleet.poolWithout" (dict "root" $root "fleet" $.fleet "path" $cache.mountPath) -}}
-{{- include "muxfleet.refuse" (dict "key" (printf "fleet.models[%d].%s" $i (ternary "source" "adapter" (not $model.adapter))) "value" $source "remedy" (printf "a folder below %s, where pods of pool %s have nothing mounted; switch modelCache.enabled on, or write a Hugging Face id" $cache.mountPath .)) -}}
+{{- $folder := clean (printf "%s/%s" $cache.mountPath $source) -}}
+{{- $place := ternary (printf "a folder below %s" $cache.mountPath) (printf "the folder %s" $folder) (hasPrefix (printf "%s/" (clean $cache.mountPath)) $folder) -}}
+{{- with include "muxfleet.poolWithout" (dict "root" $root "fleet" $.fleet "path" $folder) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.models[%d].%s" $i (ternary "source" "adapter" (not $model.adapter))) "value" $source "remedy" (printf "%s, where pods of pool %s have nothing mounted; switch modelCache.enabled on, or write a Hugging Face id" $place .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $i, $pool := .root.Values.fleet.pools -}}
+{{- range $key := list "profile" "guard" -}}
+{{- $file := default "" (get $pool $key) -}}
+{{- if and $file (not (isAbs $file)) -}}
+{{- with include "muxfleet.poolWithout" (dict "root" $root "fleet" $.fleet "path" (clean (printf "%s/%s" $cache.mountPath $file))) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.pools[%d].%s" $i $key) "value" $file "remedy" (printf "a file below %s, where pods of pool %s have nothing mounted; switch modelCache.enabled on, or remove it" $cache.mountPath .)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -17,6 +29,9 @@
 {{- end -}}
 {{- end -}}
 {{- if and $cache.enabled (not $cache.existingClaim) (not (has "ReadWriteMany" $cache.accessModes)) -}}
+{{- if not (has "ReadWriteOnce" $cache.accessModes) -}}
+{{- include "muxfleet.refuse" (dict "key" "modelCache.accessModes" "value" $cache.accessModes "remedy" "the chart makes this claim, and nothing could be written into it; write [ReadWriteMany], or name a filled claim in modelCache.existingClaim") -}}
+{{- end -}}
 {{- $nodes := 0 -}}
 {{- range include "muxfleet.groups" $root | fromJsonArray -}}{{- $nodes = add $nodes (default .nodes.min .nodes.max | int64) -}}{{- end -}}
 {{- if gt ($nodes | int64) 1 -}}

@@ -35,11 +35,12 @@
 {{- define "muxfleet.checkGroup" -}}
 {{- $call := . -}}
 {{- $at := dict -}}
-{{- range $key := list "resources" "podLabels" "volumes" "volumeMounts" -}}
+{{- range $key := list "resources" "podLabels" "nodeSelector" "volumes" "volumeMounts" -}}
 {{- $_ := set $at $key (printf "%s.%s" (ternary $call.ownPath $call.path (hasKey $call.own $key)) $key) -}}
 {{- end -}}
 {{- include "muxfleet.checkResources" (dict "path" $at.resources "resources" .group.resources) -}}
 {{- include "muxfleet.checkPodLabels" (dict "path" $at.podLabels "labels" .group.podLabels) -}}
+{{- include "muxfleet.checkLabelWords" (dict "path" $at.nodeSelector "labels" .group.nodeSelector) -}}
 {{- $volumes := include "muxfleet.chartVolumes" (dict "root" .root "group" .group) | fromJsonArray -}}
 {{- range $i, $volume := .group.volumes -}}
 {{- if has $volume.name $volumes -}}
@@ -47,7 +48,15 @@
 {{- end -}}
 {{- $volumes = append $volumes $volume.name -}}
 {{- end -}}
+{{- $paths := list "/tmp" "/var/lib/muxfleet" -}}
+{{- if .root.Values.modelCache.enabled -}}{{- $paths = append $paths (clean .root.Values.modelCache.mountPath) -}}{{- end -}}
+{{- if .root.Values.apiKeys.existingSecret -}}{{- $paths = append $paths "/etc/muxfleet/api-keys" -}}{{- end -}}
+{{- if .group.shmSize -}}{{- $paths = append $paths "/dev/shm" -}}{{- end -}}
 {{- range $i, $mount := .group.volumeMounts -}}
+{{- if has (clean $mount.mountPath) $paths -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s[%d].mountPath" $at.volumeMounts $i) "value" $mount.mountPath "remedy" "another volume is mounted there; choose another path") -}}
+{{- end -}}
+{{- $paths = append $paths (clean $mount.mountPath) -}}
 {{- if not (has $mount.name $volumes) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s[%d].name" $at.volumeMounts $i) "value" $mount.name "remedy" (printf "no volume of this name; add it to %s.volumes, or mount one of: %s" $call.ownPath (join ", " $volumes))) -}}
 {{- end -}}
@@ -65,6 +74,24 @@
 
 {{- define "muxfleet.checkPodLabels" -}}
 {{- include "muxfleet.checkLabels" (dict "path" .path "labels" .labels "taken" (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "muxfleet.io/pool" "muxfleet.io/template")) -}}
+{{- $call := . -}}
+{{- range $name, $value := .labels -}}
+{{- if hasPrefix "ray.io/" $name -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s[%s]" $call.path $name) "value" $value "remedy" "KubeRay sets labels below ray.io/; remove it or choose another name") -}}
+{{- end -}}
+{{- end -}}
+{{- include "muxfleet.checkLabelWords" . -}}
+{{- end -}}
+
+{{/* Takes path, labels. */}}
+{{- define "muxfleet.checkLabelWords" -}}
+{{- $word := "[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?" -}}
+{{- $path := .path -}}
+{{- range $name, $value := .labels -}}
+{{- if not (and (regexMatch (printf "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?%s$" $word) $name) (regexMatch (printf "^(%s)?$" $word) $value)) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s[%s]" $path $name) "value" $value "remedy" "no label that Kubernetes takes; write letters, digits and ._- between letters or digits, at most 63, the name after a domain/ or none") -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "muxfleet.checkObjectLabels" -}}

@@ -89,6 +89,7 @@ def chart_files_data() -> dict[str, Any]:
         "smallCpus": gateway["deployments"][0]["ray_actor_options"]["num_cpus"],
         "cpuKvBytes": int(CPU_KV_BYTES),
         "gpuTypes": sorted(DEVICES),
+        "gpuBytes": {name.lower(): device.memory_bytes for name, device in sorted(DEVICES.items())},
         "refusals": {
             "mesh": dict(_undivided()),
         },

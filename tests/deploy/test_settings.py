@@ -209,6 +209,13 @@ BAD_FILES = {
         MODEL + "pools: [{kv_memory: 2GiB, device_memory: 1GiB}]",
         ['f.yaml:2: pools[0].kv_memory = "2.0GiB": leaves no device_memory for weights; lower it'],
     ),
+    "KV fills the GPU that is named": (
+        MODEL + "pools: [{device: cuda, gpu_type: a40, gpus_per_node: 2, mesh_gpus: 2, kv_memory: 96GiB}]",
+        [
+            'f.yaml:2: pools[0].kv_memory = "96.0GiB": leaves nothing of the unit\'s memory for weights '
+            "(a40: 103079215104 bytes); lower it"
+        ],
+    ),
     "alias of itself": ("a: &a [*a]", ["f.yaml:1: a[0]: an alias contains itself; write the value out"]),
     "tag": (
         "name: !!python/name:os.system x",

@@ -119,6 +119,34 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         {"httpRoute": {"hostnames": ["llm.example.com", "llm.example.com:443"]}},
         'muxfleet: httpRoute.hostnames[1] = "llm.example.com:443": no host name; ',
     ),
+    "host of a certificate with a scheme": (
+        {
+            "ingress": {
+                "enabled": True,
+                "host": "a.com",
+                "tls": [{"hosts": ["a.com", "https://b.com"], "secretName": "c"}],
+            }
+        },
+        'muxfleet: ingress.tls[0].hosts[1] = "https://b.com": no host name; ',
+    ),
+    "folder beside a cache": (
+        {"fleet": {"models": [{"id": "b", "source": "../b"}]}, "modelCache": {"enabled": True}},
+        'muxfleet: fleet.models[0].source = "../b": the folder /b, where pods of pool default have nothing mounted; ',
+    ),
+    "profile without a cache": (
+        pool(profile="./node.parquet"),
+        'muxfleet: fleet.pools[0].profile = "./node.parquet": a file below /models, where pods of pool p have nothing '
+        "mounted; switch modelCache.enabled on, or remove it",
+    ),
+    "cache that nobody fills": (
+        {"modelCache": {"enabled": True, "accessModes": ["ReadOnlyMany"]}},
+        'muxfleet: modelCache.accessModes = ["ReadOnlyMany"]: the chart makes this claim, and nothing could be written '
+        "into it; write [ReadWriteMany], or name a filled claim in modelCache.existingClaim",
+    ),
+    "pool with the name of the head's group": (
+        {"fleet": {"pools": [{"name": "headgroup"}]}},
+        'muxfleet: fleet.pools[0].name = "headgroup": KubeRay calls the head\'s group so; choose another',
+    ),
     "folder without a cache": (
         {"fleet": {"models": [MODEL, {"id": "b", "source": "./b"}]}},
         'muxfleet: fleet.models[1].source = "./b": a folder below /models, where pods of pool default have nothing '
@@ -162,6 +190,23 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: modelCache.accessModes = ["ReadWriteOnce"]: the fleet has 3 nodes, which all mount the claim; '
         "write [ReadWriteMany], or name a claim that they can share in modelCache.existingClaim",
     ),
+    "KV above the memory of its GPU": (
+        pool(device="cuda", gpu_type="a40", kv_memory="64GiB"),
+        "muxfleet: fleet.pools[0].kv_memory = 68719476736: leaves nothing of the unit's memory for weights (a40: ",
+    ),
+    "mount where another is": (
+        {"workers": {"volumes": [{"name": "x"}], "volumeMounts": [{"name": "x", "mountPath": "/tmp/"}]}},
+        'muxfleet: workers.volumeMounts[0].mountPath = "/tmp/": another volume is mounted there; choose another path',
+    ),
+    "mount twice at a path": (
+        {
+            "head": {
+                "volumes": [{"name": "x"}, {"name": "y"}],
+                "volumeMounts": [{"name": "x", "mountPath": "/x"}, {"name": "y", "mountPath": "/x"}],
+            }
+        },
+        'muxfleet: head.volumeMounts[1].mountPath = "/x": another volume is mounted there; choose another path',
+    ),
     "mount of no volume": (
         {"head": {"volumeMounts": [{"name": "nope", "mountPath": "/x"}]}},
         'muxfleet: head.volumeMounts[0].name = "nope": no volume of this name; '
@@ -186,6 +231,28 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "label of the chart on one pool": (
         {"pools": {"default": {"podLabels": {"muxfleet.io/pool": "mine"}}}},
         'muxfleet: pools.default.podLabels[muxfleet.io/pool] = "mine": the chart sets this label and selects by it; ',
+    ),
+    "label of KubeRay on pods": (
+        {"workers": {"podLabels": {"ray.io/group": "mine"}}},
+        'muxfleet: workers.podLabels[ray.io/group] = "mine": KubeRay sets labels below ray.io/; '
+        "remove it or choose another name",
+    ),
+    "label that is none": (
+        {"head": {"podLabels": {"my team": "search"}}},
+        'muxfleet: head.podLabels[my team] = "search": no label that Kubernetes takes; ',
+    ),
+    "label with a value that is none": (
+        {"workers": {"podLabels": {"team": "search engines"}}},
+        'muxfleet: workers.podLabels[team] = "search engines": no label that Kubernetes takes; write letters, digits '
+        "and ._- between letters or digits, at most 63, the name after a domain/ or none",
+    ),
+    "label of nodes that is none": (
+        pool(node_labels={"a b": "c"}),
+        'muxfleet: fleet.pools[0].node_labels[a b] = "c": no label that Kubernetes takes; ',
+    ),
+    "selector of nodes that is none": (
+        {"pools": {"default": {"nodeSelector": {"gpu": "H100 SXM"}}}},
+        'muxfleet: pools.default.nodeSelector[gpu] = "H100 SXM": no label that Kubernetes takes; ',
     ),
     "label of the chart on a monitor": (
         {"monitoring": {"podMonitor": {"labels": {"app.kubernetes.io/name": "mine"}}}},
@@ -218,8 +285,18 @@ TAKEN: Mapping[str, dict[str, Any]] = {
         pool(device="cuda", kv_memory="120GiB"), {"pools": {"p": {"resources": {"limits": {"memory": "64Gi"}}}}}
     ),
     "cache for one node under one": {"modelCache": {"enabled": True, "accessModes": ["ReadWriteOnce"]}},
+    "two folders of a volume": {
+        "workers": {
+            "volumes": [{"name": "x"}],
+            "volumeMounts": [{"name": "x", "mountPath": "/x"}, {"name": "x", "mountPath": "/x/y"}],
+        }
+    },
+    "claim to read from": {
+        "modelCache": {"enabled": True, "accessModes": ["ReadOnlyMany"], "existingClaim": "filled"},
+    },
+    "KV of two GPUs": pool(device="cuda", gpu_type="A40", gpus_per_node=2, mesh_gpus=2, kv_memory="64GiB"),
     "mount of the chart's volume": {"head": {"volumeMounts": [{"name": "home", "mountPath": "/opt/state"}]}},
-    "labels of one's own": {"workers": {"podLabels": {"team": "search"}}},
+    "labels of one's own": {"workers": {"podLabels": {"team": "search", "example.com/cost-centre": "4711", "x": ""}}},
 }
 
 
