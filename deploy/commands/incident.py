@@ -12,7 +12,7 @@ from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
 from deploy.inspection.fleet_events import fleet_events
-from deploy.inspection.incident_story import in_short, story_of
+from deploy.inspection.incident_story import in_short, story_of, unknown_name
 from router.telemetry.fleet_event import FleetEvent
 
 
@@ -31,14 +31,15 @@ def incident(
     Example: muxfleet incident --since 1h
     Example: muxfleet incident http://127.0.0.1:8000 --since 10m --model chat
     """
-    events = story_of(
-        fleet_events(url, since_s=seconds_of(since, option="--since")), model=model, unit=unit, request_id=request
-    )
+    told = fleet_events(url, since_s=seconds_of(since, option="--since"))
+    unknown = unknown_name(told, model=model, unit=unit, request_id=request)
+    events = () if unknown else story_of(told, model=model, unit=unit, request_id=request)
     console = terminal()
     for line in lines_of(events):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if not events:
-        console.print(f"no event in the last {since}", highlight=False)
+        said = f"in the last {since} {unknown}" if told and unknown else f"no event in the last {since}"
+        console.print(said, soft_wrap=True, highlight=False, markup=False)
     if json_file is not None:
         write_json(json_file, msgspec.to_builtins(events))
 

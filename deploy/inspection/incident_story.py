@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from router.telemetry.fleet_event import OF_REQUESTS, EventKind, FleetEvent
 
 _AROUND_S = 30.0  # of a request: what its units did so long before and after
-_OF_THE_FLEET = frozenset({EventKind.CONTROLLER_STARTED, EventKind.PLAN, EventKind.OUT})
+_OF_THE_FLEET = frozenset(
+    {EventKind.CONTROLLER_STARTED, EventKind.SERVE_SILENT, EventKind.SERVE_BACK, EventKind.PLAN, EventKind.OUT}
+)
 _SUMMED_UP = (
+    (EventKind.SERVE_SILENT, "silence of Serve", "silences of Serve"),
     (EventKind.UNIT_LOST, "unit lost", "units lost"),
     (EventKind.UNIT_RESTARTED, "unit restarted", "units restarted"),
     (EventKind.MOVE, "move", "moves"),
@@ -35,6 +38,19 @@ def story_of(
     if unit is not None:
         chosen = [e for e in chosen if e.unit == unit or (not e.unit and e.kind in _OF_THE_FLEET)]
     return tuple(chosen)
+
+
+def unknown_name(
+    events: Sequence[FleetEvent], *, model: str | None = None, unit: str | None = None, request_id: str | None = None
+) -> str | None:
+    """Says which of what was asked for no event names, and what they name instead; None: all are named."""
+    asked = (("model", model, "model"), ("unit", unit, "unit"), ("request", request_id, "request_id"))
+    for what, name, field in asked:
+        known = {getattr(event, field) for event in events} - {""}
+        if name is not None and name not in known:
+            others = "" if what == "request" or not known else f"; they name {', '.join(sorted(known))}"
+            return f"no event names {what} {name!r}{others}"
+    return None
 
 
 def in_short(events: Sequence[FleetEvent]) -> str:

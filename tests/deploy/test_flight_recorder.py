@@ -13,7 +13,7 @@ from deploy.control.control_rules import ControlTiming
 from deploy.control.flight_log import SEGMENTS, EventSegment, FlightLog
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.errors import OptionNotUsable
-from deploy.inspection.incident_story import in_short, story_of
+from deploy.inspection.incident_story import in_short, story_of, unknown_name
 from pdmux_actor.lease import Lease
 from pdmux_actor.messages import Slo
 from router.access.caller import GrantedSlo
@@ -245,3 +245,20 @@ def test_since__a_time__is_read(text: str, seconds: int) -> None:
 def test_since__no_time__is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(OptionNotUsable, match="such as 90s, 30m, 1h or 2d"):
         seconds_of(text, option="--since")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"model": "chatt"}, "no event names model 'chatt'; they name chat, code"),
+        ({"unit": "u9", "model": "chat"}, "no event names unit 'u9'; they name u1"),
+        ({"request_id": "r9"}, "no event names request 'r9'"),
+        ({"model": "code", "unit": "u1"}, None),
+    ],
+)
+def test_unknown_name__of_what_is_asked_for__is_told_with_those_that_events_name(
+    asked: dict[str, str], told: str | None
+) -> None:
+    events = [event(1.0, model="chat", unit="u1", request_id="r1"), event(2.0, model="code"), event(3.0)]
+
+    assert unknown_name(events, **asked) == told

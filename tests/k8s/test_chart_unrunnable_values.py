@@ -201,8 +201,8 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "mount twice at a path": (
         {
             "head": {
-                "volumes": [{"name": "x"}, {"name": "y"}],
-                "volumeMounts": [{"name": "x", "mountPath": "/x"}, {"name": "y", "mountPath": "/x"}],
+                "volumes": [{"name": "x"}, {"name": "z"}],
+                "volumeMounts": [{"name": "x", "mountPath": "/x"}, {"name": "z", "mountPath": "/x"}],
             }
         },
         'muxfleet: head.volumeMounts[1].mountPath = "/x": another volume is mounted there; choose another path',
