@@ -190,9 +190,11 @@ def virtual_rows(args: argparse.Namespace) -> Report:
 
 
 def real_rows(args: argparse.Namespace) -> Report:
+    from engines.engine_environment import in_engine_environment
     from engines.llama_checkpoint import DEFAULT_CACHE  # these need torch, which virtual time does without
     from search.overload_real import REAL_WORKLOADS, measured_real_bench
 
+    in_engine_environment()
     names = args.workload or (("chat",) if args.quick else list(REAL_WORKLOADS))
     if unknown := [name for name in names if name not in REAL_WORKLOADS]:
         raise SystemExit(f"--real has no workload {unknown[0]}: use {', '.join(REAL_WORKLOADS)}")

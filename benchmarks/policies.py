@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engines.engine_environment import in_engine_environment
 from engines.engine_session import RunOutcome
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
 from engines.machine import Machine, Session, measured_machine
@@ -281,6 +282,8 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def run_comparison(args: argparse.Namespace, title: str, variants_of: Callable[[Target], Sequence[Variant]]) -> None:
+    if not args.virtual:
+        in_engine_environment()
     effort = QUICK if args.quick else FULL
     if args.virtual:
         effort = replace(effort, window_s=30.0, resolution=0.05, most_runs=12)

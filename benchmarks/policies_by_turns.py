@@ -19,6 +19,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+from engines.engine_environment import in_engine_environment
 from engines.engine_session import EngineSession, RunOutcome
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
 from engines.machine import Machine, Session, measured_machine
@@ -140,6 +141,8 @@ def blocks_of(args: Namespace, machine: Machine) -> Iterator[Block]:
 
 
 def run(args: Namespace) -> None:
+    if not args.virtual:
+        in_engine_environment()
     policies = list(dict.fromkeys([_OURS, *(args.policy or DEFAULT_POLICIES)]))
     rounds = args.rounds or (2 if args.quick else 4)
     checkpoint = llama_checkpoint(DEFAULT_CACHE, num_layers=_LAYERS)

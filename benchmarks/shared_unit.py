@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engines.engine_environment import in_engine_environment
 from engines.engine_session import RunOutcome
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
 from engines.machine import Machine, measured_machine
@@ -185,6 +186,8 @@ def main() -> None:
     )
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, metavar="FOLDER", help="keeps the checkpoints")
     args = parser.parse_args()
+    if not args.virtual:
+        in_engine_environment()
     checkpoints = {
         model: llama_checkpoint(args.cache, num_layers=_LAYERS, seed=number) for number, model in enumerate("abc")
     }

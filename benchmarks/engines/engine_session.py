@@ -15,6 +15,7 @@ from load.workloads import MAX_MODEL_LEN
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.lanes import PinnedThreads
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
@@ -97,6 +98,7 @@ class EngineSession:
         executor: Executor | None = None,
         held: Sequence[ModelInfo] = (),
         steps: LatencyModel | None = None,
+        threads: PinnedThreads | None = None,
     ) -> None:
         executor = executor or TorchCpuExecutor(
             kv_pool_bytes=kv_pool_bytes,
@@ -104,6 +106,7 @@ class EngineSession:
             num_cores=num_cores,
             default_dtype=dtype,
             device=device,
+            threads=threads,
         )
         self.policy = policy
         self.device = executor.device

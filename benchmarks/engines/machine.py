@@ -13,6 +13,7 @@ from engines.solo_steps import SoloSteps, StepTimes
 from engines.virtual_session import VirtualSession
 from report.machine_facts import machine_facts
 
+from pdmux_actor.executor.lanes import PinnedThreads
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -21,11 +22,16 @@ Session = EngineSession | VirtualSession
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`times` of launches alone, which targets and budgets are made of; `steps` are set for virtual time."""
+    """`times` of launches alone, which targets and budgets are made of; `steps` are set for virtual time.
+
+    Real sessions share `threads`, as long as one serves at a time: with threads of its own for each session all teams
+    of the process would sleep between two products (`PinnedThreads`), which a unit's one engine never has them do.
+    """
 
     device: DeviceSpec
     times: StepTimes
     steps: MeasuredSteps | None
+    threads: PinnedThreads
 
     def facts(self) -> dict[str, object]:
         time = "real" if self.steps is None else "virtual, from step times measured on this machine"
@@ -45,29 +51,39 @@ class Machine:
         """`others` are what both kinds of sessions take."""
         if self.steps is not None:
             return VirtualSession(checkpoints=checkpoints, policy=policy, settings=settings, steps=self.steps, **others)
-        return EngineSession(checkpoints=checkpoints, policy=policy, settings=settings, device=self.device, **others)
+        return EngineSession(
+            checkpoints=checkpoints,
+            policy=policy,
+            settings=settings,
+            device=self.device,
+            threads=self.threads,
+            **others,
+        )
 
 
 @contextmanager
 def measured_machine(checkpoint: Path, *, virtual: bool = False, steps_file: Path | None = None) -> Iterator[Machine]:
     """In virtual time nothing is measured if `steps_file` exists, and the measurement is kept in it if not."""
+    threads = PinnedThreads()
     if not virtual:
-        solo = SoloSteps(checkpoint)
+        solo = SoloSteps(checkpoint, threads)
         try:
-            yield Machine(device=solo.device, times=solo, steps=None)
+            yield Machine(device=solo.device, times=solo, steps=None, threads=threads)
         finally:
             solo.close()
+            threads.close()
         return
     if steps_file is not None and steps_file.exists():
         steps = MeasuredSteps.read(steps_file)
     else:
-        solo = SoloSteps(checkpoint)
+        solo = SoloSteps(checkpoint, threads)
         try:
             steps = measure_steps(solo)
         finally:
             solo.close()
+            threads.close()
         if steps_file is not None:
             steps.write(steps_file)
     spec = ModelSpec.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
     times = ModelledSteps(steps.latency, spec, steps.device.num_sms)
-    yield Machine(device=steps.device, times=times, steps=steps)
+    yield Machine(device=steps.device, times=times, steps=steps, threads=threads)

@@ -12,6 +12,7 @@ from engines.engine_session import BLOCK_BYTES
 from engines.hand_made_launches import HandMadeLaunches
 from load.workloads import MAX_MODEL_LEN
 
+from pdmux_actor.executor.lanes import PinnedThreads
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.scheduling.launch import ComputeLaunch, Lane
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -47,9 +48,13 @@ def token_budget(times: StepTimes, batch: int, context_tokens: int, target_s: fl
 class SoloSteps:
     """Every figure is the lower quartile of a dozen launches: the median of a machine without neighbours."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, threads: PinnedThreads) -> None:
         self._executor = TorchCpuExecutor(
-            kv_pool_bytes=256 << 20, block_bytes=BLOCK_BYTES, num_cores=None, default_dtype="bfloat16"
+            kv_pool_bytes=256 << 20,
+            block_bytes=BLOCK_BYTES,
+            num_cores=None,
+            default_dtype="bfloat16",
+            threads=threads,
         )
         info = self._executor.load_model("m", str(checkpoint), revision=None, dtype=None, max_model_len=MAX_MODEL_LEN)
         self._launches = HandMadeLaunches(self._executor, info, shuffled=False)

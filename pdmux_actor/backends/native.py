@@ -60,8 +60,9 @@ from profiler.probe import LaunchShape
 logger = logging.getLogger(__name__)
 
 # Looks of an OpenMP thread for its next product before it sleeps: about half a millisecond, longer than between two
-# products of a step. libgomp's own 300,000 would keep a core from the other lane for milliseconds.
-_SPINS = "20000"
+# products of a step. libgomp's own 300,000 would keep a core from the other lane for milliseconds. Read when that is
+# loaded.
+ENGINE_ENVIRONMENT: Mapping[str, str] = {"GOMP_SPINCOUNT": "20000"}
 
 _READ_BYTES = 256 * 1024
 _LAST_LINES = 20
@@ -117,7 +118,7 @@ class NativeEngine:
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                env={"GOMP_SPINCOUNT": _SPINS, **os.environ},
+                env={**ENGINE_ENVIRONMENT, **os.environ},
             )
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)

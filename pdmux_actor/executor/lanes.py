@@ -62,7 +62,7 @@ class PinnedThread:
 
 
 class PinnedThreads:
-    """The threads of a process, one for each set of cores that a lane has had, which the lanes share.
+    """The threads of a process, one for each set of cores that a lane has had, which the lanes of its executors share.
 
     libgomp lets a team stay awake until its next product only while the teams of a process have no more threads than
     there are cores, and waking one takes as long as a product of a few rows: where each lane had threads of its own for
@@ -79,8 +79,8 @@ class PinnedThreads:
         return self._threads[cores]
 
     def close(self) -> None:
-        for thread in self._threads.values():
-            thread.close()
+        while self._threads:
+            self._threads.popitem()[1].close()
 
 
 class LaneThread:

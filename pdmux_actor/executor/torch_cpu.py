@@ -69,11 +69,13 @@ class TorchCpuExecutor:
         share: RankShare = WHOLE,
         make_runner: MakeRunner = lone_runner,
         compiles_kernels: bool = True,
+        threads: PinnedThreads | None = None,
     ) -> None:
         """`num_cores` None: all of `cores`, which are those this process may use unless they are named.
         `default_dtype` None: each checkpoint's own; "auto": the fastest. `device` None: measured now. `implementation`:
         whose code runs the layers of models. `share` is what it loads of each model; `make_runner` gives each lane what
-        runs its launches. `compiles_kernels`: where a compiler is, and they are the faster ones.
+        runs its launches. `compiles_kernels`: where a compiler is, and they are the faster ones. `threads` are shared
+        with other executors of this process and outlive this one; None: its own.
         """
         cores = available_cores() if cores is None else tuple(cores)
         if num_cores is not None and num_cores > len(cores):
@@ -94,7 +96,7 @@ class TorchCpuExecutor:
         self._share = share
         self._make_runner = make_runner
         self._runners = {number: make_runner(number, self._attached) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
-        self._threads = PinnedThreads()
+        self._threads, self._owns_threads = threads or PinnedThreads(), threads is None
         self._lanes = {lane: LaneThread(lane.value, self._cores, self._threads) for lane in Lane}
         self._lane_cores = dict.fromkeys(Lane, self._cores)
         self._completions: queue.SimpleQueue[LaunchCompletion | None] = queue.SimpleQueue()
@@ -232,7 +234,8 @@ class TorchCpuExecutor:
         self._completions.put(None)
 
     def close(self) -> None:
-        self._threads.close()
+        if self._owns_threads:
+            self._threads.close()
 
     def _execute(self, runner: ModelRunner, launch: ComputeLaunch) -> None:
         started_s = self.now()

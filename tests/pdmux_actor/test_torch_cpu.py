@@ -209,6 +209,23 @@ def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
     assert (seen["on_one"] == seen["prefill"]) is (len(cores) == 1)
 
 
+def test_executor__threads_of_others__outlive_it() -> None:
+    shared, ran_on = PinnedThreads(), list[threading.Thread]()
+    executors = [
+        TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=4096, device=make_device(), threads=shared)
+        for _ in range(2)
+    ]
+    for executor in executors:
+        done = threading.Event()
+        executor.run(lambda done=done: (ran_on.append(threading.current_thread()), done.set()), Lane.DECODE, 0, 1)
+        assert done.wait(DEADLINE_S)
+        executor.close()
+
+    assert ran_on[0] is ran_on[1]
+    shared.close()
+    assert not ran_on[0].is_alive()
+
+
 def test_use_torch_threads__threads_begun_later__work_alone_and_lanes_do_not() -> None:
     before, cores, seen = torch.get_num_threads(), available_cores(), {}
     try:
