@@ -14,7 +14,7 @@ from profiler.latency import ChunkShape
 
 # MuxWise saw at most 20 % on A100 and 30 % on H100 (§3.3.2).
 DEFAULT_PRIOR = 1.3
-_WINDOW = 32  # observations that a cell remembers: what it said an hour ago may be another workload's
+WINDOW = 32  # observations that a cell remembers: what it said an hour ago may be another workload's
 _ENOUGH = 4  # observations before a cell may say less than the prior
 _MANY = 8  # observations of which the highest may be a stall
 
@@ -56,6 +56,17 @@ def power_of_four(count: int) -> int:
     return 0 if count <= 0 else (count.bit_length() + 1) // 2
 
 
+def worst_of(seen: Sequence[float], before: float) -> float:
+    """The most of the latest observations, or of what was known before while they are few; of many the most but one.
+
+    >>> worst_of([1.1], 1.3), worst_of([1.0, 1.1, 1.2, 1.1], 1.3), worst_of([1.1] * 8 + [3.0], 1.3)
+    (1.3, 1.2, 1.1)
+    """
+    if len(seen) < _ENOUGH:
+        return max(before, *seen) if seen else before
+    return max(seen) if len(seen) < _MANY else sorted(seen)[-2]
+
+
 class SlowdownsByShare:
     """Answers for the same batches on one share after another, each looked up once until something is observed of
     them.
@@ -95,13 +106,7 @@ class ContentionGuard:
 
     def slowdown(self, cell: GuardCell) -> float:
         """Returns the slowdown of decode, at least 1."""
-        before = self._grid.get(cell, self._prior)
-        seen = self._seen.get(cell)
-        if not seen:
-            return before
-        if len(seen) < _ENOUGH:
-            return max(before, *seen)
-        return max(seen) if len(seen) < _MANY else sorted(seen)[-2]
+        return worst_of(self._seen.get(cell, ()), self._grid.get(cell, self._prior))
 
     def by_share(self, beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> SlowdownsByShare:
         """Returns `slowdown` of these batches, share by share."""
@@ -116,7 +121,7 @@ class ContentionGuard:
         if not math.isfinite(slowdown):
             return
         before = self.slowdown(cell)
-        self._seen.setdefault(cell, deque(maxlen=_WINDOW)).append(max(1.0, slowdown))
+        self._seen.setdefault(cell, deque(maxlen=WINDOW)).append(max(1.0, slowdown))
         if (known := self._by_share.get(cell.on(0))) is not None:
             known.forget(cell.decode_sms)
         self._moved += self.slowdown(cell) != before

@@ -29,6 +29,11 @@ class LearnedScales:
     def knows(self, model: str, phase: str) -> bool:
         return (model, phase) in self._scales
 
+    def is_settled(self, model: str, phase: str, sms: int, size: int) -> bool:
+        """Returns whether enough launches of about this size have been seen there to tell one from the others."""
+        by_share = self._scales.get((model, phase))
+        return by_share is not None and by_share.is_settled(sms, size.bit_length())
+
     def known_shares(self, model: str, phase: str, size: int) -> Set[int]:
         """Shares on which launches of about this size have been seen."""
         by_share = self._scales.get((model, phase))
@@ -86,6 +91,9 @@ class ScalesByShare:
         buckets[bucket] = median_low(first)
         if len(first) == _FIRST:
             del self._first[sms, bucket]
+
+    def is_settled(self, sms: int, bucket: int) -> bool:
+        return bucket in self._factors.get(sms, ()) and (sms, bucket) not in self._first
 
     def seen_with(self, bucket: int) -> Set[int]:
         shares = self._shares.get(bucket)

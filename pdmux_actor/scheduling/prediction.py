@@ -1,5 +1,6 @@
 """Latency predictions that learn from what launches really took."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.learned_scales import LearnedScales, MeasuredSteps
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.bandwidth_sharing import ReadsByModel, slowdown_beside
-from profiler.contention import ContentionGuard, GuardCell
+from profiler.contention import WINDOW, ContentionGuard, GuardCell, worst_of
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -19,6 +20,7 @@ _ALONE, _IN_COMPANY = 0.1, 0.9  # share of its time beside the other lane, for a
 
 PREFILL, PREFILL_BESIDE, DECODE, MIXED = "prefill", "prefill beside decode", "decode", "mixed"
 DECODE_BESIDE = "decode beside decodes"  # measured / what sharing the bandwidth makes of the expectation alone
+STEADY_SPREAD = 1 / 0.95  # of fused steps, at worst, before some were seen, and on a machine that is steady
 _REMEMBERED_PREFILLS = 4096  # on a share
 # Whose factor stands in, in this order, until a phase has been seen.
 _STAND_INS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -71,6 +73,7 @@ class LatencyPredictor:
         self._modelled_prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
         self._prefill_outlooks: dict[tuple[str, str, tuple[ChunkShape, ...]], PrefillOutlook] = {}
         self._reads = ReadsByModel()
+        self._spreads: dict[str, deque[float]] = {}  # by model: measured / expected of its last fused steps
         self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
     def prefill_s(
@@ -137,6 +140,10 @@ class LatencyPredictor:
     ) -> float:
         size = new_tokens(chunks) + len(contexts)
         return self._latency.mixed_s(spec, chunks, contexts, sms) * self._scale(model, MIXED, sms, size)
+
+    def mixed_spread(self, model: str) -> float:
+        """Returns how many times what is expected of a fused step it takes at worst: its prediction is a mean."""
+        return max(STEADY_SPREAD, worst_of(self._spreads.get(model, ()), STEADY_SPREAD))
 
     def _modelled_prefill_s(self, model: str, spec: ModelSpec, shapes: tuple[ChunkShape, ...], sms: int) -> float:
         modelled_s = self._modelled_prefills.get((model, sms, shapes))
@@ -249,6 +256,9 @@ class LatencyPredictor:
                 self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))
                 self.measured.note(model, StepPhase.DECODE_BESIDE, sms, flight.modelled_s, measured_s)
             case MixedStep():
+                if self._scales.is_settled(model, MIXED, sms, size):
+                    spread = self._spreads.setdefault(model, deque(maxlen=WINDOW))
+                    spread.append(ratio / self._scale(model, MIXED, sms, size))
                 self._scales.observe(model, MIXED, sms, size, ratio)
                 self.measured.note(model, StepPhase.MIXED, sms, flight.modelled_s, measured_s)
             case PrefillSlice() if company <= _ALONE:
@@ -265,6 +275,7 @@ class LatencyPredictor:
         self.measured.forget(model)
         self._outlooks.pop(model, None)
         self._reads.forget(model)
+        self._spreads.pop(model, None)
         self._forget_prefills()
 
     def _scale(self, model: str, phase: str, sms: int, size: int) -> float:

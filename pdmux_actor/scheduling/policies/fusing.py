@@ -1,7 +1,7 @@
 """The fused steps that could take the next prompts of a model."""
 
 from collections.abc import Iterator, Sequence
-from math import isinf
+from math import ceil, isinf
 
 import msgspec
 
@@ -81,11 +81,15 @@ class _StepSizes:
         )
 
     def bearable_tokens(self, step: FusedStep, bearable_s: float) -> int:
-        """Returns how many gaps of `bearable_s` have room for, where each takes as long as in `step`; 0 for none."""
+        """Returns how many gaps of `bearable_s` have room for, where each takes as long as in `step`; 0 for none.
+
+        In parts of about equal size: a step for the few tokens that were left would delay requests as one for many.
+        """
         decode_s = decode_cycle_s(self._state, [self._queue], self._state.total_sms)
         a_token_s = (step.step_s - decode_s) / (step.tokens - len(self._queue.running))
         room_s = bearable_s - self._waited_s - self._others_s - decode_s
-        return int(room_s / a_token_s) if a_token_s > 0 and room_s > 0 else 0
+        most = int(room_s / a_token_s) if a_token_s > 0 and room_s > 0 else 0
+        return most and ceil(self.head_tokens / ceil(self.head_tokens / most))
 
 
 def _num_prompts(state: UnitState) -> int:

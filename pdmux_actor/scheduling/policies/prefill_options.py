@@ -33,11 +33,11 @@ from pdmux_actor.scheduling.policies.forecast import (
 )
 from pdmux_actor.scheduling.policies.fusing import fused_steps
 from pdmux_actor.scheduling.policies.request_delays import Delays, LaneLoad
+from pdmux_actor.scheduling.prediction import STEADY_SPREAD
 from pdmux_actor.scheduling.queues import ModelQueue
 
 _BEARABLE_UTILISATION = 0.9
 _LATE_GAPS_COUNT = 0.5
-_MEAN_OF_WORST = 0.95  # decode beside a prompt is predicted by its worst case, a fused step by its mean
 _CHOICES = 8  # shares; the delay is flat around its minimum
 
 
@@ -125,7 +125,7 @@ class PrefillOptions:
     def _beside(self, share: int, delays: Delays) -> _Rated:
         stretch = self._prompt_s(self._state.total_sms - share) / self._whole_s
         return _Rated(
-            self._value(self._worst_s[share], stretch),
+            self._value(self._worst_s[share], stretch, self._targets.share_met(self._worst_s[share])),
             self._in_time(stretch),
             delays.beside_s(share),
             self._worst_s[share],
@@ -135,11 +135,17 @@ class PrefillOptions:
 
     def _fused(self, delays: Delays) -> Iterable[_Rated]:
         state = self._state
-        bearable_s = _MEAN_OF_WORST * SAFE_SHARE * min(self._targets.weightiest())
+        # Decode beside a prompt is predicted by its worst case, a fused step by its mean: half of them take longer. One
+        # that is within a target as a rule is better than what misses it always, though at worst both may be late.
+        spread = state.predictor.mixed_spread(self._prefilling)
+        bearable_s = SAFE_SHARE * min(self._targets.weightiest()) / spread
         for step in fused_steps(state, self._prefilling, self._now_s, bearable_s):
             alone_s = whole_prefill_s(state, self._prefilling, step.shapes, state.total_sms)
+            met = (
+                self._targets.share_met(step.gap_s * STEADY_SPREAD) + self._targets.share_met(step.gap_s * spread)
+            ) / 2
             yield _Rated(
-                self._value(step.gap_s / _MEAN_OF_WORST, step.step_s / alone_s),
+                self._value(step.gap_s * STEADY_SPREAD, step.step_s / alone_s, met),
                 self._in_time(step.step_s / alone_s),
                 delays.fused_s(step),
                 step.gap_s,
@@ -147,11 +153,11 @@ class PrefillOptions:
                 step.tokens,
             )
 
-    def _value(self, gap_s: float, stretch: float) -> float:
-        """V: prompts take `stretch` times as long as on the whole device."""
+    def _value(self, gap_s: float, stretch: float, met: float) -> float:
+        """V: prompts take `stretch` times as long as on the whole device; `met` is F."""
         utilisation = max(self._load.prefill * stretch, self._load.decode_per_s * gap_s)
         served = 1.0 if utilisation <= _BEARABLE_UTILISATION else _BEARABLE_UTILISATION / utilisation
-        return served * (_LATE_GAPS_COUNT + (1 - _LATE_GAPS_COUNT) * self._targets.share_met(gap_s))
+        return served * (_LATE_GAPS_COUNT + (1 - _LATE_GAPS_COUNT) * met)
 
     def _in_time(self, stretch: float) -> int:
         """Prompts that have their first token in time, one after the other, `stretch` times as slow as at best."""
