@@ -138,7 +138,8 @@ def _decoder(
     make_projection = projection_maker(config.spec.weights)
     if kernels is not None:
         operators = CompiledOperators(kernels)
-        make_projection = make_projection if config.spec.weights else partial(compiled_projection, kernels)
+        if kernels.multiply and not config.spec.weights:
+            make_projection = partial(compiled_projection, kernels)
     num_threads = min(_MOST_READING_THREADS, len(available_cores()))
     weights = load_weights(
         info.model,

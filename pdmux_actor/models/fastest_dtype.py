@@ -24,7 +24,7 @@ def fastest_dtype(spec: ModelSpec, kernels: CpuKernels | None = None) -> str:
         weight = torch.rand(rows, spec.hidden_size)
         in_half = weight.to(CANDIDATES[1])
         single = Linear(weight)
-        half = Linear(in_half) if kernels is None else CompiledLinear(kernels, in_half)
+        half = CompiledLinear(kernels, in_half) if kernels is not None and kernels.multiply else Linear(in_half)
         for tokens in _TOKENS:
             inputs = torch.rand(tokens, spec.hidden_size)
             speedup *= _best_s(single, inputs) / _best_s(half, inputs.to(torch.bfloat16))

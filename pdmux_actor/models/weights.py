@@ -79,7 +79,9 @@ def load_weights(
     else:
         of_rank = reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided)
     lm_head: Classifier = (
-        Linear(of_rank, packed=not spec.tie_word_embeddings) if kernels is None else CompiledLinear(kernels, of_rank)
+        CompiledLinear(kernels, of_rank)
+        if kernels is not None and kernels.multiply
+        else Linear(of_rank, packed=not spec.tie_word_embeddings)
     )
     unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"}
     if unread and share.leads:

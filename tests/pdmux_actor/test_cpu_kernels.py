@@ -7,17 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.kv_storage import KvStorage
+from pdmux_actor.executor.loading import load_decoder
 from pdmux_actor.executor.packed_batch import DecodeGroup
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.models.compiled import library
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
 from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.operators import HeadNorms, TorchOperators
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from profiler.specs import ModelSpec
 
 TOLERANCE = 1 / 128  # half of bfloat16's last place, and what sums add
@@ -154,6 +159,58 @@ def test_blocks_in_place__sequences_of_any_length_in_scattered_blocks__as_exact_
             query[place].double()[:, None], key.transpose(0, 1), value.transpose(0, 1)
         )
         torch.testing.assert_close(attended[place].double(), exact.flatten(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def plain_attention(layer: int, query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    """Each token attends to those before it."""
+    heads = [part.transpose(0, 1)[None] for part in (query, key, value)]
+    attended = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+    return attended[0].transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("multiply", [False, True])
+def test_load_decoder__kernels__run_what_they_are_best_at_and_logits_stay(
+    tmp_path: Path, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch, multiply: bool
+) -> None:
+    """Where oneDNN multiplies faster, what is between the products is compiled all the same."""
+    monkeypatch.setattr(kernels, "multiply", multiply)
+    write_random_checkpoint(
+        tmp_path,
+        CheckpointShape(
+            model_type="qwen3",
+            num_layers=2,
+            hidden_size=64,
+            intermediate_size=96,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+        ),
+        seed=1,
+    )
+
+    def logits_by(compiled: CpuKernels | None) -> Tensor:
+        decoder = load_decoder(
+            "m",
+            str(tmp_path),
+            revision=None,
+            dtype="bfloat16",
+            weights=None,
+            max_model_len=None,
+            block_bytes=8192,
+            available_bytes=1 << 30,
+            fastest_dtype=lambda spec: "bfloat16",
+            kernels=compiled,
+        ).decoder
+        assert isinstance(decoder, Decoder)
+        projection = CompiledLinear if compiled is not None and multiply else Linear
+        assert isinstance(decoder.weights.layers[0].qkv, projection)
+        assert isinstance(decoder.weights.lm_head, projection)
+        tokens = torch.arange(20, 45)
+        hidden, rotary = decoder.start(tokens, torch.arange(len(tokens)))
+        return decoder.logits(decoder.forward_layers(hidden, rotary, plain_attention, 0, 2))
+
+    by_torch = logits_by(None)
+    torch.testing.assert_close(logits_by(kernels), by_torch, rtol=0.05, atol=0.02 * float(by_torch.abs().max()))
 
 
 def test_compiled_library__no_compiler__none_and_says_so_once(

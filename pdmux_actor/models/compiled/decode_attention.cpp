@@ -74,6 +74,11 @@ void attend(const u16* query, const u16* pool, int64_t block_elements, const int
         int64_t row = from / per_row, within = from % per_row;
         int64_t tokens = std::min({context - from, per_row - within, kPiece});
         const u16* keys = pool + row_table[rows[row] * columns + column] * block_elements + within * 2 * dim;
+        if (from + tokens < context && within + tokens == per_row) {  // no CPU guesses where the next block lies
+            const char* next = (const char*)(pool + row_table[rows[row + 1] * columns + column] * block_elements);
+            int64_t bytes = std::min(per_row, context - from - tokens) * 4 * dim;
+            for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
+        }
         score_keys<G>(keys, 2 * dim, tokens, q, dim, p, kPiece);
         for (int g = 0; g < G; g++) {
             float* s = p + g * kPiece;

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.compiled.library import compiled_library
+from pdmux_actor.models.compiled.library import compiled_library, multiply_best
 from profiler.specs import ModelSpec
 
 _LANES = 32  # numbers that are widened at once: a width must be divisible by it
@@ -33,7 +33,9 @@ _ARGUMENTS: Mapping[str, Sequence[Any]] = {
 class CpuKernels:
     """Kernels run on as many threads as torch uses on the calling thread: they share its OpenMP."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, *, multiply: bool = True) -> None:
+        """`multiply`: products, too, are best made by these kernels, and not by oneDNN."""
+        self.multiply = multiply
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, f"muxfleet_{name}")
             function.argtypes, function.restype = arguments, None
@@ -46,9 +48,9 @@ class CpuKernels:
 
     @classmethod
     def compiled_into(cls, folder: Path) -> "CpuKernels | None":
-        """None where there is no compiler, or where torch's operators are the faster ones."""
+        """None where there is no compiler, and on CPUs that they are not for."""
         library = compiled_library(folder)
-        return None if library is None else cls(library)
+        return None if library is None else cls(library, multiply=multiply_best())
 
     @staticmethod
     def serve(spec: ModelSpec) -> bool:

@@ -54,15 +54,17 @@ class _NoCompilerError(Exception):
     pass
 
 
-def _is_suited() -> bool:
-    """The kernels widen bfloat16 and multiply in float32: what a CPU does better that has AVX-512 and no matrix unit.
-
-    AMD's multiply bfloat16 at twice the rate of float32, and oneDNN does so.
+def multiply_best() -> bool:
+    """Returns whether the kernels' products are the fastest ones here. They widen bfloat16 and multiply in float32,
+    which pays on Intel's CPUs without a matrix unit. Others multiply bfloat16 at a higher rate, and oneDNN does so.
     """
+    return _is_intel() and not torch.cpu._is_amx_tile_supported()
+
+
+def _is_suited() -> bool:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
-    has_matrix_unit = torch.cpu._is_amx_tile_supported()
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_intel() and not has_matrix_unit
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _is_intel() -> bool:
