@@ -1,0 +1,100 @@
+"""The threads of lanes: each set of cores has one, with a team of its own, which all lanes share."""
+
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from cpu_rig import DEADLINE_S, make_device
+
+from pdmux_actor.executor.lanes import LaneThread, PinnedThread, PinnedThreads, available_cores
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.models.torch_threads import use_torch_threads
+from pdmux_actor.scheduling.launch import Lane
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="core affinity exists on Linux only")
+def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
+    cores = available_cores()[-1:]
+    before = set(os.listdir("/proc/self/task"))
+    seen: dict[str, object] = {}
+    done = threading.Event()
+    thread = PinnedThread("test-lane", cores)
+
+    def job() -> None:
+        seen["threads"] = torch.get_num_threads()
+        seen["inference"] = torch.is_inference_mode_enabled()
+        torch.rand(600, 600) @ torch.rand(600, 600)
+        new_threads = set(os.listdir("/proc/self/task")) - before
+        seen["affinities"] = {tuple(sorted(os.sched_getaffinity(int(tid)))) for tid in new_threads}
+        done.set()
+
+    thread.submit(job)
+    assert done.wait(DEADLINE_S)
+    thread.close()
+
+    assert seen == {"threads": 1, "inference": True, "affinities": {cores}}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="core affinity exists on Linux only")
+@pytest.mark.skipif(len(available_cores()) < 2, reason="a thread's core shows only where there is another")
+def test_pinned_thread__team_of_several__has_a_core_for_each_thread() -> None:
+    cores = available_cores()[:2]
+    before = set(os.listdir("/proc/self/task"))
+    affinities: set[tuple[int, ...]] = set()
+
+    def job() -> None:
+        team = set(os.listdir("/proc/self/task")) - before
+        affinities.update(tuple(sorted(os.sched_getaffinity(int(tid)))) for tid in team)
+
+    thread = PinnedThread("test-lane", cores)
+    thread.submit(job)
+    thread.close()
+
+    assert affinities == {(core,) for core in cores}
+
+
+def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
+    threads, cores, seen = PinnedThreads(), available_cores(), dict[str, int]()
+    prefill, decode = (LaneThread(name, cores, threads) for name in ("prefill", "decode"))
+    prefill.submit(lambda: seen.update(prefill=threading.get_ident()), cores)
+    decode.submit(lambda: seen.update(decode=threading.get_ident()), cores)
+    prefill.submit(lambda: seen.update(on_one=threading.get_ident()), cores[:1])
+    threads.close()
+
+    assert seen["prefill"] == seen["decode"]
+    assert (seen["on_one"] == seen["prefill"]) is (len(cores) == 1)
+
+
+def test_executor__threads_of_others__outlive_it() -> None:
+    shared, ran_on = PinnedThreads(), list[threading.Thread]()
+    executors = [
+        TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=4096, device=make_device(), threads=shared)
+        for _ in range(2)
+    ]
+    for executor in executors:
+        done = threading.Event()
+        executor.run(lambda done=done: (ran_on.append(threading.current_thread()), done.set()), Lane.DECODE, 0, 1)
+        assert done.wait(DEADLINE_S)
+        executor.close()
+
+    assert ran_on[0] is ran_on[1]
+    shared.close()
+    assert not ran_on[0].is_alive()
+
+
+def test_use_torch_threads__threads_begun_later__work_alone_and_lanes_do_not() -> None:
+    before, cores, seen = torch.get_num_threads(), available_cores(), {}
+    try:
+        use_torch_threads(1)
+        loader = threading.Thread(target=lambda: seen.update(loader=torch.get_num_threads()))
+        loader.start()
+        loader.join()
+        lane = PinnedThread("test-lane", cores)
+        lane.submit(lambda: seen.update(lane=torch.get_num_threads()))
+        lane.close()
+    finally:
+        torch.set_num_threads(before)
+
+    assert seen == {"loader": 1, "lane": len(cores)}
