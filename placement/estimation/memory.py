@@ -1,7 +1,7 @@
 """The one definition of what a model needs on a unit, in bytes and in token blocks."""
 
-import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import UnitCapacity
@@ -83,22 +83,35 @@ def pool_blocks_beside(unit: UnitCapacity, models_bytes: int) -> int:
     return max(0, unit.memory_bytes - models_bytes) // unit.block_bytes
 
 
-def blocks_for_tokens(spec: ModelSpec, block_bytes: int, tokens: int, num_gpus: int = 1) -> int | None:
-    """Token blocks that hold `tokens` tokens of one sequence; None if not even one token's K and V fit a block.
+@dataclass(frozen=True, slots=True)
+class KvRows:
+    """A block holds K and V of one KV head in one layer, so the tokens of a sequence come in rows of layers x KV heads
+    `blocks`.
+    """
 
-    A block holds K and V of one KV head in one layer, so tokens come in rows of layers x KV heads blocks. Where there
-    are fewer KV heads than GPUs, each GPU holds one.
+    tokens: int
+    blocks: int
+
+    def blocks_for(self, tokens: int) -> int:
+        """Token blocks that hold so many tokens of one sequence.
+
+        >>> KvRows(tokens=32, blocks=4 * 2).blocks_for(33)
+        16
+        """
+        return -(-tokens // self.tokens) * self.blocks
+
+
+def kv_rows(spec: ModelSpec, block_bytes: int, num_gpus: int = 1) -> KvRows | None:
+    """None if not even one token's K and V fit a block. Where there are fewer KV heads than GPUs, each GPU holds one.
 
     >>> spec = ModelSpec(architecture="LlamaForCausalLM", num_layers=4, hidden_size=128, intermediate_size=256,
     ...     num_heads=4, num_kv_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=1024,
     ...     tie_word_embeddings=False, dtype="float32")
-    >>> blocks_for_tokens(spec, block_bytes=8192, tokens=33)  # 32 tokens a row: two rows of 4 x 2 blocks
-    16
+    >>> kv_rows(spec, block_bytes=8192)
+    KvRows(tokens=32, blocks=8)
     """
-    tokens_per_row = block_bytes // (2 * spec.head_dim * spec.dtype_bytes)
-    if tokens_per_row == 0:
-        return None
-    return math.ceil(tokens / tokens_per_row) * spec.num_layers * max(spec.num_kv_heads, num_gpus)
+    tokens = block_bytes // (2 * spec.head_dim * spec.dtype_bytes)
+    return KvRows(tokens, spec.num_layers * max(spec.num_kv_heads, num_gpus)) if tokens else None
 
 
 def holds_weights(unit: UnitCapacity, models: Iterable[PlacementModel]) -> bool:

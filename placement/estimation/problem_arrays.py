@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from placement.estimation.memory import blocks_for_tokens, bytes_for_models, replica_bytes, runs_on
-from placement.estimation.quotas import QuotaClaim
+from placement.estimation.memory import bytes_for_models, kv_rows, replica_bytes, runs_on
+from placement.estimation.quotas import least_tokens
 from placement.estimation.step_costs import LatencyOf, Sharing, StepCosts, corrected, roofline_of, sharings, step_costs
 from placement.estimation.throughput import Floats, KindCosts
 from placement.launch_limits import LaunchLimits
@@ -295,12 +295,12 @@ class _Memory:
         """None: the model does not run on such units, whatever they hold."""
         if not runs_on(model.spec, kind.num_gpus):
             return None
-        claim = QuotaClaim(model=model.model, spec=model.spec, demand=model.demand, max_model_len=model.max_model_len)
         mean_tokens = round(model.demand.prompt_tokens + model.demand.output_tokens / 2)
-        floor = blocks_for_tokens(model.spec, kind.block_bytes, claim.least_tokens, kind.num_gpus)
-        mean = blocks_for_tokens(model.spec, kind.block_bytes, max(1, mean_tokens), kind.num_gpus)
-        if floor is None or mean is None:
+        rows = kv_rows(model.spec, kind.block_bytes, kind.num_gpus)
+        if rows is None:
             return None
+        floor = rows.blocks_for(least_tokens(model.demand, model.max_model_len))
+        mean = rows.blocks_for(max(1, mean_tokens))
         return cls(replica_bytes(model, kind.num_gpus, kind.launch_limits), floor, mean)
 
 

@@ -5,28 +5,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.demand import ModelDemand
-from placement.estimation.memory import blocks_for_tokens
-from profiler.specs import ModelSpec
+from placement.estimation.memory import KvRows, kv_rows
+from placement.problem import PlacementModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaClaim:
-    """A model's claim on a unit's blocks; `demand` is this replica's part of it."""
+    """A model's claim on a unit's blocks. `rows` are those of its KV there, None where one token's K and V exceed a
+    block; `rate_per_s` is this replica's part of the demand.
+    """
 
     model: str
-    spec: ModelSpec
-    demand: ModelDemand
+    block_bytes: int
+    rows: KvRows | None
+    rate_per_s: float
+    kv_bytes_per_request: float
+    least_tokens: int
     max_model_len: int
+
+    @classmethod
+    def of(cls, model: PlacementModel, block_bytes: int, num_gpus: int = 1) -> "QuotaClaim":
+        """With all of the model's demand."""
+        demand = model.demand
+        return cls(
+            model=model.model,
+            block_bytes=block_bytes,
+            rows=kv_rows(model.spec, block_bytes, num_gpus),
+            rate_per_s=demand.rate_per_s,
+            kv_bytes_per_request=demand.tokens_per_request * model.spec.kv_bytes_per_token,
+            least_tokens=least_tokens(demand, model.max_model_len),
+            max_model_len=model.max_model_len,
+        )
+
+    def at(self, rate_per_s: float) -> "QuotaClaim":
+        """The claim of a replica with this load; a large plan has thousands, and `replace` takes its time."""
+        return QuotaClaim(
+            model=self.model,
+            block_bytes=self.block_bytes,
+            rows=self.rows,
+            rate_per_s=rate_per_s,
+            kv_bytes_per_request=self.kv_bytes_per_request,
+            least_tokens=self.least_tokens,
+            max_model_len=self.max_model_len,
+        )
 
     @property
     def kv_bytes_per_s(self) -> float:
         """Popularity x KV size. With requests of equal length in all models it is MuxServe's rate x heads x layers."""
-        return self.demand.rate_per_s * self.demand.tokens_per_request * self.spec.kv_bytes_per_token
+        return self.rate_per_s * self.kv_bytes_per_request
 
-    @property
-    def least_tokens(self) -> int:
-        """The shortest longest sequence that is any use: a request of mean length."""
-        return max(1, min(self.max_model_len, math.ceil(self.demand.tokens_per_request)))
+    def floor(self, max_tokens: int) -> int:
+        """Blocks of one sequence of `max_tokens`, but not beyond its maximum length nor below its least."""
+        assert self.rows is not None, "a token fits a block"
+        return self.rows.blocks_for(max(self.least_tokens, min(self.max_model_len, max_tokens)))
+
+
+def least_tokens(demand: ModelDemand, max_model_len: int) -> int:
+    """The shortest longest sequence that is any use: a request of mean length."""
+    return max(1, min(max_model_len, math.ceil(demand.tokens_per_request)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,33 +75,33 @@ class QuotaShortage:
     missing_blocks: int | None
 
 
-def initial_quotas(
-    claims: Sequence[QuotaClaim], *, total_blocks: int, block_bytes: int, num_gpus: int = 1
-) -> Mapping[str, int] | QuotaShortage:
-    """Shares all of `total_blocks` by popularity x KV size, none below its floor. `num_gpus`: of the unit.
+def initial_quotas(claims: Sequence[QuotaClaim], *, total_blocks: int) -> Mapping[str, int] | QuotaShortage:
+    """Shares all of `total_blocks` by popularity x KV size, none below its floor.
 
     The floor of a model fits one sequence of its maximum length. Where the floors together exceed the pool, sequences
     of every model are limited to the longest common length that fits.
     """
     if not claims:
         return {}
-    shortage = shortage_of(claims, total_blocks=total_blocks, block_bytes=block_bytes, num_gpus=num_gpus)
+    shortage = shortage_of(claims, total_blocks=total_blocks)
     if shortage is not None:
         return shortage
     if len(claims) == 1:
         return {claims[0].model: total_blocks}
-    floors = _highest_floors(claims, block_bytes, num_gpus, total_blocks=total_blocks)
+    longest = _longest_common(claims, total_blocks)
+    floors = {claim.model: claim.floor(longest) for claim in claims}
     return _share(total_blocks, {claim.model: claim.kv_bytes_per_s for claim in claims}, floors)
 
 
-def shortage_of(
-    claims: Sequence[QuotaClaim], *, total_blocks: int, block_bytes: int, num_gpus: int = 1
-) -> QuotaShortage | None:
+def shortage_of(claims: Sequence[QuotaClaim], *, total_blocks: int) -> QuotaShortage | None:
     """Says what the pool lacks to hold one mean request of each model; None: nothing."""
-    least = _floors(claims, block_bytes, num_gpus, max_tokens=0)
-    if isinstance(least, QuotaShortage):
-        return least
-    needed = sum(least.values())
+    for claim in claims:
+        if claim.rows is None:
+            return QuotaShortage(
+                reason=f"K and V of one token and head of {claim.model!r} exceed a block of {claim.block_bytes} bytes",
+                missing_blocks=None,
+            )
+    needed = sum(claim.floor(0) for claim in claims)
     if needed <= total_blocks:
         return None
     return QuotaShortage(
@@ -75,40 +111,17 @@ def shortage_of(
     )
 
 
-def _floors(
-    claims: Sequence[QuotaClaim], block_bytes: int, num_gpus: int, *, max_tokens: int
-) -> Mapping[str, int] | QuotaShortage:
-    """Blocks of one sequence per model, of `max_tokens` but not beyond its maximum nor below its least length."""
-    floors = {}
-    for claim in claims:
-        tokens = max(claim.least_tokens, min(claim.max_model_len, max_tokens))
-        blocks = blocks_for_tokens(claim.spec, block_bytes, tokens, num_gpus)
-        if blocks is None:
-            return QuotaShortage(
-                reason=f"K and V of one token and head of {claim.model!r} exceed a block of {block_bytes} bytes",
-                missing_blocks=None,
-            )
-        floors[claim.model] = blocks
-    return floors
-
-
-def _highest_floors(
-    claims: Sequence[QuotaClaim], block_bytes: int, num_gpus: int, *, total_blocks: int
-) -> Mapping[str, int]:
+def _longest_common(claims: Sequence[QuotaClaim], total_blocks: int) -> int:
     """Bisects for the longest common length whose floors fit; that of length 0 is known to fit, and mostly all do."""
     shortest, longest = 0, max(claim.max_model_len for claim in claims)
     middle = longest
     while shortest < longest:
-        floors = _floors(claims, block_bytes, num_gpus, max_tokens=middle)
-        assert not isinstance(floors, QuotaShortage), "block size was checked"
-        if sum(floors.values()) <= total_blocks:
+        if sum(claim.floor(middle) for claim in claims) <= total_blocks:
             shortest = middle
         else:
             longest = middle - 1
         middle = (shortest + longest + 1) // 2
-    floors = _floors(claims, block_bytes, num_gpus, max_tokens=shortest)
-    assert not isinstance(floors, QuotaShortage), "block size was checked"
-    return floors
+    return shortest
 
 
 def _share(total: int, weights: Mapping[str, float], floors: Mapping[str, int]) -> Mapping[str, int]:

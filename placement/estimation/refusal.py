@@ -86,14 +86,9 @@ def _shortfall(model: PlacementModel, unit: UnitCapacity, held: Sequence[Placeme
     needed_bytes = resident_bytes_on(unit, model)
     held_bytes = sum(resident_bytes_on(unit, m) for m in held)
     free_bytes = bytes_for_models(unit) - held_bytes
-    claims = [
-        QuotaClaim(model=m.model, spec=m.spec, demand=m.demand, max_model_len=m.max_model_len) for m in (*held, model)
-    ]
     shortage = shortage_of(
-        claims,
+        [QuotaClaim.of(m, unit.block_bytes, unit.num_gpus) for m in (*held, model)],
         total_blocks=pool_blocks_beside(unit, held_bytes + needed_bytes),
-        block_bytes=unit.block_bytes,
-        num_gpus=unit.num_gpus,
     )
     # Where blocks are too small, more of them do not help: worse than any shortfall that memory can heal.
     missing_blocks = 0 if shortage is None else shortage.missing_blocks

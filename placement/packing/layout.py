@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from placement.estimation.memory import pool_blocks_beside, resident_bytes_on
+from placement.estimation.memory import pool_blocks_beside
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.estimation.refusal import refusal
 from placement.estimation.throughput import BYTES, FLOOR, MODELS
@@ -19,8 +19,9 @@ def plan_of_packing(packing: Packing, units: Mapping[int, UnitCapacity], *, rule
     """`units` says what each number is; those that are not open hold nothing. `rule`: why the solver leaves units aside
     that have room, and the remedy.
     """
+    claims = _Claims(packing)
     plans = tuple(
-        UnitPlan(unit_id=unit.unit_id, models=tuple(_placements(packing, u, unit))) for u, unit in units.items()
+        UnitPlan(unit_id=unit.unit_id, models=tuple(_placements(packing, u, unit, claims))) for u, unit in units.items()
     )
     return Plan(units=plans, unplaced=dict(_refusals(packing, units, rule)))
 
@@ -63,21 +64,32 @@ def _largest_that_could_be(packing: Packing, pools: Sequence[NodePool]) -> Mappi
     return could
 
 
-def _placements(packing: Packing, number: int, unit: UnitCapacity) -> Iterator[ModelPlacement]:
-    parts = packing.parts[number] if number >= 0 else {}
-    models = packing.instance.models
-    claims = [
-        QuotaClaim(
-            model=models[m].model,
-            spec=models[m].spec,
-            demand=replace(models[m].demand, rate_per_s=rate),
-            max_model_len=models[m].max_model_len,
-        )
-        for m, rate in sorted(parts.items())
-    ]
-    held_bytes = sum(resident_bytes_on(unit, models[m]) for m in parts)
+class _Claims:
+    """Claims of the packing's models on units; those of a shape are alike but for the loads."""
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._known: dict[tuple[int, int, int], QuotaClaim] = {}
+
+    def on(self, number: int, unit: UnitCapacity) -> list[QuotaClaim]:
+        return [self._of(m, unit).at(rate) for m, rate in sorted(self._packing.parts[number].items())]
+
+    def _of(self, model: int, unit: UnitCapacity) -> QuotaClaim:
+        key = (model, unit.block_bytes, unit.num_gpus)
+        if key not in self._known:
+            claim = QuotaClaim.of(self._packing.instance.models[model], unit.block_bytes, unit.num_gpus)
+            self._known[key] = claim
+        return self._known[key]
+
+
+def _placements(packing: Packing, number: int, unit: UnitCapacity, claims_of: _Claims) -> Iterator[ModelPlacement]:
+    if number < 0 or not packing.parts[number]:
+        return
+    claims = claims_of.on(number, unit)
+    resident_bytes = packing.costs_of(number).resident_bytes
+    held_bytes = sum(int(resident_bytes[m]) for m in packing.parts[number]) if unit.sizes_pool else 0
     total_blocks = pool_blocks_beside(unit, held_bytes)
-    quotas = initial_quotas(claims, total_blocks=total_blocks, block_bytes=unit.block_bytes, num_gpus=unit.num_gpus)
+    quotas = initial_quotas(claims, total_blocks=total_blocks)
     assert not isinstance(quotas, QuotaShortage), "a packing holds no more than the floors admit"
     for claim in claims:
         yield ModelPlacement(model=claim.model, quota_blocks=quotas[claim.model])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from placement.estimation.memory import bytes_for_models, pool_blocks_beside, resident_bytes_on, runs_on
 from placement.estimation.problem_arrays import Estimator
@@ -158,10 +157,8 @@ class _Packing:
             return False
         unit, held = self._units[unit_id], (*self._held[unit_id], model.model)
         shortage = shortage_of(
-            [self._claim(m) for m in held],
+            [self._claim(m, unit) for m in held],
             total_blocks=pool_blocks_beside(unit, sum(self._bytes[m, _shape(unit)] for m in held)),
-            block_bytes=unit.block_bytes,
-            num_gpus=unit.num_gpus,
         )
         return shortage is None
 
@@ -169,16 +166,13 @@ class _Packing:
         unit = self._units[unit_id]
         held_bytes = sum(self._bytes[m, _shape(unit)] for m in models)
         return initial_quotas(
-            [self._claim(m) for m in models],
+            [self._claim(m, unit) for m in models],
             total_blocks=pool_blocks_beside(unit, held_bytes),
-            block_bytes=unit.block_bytes,
-            num_gpus=unit.num_gpus,
         )
 
-    def _claim(self, name: str) -> QuotaClaim:
-        model = self._models[name]
-        part = replace(model.demand, rate_per_s=model.demand.rate_per_s / max(1, self._replicas[name]))
-        return QuotaClaim(model=name, spec=model.spec, demand=part, max_model_len=model.max_model_len)
+    def _claim(self, name: str, unit: UnitCapacity) -> QuotaClaim:
+        claim = QuotaClaim.of(self._models[name], unit.block_bytes, unit.num_gpus)
+        return claim.at(claim.rate_per_s / max(1, self._replicas[name]))
 
     def _unit_plans(self) -> Iterator[UnitPlan]:
         for unit_id, held in self._held.items():

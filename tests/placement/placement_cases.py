@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 
 from placement.demand import ModelDemand
-from placement.estimation.memory import blocks_for_tokens, bytes_for_models, resident_bytes, runs_on
+from placement.estimation.memory import bytes_for_models, kv_rows, resident_bytes, runs_on
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
 from profiler.gpus.a100_80g import DEVICE as A100_80G
@@ -149,7 +149,9 @@ def assert_sound(plan: Plan, units: list[UnitCapacity], models: list[PlacementMo
         for placement in held:
             model = by_name[placement.model]
             mean = min(model.max_model_len, int(model.demand.tokens_per_request))
-            assert placement.quota_blocks >= (blocks_for_tokens(model.spec, unit.block_bytes, mean, unit.num_gpus) or 0)
+            rows = kv_rows(model.spec, unit.block_bytes, unit.num_gpus)
+            assert rows is not None
+            assert placement.quota_blocks >= rows.blocks_for(mean)
     for model in models:
         replicas = len(plan.units_of(model.model))
         assert replicas <= model.max_replicas

@@ -5,17 +5,22 @@ from hypothesis import strategies as st
 from placement_cases import BLOCK_BYTES, make_model, make_spec, model_lists
 
 from pdmux_actor.kv.geometry import KvGeometry
-from placement.estimation.memory import blocks_for_tokens
+from placement.estimation.memory import kv_rows
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, initial_quotas
 from placement.problem import PlacementModel
 
 
+def blocks(model: PlacementModel, tokens: int) -> int:
+    rows = kv_rows(model.spec, BLOCK_BYTES)
+    return 0 if rows is None else rows.blocks_for(tokens)
+
+
 def claim(model: PlacementModel) -> QuotaClaim:
-    return QuotaClaim(model=model.model, spec=model.spec, demand=model.demand, max_model_len=model.max_model_len)
+    return QuotaClaim.of(model, BLOCK_BYTES)
 
 
 def quotas_of(models: list[PlacementModel], total_blocks: int) -> Mapping[str, int] | QuotaShortage:
-    return initial_quotas([claim(m) for m in models], total_blocks=total_blocks, block_bytes=BLOCK_BYTES)
+    return initial_quotas([claim(m) for m in models], total_blocks=total_blocks)
 
 
 @given(model_lists(), st.integers(0, 20000))
@@ -24,7 +29,7 @@ def test_quotas__any_models__share_the_whole_pool_and_keep_least_floors(
 ) -> None:
     assume(models)
     quotas = quotas_of(models, total_blocks)
-    least = {m.model: blocks_for_tokens(m.spec, BLOCK_BYTES, claim(m).least_tokens) or 0 for m in models}
+    least = {m.model: blocks(m, claim(m).least_tokens) for m in models}
 
     if isinstance(quotas, QuotaShortage):
         assert sum(least.values()) > total_blocks
@@ -37,10 +42,7 @@ def test_quotas__any_models__share_the_whole_pool_and_keep_least_floors(
 @given(model_lists())
 def test_quotas__pool_of_all_full_floors__gives_each_a_whole_sequence(models: list[PlacementModel]) -> None:
     assume(models)
-    full = {
-        m.model: blocks_for_tokens(m.spec, BLOCK_BYTES, max(m.max_model_len, claim(m).least_tokens)) or 0
-        for m in models
-    }
+    full = {m.model: blocks(m, max(m.max_model_len, claim(m).least_tokens)) for m in models}
 
     assert quotas_of(models, sum(full.values())) == full
 
@@ -89,19 +91,21 @@ def test_quotas__pool_too_small__says_how_much_is_missing() -> None:
 def test_quotas__head_larger_than_a_block__is_a_shortage_no_pool_heals() -> None:
     wide = make_model(spec=make_spec(head_dim=128, dtype="float32"))
 
-    shortage = initial_quotas([claim(wide)], total_blocks=10**6, block_bytes=1000)
+    shortage = initial_quotas([QuotaClaim.of(wide, 1000)], total_blocks=10**6)
 
     assert isinstance(shortage, QuotaShortage)
     assert shortage.missing_blocks is None
 
 
 @given(st.integers(1, 12), st.integers(1, 8), st.sampled_from([32, 64, 80, 128]), st.integers(1, 5000))
-def test_blocks_for_tokens__any_shape__agrees_with_the_engine(
+def test_kv_rows__any_shape__agrees_with_the_engine(
     num_layers: int, num_kv_heads: int, head_dim: int, tokens: int
 ) -> None:
     spec = make_spec(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
     geometry = KvGeometry.of(spec, BLOCK_BYTES)
 
-    rows = -(-tokens // geometry.tokens_per_row)
+    needed = -(-tokens // geometry.tokens_per_row)
+    rows = kv_rows(spec, BLOCK_BYTES)
 
-    assert blocks_for_tokens(spec, BLOCK_BYTES, tokens) == rows * geometry.blocks_per_row
+    assert rows is not None
+    assert rows.blocks_for(tokens) == needed * geometry.blocks_per_row

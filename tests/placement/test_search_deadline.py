@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from placement_cases import make_model, make_spec, make_unit
 
+from placement.estimation.quotas import QuotaClaim
 from placement.estimation.throughput import Floats, KindCosts
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
@@ -98,3 +99,23 @@ def test_search__demand_as_it_was__costs_next_to_nothing(works: list[Work]) -> N
     assert "huge" in again.unplaced
     assert all(set(again.units_of(m.model)) == set(current.units_of(m.model)) for m in models)
     assert works[-1].evaluations <= len(units) + 20
+
+
+def test_search__models_on_many_units__works_out_once_what_each_claims_of_a_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Putting the plan together is work after time is up: it must not grow with replicas where units are alike."""
+    claimed: list[str] = []
+    of = QuotaClaim.of
+
+    def counting(model: PlacementModel, block_bytes: int, num_gpus: int = 1) -> QuotaClaim:
+        claimed.append(model.model)
+        return of(model, block_bytes, num_gpus)
+
+    monkeypatch.setattr(QuotaClaim, "of", counting)
+    units, models = fleet(1.0)
+
+    plan = SearchSolver(rounds=5).solve(units, models, None)
+
+    assert sum(len(u.models) for u in plan.units) > 2 * len(models)
+    assert sorted(claimed) == sorted(m.model for m in models)
