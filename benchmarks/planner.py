@@ -35,6 +35,7 @@ from planning.wrong_demand import keepings
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
+from placement.estimation.model_floors import FLOOR
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served_of_nodes
@@ -177,6 +178,8 @@ def _scaled(num_gpus: int, models: list[PlacementModel], load: str, budget_s: fl
         "served_share": found.served_share,
         "bound_share": bound / found.rate_per_s,
         "gap": max(0.0, 1 - found.served_per_s / bound),
+        "worst_share": found.worst_share,
+        "starving": sum(m.served_share < FLOOR for m in found.models if m.rate_per_s > 0),
         "gpus_used": found.gpus_used,
         "unplaced": len(layout.plan.unplaced),
     }

@@ -40,17 +40,19 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resilience:
-    """Means over scenarios: the share of requests that is served within SLO, and that of the model that has it worst.
+    """Means over scenarios: the share of requests that is served within SLO, the same less what models that starve
+    count (`worth`), and the share of the model that has it worst.
     `by_surprise` has the first one for each kind.
     """
 
     served_share: float
+    worth: float
     worst_share: float
     by_surprise: Mapping[Surprise, float]
 
     def merit(self) -> tuple[float, float]:
         """More is better."""
-        return round(self.served_share, 3), round(self.worst_share, 3)
+        return round(self.worth, 3), round(self.worst_share, 3)
 
 
 def scenarios_of(
@@ -70,8 +72,14 @@ def resilience(
     found = [(s.surprise, s.outcome(units, plan, estimator)) for s in scenarios]
     kinds = dict.fromkeys(kind for kind, _ in found)
     served = {k: _mean([e.served_share for kind, e in found if kind is k]) for k in kinds}
+    worth = {k: _mean([e.worth for kind, e in found if kind is k]) for k in kinds}
     worst = {k: _mean([e.worst_share for kind, e in found if kind is k]) for k in kinds}
-    return Resilience(served_share=_mean([*served.values()]), worst_share=_mean([*worst.values()]), by_surprise=served)
+    return Resilience(
+        served_share=_mean([*served.values()]),
+        worth=_mean([*worth.values()]),
+        worst_share=_mean([*worst.values()]),
+        by_surprise=served,
+    )
 
 
 def _errors(models: Sequence[PlacementModel], seed: int) -> Iterator[Scenario]:

@@ -3,7 +3,7 @@ loaded.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import Needs
 from placement.estimation.lifted_models import lifts_a_model
-from placement.estimation.plan_estimate import estimate_models
-from placement.estimation.problem_arrays import Estimator
+from placement.estimation.model_floors import starved
+from placement.estimation.plan_estimate import ModelEstimate, estimate_models_with
+from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.plan import Plan
 
 _HORIZON_S = 60.0
@@ -45,14 +46,18 @@ class PlanLook:
     put_to_sleep: tuple[str, ...] = ()
 
 
-def appraise(needs: Needs, plan: Plan, estimator: Estimator) -> Appraisal:
-    """Appraises a plan by the throughput estimate; on units of unknown speed a model with a replica counts as served.
+def appraise(needs: Needs, plans: Sequence[Plan], estimator: Estimator) -> tuple[Appraisal, ...]:
+    """Appraises plans by the throughput estimate; on units of unknown speed a model with a replica counts as served.
 
     Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
     t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
     """
-    found = estimate_models(needs.units, needs.models, plan, estimator)
+    instance = make_instance(needs.units, needs.models, estimator)  # of a large fleet what takes longest
     targets_s = {m.model: math.inf if m.target is None else m.target.ttft_s for m in needs.models}
+    return tuple(_appraisal(estimate_models_with(instance, needs.units, plan), targets_s) for plan in plans)
+
+
+def _appraisal(found: Sequence[ModelEstimate], targets_s: Mapping[str, float]) -> Appraisal:
     asked_per_s = sum(m.rate_per_s for m in found)
     in_time_per_s = sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found)
     return Appraisal(
@@ -71,15 +76,16 @@ def _in_time(served_share: float, ttft_s: float) -> float:
 
 def is_worth_moving(now: Appraisal, then: Appraisal, loaded_bytes: int, rules: ControlRules) -> bool:
     """A fleet of a hundred models has one that starves in hardly any of its requests. So what one model gains counts
-    too, and what a load saves, as long as no more requests are late in all.
+    too, and what a load saves, as long as no more requests are late in all, or fewer than feeding who starves is worth.
     """
     if then.share_in_time - now.share_in_time >= rules.min_gain:
         return True
     saved_per_s = now.late_per_s - then.late_per_s
-    if saved_per_s < 0:
-        return False
-    asked = [m for m, rate in now.asked_per_s.items() if rate > 0]
+    asked = {m: rate for m, rate in now.asked_per_s.items() if rate > 0}
     before, after = (np.array([a.served_share[m] for m in asked]) for a in (now, then))
+    fed_per_s = (starved(before) - starved(after)) * sum(asked.values())
+    if saved_per_s < 0 and saved_per_s + fed_per_s <= 0:
+        return False
     if lifts_a_model(before, after, rules.min_model_gain):
         return True
     return saved_per_s > 0 and saved_per_s * _GIB >= rules.min_saved_per_gib_s * loaded_bytes

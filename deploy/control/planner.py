@@ -70,10 +70,11 @@ def work_out(
     units = size_pools(task.needs.units, task.needs.models, estimator, is_time_up)
     needs = replace(task.needs, units=units)
     solution = solve(solver, needs, task.current)
+    now, then = appraise(needs, (task.goal, solution.plan), estimator)
     return PlanAnswer(
         solution=solution,
-        now=appraise(needs, task.goal, estimator),
-        then=appraise(needs, solution.plan, estimator),
+        now=now,
+        then=then,
         pool_blocks={
             u.unit_id: u.total_blocks for u, given in zip(units, task.needs.units, strict=True) if given.sizes_pool
         },

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from placement.estimation.model_floors import starved
 from placement.estimation.problem_arrays import Estimator, Instance, UnitKind, make_instance
 from placement.estimation.routed_shares import pull_of
 from placement.estimation.throughput import (
@@ -105,9 +106,15 @@ class FleetEstimate:
     def worst_share(self) -> float:
         return min((m.served_share for m in self.models if m.rate_per_s > 0), default=1.0)
 
+    @property
+    def worth(self) -> float:
+        """The share of requests that is served within SLO, less what models that starve count."""
+        shares = [m.served_share for m in self.models if m.rate_per_s > 0]
+        return self.served_share - starved(np.array(shares, dtype=np.float64))
+
     def objective(self) -> tuple[float, float, int]:
-        """More is better: requests served within SLO, then the worst model's share, then GPUs left free."""
-        return round(self.served_share, 4), round(self.worst_share, 3), -self.gpus_used
+        """More is better: what is served is worth, then the worst model's share, then GPUs left free."""
+        return round(self.worth, 4), round(self.worst_share, 3), -self.gpus_used
 
 
 def estimate(
@@ -119,15 +126,8 @@ def estimate(
     return estimate_with(make_instance(units, models, estimator), units, plan)
 
 
-def estimate_models(
-    units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan, estimator: Estimator
-) -> tuple[ModelEstimate, ...]:
-    """Returns `estimate`'s models alone: of a large fleet the rest takes longest."""
-    return estimate_models_with(make_instance(units, models, estimator), units, plan)
-
-
 def estimate_models_with(instance: Instance, units: Sequence[UnitCapacity], plan: Plan) -> tuple[ModelEstimate, ...]:
-    """Returns `estimate_with`'s models alone, in the instance's order."""
+    """Returns `estimate_with`'s models alone, in the instance's order: of a large fleet the rest takes longest."""
     replica_table = _ReplicaTable(instance, units, plan)
     return tuple(replica_table.model_estimates(replica_table.balance()))
 

@@ -1,10 +1,13 @@
 """Compares two packings."""
 
+from placement.estimation.model_floors import starved
 from placement.packing.packing import Packing
 
 Key = tuple[int, float, float, int, int]
-"""Less is better: replicas that are missing, the share of requests that is not served, the same for the model that has
-it worst, GPUs in use, replicas that have to be loaded. Models that no unit can hold count nowhere."""
+"""Less is better: replicas that are missing, the share of requests that is not served and what models that starve count
+beside it, the share that is not served of the model that has it worst, GPUs in use, replicas that have to be loaded.
+Models that no unit can hold count nowhere.
+"""
 
 
 def key_of(packing: Packing) -> Key:
@@ -15,9 +18,8 @@ def key_of(packing: Packing) -> Key:
     if not asked.any():
         return packing.missing, 0.0, 0.0, *cost
     served, demand = packing.served_of[asked], rates[asked]
-    unserved = 1.0 - float(served.sum() / demand.sum())
-    worst = 1.0 - float((served / demand).min())
-    return packing.missing, round(unserved, 4), round(worst, 3), *cost
+    unserved, shares = 1.0 - float(served.sum() / demand.sum()), served / demand
+    return packing.missing, round(unserved + starved(shares), 4), round(1.0 - float(shares.min()), 3), *cost
 
 
 def serves_all(key: Key) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placement.estimation.model_floors import starved
 from placement.estimation.plan_estimate import estimate_models_with
 from placement.estimation.throughput import Floats
 from placement.packing.packing import Packing
@@ -13,9 +14,11 @@ from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedService:
-    """`served_share` is of all requests, `by_model` of each model's: all of a model that nobody asks for."""
+    """`worth`: the share of all requests that is served, less what models that starve count. `by_model`: the share of
+    each model's requests, all of a model that nobody asks for.
+    """
 
-    served_share: float
+    worth: float
     by_model: Floats
 
     @classmethod
@@ -35,7 +38,6 @@ class RoutedService:
         served = np.array([m.served_per_s for m in estimate_models_with(instance, list(units.values()), plan)])
         rates = instance.rates_per_s
         total = float(rates.sum())
-        return cls(
-            served_share=float(served.sum()) / total if total > 0 else 1.0,
-            by_model=np.divide(served, rates, out=np.ones_like(rates), where=rates > 0),
-        )
+        by_model = np.divide(served, rates, out=np.ones_like(rates), where=rates > 0)
+        share = float(served.sum()) / total if total > 0 else 1.0
+        return cls(worth=share - starved(by_model[instance.placeable & (rates > 0)]), by_model=by_model)

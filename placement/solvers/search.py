@@ -102,14 +102,14 @@ class SearchSolver:
         for _ in range(_EVICTIONS):
             evict_spare(packing, self.is_time_up)
             balance(packing, self.is_time_up)
-        if RoutedService.of(packing, units).served_share < before.served_share:
+        if RoutedService.of(packing, units).worth < before.worth:
             packing.restore(packed)
 
     def _gains(self, kept: Key, before: RoutedService, better: Key, after: RoutedService) -> bool:
         """Decides whether what moves is worth it, by what routing makes of both."""
         if better[0] != kept[0]:
             return better[0] < kept[0]
-        gain = after.served_share - before.served_share
+        gain = after.worth - before.worth
         is_lifted = gain >= 0 and lifts_a_model(before.by_model, after.by_model, self.least_model_gain)
         return gain >= self.least_gain or is_lifted
 

@@ -7,7 +7,7 @@ from fleet_model import BLOCK_BYTES, catalog_model
 from test_following_demand import GIB, LLAMA_7B
 
 from deploy.control.plan_choice import Needs
-from deploy.control.plan_worth import appraise
+from deploy.control.plan_worth import Appraisal, appraise
 from placement.demand import ModelDemand
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
@@ -45,18 +45,23 @@ def needs(rate_per_s: float) -> Needs:
     return Needs(units=units, models=tuple(models))
 
 
+def appraised(asked: Needs) -> Appraisal:
+    (found,) = appraise(asked, [PLAN], Estimator())
+    return found
+
+
 def test_share_in_time__units_can_do_what_they_are_asked__is_all() -> None:
-    assert appraise(needs(1.0), PLAN, Estimator()).share_in_time == 1.0
+    assert appraised(needs(1.0)).share_in_time == 1.0
 
 
 def test_share_in_time__one_model_asked_for_a_quarter_too_much__counts_it_as_late_not_as_mostly_served() -> None:
-    most = next(r / 20 for r in range(20, 400) if appraise(needs(r / 20), PLAN, Estimator()).share_in_time < 1.0)
+    most = next(r / 20 for r in range(20, 400) if appraised(needs(r / 20)).share_in_time < 1.0)
 
-    assert appraise(needs(1.25 * most), PLAN, Estimator()).share_in_time < 0.7
+    assert appraised(needs(1.25 * most)).share_in_time < 0.7
 
 
 def test_share_in_time__overload_grows__falls() -> None:
-    values = [appraise(needs(rate), PLAN, Estimator()).share_in_time for rate in (5.0, 8.0, 16.0, 32.0)]
+    values = [appraised(needs(rate)).share_in_time for rate in (5.0, 8.0, 16.0, 32.0)]
 
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(1.0 / 33.0, abs=0.1), "what remains is b"
@@ -66,4 +71,4 @@ def test_share_in_time__nobody_asks__is_all() -> None:
     idle = needs(0.0)
     asleep = replace(idle, models=tuple(replace(m, demand=replace(m.demand, rate_per_s=0.0)) for m in idle.models))
 
-    assert appraise(asleep, PLAN, Estimator()).share_in_time == 1.0
+    assert appraised(asleep).share_in_time == 1.0

@@ -1,6 +1,7 @@
 """When a plan is worth moving for: a fleet's average hides one model of many."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,16 @@ def test_is_worth_moving__one_is_lifted_and_more_requests_are_late_in_all__is_no
     robbed = {f"m{i}": 0.8 for i in range(20)}
 
     assert not is_worth_moving(STARVED, appraisal({"hot": 0.71, **robbed}, in_time=0.93), 0, RULES)
+
+
+@pytest.mark.parametrize(("robbed", "worth"), [(5, True), (20, False)])
+def test_is_worth_moving__one_is_fed_for_requests_of_others__is_while_they_are_few(robbed: int, worth: bool) -> None:
+    """A model that is not served at all counts as much as one of a hundred; each robbed one gives up 2 of 2,100/s."""
+    rare = {**RATES, "hot": 1.0}
+    shares = ({"hot": 0.0}, {"hot": 0.6} | {f"m{i}": 0.9 for i in range(robbed)})
+    now, then = (replace(appraisal(s, in_time=0.99), asked_per_s=rare) for s in shares)
+
+    assert is_worth_moving(now, then, 1000 * GIB, RULES) is worth
 
 
 def test_is_worth_moving__whole_fleet_gains__is_worth_it() -> None:
