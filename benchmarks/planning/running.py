@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from planning.workloads import a100_nodes, mixed_fleet
 
-from placement.estimation.model_floors import FLOOR
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served
@@ -22,8 +21,8 @@ _FIRST_PLAN_S = 20.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
     """`change` is what came after the first plan. Shares are of the new demand, within SLO: of the plan that runs,
-    of the new one, and of the linear bound. `cpu_s` are seconds of this process; `starving` counts models of the new
-    plan.
+    of the new one, and of the linear bound. `cpu_s` are seconds of this process; `worst_share` is of the
+    model of the new plan that has it worst.
     """
 
     gpus: int
@@ -34,7 +33,7 @@ class Replanned:
     kept_share: float
     served_share: float
     bound_share: float
-    starving: int
+    worst_share: float
 
 
 def replanned(num_gpus: int, num_models: int, estimator: Estimator) -> Iterator[Replanned]:
@@ -68,7 +67,7 @@ def replanned(num_gpus: int, num_models: int, estimator: Estimator) -> Iterator[
             kept_share=estimate(units, asked, current, estimator).served_share,
             served_share=found.served_share,
             bound_share=most_served(units, asked, estimator) / found.rate_per_s,
-            starving=sum(m.served_share < FLOOR for m in found.models),
+            worst_share=found.worst_share,
         )
 
 

@@ -12,7 +12,8 @@ from placement.problem import PlacementModel
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaClaim:
     """A model's claim on a unit's blocks. `rows` are those of its KV there, None where one token's K and V exceed a
-    block; `rate_per_s` is this replica's part of the demand.
+    block; `rate_per_s` is this replica's part of the demand. `least_blocks` and `most_blocks` hold one sequence: of the
+    least length that is any use, and of its maximum length.
     """
 
     model: str
@@ -22,23 +23,28 @@ class QuotaClaim:
     kv_bytes_per_request: float
     least_tokens: int
     max_model_len: int
+    least_blocks: int
+    most_blocks: int
 
     @classmethod
     def of(cls, model: PlacementModel, block_bytes: int, num_gpus: int = 1) -> "QuotaClaim":
-        """With all of the model's demand."""
-        demand = model.demand
+        """Makes the claim of a replica that has all of the demand."""
+        demand, rows = model.demand, kv_rows(model.spec, block_bytes, num_gpus)
+        least = least_tokens(demand, model.max_model_len)
         return cls(
             model=model.model,
             block_bytes=block_bytes,
-            rows=kv_rows(model.spec, block_bytes, num_gpus),
+            rows=rows,
             rate_per_s=demand.rate_per_s,
             kv_bytes_per_request=demand.tokens_per_request * model.spec.kv_bytes_per_token,
-            least_tokens=least_tokens(demand, model.max_model_len),
+            least_tokens=least,
             max_model_len=model.max_model_len,
+            least_blocks=0 if rows is None else rows.blocks_for(least),
+            most_blocks=0 if rows is None else rows.blocks_for(max(least, model.max_model_len)),
         )
 
     def at(self, rate_per_s: float) -> "QuotaClaim":
-        """The claim of a replica with this load; a large plan has thousands, and `replace` takes its time."""
+        """Returns the claim of a replica with this load. A large plan has thousands, and `replace` takes its time."""
         return QuotaClaim(
             model=self.model,
             block_bytes=self.block_bytes,
@@ -47,6 +53,8 @@ class QuotaClaim:
             kv_bytes_per_request=self.kv_bytes_per_request,
             least_tokens=self.least_tokens,
             max_model_len=self.max_model_len,
+            least_blocks=self.least_blocks,
+            most_blocks=self.most_blocks,
         )
 
     @property
@@ -88,8 +96,10 @@ def initial_quotas(claims: Sequence[QuotaClaim], *, total_blocks: int) -> Mappin
         return shortage
     if len(claims) == 1:
         return {claims[0].model: total_blocks}
-    longest = _longest_common(claims, total_blocks)
-    floors = {claim.model: claim.floor(longest) for claim in claims}
+    floors = {claim.model: claim.most_blocks for claim in claims}
+    if sum(floors.values()) > total_blocks:
+        longest = _longest_common(claims, total_blocks)
+        floors = {claim.model: claim.floor(longest) for claim in claims}
     return _share(total_blocks, {claim.model: claim.kv_bytes_per_s for claim in claims}, floors)
 
 
@@ -101,7 +111,7 @@ def shortage_of(claims: Sequence[QuotaClaim], *, total_blocks: int) -> QuotaShor
                 reason=f"K and V of one token and head of {claim.model!r} exceed a block of {claim.block_bytes} bytes",
                 missing_blocks=None,
             )
-    needed = sum(claim.floor(0) for claim in claims)
+    needed = sum(claim.least_blocks for claim in claims)
     if needed <= total_blocks:
         return None
     return QuotaShortage(
@@ -112,15 +122,14 @@ def shortage_of(claims: Sequence[QuotaClaim], *, total_blocks: int) -> QuotaShor
 
 
 def _longest_common(claims: Sequence[QuotaClaim], total_blocks: int) -> int:
-    """Bisects for the longest common length whose floors fit; that of length 0 is known to fit, and mostly all do."""
+    """Bisects for the longest common length whose floors fit; that of length 0 is known to fit."""
     shortest, longest = 0, max(claim.max_model_len for claim in claims)
-    middle = longest
     while shortest < longest:
+        middle = (shortest + longest + 1) // 2
         if sum(claim.floor(middle) for claim in claims) <= total_blocks:
             shortest = middle
         else:
             longest = middle - 1
-        middle = (shortest + longest + 1) // 2
     return shortest
 
 

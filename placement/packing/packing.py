@@ -63,8 +63,9 @@ class Packing:
     def of_units(cls, instance: Instance, units: Sequence[UnitCapacity]) -> "Packing":
         """Units numbered in the order given."""
         packing = cls(instance)
-        for unit in units:
-            packing.open(instance.kind_of(unit))
+        while len(packing.kind) < len(units):
+            packing._grow()
+        packing.kind[: len(units)] = [instance.kind_of(unit) for unit in units]
         return packing
 
     @classmethod
