@@ -44,6 +44,10 @@ def profile_of_run(
 
         found = fit_endpoint(asked, send, budget_s=budget_s)
     console.print(_table(found))
+    if found.is_seen_once:
+        console.print(
+            f"Most launches were seen once in {budget_s:g} s: a larger --budget tells them from what disturbs them."
+        )
     return found.profile(url)
 
 

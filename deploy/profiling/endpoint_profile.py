@@ -1,6 +1,7 @@
 """Profiles from what clients of a running endpoint see: an engine elsewhere, of whoever made it."""
 
 import asyncio
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from traces.replay import replay
 _OPTION = "--from-run"
 _REQUEST_TIMEOUT_S = 120.0
 _LEAST_PART = 1e-3  # of the budget that a rung is taken to take: a clock that stands still ends, too
+_FEWEST_TIMINGS = 2  # of a launch, of which the lower quartile counts
 _WARM_UP = Rung(clients=1, prompt_tokens=64, output_tokens=8)
 
 SendRung = Callable[[Rung], Sequence[RequestOutcome]]
@@ -49,6 +51,11 @@ class FittedRun:
     @property
     def held_out(self) -> tuple[SeenLaunch, ...]:
         return tuple(seen for seen in self.launches if seen.is_held_out)
+
+    @property
+    def is_seen_once(self) -> bool:
+        """Says whether most launches have one timing: what disturbed an engine then counts as its own time."""
+        return statistics.median(len(seen.timings_s) for seen in self.launches) < _FEWEST_TIMINGS
 
     def errors(self) -> tuple[float, float]:
         """Returns the mean error on held-out launches before and after; on all where none was held out."""

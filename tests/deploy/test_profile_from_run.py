@@ -150,6 +150,13 @@ def test_fit__endpoint_that_answers_hardly_any__says_so(true_file: Path) -> None
         fitted(true_file, budget_s=0.2)
 
 
+@pytest.mark.parametrize(("budget_s", "once"), [(8.0, True), (30.0, False)])
+def test_fit__budget_of_one_round_or_several__says_whether_launches_were_seen_once(
+    true_file: Path, budget_s: float, once: bool
+) -> None:
+    assert fitted(true_file, budget_s=budget_s).is_seen_once is once
+
+
 class QuickServer(ScriptedServer):
     async def answer_m(self, body: dict, writer: asyncio.StreamWriter) -> None:
         self._begin(writer)
