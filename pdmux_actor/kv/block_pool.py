@@ -12,6 +12,8 @@ from pdmux_actor.kv.prefix_cache import PrefixCache, PrefixHash, PrefixMatch
 
 Blocks = npt.NDArray[np.int64]
 
+_WRITTEN_AHEAD = 4096
+
 
 class FreeBlocks:
     """A stack of block ids. Below `_lowest` it has never been popped: place i stands for block i, written when it is
@@ -28,8 +30,9 @@ class FreeBlocks:
         top = self._count
         self._count -= num_blocks
         if self._count < self._lowest:
-            self._stack[self._count : self._lowest] = np.arange(self._count, self._lowest)
-            self._lowest = self._count
+            lowest = max(0, self._count - _WRITTEN_AHEAD)
+            self._stack[lowest : self._lowest] = np.arange(lowest, self._lowest)
+            self._lowest = lowest
         return self._stack[self._count : top]
 
     def push(self, blocks: Blocks) -> None:
@@ -224,7 +227,7 @@ class BlockPool:
         revived_blocks = per_row * num_revived
         obtainable = self._num_free + self._cached_blocks - revived_blocks
         quota_left = rows.quota_left_blocks - revived_blocks
-        claimed = sum(blocks for other, blocks in self._claims.items() if other != model)
+        claimed = sum([blocks for other, blocks in self._claims.items() if other != model])
         lendable = int(self._lendable_share * (obtainable - max(0, quota_left) - claimed))
         return max(0, min(obtainable, max(0, quota_left) + max(0, lendable))) // per_row
 
@@ -238,7 +241,7 @@ class BlockPool:
 
     def allocate_rows(self, model: str, count: int) -> list[int] | None:
         """`count` rows used by one sequence, or None when quota or pool do not admit them all."""
-        if count > self.allocatable_rows(model):
+        if count > self._allocatable_rows(model, 0):
             return None
         rows = self._models[model]
         num_blocks = count * rows.blocks_per_row

@@ -217,10 +217,11 @@ def _grow_together(queue: ModelQueue, steps: int) -> bool:
     what may be borrowed shrinks with every row that is.
     """
     tokens_per_row, ahead = queue.info.geometry.tokens_per_row, steps - 1
+    # Rows cover all tokens but the last: only who is within reach of a row's end can need another.
     short = [
         sequence
         for sequence, context in zip(queue.running, queue.context_tokens, strict=True)
-        if context + ahead > len(sequence.rows) * tokens_per_row
+        if (1 - context) % tokens_per_row <= ahead and context + ahead > len(sequence.rows) * tokens_per_row
     ]
     if not short:
         return True

@@ -16,6 +16,7 @@ from pdmux_actor.scheduling.launch import (
 )
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
+from pdmux_actor.scheduling.uniform_steps import UniformSteps
 
 
 class LaunchResults:
@@ -32,6 +33,7 @@ class LaunchResults:
         self._batches = batches
         self._answers = answers
         self._first_tokens = first_tokens
+        self._uniform_steps = UniformSteps()
 
     def apply(self, done: LaunchCompletion) -> None:
         launch = done.launch
@@ -68,6 +70,9 @@ class LaunchResults:
             for sequence in [s for s in involved if s.pending_finish is not None]:
                 self._answers.release(sequence)
             self._answers.fail(involved, done.error)
+            return
+        if not chunks and (told := self._uniform_steps.apply(queue, launch.sequences, done)) is not None:
+            self._answers.tell(told)
             return
         for chunk in chunks:
             chunk.sequence.in_flight = False
